@@ -1,0 +1,3 @@
+"""FlashGP: exact Gaussian processes on PyTorch, planned, measured and certified."""
+
+__version__ = "0.1.0"

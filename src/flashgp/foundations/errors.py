@@ -1,0 +1,85 @@
+"""Errors and warnings of FlashGP: what failed, with the numbers as fields.
+
+A message has four parts: the argument, what was expected, what arrived, one thing to do. Nothing here
+knows about tensors or data.
+"""
+
+from collections.abc import Sequence
+
+__all__ = [
+    "BackendUnavailableError",
+    "ConvergenceError",
+    "DomainError",
+    "FlashGPError",
+    "FlashGPWarning",
+    "MemoryBudgetError",
+    "ModelFileError",
+    "NotPositiveDefiniteError",
+    "ShapeError",
+]
+
+
+class FlashGPWarning(UserWarning):
+    """Every warning FlashGP gives is of this class."""
+
+
+class FlashGPError(Exception):
+    """Every error FlashGP raises on purpose is of this class."""
+
+
+class ShapeError(FlashGPError, ValueError):
+    """An argument's shape does not fit; the message names the argument, the shape wanted and the one given."""
+
+
+class DomainError(FlashGPError, ValueError):
+    """An argument's value, type or dtype is outside what is defined."""
+
+
+class ModelFileError(FlashGPError, ValueError):
+    """A model file is truncated, foreign, hostile, or of an unknown version; nothing of it was used."""
+
+
+class NotPositiveDefiniteError(FlashGPError, ArithmeticError):
+    """A covariance matrix could not be factorised.
+
+    Fields: smallest_pivot (float or None), jitters (absolute jitters tried), indices (failing batch members; empty without a batch).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        smallest_pivot: float | None = None,
+        jitters: Sequence[float] = (),
+        indices: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.smallest_pivot = smallest_pivot
+        self.jitters = tuple(jitters)
+        self.indices = tuple(indices)
+
+
+class ConvergenceError(FlashGPError, ArithmeticError):
+    """An iteration ended without reaching its tolerance. Fields: iterations, residual, tolerance."""
+
+    def __init__(self, message: str, *, iterations: int, residual: float, tolerance: float) -> None:
+        super().__init__(message)
+        self.iterations = iterations
+        self.residual = residual
+        self.tolerance = tolerance
+
+
+class MemoryBudgetError(FlashGPError, MemoryError):
+    """No plan fits the memory budget. Fields: needed_bytes, available_bytes, cheapest_plan (or None)."""
+
+    def __init__(
+        self, message: str, *, needed_bytes: int, available_bytes: int, cheapest_plan: object | None = None
+    ) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.cheapest_plan = cheapest_plan
+
+
+class BackendUnavailableError(FlashGPError, ImportError):
+    """A package or a device that was asked for is missing; the message says what to install."""
