@@ -1,0 +1,69 @@
+# Two commands: `make demo` fits a real table, `make test` runs everything that must pass.
+# Python 3.11+ and make are all they need; everything is installed into $(VENV).
+#
+#   PYTHON       the interpreter that makes the virtual environment
+#   VENV         where that environment lives
+#   TORCH_INDEX  empty: pip decides which build of torch comes. A package index chooses one:
+#                https://download.pytorch.org/whl/cpu for the small CPU build, .../whl/cu130 for CUDA.
+#                It counts when the environment is made; `make clean` first to change it.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+
+bin := $(VENV)/bin
+python := $(bin)/python
+install := $(python) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# A torch index carries few other packages, so torch comes alone from it and its requirements with the rest.
+torch_source := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
+package := $(install) --no-build-isolation --editable
+
+.PHONY: demo test lint types format bench tables clean
+
+demo: $(VENV)/.demo
+	mkdir -p demo
+	$(bin)/flashgp fit data/concrete.csv --target compressive_strength --test-fraction 0.1 --seed 0 \
+		--out demo/model.safetensors --report demo/report.html
+	$(bin)/flashgp predict demo/model.safetensors data/concrete.csv --out demo/predictions.csv --std --interval 0.95
+
+test: lint types
+	$(python) -m pytest
+
+lint: $(VENV)/.dev
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+
+types: $(VENV)/.dev
+	$(python) -m mypy
+
+format: $(VENV)/.dev
+	$(python) -m ruff check --fix .
+	$(python) -m ruff format .
+
+bench: $(VENV)/.bench
+	set -e; for suite in benchmark/suite_*.py; do $(python) $$suite; done
+
+tables: $(VENV)/.dev
+	$(python) benchmark/tables.py
+
+clean:
+	rm -rf $(VENV) demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Stamps: each step runs again only when what it installs has changed.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("FlashGP needs Python 3.11 or later, $(PYTHON) is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(install) $(torch_source) torch
+	$(install) setuptools
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(package) '.[all]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(package) '.[all,dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.torch pyproject.toml
+	$(package) '.[all,peers]'
+	touch $@

@@ -1,0 +1,74 @@
+"""What every test shares: reproducible property tests, checked annotations, markers, and the data beside the checkout.
+
+Torch's thread count and flags stay as they are: the library must not depend on them.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import annotation_check
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+if os.environ.get("FLASHGP_CHECK_ANNOTATIONS", "1") == "0":
+    ANNOTATIONS = "not checked: FLASHGP_CHECK_ANNOTATIONS=0"
+elif importlib.util.find_spec("beartype") is None:
+    ANNOTATIONS = "not checked: beartype is not installed"
+else:
+    assert "flashgp" not in sys.modules, "flashgp was imported before its annotations could be checked"
+    annotation_check.install()
+    ANNOTATIONS = "checked"
+
+# The same examples in every run: a failure is a failure for everybody.
+settings.register_profile("flashgp", deadline=None, derandomize=True)
+settings.load_profile("flashgp")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_report_header() -> str:
+    import torch
+
+    return f"annotations {ANNOTATIONS}; torch {torch.__version__} with {torch.get_num_threads()} threads"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
+        if "gpu" in item.keywords and not _accelerator():
+            item.add_marker(pytest.mark.skip(reason="needs an accelerator, and torch finds none"))
+
+
+def _accelerator() -> bool:
+    import torch
+
+    return torch.accelerator.is_available()
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of published regression tables, beside the checkout; the test is skipped where it is absent."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"needs the regression tables, and there is no {path.parent.name}/{path.name} beside the checkout")
+    return path
+
+
+@pytest.fixture
+def source_environment() -> dict[str, str]:
+    """Environment for a fresh interpreter that finds the package in src/."""
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "default", "PYTHONSAFEPATH": "1"}

@@ -1,0 +1,150 @@
+"""Imports point down only: every import in src/flashgp is read and compared with the layer map."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Bottom up. A name is a module or a package directly under flashgp; modules of one layer may import each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("foundations",),
+    ("kernels", "means", "likelihoods"),
+    ("pairwise",),
+    ("operators",),
+    ("solvers",),
+    ("planner",),
+    ("inference",),
+    ("estimator", "table", "cli", "plots", "bench", "files", "page", "__main__"),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+EDGES = len(LAYERS) - 1
+
+# The one sanctioned late import: `k.operator(x1, x2)`, inside that method and nowhere else.
+LATE_IMPORT = ("kernels", "operator", "operators")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a flashgp module: where it stands, what it names, and the method it stands in ("" outside one)."""
+
+    path: Path
+    line: int
+    target: str
+    method: str
+
+
+def imports(path: Path, source: Path) -> list[Import]:
+    """Every import of the package by the file at path, at module level and inside functions.
+
+    Written in absolute or relative form, or as importlib.import_module("flashgp..."); `from flashgp.a import b`
+    names flashgp.a.b when that is a module, flashgp.a otherwise.
+    """
+    package = ["flashgp", *path.relative_to(source).parent.parts]
+    found: list[Import] = []
+
+    def visit(node: ast.AST, method: str, inside_class: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(path, node.lineno, alias.name, method) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join(package[: len(package) - node.level + 1] + ([node.module] if node.module else []))
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                found.append(Import(path, node.lineno, name if _is_module(name, source) else base, method))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                found.append(Import(path, node.lineno, first.value, method))
+        if isinstance(node, ast.FunctionDef) and inside_class and not method:
+            method = node.name
+        for child in ast.iter_child_nodes(node):
+            visit(child, method, isinstance(node, ast.ClassDef))
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), "", False)
+    return [one for one in found if one.target.split(".")[0] == "flashgp"]
+
+
+def _is_module(name: str, source: Path) -> bool:
+    parts = name.split(".")
+    if parts[0] != "flashgp":
+        return False
+    place = source.joinpath(*parts[1:])
+    return place.with_suffix(".py").is_file() or place.is_dir()
+
+
+def violations(source: Path) -> list[str]:
+    """What breaks the map, one line each; empty when every arrow points down."""
+    problems: list[str] = []
+    late: list[str] = []
+    for path in sorted(source.rglob("*.py")):
+        own = path.relative_to(source).with_suffix("").parts[0]
+        if own == "__init__":
+            continue  # the package's own front door: it may import anything, lazily (test_import.py)
+        if own not in RANK:
+            problems.append(f"{path}: no layer claims `{own}`; give it a place in LAYERS of {Path(__file__).name}")
+            continue
+        for one in imports(path, source):
+            place = f"{path}:{one.line}"
+            target = one.target.split(".")[1] if "." in one.target else ""
+            if not target:
+                if RANK[own] < EDGES:
+                    problems.append(f"{place}: `{own}` imports the front door; import the module that holds it")
+            elif target not in RANK:
+                problems.append(f"{place}: imports `{one.target}`, which no layer claims")
+            elif (own, one.method, target) == LATE_IMPORT:
+                late.append(place)
+            elif RANK[target] > RANK[own]:
+                problems.append(f"{place}: `{own}` imports `{one.target}`, a layer above it")
+    if len(late) > 1:
+        problems.append("the sanctioned late import stands more than once: " + ", ".join(late))
+    return problems
+
+
+def test_imports_point_down(root: Path) -> None:
+    source = root / "src" / "flashgp"
+    assert any(source.rglob("*.py"))
+    problems = violations(source)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "problem"),
+    [
+        ("foundations/numerics.py", "import flashgp.kernels", "a layer above it"),
+        ("foundations/numerics.py", "def f():\n    from flashgp.solvers import cholesky", "a layer above it"),
+        ("kernels/base.py", "from flashgp import operators", "a layer above it"),
+        ("kernels/base.py", "from ..operators import Dense", "a layer above it"),
+        ("kernels/base.py", "import importlib\nimportlib.import_module('flashgp.solvers')", "a layer above it"),
+        ("kernels/base.py", "if True:\n    from flashgp.inference.gp import GP", "a layer above it"),
+        ("kernels/base.py", "class K:\n    def block(self):\n        import flashgp.operators", "a layer above it"),
+        ("kernels/base.py", "def operator():\n    import flashgp.operators", "a layer above it"),
+        ("kernels/base.py", "class K:\n    def operator(self):\n        import flashgp.solvers", "a layer above it"),
+        ("solvers/direct.py", "import flashgp", "front door"),
+        ("solvers/direct.py", "from flashgp import GP", "front door"),
+        ("solvers/direct.py", "from flashgp.helpers import f", "which no layer claims"),
+        ("helpers.py", "", "no layer claims `helpers`"),
+    ],
+)
+def test_an_arrow_up_is_found(tmp_path: Path, module: str, text: str, problem: str) -> None:
+    for name in ("operators", "solvers", "inference", "kernels", "foundations"):
+        (tmp_path / name).mkdir()
+    (tmp_path / module).write_text(text)
+    assert [problem in line for line in violations(tmp_path)] == [True]
+
+
+def test_what_is_allowed_passes(tmp_path: Path) -> None:
+    allowed = {
+        "__init__.py": "from flashgp.inference import gp\nimport flashgp.cli",
+        "kernels/base.py": "import torch\nfrom flashgp.foundations import errors\nfrom . import matern\n"
+        "class K:\n    def operator(self):\n        from flashgp.operators import Dense",
+        "kernels/matern.py": "from flashgp.means import Zero\nfrom ..foundations.errors import ShapeError",
+        "cli.py": "import flashgp\nfrom flashgp import GP\nfrom flashgp.plots import calibration",
+    }
+    for name, text in allowed.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert violations(tmp_path) == []
+    (tmp_path / "kernels/second.py").write_text(allowed["kernels/base.py"])
+    assert ["more than once" in line for line in violations(tmp_path)] == [True]
