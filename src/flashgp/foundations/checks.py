@@ -1,0 +1,129 @@
+"""Argument checks at the public door: each is made once and names the argument, what arrived and what to do."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError, ShapeError
+
+__all__ = ["as_float_tensor", "check_finite", "check_points", "check_targets"]
+
+_PROMOTED = (torch.float16, torch.bfloat16)
+
+
+def as_float_tensor(value: Any, name: str) -> Tensor:
+    """A real floating tensor: integers and booleans become float64, half precision float32; complex is refused.
+
+    A NumPy array is taken as it is (read-only and negative strides included); anything else through `torch.as_tensor`.
+    """
+    if not isinstance(value, Tensor):
+        value = _from_array(value, name)
+    if value.is_complex():
+        raise DomainError(f"`{name}` must be real, got dtype {value.dtype}; pass its real part")
+    if value.dtype in _PROMOTED:
+        return value.to(torch.float32)
+    if not value.is_floating_point():
+        return value.to(torch.float64)
+    return value
+
+
+def _from_array(value: Any, name: str) -> Tensor:
+    import numpy
+
+    try:
+        array = numpy.asarray(value)
+        if array.dtype == object or array.dtype.kind in "USmM":
+            raise TypeError(f"dtype {array.dtype}")
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="), copy=True)
+        return torch.from_numpy(numpy.atleast_1d(array)) if array.ndim == 0 else torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise DomainError(
+            f"`{name}` must be a tensor or an array of real numbers, got {type(value).__name__} ({error}); "
+            "convert its columns to numbers first"
+        ) from None
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """DomainError naming the first row and column that holds a NaN or an infinity."""
+    if tensor.numel() == 0 or tensor.is_meta or _transformed(tensor):
+        return
+    with torch.no_grad():
+        # One reduction decides the usual case: a sum is finite unless an entry is not (or it overflows).
+        if bool(tensor.detach().sum().isfinite()):
+            return
+        bad = (~tensor.detach().isfinite()).nonzero()
+    if bad.shape[0] == 0:
+        return
+    place = bad[0].tolist()
+    value = tensor.detach()[tuple(place)].item()
+    labels = ("row", "column") if tensor.dim() == 2 else ("row",) if tensor.dim() == 1 else ()
+    where = (
+        " and ".join(f"{label} {index}" for label, index in zip(labels, place, strict=True))
+        if labels
+        else f"index {tuple(place)}"
+    )
+    text = "NaN" if value != value else "inf" if value > 0 else "-inf"
+    count = bad.shape[0]
+    others = f" ({count} such entries)" if count > 1 else ""
+    raise DomainError(
+        f"`{name}` must be finite, got {text} at {where}{others}; drop such rows (missing=\"drop\" does so in "
+        "GPRegressor and on the command line) or fill them in"
+    )
+
+
+def _transformed(tensor: Tensor) -> bool:
+    """Whether a functional transform (vmap, grad) holds the tensor, so that its values cannot be looked at."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_points(x: Any, name: str, *, like: Tensor | None = None) -> Tensor:
+    """Points of shape (*batch, n, d), d at least 1, finite; with `like`, as many columns and the same device."""
+    x = as_float_tensor(x, name)
+    if x.dim() < 2:
+        raise ShapeError(
+            f"`{name}` must have shape (*batch, n, d), got {tuple(x.shape)}; "
+            f"use {name}[:, None] for n points in one dimension"
+        )
+    if x.shape[-1] == 0:
+        raise ShapeError(f"`{name}` must have at least one column, got shape {tuple(x.shape)}; pass the input columns")
+    if like is not None:
+        if x.shape[-1] != like.shape[-1]:
+            raise ShapeError(
+                f"`{name}` must have {like.shape[-1]} columns like `x`, got shape {tuple(x.shape)}; "
+                "select the same columns, or pass `active_dims`"
+            )
+        if x.device != like.device:
+            raise DomainError(
+                f"`{name}` must be on {like.device} like `x`, got {x.device}; move it with .to({str(like.device)!r})"
+            )
+    check_finite(x, name)
+    return x
+
+
+def check_targets(y: Any, name: str, x: Tensor, outputs: int | None) -> Tensor:
+    """Targets of shape (*batch, n), or (*batch, n, outputs) when the model has several outputs; finite; x's device."""
+    y = as_float_tensor(y, name)
+    n = x.shape[-2]
+    tail = (n,) if outputs is None else (n, outputs)
+    if tuple(y.shape[-len(tail) :]) != tail or y.dim() < len(tail):
+        wanted = "(*batch, n)" if outputs is None else f"(*batch, n, {outputs})"
+        advice = (
+            f"use {name}[:, 0] for one target, or GP(..., outputs={y.shape[-1]}) for several"
+            if outputs is None and y.dim() >= 2 and y.shape[-2] == n
+            else "pass one target per row of x"
+        )
+        raise ShapeError(f"`{name}` must have shape {wanted} with n = {n} like `x`, got {tuple(y.shape)}; {advice}")
+    batch_y = y.shape[: y.dim() - len(tail)]
+    try:
+        torch.broadcast_shapes(batch_y, x.shape[:-2])
+    except RuntimeError:
+        raise ShapeError(
+            f"`{name}` has batch shape {tuple(batch_y)}, which does not broadcast with x's {tuple(x.shape[:-2])}; "
+            "give both the same leading dimensions"
+        ) from None
+    if y.device != x.device:
+        raise DomainError(f"`{name}` must be on {x.device} like `x`, got {y.device}; move one of them")
+    check_finite(y, name)
+    return y

@@ -1,0 +1,124 @@
+"""The pair-statistics form of a covariance function, eq. (M-1), as plain data.
+
+    k(x, x') = g(q_1, ..., q_m; a(x), a(x'); theta)
+
+A `Form` is the structure (which statistics, which profile g); `Rows` holds what a set of points contributes to it
+(row features, codes, row scalars). A backend sees these two and the values of theta, never a kernel or x itself.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.expression import Expression, Symbol
+
+__all__ = ["Form", "Rows"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The structure of a covariance function: equal forms share one compiled program.
+
+    Fields: profile g, exact; statistics, the kind of each pair statistic ("distance", "product" or "match");
+    scalar_count, the row scalars per row; parameter_count, the scalar parameters theta of g.
+    """
+
+    profile: Expression
+    statistics: tuple[str, ...]
+    scalar_count: int
+    parameter_count: int
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.profile, self.statistics, self.scalar_count, self.parameter_count))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def shifted(self, statistics: int, scalars: int, parameters: int) -> Expression:
+        """The profile with every symbol moved behind that many statistics, scalars and parameters."""
+        offset = {"parameter": parameters, "left": scalars, "right": scalars}
+        rename = {s: Symbol(s.kind, s.index + offset.get(s.kind, statistics)) for s in self.profile.symbols}
+        return self.profile.renamed(rename)
+
+    @classmethod
+    def combined(cls, parts: Sequence["Form"], combine: Callable[[Sequence[Expression]], Expression]) -> "Form":
+        """Statistics, scalars and parameters concatenate; `combine` joins the shifted profiles (sum, product)."""
+        kinds: tuple[str, ...] = ()
+        scalars = parameters = 0
+        profiles = []
+        for part in parts:
+            profiles.append(part.shifted(len(kinds), scalars, parameters))
+            kinds += part.statistics
+            scalars += part.scalar_count
+            parameters += part.parameter_count
+        return cls(combine(profiles), kinds, scalars, parameters)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a set of n points contributes to a form.
+
+    Fields: features, one tensor per statistic, (*batch, n, d_i) floating or, for a match, (*batch, n) int64 codes;
+    scalars, one (*batch, n) tensor per row scalar; count, the number n of rows.
+    """
+
+    features: tuple[Tensor, ...]
+    scalars: tuple[Tensor, ...]
+    count: int
+
+    def _map(self, features: Callable[[Tensor], Tensor], scalars: Callable[[Tensor], Tensor], count: int) -> "Rows":
+        return Rows(tuple(map(features, self.features)), tuple(map(scalars, self.scalars)), count)
+
+    def part(self, start: int, stop: int) -> "Rows":
+        """Rows start to stop, as views."""
+        stop = min(stop, self.count)
+        if start == 0 and stop == self.count:
+            return self
+        return self._map(
+            lambda f: f[..., start:stop, :] if f.is_floating_point() else f[..., start:stop],
+            lambda a: a[..., start:stop],
+            stop - start,
+        )
+
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Rows":
+        """Floating tensors in another dtype, everything on another device."""
+        return self._map(
+            lambda f: f.to(device=device, dtype=dtype if f.is_floating_point() else f.dtype),
+            lambda a: a.to(device=device, dtype=dtype),
+            self.count,
+        )
+
+    def detach(self) -> "Rows":
+        return self._map(Tensor.detach, Tensor.detach, self.count)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Features, then scalars, flat."""
+        return self.features + self.scalars
+
+    def rebuilt(self, tensors: Sequence[Tensor]) -> "Rows":
+        """The same rows with other tensors, in the order of `tensors`."""
+        split = len(self.features)
+        return Rows(tuple(tensors[:split]), tuple(tensors[split:]), self.count)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(t.requires_grad for t in self.tensors)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device if self.tensors else torch.device("cpu")
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The broadcast batch shape of all tensors."""
+        shapes = [f.shape[:-2] if f.is_floating_point() else f.shape[:-1] for f in self.features]
+        return torch.broadcast_shapes(*shapes, *(a.shape[:-1] for a in self.scalars))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors)

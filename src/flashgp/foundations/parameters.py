@@ -1,0 +1,258 @@
+"""Constrained parameters: a float64 unconstrained tensor, the map to its domain, and an optional prior.
+
+The constraint is one of `torch.distributions.constraints` (real, positive, greater_than, interval, unit_interval);
+the maps are exp for half-lines and the logistic function for intervals, eqs. (M-18) and (M-19). One Parameter
+object used in two places is one parameter: sharing is object identity, as everywhere in `torch.nn`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
+
+from flashgp.foundations.errors import DomainError, ShapeError
+
+__all__ = ["Domain", "Parameter", "as_parameter", "named_parameter_objects"]
+
+PARAMETER_DTYPE = torch.float64
+
+
+@dataclass(frozen=True)
+class Domain:
+    """An open interval (lower, upper) of the real line and the smooth map from the whole line onto it.
+
+    Equations (M-18), half-line: value = lower + exp(raw); (M-19), interval: value = lower + (upper - lower) / (1 + exp(-raw)).
+    """
+
+    lower: float = -math.inf
+    upper: float = math.inf
+
+    @classmethod
+    def of(cls, constraint: Any) -> "Domain":
+        """The domain of a `torch.distributions` constraint; DomainError for one that is not an interval."""
+        match constraint:
+            case None:
+                return cls()
+            case Domain():
+                return constraint
+            case constraints.greater_than() | constraints.greater_than_eq():
+                return cls(lower=float(constraint.lower_bound))
+            case constraints.interval() | constraints.half_open_interval():
+                return cls(float(constraint.lower_bound), float(constraint.upper_bound))
+        if constraint is constraints.real:
+            return cls()
+        raise DomainError(
+            f"`constraint` must be real, positive, greater_than, interval or unit_interval of torch.distributions."
+            f"constraints, got {constraint!r}; choose one of these"
+        )
+
+    @property
+    def kind(self) -> str:
+        if math.isinf(self.lower):
+            return "real"
+        return "positive" if math.isinf(self.upper) else "interval"
+
+    def value(self, raw: Tensor) -> Tensor:
+        """Map the real line onto the domain."""
+        match self.kind:
+            case "real":
+                return raw
+            case "positive":
+                return raw.exp() if self.lower == 0.0 else raw.exp() + self.lower
+            case _:
+                return self.lower + (self.upper - self.lower) * torch.sigmoid(raw)
+
+    def raw(self, value: Tensor) -> Tensor:
+        """The inverse map."""
+        match self.kind:
+            case "real":
+                return value
+            case "positive":
+                return (value - self.lower).log()
+            case _:
+                unit = (value - self.lower) / (self.upper - self.lower)
+                return torch.logit(unit)
+
+    def log_jacobian(self, raw: Tensor) -> Tensor:
+        """log |d value / d raw|, entry by entry."""
+        match self.kind:
+            case "real":
+                return torch.zeros_like(raw)
+            case "positive":
+                return raw
+            case _:
+                log_sigmoids = nn.functional.logsigmoid(raw) + nn.functional.logsigmoid(-raw)
+                return log_sigmoids + math.log(self.upper - self.lower)
+
+    def contains(self, value: Tensor) -> bool:
+        return bool(((value > self.lower) & (value < self.upper) & value.isfinite()).all())
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "real":
+                return "real"
+            case "positive":
+                return "positive" if self.lower == 0.0 else f"> {self.lower:g}"
+            case _:
+                return f"in ({self.lower:g}, {self.upper:g})"
+
+
+class Parameter(nn.Module):
+    """A constrained value with an optional prior; a module, so that torch sees its unconstrained tensor `raw`.
+
+    Args:
+        value: number or tensor, shape (*batch, *event), inside the constraint's domain.
+        constraint: a `torch.distributions.constraints` object; None means the one its place asks for (a
+            lengthscale is positive), or real when it stands alone.
+        prior: a `torch.distributions.Distribution` over the constrained value, or None.
+        trainable: whether `fit` and optimisers may change it.
+    Raises: DomainError for a value outside the domain, complex or not finite.
+    """
+
+    def __init__(
+        self,
+        value: float | Tensor,
+        constraint: Any = None,
+        prior: Distribution | None = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__()
+        tensor = _as_parameter_tensor(value)
+        if prior is not None and not isinstance(prior, Distribution):
+            raise DomainError(
+                f"`prior` must be a torch.distributions.Distribution, got {type(prior).__name__}; "
+                "for example torch.distributions.LogNormal(0.0, 1.0)"
+            )
+        self.prior = prior
+        self.event_dim = 0
+        self._constrained_by_user = constraint is not None
+        self.domain = Domain.of(constraint)
+        self.raw = nn.Parameter(torch.empty_like(tensor), requires_grad=trainable)
+        self._store(tensor)
+
+    def _store(self, value: Tensor, name: str = "value") -> None:
+        if not self.domain.contains(value):
+            raise DomainError(
+                f"`{name}` must be finite and {self.domain}, got {_brief(value)}; give a value inside the domain"
+            )
+        with torch.no_grad():
+            raw = self.domain.raw(value)
+            if raw.shape == self.raw.shape:
+                self.raw.copy_(raw)
+            else:
+                self.raw = nn.Parameter(raw.clone(), requires_grad=self.raw.requires_grad)
+
+    def settle(self, domain: Domain, event_dim: int, name: str) -> "Parameter":
+        """Take the domain and event dimensions of the place it is used in; called by the owner, once per place."""
+        value = self.value.detach()
+        if not self._constrained_by_user:
+            self.domain = domain
+        self.event_dim = max(self.event_dim, event_dim)
+        self._store(value, name)
+        return self
+
+    @property
+    def value(self) -> Tensor:
+        """The constrained value, shape (*batch, *event), float64, differentiable in `raw`."""
+        return self.domain.value(self.raw)
+
+    @value.setter
+    def value(self, value: float | Tensor) -> None:
+        tensor = _as_parameter_tensor(value).to(self.raw.device)
+        self._store(tensor.expand(self.raw.shape) if tensor.dim() < self.raw.dim() else tensor)
+
+    def forward(self) -> Tensor:
+        return self.value
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading dimensions, before those that belong to one model."""
+        return self.raw.shape[: self.raw.dim() - self.event_dim]
+
+    @property
+    def trainable(self) -> bool:
+        return self.raw.requires_grad
+
+    def column(self) -> Tensor:
+        """The value of a per-column parameter ready to meet x (*batch, n, d): (*batch, 1, d or 1), or a scalar."""
+        value = self.value
+        if self.event_dim:
+            return value.unsqueeze(-2) if value.dim() > 1 else value
+        return value[..., None, None] if value.dim() else value
+
+    def log_prior(self, *, jacobian: bool = False) -> Tensor:
+        """Sum over the event of log p(value), shape (*batch,); with `jacobian` the density is that of `raw`."""
+        raw = self.raw
+        total = torch.zeros((), dtype=raw.dtype, device=raw.device)
+        if self.prior is not None:
+            total = total + _sum_event(self.prior.log_prob(self.value), self.event_dim)
+        if jacobian and self.trainable:
+            total = total + _sum_event(self.domain.log_jacobian(raw), self.event_dim)
+        return total
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Parameter":
+        """Follow a module to another device, but stay in float64 (docs/design.md: parameters live in float64)."""
+        dtype = self.raw.dtype
+        super()._apply(fn, recurse)
+        if self.raw.dtype != dtype:
+            self.raw.data = self.raw.data.to(dtype)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{_brief(self.value.detach())}, {self.domain}" + ("" if self.trainable else ", fixed")
+
+
+def as_parameter(
+    value: "float | Tensor | Parameter", domain: Domain, name: str, *, event_dim: int = 0
+) -> Parameter:
+    """The Parameter of a numeric argument: a Parameter passes through (and is shared), a number becomes one.
+
+    `event_dim` is the number of trailing dimensions that belong to one model; all dimensions before are batch.
+    """
+    if isinstance(value, Parameter):
+        return value.settle(domain, event_dim, name)
+    try:
+        tensor = _as_parameter_tensor(value)
+    except DomainError as error:
+        raise DomainError(str(error).replace("`value`", f"`{name}`", 1)) from None
+    if not domain.contains(tensor):
+        raise DomainError(f"`{name}` must be finite and {domain}, got {_brief(tensor)}; give a value inside the domain")
+    parameter = Parameter(tensor)
+    return parameter.settle(domain, event_dim, name)
+
+
+def named_parameter_objects(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
+    """Every Parameter of a module tree once, with the first path that leads to it, in definition order."""
+    for name, child in module.named_modules():
+        if isinstance(child, Parameter):
+            yield name, child
+
+
+def _sum_event(tensor: Tensor, event_dim: int) -> Tensor:
+    return tensor.flatten(-event_dim).sum(-1) if event_dim and tensor.dim() else tensor
+
+
+def _as_parameter_tensor(value: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise DomainError(
+            f"`value` must be a number, a tensor or a flashgp.Parameter, got {type(value).__name__}; pass one of these"
+        ) from None
+    if tensor.is_complex():
+        raise DomainError(f"`value` must be real, got dtype {tensor.dtype}; pass its real part")
+    if tensor.numel() == 0:
+        raise ShapeError(f"`value` must have at least one entry, got shape {tuple(tensor.shape)}; pass a number")
+    return tensor.detach().to(PARAMETER_DTYPE).clone()
+
+
+def _brief(value: Tensor) -> str:
+    flat = value.reshape(-1)
+    shown = ", ".join(f"{entry:.4g}" for entry in flat[:6].tolist())
+    if value.dim() == 0:
+        return shown
+    return f"[{shown}{', ...' if flat.numel() > 6 else ''}]"

@@ -1,0 +1,72 @@
+"""Workspace: the one place large buffers come from. It counts them, enforces the plan, and can be told to fail.
+
+Every buffer of more than 1 MiB that the library allocates is asked for here. The count is of live bytes; its
+high-water mark is the `peak_bytes` of a report. Buffers below the threshold are allocated and not counted.
+"""
+
+import math
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import MemoryBudgetError
+
+__all__ = ["COUNTED_BYTES", "Workspace"]
+
+COUNTED_BYTES = 2**20  # buffers above one MiB are counted (docs/design.md, memory)
+
+
+class Workspace:
+    """Allocates and counts buffers.
+
+    Args:
+        budget_bytes: the most that may be alive at once; None for no limit.
+        fail_at: the counted request (1, 2, ...) that raises as if memory had run out; for tests.
+    Raises (on request): MemoryBudgetError when a buffer would pass the budget or cannot be had.
+    """
+
+    def __init__(self, budget_bytes: int | None = None, *, fail_at: int | None = None) -> None:
+        self.budget_bytes = budget_bytes
+        self.fail_at = fail_at
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.requests = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised contiguous tensor; its bytes are counted until its storage is freed."""
+        size = math.prod(shape) * dtype.itemsize
+        if size <= COUNTED_BYTES:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        self._admit(size)
+        try:
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+        except (RuntimeError, MemoryError) as error:  # torch reports exhaustion as a RuntimeError
+            self.live_bytes -= size
+            raise MemoryBudgetError(
+                f"the device {device} could not provide {size:,} bytes for a buffer of shape {tuple(shape)} ({error}); "
+                "free memory, pass a smaller memory= or use float32",
+                needed_bytes=size,
+                available_bytes=0,
+            ) from error
+        weakref.finalize(tensor.untyped_storage(), self._release, size)
+        return tensor
+
+    def _admit(self, size: int) -> None:
+        self.requests += 1
+        available = math.inf if self.budget_bytes is None else self.budget_bytes - self.live_bytes
+        if self.requests == self.fail_at:
+            available = 0
+        if size > available:
+            raise MemoryBudgetError(
+                f"a buffer of {size:,} bytes was needed with {int(available):,} bytes of the memory budget left; "
+                "pass a larger memory= or use float32",
+                needed_bytes=size,
+                available_bytes=int(available),
+            )
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _release(self, size: int) -> None:
+        self.live_bytes -= size

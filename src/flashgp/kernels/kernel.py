@@ -1,0 +1,217 @@
+"""Covariance functions: the base class, and the leaf that states one formula.
+
+A kernel knows mathematics, never data. It answers three questions: its `form` (structure, eq. (M-1)), the `rows`
+that points contribute to it, and the values `theta` of the parameters in its profile. Everything else (matrices,
+products, gradients, device code) is derived from these by the layers above.
+"""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flashgp.foundations.checks import check_points
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.expression import Expression
+from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+
+if TYPE_CHECKING:
+    from flashgp.operators.covariance import CovarianceOperator
+
+__all__ = ["Kernel", "Leaf", "Numeric"]
+
+Numeric = float | Tensor | Parameter
+
+
+class Kernel(nn.Module, ABC):
+    """A covariance function k(x, x'). Combine with +, * and numbers; `k(x1, x2)` is a lazy matrix."""
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """The structure: statistics and profile."""
+
+    @abstractmethod
+    def rows(self, x: Tensor) -> Rows:
+        """What the points x, shape (*batch, n, d), contribute: features of shape (*batch, n, d'), float64."""
+
+    @abstractmethod
+    def theta(self) -> tuple[Tensor, ...]:
+        """The values of the profile's parameters, each of shape (*batch,)."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> "tuple[Kernel, ...]":
+        """The kernels this one is made of; empty for a leaf."""
+
+    @abstractmethod
+    def structure(self) -> dict[str, Any]:
+        """JSON-ready constructor options (no parameter values): how a file names this kernel."""
+
+    def leaves(self) -> "Iterator[Kernel]":
+        """Every kernel of the tree without parts, left to right."""
+        if not self.parts:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The broadcast batch shape of all parameters."""
+        return torch.broadcast_shapes(*(p.batch_shape for p in self.modules() if isinstance(p, Parameter)))
+
+    def operator(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
+        """The covariance between x1 (*batch, n, d) and x2 (*batch, m, d) (or x1 itself) as a lazy operator.
+
+        Returns: a CovarianceOperator of shape (*batch, n, m); nothing of size n m is computed.
+        Raises: ShapeError, DomainError for points that do not fit.
+        """
+        from flashgp.operators.covariance import CovarianceOperator  # the one sanctioned late import
+
+        x1 = check_points(x1, "x1")
+        return CovarianceOperator.of(self, x1, None if x2 is None else check_points(x2, "x2", like=x1))
+
+    def __call__(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
+        return self.operator(x1, x2)
+
+    # -- algebra ------------------------------------------------------------------------------------------------
+    def __add__(self, other: "Kernel | Numeric") -> "Kernel":
+        from flashgp.kernels.composition import Sum
+        from flashgp.kernels.constant import Constant
+
+        if not _is_operand(other):
+            return NotImplemented
+        return Sum(self, other if isinstance(other, Kernel) else Constant(other))
+
+    def __radd__(self, other: Numeric) -> "Kernel":
+        from flashgp.kernels.composition import Sum
+        from flashgp.kernels.constant import Constant
+
+        return Sum(Constant(other), self) if _is_operand(other) else NotImplemented
+
+    def __mul__(self, other: "Kernel | Numeric") -> "Kernel":
+        from flashgp.kernels.composition import Product, Scaled
+
+        if not _is_operand(other):
+            return NotImplemented
+        return Product(self, other) if isinstance(other, Kernel) else Scaled(self, other)
+
+    def __rmul__(self, other: Numeric) -> "Kernel":
+        from flashgp.kernels.composition import Scaled
+
+        return Scaled(self, other) if _is_operand(other) else NotImplemented
+
+
+def _is_operand(other: object) -> bool:
+    return isinstance(other, Kernel | Parameter | Tensor | int | float) and not isinstance(other, bool)
+
+
+class Leaf(Kernel):
+    """A kernel that states one formula: a profile over its own statistics, and the features that feed them.
+
+    A subclass sets `roles` (what each parameter is, for data-driven initial values), builds its parameters with
+    `_parameter`, and implements `profile`, `statistics` and `_features`.
+    """
+
+    roles: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, active_dims: Sequence[int] | int | None = None) -> None:
+        super().__init__()
+        self.active_dims = _as_dims(active_dims)
+
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        return ()
+
+    @property
+    @abstractmethod
+    def profile(self) -> Expression:
+        """g, stated once; every value and derivative comes from it."""
+
+    @property
+    @abstractmethod
+    def statistics(self) -> tuple[str, ...]:
+        """The kind of each pair statistic: distance, product or match."""
+
+    @abstractmethod
+    def _features(self, x: Tensor) -> tuple[Tensor, ...]:
+        """One tensor per statistic from the selected columns of x."""
+
+    def _scalars(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Row scalars from the selected columns of x; none unless a kernel says so."""
+        return ()
+
+    scalar_count: ClassVar[int] = 0
+
+    def _profile_parameters(self) -> tuple[Parameter, ...]:
+        """The parameters that stand in the profile, in the order of `parameter(i)`."""
+        return ()
+
+    def options(self) -> dict[str, Any]:
+        """Constructor options other than parameters and active_dims, JSON-ready."""
+        return {}
+
+    @functools.cached_property
+    def form(self) -> Form:
+        return Form(self.profile, self.statistics, self.scalar_count, len(self._profile_parameters()))
+
+    def rows(self, x: Tensor) -> Rows:
+        x = self.select(x)
+        return Rows(self._features(x), self._scalars(x), x.shape[-2])
+
+    def theta(self) -> tuple[Tensor, ...]:
+        return tuple(p.value for p in self._profile_parameters())
+
+    def structure(self) -> dict[str, Any]:
+        dims = None if self.active_dims is None else list(self.active_dims)
+        return {"kind": type(self).__name__, "active_dims": dims, **self.options()}
+
+    def _parameter(self, value: Numeric, name: str, domain: Domain, event_dim: int | None = 0) -> Parameter:
+        """A constrained parameter; event_dim None means per column when `value` has a dimension, else one for all."""
+        if event_dim is None:
+            raw = value.raw if isinstance(value, Parameter) else value
+            event_dim = 1 if isinstance(raw, Tensor) and raw.dim() else 0
+        return as_parameter(value, domain, name, event_dim=event_dim)
+
+    def select(self, x: Tensor) -> Tensor:
+        """The active columns of x, checked against the number of columns the parameters expect."""
+        if self.active_dims is not None:
+            if max(self.active_dims) >= x.shape[-1] or min(self.active_dims) < -x.shape[-1]:
+                raise ShapeError(
+                    f"`active_dims` must name columns of x, which has {x.shape[-1]}, got {self.active_dims}; "
+                    "choose columns that exist"
+                )
+            # one column or a range as a view, so that nothing is copied
+            x = x[..., list(self.active_dims)]
+        for name, p in self.named_children():
+            if isinstance(p, Parameter) and p.event_dim == 1 and name in self.per_column:
+                entries = p.raw.shape[-1]
+                if entries not in (1, x.shape[-1]):
+                    raise ShapeError(
+                        f"`{name}` of {type(self).__name__} must have one entry or {x.shape[-1]}, one per active "
+                        f"column of x, got {entries}; pass a number, or a tensor with {x.shape[-1]} entries"
+                    )
+        return x
+
+    per_column: ClassVar[frozenset[str]] = frozenset({"lengthscale", "variance", "period", "frequency"})
+
+    def extra_repr(self) -> str:
+        text = ", ".join(f"{k}={v}" for k, v in self.options().items())
+        if self.active_dims is not None:
+            text += (", " if text else "") + f"active_dims={self.active_dims}"
+        return text
+
+
+def _as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:
+    if active_dims is None:
+        return None
+    dims = (active_dims,) if isinstance(active_dims, int) else tuple(active_dims)
+    if not dims or not all(isinstance(i, int) and not isinstance(i, bool) for i in dims) or len(set(dims)) != len(dims):
+        raise DomainError(
+            f"`active_dims` must be distinct column numbers, at least one, got {active_dims!r}; for example [0, 2]"
+        )
+    return dims

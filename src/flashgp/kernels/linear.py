@@ -1,0 +1,76 @@
+"""Linear and polynomial covariance functions, eqs. (M-12) and (M-13): functions of an inner product."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.expression import Expression, parameter, product
+from flashgp.foundations.parameters import Domain, Parameter
+from flashgp.kernels.kernel import Leaf, Numeric
+
+__all__ = ["Linear", "Polynomial"]
+
+
+class Linear(Leaf):
+    """sum_k variance_k x_k x'_k, eq. (M-12): Bayesian linear regression through the origin.
+
+    Args:
+        variance: positive; prior variance of the slopes, a number, (d,) or (*batch, 1 or d); units (y / x)^2.
+        active_dims: the columns of x it acts on; None for all.
+    """
+
+    roles = {"variance": "slope_variance"}
+
+    def __init__(self, variance: Numeric = 1.0, active_dims: Sequence[int] | int | None = None) -> None:
+        super().__init__(active_dims)
+        self.variance = self._parameter(variance, "variance", Domain(lower=0.0), event_dim=None)
+
+    @property
+    def profile(self) -> Expression:
+        return product()
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return ("product",)
+
+    def _features(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x * self.variance.column().to(x.device).sqrt(),)
+
+
+class Polynomial(Linear):
+    """(offset + sum_k variance_k x_k x'_k)^degree, eq. (M-13).
+
+    Args:
+        degree: positive integer.
+        offset: positive number or (*batch,); weight of the lower orders.
+        variance: positive; weight of each column, a number, (d,) or (*batch, 1 or d).
+        active_dims: the columns of x it acts on; None for all.
+    Raises: DomainError for a degree that is not a positive integer.
+    """
+
+    roles = {"offset": "shape", "variance": "slope_variance"}
+
+    def __init__(
+        self,
+        degree: int = 2,
+        offset: Numeric = 1.0,
+        variance: Numeric = 1.0,
+        active_dims: Sequence[int] | int | None = None,
+    ) -> None:
+        super().__init__(variance, active_dims)
+        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+            raise DomainError(f"`degree` must be a positive integer, got {degree!r}; for example 2")
+        self.degree = degree
+        self.offset = self._parameter(offset, "offset", Domain(lower=0.0))
+
+    @property
+    def profile(self) -> Expression:
+        return (product() + parameter(0)) ** self.degree
+
+    def _profile_parameters(self) -> tuple[Parameter, ...]:
+        return (self.offset,)
+
+    def options(self) -> dict[str, Any]:
+        return {"degree": self.degree}

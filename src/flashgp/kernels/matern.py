@@ -1,0 +1,46 @@
+"""The Matern covariance functions of half-integer smoothness, eqs. (M-6) to (M-8)."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.expression import Expression, distance, exp, square_root, squared_distance
+from flashgp.kernels.kernel import Numeric
+from flashgp.kernels.squared_exponential import Stationary
+
+__all__ = ["Matern"]
+
+
+class Matern(Stationary):
+    """Matern covariance of smoothness nu = 1/2, 3/2 or 5/2, eqs. (M-6), (M-7), (M-8); r in units of the lengthscale.
+
+        exp(-r),   (1 + sqrt(3) r) exp(-sqrt(3) r),   (1 + sqrt(5) r + 5/3 r^2) exp(-sqrt(5) r)
+
+    Args:
+        nu: 0.5, 1.5 or 2.5; samples are continuous, once or twice differentiable.
+        lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
+        active_dims: the columns of x it acts on; None for all.
+    Raises: DomainError for another nu.
+    Source: Rasmussen & Williams (2006), eq. 4.17.
+    """
+
+    def __init__(
+        self, nu: float = 2.5, lengthscale: Numeric = 1.0, active_dims: Sequence[int] | int | None = None
+    ) -> None:
+        super().__init__(lengthscale, active_dims)
+        if nu not in (0.5, 1.5, 2.5):
+            raise DomainError(f"`nu` must be 0.5, 1.5 or 2.5, got {nu!r}; use SquaredExponential for nu = infinity")
+        self.nu = float(nu)
+
+    @property
+    def profile(self) -> Expression:
+        r, q = distance(), squared_distance()
+        if self.nu == 0.5:
+            return exp(-r)
+        if self.nu == 1.5:
+            return (1 + square_root(3) * r) * exp(-square_root(3) * r)
+        return (1 + square_root(5) * r + Fraction(5, 3) * q) * exp(-square_root(5) * r)
+
+    def options(self) -> dict[str, Any]:
+        return {"nu": self.nu}

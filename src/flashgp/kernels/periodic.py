@@ -1,0 +1,78 @@
+"""The periodic covariance function, eq. (M-10), and the cosine, eq. (M-11): distances and products on the circle."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.expression import Expression, exp, product, squared_distance
+from flashgp.foundations.parameters import Domain
+from flashgp.kernels.kernel import Leaf, Numeric
+
+__all__ = ["Cosine", "Periodic"]
+
+
+class Periodic(Leaf):
+    """exp(-2 sum_k sin^2(pi (x_k - x'_k) / period_k) / lengthscale_k^2), eq. (M-10).
+
+    The features are (cos, sin)(2 pi x / period) / lengthscale, whose squared distance is 4 sin^2(...) / lengthscale^2.
+
+    Args:
+        period: positive; a number, (d,) or (*batch, 1 or d); units of x.
+        lengthscale: positive; a number, (d,) or (*batch, 1 or d); no unit.
+        active_dims: the columns of x it acts on; None for all.
+    Source: MacKay (1998), Introduction to Gaussian processes, eq. 47.
+    """
+
+    roles = {"period": "period", "lengthscale": "shape"}
+
+    def __init__(
+        self,
+        period: Numeric = 1.0,
+        lengthscale: Numeric = 1.0,
+        active_dims: Sequence[int] | int | None = None,
+    ) -> None:
+        super().__init__(active_dims)
+        self.period = self._parameter(period, "period", Domain(lower=0.0), event_dim=None)
+        self.lengthscale = self._parameter(lengthscale, "lengthscale", Domain(lower=0.0), event_dim=None)
+
+    @property
+    def profile(self) -> Expression:
+        return exp(-squared_distance() / 2)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return ("distance",)
+
+    def _features(self, x: Tensor) -> tuple[Tensor, ...]:
+        angle = x * (2.0 * math.pi / self.period.column().to(x.device))
+        scale = self.lengthscale.column().to(x.device)
+        return (torch.cat([angle.cos() / scale, angle.sin() / scale], dim=-1),)
+
+
+class Cosine(Leaf):
+    """cos(2 pi w . (x - x')), eq. (M-11): positive definite in every dimension, of rank two.
+
+    Args:
+        frequency: w; a number (the same for every column), (d,) or (*batch, 1 or d); cycles per unit of x.
+        active_dims: the columns of x it acts on; None for all.
+    """
+
+    roles = {"frequency": "frequency"}
+
+    def __init__(self, frequency: Numeric = 1.0, active_dims: Sequence[int] | int | None = None) -> None:
+        super().__init__(active_dims)
+        self.frequency = self._parameter(frequency, "frequency", Domain(), event_dim=None)
+
+    @property
+    def profile(self) -> Expression:
+        return product()
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return ("product",)
+
+    def _features(self, x: Tensor) -> tuple[Tensor, ...]:
+        angle = 2.0 * math.pi * (x * self.frequency.column().to(x.device)).sum(-1, keepdim=True)
+        return (torch.cat([angle.cos(), angle.sin()], dim=-1),)

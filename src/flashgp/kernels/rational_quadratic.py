@@ -1,0 +1,40 @@
+"""The rational quadratic covariance function, eq. (M-9)."""
+
+from collections.abc import Sequence
+
+from flashgp.foundations.expression import Expression, exp, log1p, parameter, squared_distance
+from flashgp.foundations.parameters import Domain, Parameter
+from flashgp.kernels.kernel import Numeric
+from flashgp.kernels.squared_exponential import Stationary
+
+__all__ = ["RationalQuadratic"]
+
+
+class RationalQuadratic(Stationary):
+    """(1 + q / (2 a))^(-a), eq. (M-9): a mixture of squared exponentials over lengthscales; a = scale_mixture.
+
+    Args:
+        scale_mixture: positive number or (*batch,); large values approach the squared exponential.
+        lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
+        active_dims: the columns of x it acts on; None for all.
+    Source: Rasmussen & Williams (2006), eq. 4.19. Computed as exp(-a log1p(q / (2 a))), accurate for large a.
+    """
+
+    roles = {"lengthscale": "input_scale", "scale_mixture": "shape"}
+
+    def __init__(
+        self,
+        scale_mixture: Numeric = 1.0,
+        lengthscale: Numeric = 1.0,
+        active_dims: Sequence[int] | int | None = None,
+    ) -> None:
+        super().__init__(lengthscale, active_dims)
+        self.scale_mixture = self._parameter(scale_mixture, "scale_mixture", Domain(lower=0.0))
+
+    @property
+    def profile(self) -> Expression:
+        a = parameter(0)
+        return exp(-a * log1p(squared_distance() / (2 * a)))
+
+    def _profile_parameters(self) -> tuple[Parameter, ...]:
+        return (self.scale_mixture,)

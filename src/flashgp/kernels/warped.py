@@ -1,0 +1,64 @@
+"""A covariance function of learned features, eq. (M-17): k(f(x), f(x')) for any torch module f."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.form import Form, Rows
+from flashgp.kernels.kernel import Kernel, _as_dims
+
+__all__ = ["Warped"]
+
+
+class Warped(Kernel):
+    """kernel(module(x), module(x')), eq. (M-17): warps, embeddings, deep kernels.
+
+    Only the n x d' features pass through autograd; the n^2 work is the inner kernel's.
+
+    Args:
+        module: maps (*batch, n, d) to (*batch, n, d'); runs in the dtype of its own parameters (float64 without any).
+        kernel: the covariance function of the features.
+        active_dims: the columns of x the module sees; None for all.
+    Raises (on use): ShapeError when the module does not return one row per row.
+    """
+
+    def __init__(self, module: nn.Module, kernel: Kernel, active_dims: Sequence[int] | int | None = None) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise DomainError(
+                f"`module` must be a torch.nn.Module, got {type(module).__name__}; wrap a function in a module"
+            )
+        if not isinstance(kernel, Kernel):
+            raise DomainError(f"`kernel` must be a covariance function, got {type(kernel).__name__}")
+        self.module = module
+        self.kernel = kernel
+        self.active_dims = _as_dims(active_dims)
+
+    @property
+    def form(self) -> Form:
+        return self.kernel.form
+
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def rows(self, x: Tensor) -> Rows:
+        if self.active_dims is not None:
+            x = x[..., list(self.active_dims)]
+        own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
+        features = self.module(x.to(own))
+        if not isinstance(features, Tensor) or features.shape[-2:-1] != x.shape[-2:-1]:
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ShapeError(
+                f"`module` of Warped must return shape (*batch, {x.shape[-2]}, d'), got {got}; keep one row per row"
+            )
+        return self.kernel.rows(features.to(torch.float64))
+
+    def theta(self) -> tuple[Tensor, ...]:
+        return self.kernel.theta()
+
+    def structure(self) -> dict[str, Any]:
+        return {"kind": "Warped", "active_dims": None if self.active_dims is None else list(self.active_dims)}
