@@ -1,0 +1,253 @@
+"""Peak memory of one call: of the accelerator's allocator, or of the process as the operating system counts it.
+
+Host memory is the resident set's high water above its level at entry, by one of two methods, named in the result:
+`high_water` (Linux: the kernel's own mark, reset at entry through `/proc/self/clear_refs`, where that is permitted and
+proves to work) and `sampling` (a thread reads the resident set every millisecond; a shorter peak is missed). Free heap
+pages are returned to the system before a measurement where the C library can, so that reused pages count again.
+Scratch memory that a library kept from an earlier call does not count again: `measure_peak_bytes`, in a fresh process,
+sees that too. Either way small numbers are rough: the kernel batches its counters, by up to about a megabyte.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import mmap
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError
+
+__all__ = ["PeakMeter", "measure_peak_bytes"]
+
+_SAMPLING_SECONDS = 1e-3
+_PROBE_BYTES = 32 << 20
+
+
+class PeakMeter:
+    """Context manager that measures the peak memory of what runs inside it.
+
+    Args: cuda: measure the CUDA allocator on all devices (`torch.cuda.max_memory_allocated`), not the host.
+    After the block: `peak_bytes`, above the level at entry, with results that are still alive counted; `method`.
+    """
+
+    def __init__(self, *, cuda: bool = False, method: str | None = None) -> None:
+        if method is None:
+            method = "cuda_allocator" if cuda else "high_water" if _high_water_works() else "sampling"
+        if method not in ("cuda_allocator", "high_water", "sampling"):
+            raise DomainError(
+                f"`method` must be 'cuda_allocator', 'high_water' or 'sampling', got {method!r}; leave it out"
+            )
+        self.method = method
+        self.peak_bytes = 0
+        self._entry_bytes = 0
+        self._sampler: _Sampler | None = None
+
+    def __enter__(self) -> "PeakMeter":
+        if self.method == "cuda_allocator":
+            self._entry_bytes = 0
+            for index in range(torch.cuda.device_count()):
+                torch.cuda.synchronize(index)
+                torch.cuda.reset_peak_memory_stats(index)
+                self._entry_bytes += torch.cuda.memory_allocated(index)
+            return self
+        _return_free_pages()
+        if self.method == "high_water":
+            _reset_high_water()
+            self._entry_bytes = _status_bytes("VmHWM")
+        else:
+            self._sampler = _Sampler()
+            self._entry_bytes = self._sampler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.method == "cuda_allocator":
+            count = torch.cuda.device_count()
+            peak_bytes = sum(torch.cuda.max_memory_allocated(index) for index in range(count))
+        elif self.method == "high_water":
+            peak_bytes = _status_bytes("VmHWM")
+        else:
+            assert self._sampler is not None
+            peak_bytes = self._sampler.stop()
+        self.peak_bytes = max(0, peak_bytes - self._entry_bytes)
+
+
+def measure_peak_bytes(
+    function: Callable[..., Any],
+    *,
+    setup: Callable[[], Any] | None = None,
+    fresh_process: bool = True,
+    timeout_seconds: float | None = None,
+) -> int:
+    """Peak memory of `function()`, or of `function(setup())`, above the level just before that call, in bytes.
+
+    Args:
+        function: what is measured. In a fresh process it must be importable there: a module-level function, or a
+            `functools.partial` of one.
+        setup: runs first, outside the measurement (imports, data, a fitted model); its result is the argument of
+            `function`. What it keeps alive is part of the level at entry.
+        fresh_process: measure in a new Python process (spawned, with this process's number of torch threads), where
+            no earlier call has left memory to reuse. False measures here, and may report less.
+        timeout_seconds: give up, and stop the child, after so long; None waits. Fresh process only.
+    Returns: bytes; the result of `function` counts, since it is alive at the end.
+    Raises: DomainError if `function` cannot be sent to a fresh process; FlashGPError if it fails there, with its
+        traceback, or if the child was killed (out of memory) or ran too long. Errors in this process are passed on.
+    Cost: a fresh process imports torch anew, some seconds.
+    """
+    if not fresh_process:
+        return _measure_here(function, setup)
+    import multiprocessing
+    import pickle
+
+    try:
+        pickle.dumps((function, setup))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise DomainError(
+            f"`function` must be importable in a fresh process, got {function!r} ({error}); "
+            "move it to module level, or pass `fresh_process=False`"
+        ) from error
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_measure_in_child, args=(sender, function, setup, torch.get_num_threads()))
+    child.start()
+    sender.close()
+    try:
+        if not receiver.poll(timeout_seconds):
+            raise FlashGPError(
+                f"`function` must end within timeout_seconds={timeout_seconds}, but was still running; "
+                "allow more time, or measure a smaller problem"
+            )
+        outcome = receiver.recv()
+    except EOFError as error:
+        child.join()
+        raise FlashGPError(
+            f"`function` must return, but its process ended with exit code {child.exitcode} and no result "
+            "(-9 usually means out of memory); measure a smaller problem"
+        ) from error
+    finally:
+        receiver.close()
+        if child.is_alive():
+            child.join(timeout=1.0)
+        if child.is_alive():
+            child.kill()
+        child.join()
+    if isinstance(outcome, str):
+        raise FlashGPError(f"`function` must return, but it failed in its own process; correct it:\n{outcome}")
+    return int(outcome)
+
+
+def _measure_here(function: Callable[..., Any], setup: Callable[[], Any] | None) -> int:
+    arguments = () if setup is None else (setup(),)
+    gc.collect()
+    with PeakMeter(cuda=torch.cuda.is_available() and torch.cuda.is_initialized()) as meter:
+        result = function(*arguments)
+        if meter.method == "cuda_allocator":
+            torch.cuda.synchronize()
+    del result
+    return meter.peak_bytes
+
+
+def _measure_in_child(sender: Any, function: Callable[..., Any], setup: Callable[[], Any] | None, threads: int) -> None:
+    try:
+        torch.set_num_threads(threads)
+        outcome: int | str = _measure_here(function, setup)
+    except Exception:
+        outcome = traceback.format_exc()
+    sender.send(outcome)
+    sender.close()
+
+
+class _Sampler:
+    """Reads the resident set again and again in a thread, and keeps the largest value."""
+
+    def __init__(self) -> None:
+        self._largest = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="flashgp-bench-memory")
+
+    def start(self) -> int:
+        self._largest = _resident_bytes()
+        entry_bytes = self._largest
+        self._thread.start()
+        return entry_bytes
+
+    def stop(self) -> int:
+        self._largest = max(self._largest, _resident_bytes())
+        self._stop.set()
+        self._thread.join()
+        return self._largest
+
+    def _run(self) -> None:
+        while not self._stop.wait(_SAMPLING_SECONDS):
+            self._largest = max(self._largest, _resident_bytes())
+
+
+@functools.cache
+def _high_water_works() -> bool:
+    # Some sandboxes accept the write and ignore it, so the mark is tried: it must see 32 MiB, then forget them.
+    if sys.platform != "linux":
+        return False
+    try:
+        _reset_high_water()
+        entry_bytes = _status_bytes("VmHWM")
+        with mmap.mmap(-1, _PROBE_BYTES) as pages:
+            for offset in range(0, _PROBE_BYTES, mmap.PAGESIZE):
+                pages[offset] = 1
+        seen = _status_bytes("VmHWM") - entry_bytes
+        _reset_high_water()
+        left = _status_bytes("VmHWM") - entry_bytes
+    except (OSError, ValueError):
+        return False
+    return seen > _PROBE_BYTES // 2 and left < _PROBE_BYTES // 2
+
+
+def _reset_high_water() -> None:
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def _status_bytes(field: str) -> int:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    raise ValueError(field)
+
+
+def _resident_bytes() -> int:
+    if os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        import psutil
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "`peak_bytes` must be read from the operating system, which on this one takes the package psutil, "
+            "and it is missing; install psutil"
+        ) from error
+    return int(psutil.Process().memory_info().rss)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError, AttributeError):
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        return trim
+    return None
+
+
+def _return_free_pages() -> None:
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)

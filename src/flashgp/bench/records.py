@@ -1,0 +1,222 @@
+"""Records: what was measured, on what, with what, stored as JSON.
+
+A record is a JSON object. `write_record` adds what a reader needs to judge it: hardware, versions, commit,
+threads and date. A *claims* record, from which tables in documents are made, also has `title`, `columns`
+and `rows` (see `tables`). Host names, user names and paths are not recorded.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashgp.foundations.errors import DomainError
+
+__all__ = ["commit", "environment", "hardware", "read_record", "versions", "write_record"]
+
+SCHEMA = "flashgp.bench/1"
+_GIT_TIMEOUT_SECONDS = 10
+# Module name -> distribution name. Recorded only if the process has imported them: an installed peer that took no
+# part in the run says nothing about it.
+_PEERS = {
+    "gpytorch": "gpytorch",
+    "linear_operator": "linear_operator",
+    "botorch": "botorch",
+    "pykeops": "pykeops",
+    "sklearn": "scikit-learn",
+    "scipy": "scipy",
+    "numba": "numba",
+    "triton": "triton",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+}
+
+
+def hardware() -> dict[str, Any]:
+    """Processor model, cores, memory in bytes, and every GPU with its memory; unknown entries are None."""
+    gpus = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            gpus.append({"name": properties.name, "memory_bytes": int(properties.total_memory)})
+    elif torch.accelerator.is_available():
+        gpus.append({"name": str(torch.accelerator.current_accelerator()), "memory_bytes": None})
+    return {
+        "cpu": _cpu_model(),
+        "cores": _usable_cores(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": gpus,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, torch, FlashGP and NumPy, and of the peers that this process has imported."""
+    from flashgp import __version__
+
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "flashgp": __version__}
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    distributions = {"numpy": "numpy"} | {name: dist for name, dist in _PEERS.items() if name in sys.modules}
+    for name, distribution in distributions.items():
+        try:
+            found[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            version = getattr(sys.modules.get(name), "__version__", None)
+            if isinstance(version, str):
+                found[name] = version
+    return found
+
+
+def commit() -> str | None:
+    """The git commit of this FlashGP checkout, `+dirty` when tracked files differ from it; None outside a checkout."""
+    for directory in (Path(__file__).parent, Path.cwd()):
+        # A copy installed in somebody else's repository must not be given that repository's commit.
+        if _git(directory, "ls-files", "--error-unmatch", ":/src/flashgp/__init__.py") is None:
+            continue
+        head = _git(directory, "rev-parse", "HEAD")
+        changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+        return None if head is None else head + ("+dirty" if changes else "")
+    return None
+
+
+def environment() -> dict[str, Any]:
+    """What every record says about where it was made: schema, hardware, versions, commit, threads, date (UTC)."""
+    return {
+        "schema": SCHEMA,
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": commit(),
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_record(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a record atomically: the file is the old one or the new one, never a part.
+
+    Args:
+        path: the file; its folder is made when missing.
+        payload: what was measured. Numbers may be Python, NumPy or torch scalars; what `environment` gives is added
+            where the payload does not have it already.
+    Returns: the record as it was written.
+    Raises: DomainError if a value is not finite or cannot be written as JSON; nothing is written then.
+    """
+    record = {**environment(), **payload}
+    text = dumps(record) + "\n"
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    written: dict[str, Any] = json.loads(text)
+    return written
+
+
+def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a record.
+
+    Raises: DomainError if the file is not a JSON object of a known schema; FileNotFoundError if there is none.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DomainError(
+            f"`path` must be a benchmark record (JSON), got {os.fspath(path)!r}, which breaks off or is something else "
+            f"({error}); run the benchmark again"
+        ) from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise DomainError(
+            f"`path` must be a benchmark record of schema {SCHEMA!r}, got {os.fspath(path)!r} with {found!r}; "
+            "write records with `flashgp.bench.write_record`"
+        )
+    return record
+
+
+def dumps(payload: Mapping[str, Any]) -> str:
+    """The payload as JSON text; DomainError names the entry that has no honest JSON form."""
+    return json.dumps(_plain(payload, "payload"), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise DomainError(f"`{where}` must be finite, got {value}; store None and say why in a text entry")
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+    if isinstance(value, torch.dtype | torch.device | os.PathLike):
+        return str(value).removeprefix("torch.")
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return _plain(value.item(), where)
+    raise DomainError(
+        f"`{where}` must be a number, text, list or mapping, got {type(value).__name__}; store its size or its norm"
+    )
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_model() -> str | None:
+    if sys.platform == "linux":
+        try:
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "cpu model"):
+                return value.strip()
+    elif sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() or None
+    return platform.processor() or None
+
+
+def _usable_cores() -> int | None:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        import psutil
+    except ImportError:
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return None
+    return int(psutil.virtual_memory().total)

@@ -1,0 +1,156 @@
+"""What counts as an answer, and how far it is from the truth.
+
+An answer is a dense `torch.Tensor`, or a tuple, list or dict of answers, nested as the reference's is. It is judged
+after the clock has stopped, on the very object that the timed call returned. Everything that could still have work to
+do is refused: functions, generators, lazy operators, subclasses of Tensor. NumPy arrays and Python numbers are refused
+too, so that the cost of the way to a tensor is inside the time (`torch.from_numpy` copies nothing).
+
+The error of a floating tensor is the largest deviation divided by the largest magnitude of the reference tensor (by 1
+where the reference is zero everywhere); of an answer, the largest of its tensors. Integers and booleans must be equal.
+"""
+
+import math
+import types
+from typing import Any
+
+import torch
+
+from flashgp.foundations.errors import DomainError
+
+__all__ = ["answer_error", "distances", "reference_tensors"]
+
+_ADVICE = "return a torch.Tensor, or a tuple, list or dict of them"
+Path = tuple[Any, ...]
+
+
+def reference_tensors(value: Any) -> dict[Path, torch.Tensor]:
+    """The reference's tensors by their place in it; NumPy arrays and numbers are taken as tensors.
+
+    Raises: DomainError if it holds anything else, no tensor at all, or a value that is not finite.
+    """
+    found: dict[Path, torch.Tensor] = {}
+    _collect_reference(value, (), found)
+    if not found:
+        raise DomainError("`reference` must give at least one tensor, got an empty container; return what it computes")
+    return found
+
+
+def _collect_reference(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> None:
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _collect_reference(entry, (*path, key), found)
+        return
+    if isinstance(value, tuple | list):
+        for index, entry in enumerate(value):
+            _collect_reference(entry, (*path, index), found)
+        return
+    is_number = isinstance(value, bool | int | float | complex)
+    if not is_number and not isinstance(value, torch.Tensor) and not hasattr(value, "__array__"):
+        raise DomainError(f"`reference` must give tensors, got {_kind(value)}; {_ADVICE}")
+    tensor = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None).detach()
+    if not bool(torch.isfinite(tensor).all()):
+        raise DomainError(
+            f"`reference` must be finite, got NaN or infinity{_place(path)}; choose inputs inside its domain"
+        )
+    found[path] = tensor.clone()
+
+
+def answer_error(answer: Any, truth: dict[Path, torch.Tensor], tolerance: float) -> tuple[str | None, float | None]:
+    """Why the answer is refused (None if it is not), and its error (None if there is none to state)."""
+    found: dict[Path, torch.Tensor] = {}
+    reason = _collect_answer(answer, (), found)
+    if reason is not None:
+        return reason, None
+    if found.keys() != truth.keys():
+        return f"returned tensors at {_names(found)}, the reference at {_names(truth)}", None
+    worst = 0.0
+    for path, expected in truth.items():
+        reason = _unlike(found[path], expected)
+        if reason is not None:
+            return f"returned {reason}{_place(path)}", None
+        worst = max(worst, _distance(found[path], expected))
+    # NaN and infinity were refused above, so a plain comparison decides.
+    return (None if worst <= tolerance else f"wrong answer: error {worst:.1e}, tolerance {tolerance:.1e}"), worst
+
+
+def distances(left: dict[Path, torch.Tensor], right: dict[Path, torch.Tensor]) -> list[float]:
+    """Distance of each floating tensor from its counterpart; a tensor that changed its shape is infinitely far."""
+    return [
+        _distance(tensor, right[path]) if path in right and tensor.shape == right[path].shape else math.inf
+        for path, tensor in left.items()
+        if tensor.is_floating_point() or tensor.is_complex()
+    ]
+
+
+def _collect_answer(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> str | None:
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        if value.layout is not torch.strided:
+            return f"returned a tensor of layout {value.layout}{_place(path)}; return a dense one"
+        if value.is_meta:
+            return f"returned a tensor without data (device meta){_place(path)}"
+        found[path] = value.detach()
+        return None
+    entries: list[tuple[Any, Any]]
+    if type(value) is dict:
+        entries = list(value.items())
+    elif isinstance(value, tuple):  # torch's own named results are tuples; their entries exist already
+        entries = list(enumerate(tuple.__iter__(value)))
+    elif type(value) is list:
+        entries = list(enumerate(value))
+    else:
+        return f"returned {_kind(value)}{_place(path)}, which may still have work to do; {_ADVICE}"
+    for key, entry in entries:
+        reason = _collect_answer(entry, (*path, key), found)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _unlike(tensor: torch.Tensor, expected: torch.Tensor) -> str | None:
+    if tensor.shape != expected.shape:
+        return f"shape {tuple(tensor.shape)}, the reference has {tuple(expected.shape)}"
+    if _dtype_class(tensor) != _dtype_class(expected):
+        return f"dtype {tensor.dtype}, the reference has {expected.dtype}"
+    if _dtype_class(tensor) in ("floating", "complex"):
+        wrong = int((~torch.isfinite(tensor)).sum())
+        return f"{wrong} values that are NaN or infinite" if wrong else None
+    wrong = int((tensor.to(expected.device) != expected).sum())
+    return f"a wrong answer: {wrong} of {tensor.numel()} values differ" if wrong else None
+
+
+def _distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
+    if tensor.numel() == 0:
+        return 0.0
+    # On the CPU, since not every accelerator has float64; this is after the clock.
+    wide = torch.promote_types(expected.dtype, torch.float64)
+    left, right = tensor.to("cpu", wide), expected.to("cpu", wide)
+    scale = float(right.abs().max())
+    return float((left - right).abs().max()) / (scale if scale > 0.0 else 1.0)
+
+
+def _dtype_class(tensor: torch.Tensor) -> str:
+    if tensor.is_floating_point():
+        return "floating"
+    if tensor.is_complex():
+        return "complex"
+    return "boolean" if tensor.dtype is torch.bool else "integer"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        return "a function"
+    if isinstance(value, types.GeneratorType):
+        return "a generator"
+    if isinstance(value, torch.Tensor):
+        return f"{type(value).__name__}, a subclass of Tensor"
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def _place(path: Path) -> str:
+    return "" if not path else " at output" + "".join(f"[{entry!r}]" for entry in path)
+
+
+def _names(found: dict[Path, torch.Tensor]) -> str:
+    return ", ".join(_place(path).strip() or "the top" for path in found) or "nowhere"
