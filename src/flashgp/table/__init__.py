@@ -1,0 +1,29 @@
+"""Tables for the command line: read, encode for a model, split, and write results, without a frame library.
+
+table = read_table("bikes.csv.gz")
+encoding = Encoding.learn(table, target="count")     # goes into the model file: encoding.to_json()
+data = encoding.apply(table, need_target=True)       # data.x, data.y, data.rows, data.notes
+train, test = split_rows(len(data.y), test_fraction=0.1, seed=0)
+"""
+
+from .columns import Column, Kind, Table
+from .encoding import EncodedTable, Encoding, InputColumn, Missing, Unseen
+from .reading import read_table, require_format
+from .splits import read_split, split_rows
+from .writing import write_predictions
+
+__all__ = [
+    "Column",
+    "EncodedTable",
+    "Encoding",
+    "InputColumn",
+    "Kind",
+    "Missing",
+    "Table",
+    "Unseen",
+    "read_split",
+    "read_table",
+    "require_format",
+    "split_rows",
+    "write_predictions",
+]

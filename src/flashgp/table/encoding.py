@@ -1,0 +1,276 @@
+"""How a table's columns become the numbers of a model, learned once and kept in the model file.
+
+Numbers stay as they are, booleans are 0 and 1, dates are days, categories are codes into the levels seen when learning.
+Scaling is not done here. The JSON form comes back from untrusted model files, so reading it checks every field.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ..foundations.errors import DomainError, ShapeError
+from .columns import Kind, Table, listed, quoted
+from .json_fields import json_count, json_fields, json_list, json_text, refused
+from .matching import converted, is_constant, kept_rows, kind_note, unusable_reason
+
+__all__ = ["EncodedTable", "Encoding", "InputColumn", "Missing", "Unseen"]
+
+Missing = Literal["error", "drop"]
+Unseen = Literal["error", "new"]
+
+_VERSION = 1
+_MOST_COLUMNS = 1_000_000
+_INPUT_KINDS = tuple(kind for kind in get_args(Kind) if kind != "other")
+
+
+@dataclass(frozen=True)
+class InputColumn:
+    """One input of the model.
+
+    Fields: name; kind; position in the table it was learned from, from 0; levels of a category, sorted.
+    """
+
+    name: str
+    kind: Kind
+    position: int
+    levels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTable:
+    """Numbers for a model.
+
+    Fields: x, shape (n, d), float64, finite; y, shape (n,), float64, finite, or None where no target was asked for;
+    rows, shape (n,), the zero-based rows of the table that were kept, increasing; notes, sentences for the user.
+    """
+
+    x: npt.NDArray[np.float64]
+    y: npt.NDArray[np.float64] | None
+    rows: npt.NDArray[np.int64]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """From columns of a table to inputs and target of a model.
+
+    Fields: inputs, in column order; target and target_position; header, whether columns are matched by name (else
+    by position); table_columns, how many columns the table had; left_out, columns known and not used; missing, what
+    happens to rows with missing values; notes, what was decided while learning (not part of the JSON form).
+    """
+
+    inputs: tuple[InputColumn, ...]
+    target: str
+    target_position: int
+    header: bool
+    table_columns: int
+    left_out: tuple[str, ...] = ()
+    missing: Missing = "error"
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def category_positions(self) -> tuple[int, ...]:
+        """Which of the d inputs are category codes."""
+        return tuple(index for index, column in enumerate(self.inputs) if column.kind == "category")
+
+    @staticmethod
+    def learn(
+        table: Table, target: str | int, drop: Sequence[str | int] = (), missing: Missing = "error"
+    ) -> "Encoding":
+        """Decide from a table what each input is.
+
+        Args:
+            table: the training table.
+            target: the column to predict, a name or a position (from 1; -1 is the last).
+            drop: columns not to use, likewise.
+            missing: "error" refuses rows with a missing value, "drop" leaves them out.
+        Returns: the encoding; its notes name categories, dates, and the constant or empty columns that it leaves out.
+        Raises: DomainError for a column that cannot be used (all are named), a target that is not numeric, missing
+            values under "error", infinite values, or when no input remains.
+        Cost: O(rows x columns).
+        """
+        if missing not in get_args(Missing):
+            raise DomainError(f"`missing` must be 'error' or 'drop', got {missing!r}; choose one of them.")
+        target_index = table.position(target, "target")
+        dropped = {table.position(choice, "drop") for choice in drop}
+        if target_index in dropped:
+            raise DomainError(
+                f"`drop` must not contain the target, got {quoted(table.names[target_index])}; choose another target."
+            )
+        goal = table.columns[target_index]
+        if goal.kind not in ("number", "boolean"):
+            raise DomainError(
+                f"`target` must be a numeric column, got {quoted(goal.name)} "
+                f"({unusable_reason(table, goal, 'target') or goal.kind}); choose another column or correct its values."
+            )
+        used = [index for index in range(len(table.columns)) if index != target_index and index not in dropped]
+        unusable = [
+            (table.columns[i].name, reason) for i in used if (reason := unusable_reason(table, table.columns[i]))
+        ]
+        if unusable:
+            raise DomainError(
+                f"every input column must be numbers, dates, booleans or categories, got "
+                f"{'; '.join(f'{quoted(name)} ({reason})' for name, reason in unusable[:10])}"
+                f"{f'; and {len(unusable) - 10} more' if len(unusable) > 10 else ''}; "
+                f"drop with {' '.join(f'--drop {name}' for name, _ in unusable[:10])}, or correct the values."
+            )
+        notes: list[str] = []
+        used = [index for index in used if not is_constant(table.columns[index], notes)]
+        rows, row_notes = kept_rows(table, [table.columns[index] for index in (*used, target_index)], missing)
+        notes.extend(row_notes)
+        if len(rows) < table.rows:
+            used = [index for index in used if not is_constant(table.columns[index], notes, rows)]
+        if not used:
+            raise DomainError(
+                f"{quoted(table.path)} must have an input that varies, besides the target {quoted(goal.name)}, got "
+                f"columns {listed(table.names)}; {' '.join(notes) or 'add columns.'}"
+            )
+        notes.extend(note for index in used if (note := kind_note(table.columns[index])))
+        return Encoding(
+            inputs=tuple(
+                InputColumn(column.name, column.kind, index, column.levels)
+                for index, column in ((index, table.columns[index]) for index in used)
+            ),
+            target=goal.name,
+            target_position=target_index,
+            header=table.header,
+            table_columns=len(table.columns),
+            left_out=tuple(n for i, n in enumerate(table.names) if i not in used and i != target_index),
+            missing=missing,
+            notes=tuple(notes),
+        )
+
+    def apply(
+        self, table: Table, *, need_target: bool, unseen: Unseen = "error", missing: Missing | None = None
+    ) -> EncodedTable:
+        """Turn a table into numbers as the training table was.
+
+        Args:
+            table: columns are matched by name, or by position (with or without the target column) if the training
+                table had no header; read it with `header=encoding.header`.
+            need_target: whether y is wanted; otherwise a target column is not looked at.
+            unseen: a category level that learning did not see is an "error", or "new": code len(levels), different
+                from every known one.
+            missing: "error" or "drop"; None keeps what was chosen when learning.
+        Returns: the numbers, the rows they come from, and notes.
+        Raises: DomainError for an absent column, another kind of column, an unseen level, a missing value under
+            "error", an infinite value, or no row left; ShapeError for another number of columns without a header.
+        Cost: O(rows x inputs); x is one array of 8 bytes a cell.
+        """
+        missing = self.missing if missing is None else missing
+        if missing not in get_args(Missing):
+            raise DomainError(f"`missing` must be 'error' or 'drop', got {missing!r}; choose one of them.")
+        if unseen not in get_args(Unseen):
+            raise DomainError(f"`unseen` must be 'error' or 'new', got {unseen!r}; choose one of them.")
+        positions, target_index, notes = self._matched(table, need_target)
+        columns = [
+            converted(table, table.columns[index], wanted.kind, wanted.levels, unseen, notes)
+            for index, wanted in zip(positions, self.inputs, strict=True)
+        ]
+        if target_index is not None:
+            goal = table.columns[target_index]
+            kind: Kind = "boolean" if goal.kind == "boolean" else "number"
+            columns.append(converted(table, goal, kind, (), unseen, notes))
+        rows, row_notes = kept_rows(table, columns, missing)
+        y = None if target_index is None else columns.pop().values[rows]
+        x = np.empty((len(rows), len(columns)))
+        for index, column in enumerate(columns):
+            x[:, index] = column.values[rows]
+        return EncodedTable(x, y, rows, (*notes, *row_notes))
+
+    def _matched(self, table: Table, need_target: bool) -> tuple[list[int], int | None, list[str]]:
+        """Positions in the table of the inputs and of the target (None if not needed), and notes."""
+        if not self.header:
+            return self._matched_by_position(table, need_target)
+        names = table.names
+        wanted = [column.name for column in self.inputs] + ([self.target] if need_target else [])
+        absent = [name for name in wanted if name not in names]
+        if absent:
+            hint = "" if table.header else " (no header row was found in it; read it with a header)"
+            raise DomainError(
+                f"{quoted(table.path)} must have the columns that the model was fitted with, missing {listed(absent)}; "
+                f"it has {listed(names)}{hint}: rename or add them."
+            )
+        known = {*wanted, self.target, *self.left_out}
+        extra = [name for name in names if name not in known]
+        notes = [f"columns unknown to the model are ignored: {listed(extra)}."] if extra else []
+        positions = [names.index(column.name) for column in self.inputs]
+        return positions, names.index(self.target) if need_target else None, notes
+
+    def _matched_by_position(self, table: Table, need_target: bool) -> tuple[list[int], int | None, list[str]]:
+        count, total = len(table.columns), self.table_columns
+        if count == total:
+            positions = [column.position for column in self.inputs]
+        elif count == total - 1 and not need_target:
+            positions = [column.position - (column.position > self.target_position) for column in self.inputs]
+        else:
+            allowed = f"{total} columns" if need_target else f"{total} columns, or {total - 1} without the target,"
+            raise ShapeError(
+                f"{quoted(table.path)} must have {allowed} in the order of the training table, which had no header, "
+                f"got {count}; add or remove columns."
+            )
+        notes = ["columns are matched by position: the training table had no header."] if table.header else []
+        return positions, self.target_position if need_target else None, notes
+
+    def to_json(self) -> dict[str, Any]:
+        """The encoding as JSON values; `from_json` reads it back. Notes are not kept."""
+        inputs = [
+            {"name": c.name, "kind": c.kind, "position": c.position, "levels": list(c.levels)} for c in self.inputs
+        ]
+        return {
+            "version": _VERSION,
+            "inputs": inputs,
+            "target": self.target,
+            "target_position": self.target_position,
+            "header": self.header,
+            "table_columns": self.table_columns,
+            "left_out": list(self.left_out),
+            "missing": self.missing,
+        }
+
+    @staticmethod
+    def from_json(data: object) -> "Encoding":
+        """Read what `to_json` wrote, from a file that may be hostile.
+
+        Args: data: decoded JSON.
+        Returns: an equal encoding, without notes.
+        Raises: ModelFileError naming the first field that is absent, unknown, of a wrong type or inconsistent.
+        """
+        keys = ("version", "inputs", "target", "target_position", "header", "table_columns", "left_out", "missing")
+        fields = json_fields(data, "encoding", keys)
+        if type(fields["version"]) is not int or fields["version"] != _VERSION:
+            raise refused("encoding.version", str(_VERSION), fields["version"])
+        if type(fields["header"]) is not bool:
+            raise refused("encoding.header", "true or false", fields["header"])
+        if fields["missing"] not in get_args(Missing):
+            raise refused("encoding.missing", "'error' or 'drop'", fields["missing"])
+        total = json_count(fields["table_columns"], "encoding.table_columns", _MOST_COLUMNS)
+        target = json_text(fields["target"], "encoding.target")
+        target_position = json_count(fields["target_position"], "encoding.target_position", total - 1)
+        inputs = []
+        for index, item in enumerate(json_list(fields["inputs"], "encoding.inputs")):
+            where = f"encoding.inputs[{index}]"
+            entry = json_fields(item, where, ("name", "kind", "position", "levels"))
+            if entry["kind"] not in _INPUT_KINDS:
+                raise refused(f"{where}.kind", " | ".join(_INPUT_KINDS), entry["kind"])
+            levels = tuple(json_text(t, f"{where}.levels") for t in json_list(entry["levels"], f"{where}.levels"))
+            if any(a >= b for a, b in pairwise(levels)) or (entry["kind"] == "category") != bool(levels):
+                raise refused(f"{where}.levels", "sorted distinct levels for a category alone", entry["levels"])
+            name = json_text(entry["name"], f"{where}.name")
+            inputs.append(
+                InputColumn(name, entry["kind"], json_count(entry["position"], f"{where}.position", total - 1), levels)
+            )
+        places = [column.position for column in inputs]
+        if not inputs or any(a >= b for a, b in pairwise(places)) or target_position in places:
+            raise refused("encoding.inputs", "one or more inputs in column order, none of them the target", places)
+        left_out = tuple(json_text(t, "encoding.left_out") for t in json_list(fields["left_out"], "encoding.left_out"))
+        names = [column.name for column in inputs] + [target, *left_out]
+        if len(set(names)) != len(names):
+            raise refused("encoding", "distinct column names", names)
+        if len(names) != total:
+            raise refused("encoding.table_columns", f"{len(names)}, the columns it names", total)
+        return Encoding(tuple(inputs), target, target_position, fields["header"], total, left_out, fields["missing"])

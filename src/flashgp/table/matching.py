@@ -1,0 +1,197 @@
+"""Checks and conversions of single columns on their way into a model: usable, varying, of the learned kind, complete.
+
+Everything here names rows and columns of the table as read; which columns a model wants is `encoding`'s matter.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..foundations.errors import DomainError
+from .columns import COMMA_NUMBER, Column, Kind, Table, listed, numbers_from_cells, quoted
+
+__all__ = ["converted", "is_constant", "kept_rows", "kind_note", "unusable_reason"]
+
+# Text with more levels than this, distinct in more than this share of its rows, is an identifier or prose.
+_FEW_LEVELS = 20
+_DISTINCT_SHARE = 0.5
+
+
+def unusable_reason(table: Table, column: Column, role: Literal["input", "target"] = "input") -> str | None:
+    """Why a column cannot be an input (or, being text, a target); None if it can."""
+    if column.kind == "other":
+        return f"stored as {quoted(column.stored_as)}"
+    if column.kind == "date" and role == "target":
+        return "dates"
+    if column.kind != "category":
+        return None
+    given = int(np.count_nonzero(~np.isnan(column.values)))
+    if role == "input" and (len(column.levels) <= _FEW_LEVELS or len(column.levels) <= _DISTINCT_SHARE * given):
+        return None
+    return f"text with {len(column.levels)} distinct values in {given} rows{_number_hint(table, column)}"
+
+
+def kind_note(column: Column) -> str | None:
+    """What a user should know about how an input is read."""
+    if column.kind == "category":
+        return f"column {quoted(column.name)} is text: {len(column.levels)} categories ({listed(column.levels)})."
+    if column.kind == "date":
+        return f"column {quoted(column.name)} holds dates: counted in days since 1970-01-01 (UTC)."
+    if column.kind == "boolean":
+        return f"column {quoted(column.name)} is true or false: 1 or 0."
+    return None
+
+
+def is_constant(column: Column, notes: list[str], rows: npt.NDArray[np.int64] | None = None) -> bool:
+    """Whether a column has no two different values (in the given rows); says so in the notes."""
+    values = column.values if rows is None else column.values[rows]
+    given = values[~np.isnan(values)]
+    if len(given) == 0:
+        notes.append(f"column {quoted(column.name)} has no values: left out.")
+        return True
+    if np.any(given != given[0]):
+        return False
+    value = quoted(column.levels[int(given[0])]) if column.kind == "category" else f"{given[0]:g}"
+    notes.append(f"column {quoted(column.name)} is constant ({value}): left out.")
+    return True
+
+
+def kept_rows(
+    table: Table, columns: Sequence[Column], missing: Literal["error", "drop"]
+) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Rows complete in all these columns, and notes.
+
+    Raises: DomainError for an infinite value (the first row and its column are named), for missing values unless they
+        are dropped, and when no row is left.
+    """
+    incomplete = np.zeros(table.rows, bool)
+    infinite = np.zeros(table.rows, bool)
+    for column in columns:
+        incomplete |= np.isnan(column.values)
+        infinite |= np.isinf(column.values)
+    if infinite.any():
+        row = int(np.argmax(infinite))
+        culprit = next(column for column in columns if np.isinf(column.values[row]))
+        raise DomainError(
+            f"values of {quoted(table.path)} must be finite, got {culprit.values[row]} at {table.where(row)}, column "
+            f"{quoted(culprit.name)} ({int(infinite.sum())} rows in all); correct them, or leave the cells empty."
+        )
+    if not incomplete.any():
+        return np.arange(table.rows, dtype=np.int64), []
+    row, count = int(np.argmax(incomplete)), int(incomplete.sum())
+    culprit = next(column for column in columns if np.isnan(column.values[row]))
+    first = f"the first at {table.where(row)}, column {quoted(culprit.name)}"
+    if missing == "error":
+        raise DomainError(
+            f"{quoted(table.path)} must have no missing values, got {count} of {table.rows} rows with one, {first}; "
+            "fill them, drop the column, or pass missing='drop' (--missing drop)."
+        )
+    if count == table.rows:
+        raise DomainError(
+            f"{quoted(table.path)} must have a row without missing values, got {count} of {table.rows} rows with one, "
+            f"{first}; fill them, or drop the columns that are mostly empty."
+        )
+    kept = np.flatnonzero(~incomplete).astype(np.int64)
+    return kept, [f"{count} of {table.rows} rows have missing values and are left out, {first}."]
+
+
+def converted(
+    table: Table,
+    column: Column,
+    kind: Kind,
+    levels: Sequence[str],
+    unseen: Literal["error", "new"],
+    notes: list[str],
+) -> Column:
+    """A column as the kind that was learned; a category's codes refer to the learned levels.
+
+    Numbers pass for a boolean if all are 0 or 1, and for a category if the text learned were such numbers (a file
+    with only some of the levels may look numeric). A column without values passes for every kind.
+    Raises: DomainError for another kind, or an unseen level under "error".
+    """
+    if column.kind != "other" and np.isnan(column.values).all():
+        return column
+    if kind == "category" and column.kind in ("category", "number", "boolean"):
+        return _recoded(table, column, levels, unseen, notes)
+    if kind == column.kind:
+        return column
+    if kind == "boolean" and column.kind == "number":
+        given = column.values[~np.isnan(column.values)]
+        if np.isin(given, (0.0, 1.0)).all():
+            return column
+    found = f"{column.kind}, stored as {quoted(column.stored_as)}{_number_hint(table, column)}"
+    raise DomainError(
+        f"column {quoted(column.name)} of {quoted(table.path)} must hold values of kind {kind} as in training, "
+        f"got {found}; correct its values, or fit the model again."
+    )
+
+
+def _recoded(
+    table: Table, column: Column, levels: Sequence[str], unseen: Literal["error", "new"], notes: list[str]
+) -> Column:
+    known = {level: index for index, level in enumerate(levels)}
+    own, index_of = _own_levels(column, known)
+    codes = np.array([known.get(level, len(levels)) for level in own], np.float64)
+    given = ~np.isnan(column.values)
+    values = np.full(table.rows, np.nan)
+    values[given] = codes[index_of]
+    new = values == len(levels)
+    if new.any():
+        row = int(np.argmax(new))
+        level = own[index_of[int(np.count_nonzero(given[:row]))]]
+        if unseen == "error":
+            raise DomainError(
+                f"column {quoted(column.name)} of {quoted(table.path)} must hold categories seen in training "
+                f"({listed(levels)}), got {quoted(level)} at {table.where(row)}; correct it, or pass unseen='new' "
+                "(--unseen new) to treat it as unlike all of them."
+            )
+        notes.append(
+            f"column {quoted(column.name)}: {int(new.sum())} rows have a category that training did not see, the first "
+            f"{quoted(level)} at {table.where(row)}; it is treated as unlike all known ones."
+        )
+    return Column(column.name, "category", values, tuple(levels), column.stored_as)
+
+
+def _own_levels(column: Column, known: dict[str, int]) -> tuple[Sequence[str], npt.NDArray[np.int64]]:
+    """The column's distinct values as text, in the learned spelling where one equals it, and each given row's index."""
+    given = column.values[~np.isnan(column.values)]
+    if column.kind == "category":
+        return column.levels, given.astype(np.int64)
+    distinct, index_of = np.unique(given, return_inverse=True)
+    spelling: dict[float, list[str]] = {}
+    for level in known:
+        if column.kind == "boolean" and level.casefold() in ("true", "false"):
+            spelling.setdefault(float(level.casefold() == "true"), []).append(level)
+        elif column.kind == "number" and (number := numbers_from_cells([level])) is not None:
+            spelling.setdefault(float(number[0]), []).append(level)
+    own = []
+    for value in distinct.tolist():
+        alike = spelling.get(value, [f"{value:g}" if column.kind == "number" else str(bool(value)).lower()])
+        if len(alike) > 1:
+            raise DomainError(
+                f"column {quoted(column.name)} must hold text as in training, got numbers, and {value:g} may be any of "
+                f"{listed(alike)}; spell the categories alike, or add a row with one that is no number."
+            )
+        own.append(alike[0])
+    return own, index_of.astype(np.int64)
+
+
+def _number_hint(table: Table, column: Column) -> str:
+    """Point at what makes an almost numeric column text."""
+    if column.kind != "category":
+        return ""
+    if all(COMMA_NUMBER.fullmatch(level) for level in column.levels):
+        return ", which would be numbers with decimal=','"
+    numeric = np.array([numbers_from_cells([level]) is not None for level in column.levels])
+    given = ~np.isnan(column.values)
+    is_text = np.zeros(table.rows, bool)
+    is_text[given] = ~numeric[column.values[given].astype(np.int64)]
+    row = int(np.argmax(is_text))
+    text = quoted(column.levels[int(column.values[row])])
+    if numeric.any():
+        return (
+            f": {int(given.sum() - is_text.sum())} are numbers, the first that is not is {text} at {table.where(row)}"
+        )
+    return f", the first is {text} at {table.where(row)}"

@@ -1,0 +1,155 @@
+"""Write columns of results to CSV, CSV.gz or Parquet, whole or not at all.
+
+The file appears under its name only when it is complete and on disk: it is written beside it under another name,
+synced, then renamed.
+"""
+
+import contextlib
+import csv
+import gzip
+import io
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ..foundations.errors import DomainError, ShapeError
+from .columns import quoted
+from .parquet import require_pyarrow
+from .reading import require_format
+
+__all__ = ["write_predictions"]
+
+_CHUNK_ROWS = 65_536
+
+
+def write_predictions(path: str | os.PathLike[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write named columns to a .csv, .csv.gz or .parquet file, atomically.
+
+    Args:
+        path: the file; an existing one is replaced. The suffix decides the format.
+        columns: arrays of one length, shape (rows,), of numbers, booleans or text, in the order they are written.
+            Floating-point numbers are written so that reading gives the same bits; NaN as "nan".
+    Raises: DomainError for an unknown suffix, a name that is empty, another dtype, or a file that cannot be written
+        (nothing is left behind); ShapeError for other shapes or no column; BackendUnavailableError for Parquet
+        without pyarrow.
+    Cost: O(rows x columns); 65 536 rows of text in memory at a time for CSV.
+    """
+    name = os.fspath(path)
+    suffix = require_format(name)
+    arrays = {key: _checked(key, values) for key, values in columns.items()}
+    lengths = {len(values) for values in arrays.values()}
+    if len(lengths) != 1:
+        shapes = ", ".join(f"{quoted(key)} {values.shape}" for key, values in arrays.items()) or "no columns"
+        raise ShapeError(
+            f"`columns` must be one or more arrays of one length, got {shapes}; pass arrays that belong together."
+        )
+    try:
+        with _replacing(name) as file:
+            if suffix == ".parquet":
+                pyarrow = require_pyarrow(name)
+                table = pyarrow.table(
+                    {
+                        key: pyarrow.array(values, pyarrow.string() if values.dtype.kind == "O" else None)
+                        for key, values in arrays.items()
+                    }
+                )
+                pyarrow.parquet.write_table(table, file)
+            elif suffix == ".csv.gz":
+                # No file name and no time inside: equal columns give equal bytes.
+                with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed:
+                    _write_csv(packed, arrays)
+            else:
+                _write_csv(file, arrays)
+    except OSError as error:
+        raise DomainError(
+            f"`path` must be a file that can be written, got {quoted(name)} ({error.strerror or error}); "
+            "choose an existing folder with room where you may write."
+        ) from None
+
+
+def _checked(key: object, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not isinstance(key, str) or not key.strip():
+        raise DomainError(f"names of `columns` must be text that is not empty, got {key!r}; name the column.")
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ShapeError(f"column {quoted(key)} must have shape (rows,), got {array.shape}; pass one column a name.")
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
+        return _utf8(key, array)
+    if array.dtype.kind in "UT":
+        return _utf8(key, array.astype(object))
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise DomainError(
+            f"column {quoted(key)} must hold numbers, booleans or text, got dtype {array.dtype}; convert it first."
+        )
+    return array
+
+
+def _utf8(key: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Text as an object array (a fixed width would pay for the longest cell in every row), all of it valid Unicode."""
+    try:
+        "".join((key, *array)).encode()
+    except UnicodeEncodeError:
+        raise DomainError(f"column {quoted(key)} must hold valid Unicode, got a lone surrogate; remove it.") from None
+    return array
+
+
+def _write_csv(file: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    # Quoting as in RFC 4180, lines end in a bare newline.
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(arrays)
+        rows = len(next(iter(arrays.values())))
+        for start in range(0, rows, _CHUNK_ROWS):
+            cells = [_cells(values[start : start + _CHUNK_ROWS]) for values in arrays.values()]
+            writer.writerows(zip(*cells, strict=True))
+    finally:
+        text.detach()
+
+
+def _cells(values: npt.NDArray[Any]) -> list[str]:
+    if values.dtype.kind == "b":
+        return ["true" if value else "false" for value in values.tolist()]
+    if values.dtype == np.float64 or values.dtype.kind != "f":
+        return [str(value) for value in values.tolist()]
+    # float32 and float16 in their own shortest digits, not those of the float64 nearby.
+    return [str(value) for value in values]
+
+
+@contextlib.contextmanager
+def _replacing(name: str) -> Iterator[BinaryIO]:
+    """A new file beside the named one that takes its place when the block succeeds and vanishes otherwise."""
+    # A link is followed, so that it goes on pointing at the new content.
+    final = os.path.realpath(name)
+    folder, base = os.path.split(final)
+    if os.path.isdir(final):
+        raise IsADirectoryError(f"{name} is a folder")
+    temporary = os.path.join(folder, f".{base[:100]}.{secrets.token_hex(8)}.tmp")
+    with contextlib.ExitStack() as undo:
+        with open(temporary, "xb") as file:
+            undo.callback(_remove, temporary)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+        undo.pop_all()
+    _sync_folder(folder)
+
+
+def _remove(temporary: str) -> None:
+    with contextlib.suppress(OSError):
+        os.remove(temporary)
+
+
+def _sync_folder(folder: str) -> None:
+    """Make the renaming itself durable where the system can; others order it themselves."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
