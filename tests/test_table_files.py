@@ -1,0 +1,198 @@
+"""Writing results whole or not at all, and dividing rows into training and test."""
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.table import read_split, require_format, split_rows, write_predictions
+
+FIRST_SPLIT = [1, 2, 3]  # the three smallest of the first ten words of PCG64(0)
+COLUMNS = {"row": np.arange(3), "mean": np.array([0.1, np.nan, -1e300]), "std": np.array([0.1, 1, 2], np.float32)}
+
+
+# --- writing
+
+
+def test_csv_text(tmp_path):
+    write_predictions(
+        tmp_path / "p.csv", COLUMNS | {"ok, so": np.array([True, False, True]), "t": np.array(["a", "", 'b"'])}
+    )
+    assert (tmp_path / "p.csv").read_bytes() == (
+        b'row,mean,std,"ok, so",t\n0,0.1,0.1,true,a\n1,nan,1.0,false,\n2,-1e+300,2.0,true,"b"""\n'
+    )
+
+
+def test_compressed_bytes_depend_on_the_content_alone(tmp_path):
+    for name in ("a.csv.gz", "b.csv.gz"):
+        write_predictions(tmp_path / name, COLUMNS)
+    data = (tmp_path / "a.csv.gz").read_bytes()
+    assert data == (tmp_path / "b.csv.gz").read_bytes()
+    assert gzip.decompress(data).startswith(b"row,mean,std\n")
+
+
+def test_a_new_file_replaces_the_old_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("old")
+    (tmp_path / "link.csv").symlink_to(path)
+    write_predictions(tmp_path / "link.csv", COLUMNS)
+    assert path.read_text().startswith("row,")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["link.csv", "p.csv"]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
+def test_a_failure_leaves_the_old_file_and_no_debris(tmp_path, monkeypatch, failing, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="the [table] extra is not installed")
+    path = tmp_path / f"p{suffix}"
+    path.write_text("old")
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(DomainError, match="No space left on device"):
+        write_predictions(path, COLUMNS)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_places_and_suffixes_that_are_refused(tmp_path):
+    (tmp_path / "folder.csv").mkdir()
+    for path in (tmp_path / "absent" / "p.csv", tmp_path / "folder.csv"):
+        with pytest.raises(DomainError, match="file that can be written"):
+            write_predictions(path, COLUMNS)
+    with pytest.raises(DomainError, match=r"`out` must end in \.csv, \.csv\.gz, \.parquet, got 'p\.xlsx'"):
+        require_format("p.xlsx", "out")
+    assert require_format(Path("P.CSV.GZ")) == ".csv.gz"
+    assert os.listdir(tmp_path) == ["folder.csv"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({}, ShapeError),
+        ({"a": np.zeros(2), "b": np.zeros(3)}, ShapeError),
+        ({"a": np.zeros((2, 2))}, ShapeError),
+        ({" ": np.zeros(2)}, DomainError),
+        ({"a": np.zeros(2, complex)}, DomainError),
+        ({"a": np.zeros(2, np.longdouble)}, DomainError),
+        ({"a": np.array([1, None], object)}, DomainError),
+        ({"a": np.array(["\ud800"], object)}, DomainError),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_that_are_refused(tmp_path, columns, error, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="the [table] extra is not installed")
+    with pytest.raises(error):
+        write_predictions(tmp_path / f"p{suffix}", columns)
+    assert os.listdir(tmp_path) == []
+
+
+def test_importing_tables_loads_no_frame_library():
+    code = "import sys, flashgp.table; print({'pandas', 'pyarrow', 'polars', 'narwhals'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# --- splits
+
+
+def mask_file(folder: Path, text: str, name: str = "test_mask.csv.gz") -> Path:
+    data = text.encode()
+    (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return folder / "data.csv"
+
+
+def test_published_split(tmp_path):
+    table_path = mask_file(tmp_path, "0,1\n1,0\n0,0\n")
+    for split in (0, "0"):
+        train, test = read_split(split, 3, table_path=table_path)
+        assert (train.tolist(), test.tolist()) == ([0, 2], [1])
+    assert read_split(1, 3, table_path=table_path)[1].tolist() == [0]
+    mask_file(tmp_path, "0\n1\n", "own.csv")
+    assert read_split(tmp_path / "own.csv", 2)[1].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "split", "rows", "error", "message"),
+    [
+        ("0,1\n1,0\n", 2, 2, DomainError, "must be 0 to 1"),
+        ("0,1\n1,0\n", "-1", 2, DomainError, "must be 0 to 1"),
+        ("0,1\n1,0\n", 0, 3, ShapeError, "3 rows, got 2"),
+        ("0,1\n2,0\n", 0, 2, DomainError, r"'column_1', row 2 \(line 2\)"),
+        ('0\n""\n', 0, 2, DomainError, "0 and 1 alone"),
+        ("a,1\nb,0\n", 0, 2, DomainError, "0 and 1 alone"),
+        ("0,1\n0,1\n", 0, 2, DomainError, "got 0 test rows of 2"),
+        ("0,1\n0,1\n", 1, 2, DomainError, "got 2 test rows of 2"),
+    ],
+)
+def test_splits_that_are_refused(tmp_path, text, split, rows, error, message):
+    table_path = mask_file(tmp_path, text)
+    with pytest.raises(error, match=message):
+        read_split(split, rows, table_path=table_path)
+
+
+def test_split_without_its_file(tmp_path):
+    with pytest.raises(DomainError, match="got no test_mask"):
+        read_split(0, 3, table_path=tmp_path / "data.csv")
+    with pytest.raises(DomainError, match="`table_path`"):
+        read_split(0, 3)
+    mask_file(tmp_path, "0,1\n1,0\n", "own.csv")
+    with pytest.raises(ShapeError, match="one column, got 2"):
+        read_split(tmp_path / "own.csv", 2)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(2, 300), st.floats(1e-6, 1 - 1e-6), st.integers(0, 2**40))
+def test_random_split_divides_the_rows(rows, fraction, seed):
+    train, test = split_rows(rows, fraction, seed)
+    assert sorted([*train, *test]) == list(range(rows))
+    assert np.all(np.diff(train) > 0)
+    assert np.all(np.diff(test) > 0)
+    assert min(len(train), len(test)) >= 1
+    assert abs(len(test) - rows * fraction) <= 1
+    again = split_rows(rows, fraction, seed)
+    assert np.array_equal(again[0], train)
+    assert np.array_equal(again[1], test)
+
+
+def test_random_split_is_the_same_everywhere():
+    assert split_rows(10, 0.3, 0)[1].tolist() == FIRST_SPLIT
+    assert split_rows(1000, 0.1, 1)[1].tolist() != split_rows(1000, 0.1, 2)[1].tolist()
+
+
+def test_random_split_chooses_each_row_equally_often():
+    counts = np.zeros(20)
+    for seed in range(2000):
+        counts[split_rows(20, 0.25, seed)[1]] += 1
+    # Binomial(2000, 1/4): standard deviation 19.4; four of them over twenty rows.
+    assert np.abs(counts - 500).max() < 4 * 19.4
+
+
+@pytest.mark.parametrize(
+    ("rows", "fraction", "seed", "name"),
+    [
+        (1, 0.5, 0, "rows"),
+        (5, 0.0, 0, "test_fraction"),
+        (5, 1.0, 0, "test_fraction"),
+        (5, np.nan, 0, "test_fraction"),
+        (5, 0.5, -1, "seed"),
+    ],
+)
+def test_random_splits_that_are_refused(rows, fraction, seed, name):
+    with pytest.raises(DomainError, match=f"`{name}`"):
+        split_rows(rows, fraction, seed)
