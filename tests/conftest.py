@@ -1,4 +1,4 @@
-"""What every test shares: reproducible property tests, checked annotations, markers, and the data beside the checkout.
+"""What every test shares: reproducible property tests, checked shapes, markers, and the data beside the checkout.
 
 Torch's thread count and flags stay as they are: the library must not depend on them.
 """
@@ -8,20 +8,21 @@ import os
 import sys
 from pathlib import Path
 
-import annotation_check
 import pytest
 from hypothesis import settings
 
+import shape_check
+
 ROOT = Path(__file__).resolve().parents[1]
 
-if os.environ.get("FLASHGP_CHECK_ANNOTATIONS", "1") == "0":
-    ANNOTATIONS = "not checked: FLASHGP_CHECK_ANNOTATIONS=0"
+if os.environ.get("FLASHGP_CHECK_SHAPES", "1") == "0":
+    SHAPES = "not checked: FLASHGP_CHECK_SHAPES=0"
 elif importlib.util.find_spec("beartype") is None:
-    ANNOTATIONS = "not checked: beartype is not installed"
+    SHAPES = "not checked: beartype is not installed"
 else:
-    assert "flashgp" not in sys.modules, "flashgp was imported before its annotations could be checked"
-    annotation_check.install()
-    ANNOTATIONS = "checked"
+    assert "flashgp" not in sys.modules, "flashgp was imported before its shapes could be checked"
+    shape_check.install()
+    SHAPES = "checked"
 
 # The same examples in every run: a failure is a failure for everybody.
 settings.register_profile("flashgp", deadline=None, derandomize=True)
@@ -35,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header() -> str:
     import torch
 
-    return f"annotations {ANNOTATIONS}; torch {torch.__version__} with {torch.get_num_threads()} threads"
+    return f"shapes {SHAPES}; torch {torch.__version__} with {torch.get_num_threads()} threads"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

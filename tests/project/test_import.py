@@ -1,0 +1,118 @@
+"""`import flashgp` is light, and loads on every operating system."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = (
+    "numba", "llvmlite", "triton", "sklearn", "scipy.optimize", "matplotlib", "pandas", "polars", "narwhals", "pyarrow",
+    "typer", "rich", "psutil", "gpytorch", "botorch",
+)  # fmt: skip
+
+# Not on Windows.
+UNIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+UNIX_NAMES = {
+    "fork",
+    "register_at_fork",
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "getuid",
+    "geteuid",
+    "sysconf",
+    "uname",
+}
+
+
+def python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter."""
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_import_loads_nothing_heavy(source_environment: dict[str, str]) -> None:
+    code = """
+import json, sys, torch
+before = set(sys.modules)
+import flashgp
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    run = python(code, source_environment)
+    assert run.returncode == 0, run.stderr
+    loaded = json.loads(run.stdout)
+    assert "flashgp" in loaded
+    heavy = [name for name in loaded if name.startswith(tuple(root + "." for root in HEAVY)) or name in HEAVY]
+    assert heavy == [], "import them inside the functions that use them"
+
+
+def test_import_says_nothing(source_environment: dict[str, str]) -> None:
+    run = python("import torch, sys; sys.stderr.flush(); import flashgp", source_environment)
+    assert (run.returncode, run.stdout) == (0, "")
+    assert "flashgp" not in run.stderr
+
+
+def test_import_without_what_only_unix_has(source_environment: dict[str, str]) -> None:
+    code = f"""
+import os, sys, torch, logging, random, concurrent.futures, multiprocessing
+for name in {sorted(UNIX_NAMES)}:
+    if hasattr(os, name):
+        delattr(os, name)
+for name in {sorted(UNIX_MODULES)}:
+    sys.modules[name] = None
+import flashgp
+"""
+    run = python(code, source_environment)
+    assert run.returncode == 0, run.stderr
+
+
+def unix_imports(text: str) -> list[str]:
+    """Unix-only modules imported where the module is read, outside functions and outside try."""
+    found: list[str] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Try | ast.If):
+            return
+        if isinstance(node, ast.Import):
+            found.extend(alias.name for alias in node.names if alias.name.split(".")[0] in UNIX_MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UNIX_MODULES:
+            found.append(str(node.module))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(text))
+    return found
+
+
+def test_no_module_needs_unix_to_be_read(root: Path) -> None:
+    modules = sorted((root / "src").rglob("*.py"))
+    found = {str(path): names for path in modules if (names := unix_imports(path.read_text(encoding="utf-8")))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import resource", ["resource"]),
+        ("from fcntl import flock", ["fcntl"]),
+        ("class A:\n    import pwd", ["pwd"]),
+        ("def f():\n    import resource", []),
+        ("try:\n    import fcntl\nexcept ImportError:\n    fcntl = None", []),
+        ("import os\nimport resources", []),
+    ],
+)
+def test_unix_imports_are_found(text: str, names: list[str]) -> None:
+    assert unix_imports(text) == names
+
+
+def test_version_needs_no_torch(root: Path) -> None:
+    # setuptools reads the version from the source text; a computed one would import torch while building.
+    text = (root / "src" / "flashgp" / "__init__.py").read_text(encoding="utf-8")
+    assigned = [
+        node.value
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["__version__"]
+    ]
+    assert len(assigned) == 1
+    assert isinstance(assigned[0], ast.Constant)

@@ -1,0 +1,43 @@
+"""Every module of the package can be imported by itself, keeps its doctests, and lists what it exports."""
+
+import ast
+import doctest
+import importlib
+from inspect import isclass, isfunction
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "flashgp"
+MODULES = [
+    ".".join(["flashgp", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+    for path in sorted(SOURCE.rglob("*.py"))
+    if path.name != "__main__.py"
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_exports_exist_and_say_what_they_are(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__ or not Path(module.__file__ or "").read_text(encoding="utf-8"), "a module says what it holds"
+    values = {export: getattr(module, export) for export in getattr(module, "__all__", ())}
+    silent = [export for export, value in values.items() if (isclass(value) or isfunction(value)) and not value.__doc__]
+    assert silent == [], "an exported class or function says what it is"
+
+
+def test_no_postponed_annotations() -> None:
+    # Shapes are checked on real annotation objects.
+    postponed = [
+        str(path)
+        for path in SOURCE.rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    assert postponed == []

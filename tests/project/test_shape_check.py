@@ -1,0 +1,109 @@
+"""The shape checker finds what it is for, and lets the library's own errors through."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shape_check
+
+jaxtyping = pytest.importorskip("jaxtyping")
+pytest.importorskip("beartype", reason="shapes are checked by beartype, from the [dev] extra")
+
+MODULE = """
+from dataclasses import dataclass
+from typing import Protocol
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def add(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"], scale: float = 1.0) -> Float[Tensor, "*batch n"]:
+    return x + scale * y
+
+
+def refuse(x: Float[Tensor, "n"]) -> None:
+    if x.ndim != 1:
+        raise ValueError("`x` must be a vector")
+
+
+def wrong(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x[1:]
+
+
+class Clock(Protocol):
+    def now(self) -> float: ...
+
+
+def timed(x: Float[Tensor, "n"] | None, clock: Clock, name: str = None) -> list[Float[Tensor, "n"]]:
+    return [x]
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: object, gradient: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * gradient
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: Float[Tensor, "n"]
+    y: Float[Tensor, "n"]
+"""
+
+
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "shaped_example.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with jaxtyping.install_import_hook("shaped_example", "shape_check.check_on_return"):
+        yield importlib.import_module("shaped_example")
+    sys.modules.pop("shaped_example", None)
+
+
+def test_shapes_are_compared_across_arguments_and_result(checked) -> None:
+    assert checked.add(torch.ones(2, 3), torch.ones(2, 3), 2).shape == (2, 3)  # an int is a float
+    for x, y in [(torch.ones(3), torch.ones(1)), (torch.ones(3), torch.ones(2, 3)), (torch.ones(3), torch.arange(3))]:
+        with pytest.raises(jaxtyping.TypeCheckError):
+            checked.add(x, y)
+    with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
+        checked.wrong(torch.ones(3))
+
+
+def test_own_errors_come_first(checked) -> None:
+    with pytest.raises(ValueError, match="must be a vector"):
+        checked.refuse(torch.ones(2, 3))
+    checked.refuse(torch.ones(2))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        checked.refuse(torch.arange(2))  # accepted in silence, against the annotation
+
+
+def test_other_annotations_are_left_to_mypy(checked) -> None:
+    checked.timed(torch.ones(2), object())
+    for x in (None, torch.ones(2, 3)):  # the first fails in the result, a list of vectors
+        with pytest.raises(jaxtyping.TypeCheckError):
+            checked.timed(x, object())
+
+
+def test_dataclasses_and_autograd_functions(checked) -> None:
+    checked.Pair(torch.ones(2), torch.ones(2))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        checked.Pair(torch.ones(2), torch.ones(3))
+    x = torch.ones(3, requires_grad=True)
+    checked.Double.apply(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_exempt_modules_exist(root: Path) -> None:
+    for name in shape_check.UNCHECKED:
+        assert (root / "src").joinpath(*name.split(".")).with_suffix(".py").is_file()
