@@ -153,4 +153,4 @@ def _place(path: Path) -> str:
 
 
 def _names(found: dict[Path, torch.Tensor]) -> str:
-    return ", ".join(_place(path).strip() or "the top" for path in found) or "nowhere"
+    return ", ".join(_place(path).removeprefix(" at ") or "the top" for path in found) or "nowhere"

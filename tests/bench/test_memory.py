@@ -1,0 +1,110 @@
+"""Peak memory: what is seen, in this process and in a fresh one."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashgp.bench import measure_peak_bytes
+from flashgp.bench import memory as memory_module
+from flashgp.bench.memory import PeakMeter
+from flashgp.foundations.errors import DomainError, FlashGPError
+
+MIB = 2**20
+METHODS = ["high_water", "sampling"] if memory_module._high_water_works() else ["sampling"]
+MODULE = """
+import os, time, torch
+
+def ones(mebibytes):
+    return torch.ones(mebibytes << 20, dtype=torch.uint8)
+
+def use(kept):
+    return kept[:1] + ones(48)[:1]
+
+def fail():
+    raise ArithmeticError("not today")
+
+def die():
+    os._exit(7)
+
+def linger():
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """A module that a fresh process can import too."""
+    (tmp_path / "flashgp_bench_work.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import importlib
+    import sys
+
+    yield importlib.import_module("flashgp_bench_work")
+    del sys.modules["flashgp_bench_work"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_peak_counts_what_was_freed_and_what_stays(method: str) -> None:
+    before = torch.ones(64 * MIB, dtype=torch.uint8)
+    with PeakMeter(method=method) as meter:
+        for _ in range(3):
+            freed = torch.ones(96 * MIB, dtype=torch.uint8)
+            freed += 1
+            del freed
+        kept = torch.ones(32 * MIB, dtype=torch.uint8)
+    assert meter.method == method
+    assert meter.peak_bytes / MIB == pytest.approx(96, abs=6)
+    with PeakMeter(method=method) as meter:
+        kept = kept + before[: 32 * MIB]  # old and new alive at once, but only the new one is above entry
+    assert meter.peak_bytes / MIB == pytest.approx(32, abs=6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reused_heap_pages_count_again(method: str) -> None:
+    for _ in range(3):
+        with PeakMeter(method=method) as meter:
+            parts = [torch.ones(64 << 10, dtype=torch.uint8) for _ in range(256)]  # 16 MiB in pieces from the heap
+            del parts
+        assert meter.peak_bytes / MIB > 10
+
+
+def test_nothing_is_little() -> None:
+    with PeakMeter() as meter:
+        pass
+    assert 0 <= meter.peak_bytes < 2 * MIB
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(DomainError, match="`method` must be"):
+        PeakMeter(method="guess")
+
+
+def test_without_the_kernels_mark_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "_high_water_works", lambda: False)
+    assert PeakMeter().method == "sampling"
+
+
+def test_this_process() -> None:
+    function = partial(torch.ones, 48 * MIB, dtype=torch.uint8)
+    assert measure_peak_bytes(function, fresh_process=False) / MIB == pytest.approx(48, abs=6)
+    grown = measure_peak_bytes(lambda kept: kept + 1, setup=function, fresh_process=False)
+    assert grown / MIB == pytest.approx(48, abs=6)
+
+
+def test_fresh_process_counts_above_its_setup(work: object) -> None:
+    peak_bytes = measure_peak_bytes(work.use, setup=partial(work.ones, 200))  # type: ignore[attr-defined]
+    assert peak_bytes / MIB == pytest.approx(48, abs=12)
+
+
+def test_fresh_process_failures_are_told(work: object) -> None:
+    with pytest.raises(FlashGPError, match="ArithmeticError: not today"):
+        measure_peak_bytes(work.fail)  # type: ignore[attr-defined]
+    with pytest.raises(FlashGPError, match="exit code 7"):
+        measure_peak_bytes(work.die)  # type: ignore[attr-defined]
+    with pytest.raises(FlashGPError, match=r"timeout_seconds=0\.2"):
+        measure_peak_bytes(work.linger, timeout_seconds=0.2)  # type: ignore[attr-defined]
+    with pytest.raises(DomainError, match="`function` must be importable"):
+        measure_peak_bytes(lambda: None)

@@ -1,0 +1,105 @@
+"""Records: complete, plain, finite, and written whole or not at all."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import flashgp
+from flashgp.bench import hardware, read_record, records, versions, write_record
+from flashgp.foundations.errors import DomainError
+
+
+def test_hardware_says_what_it_ran_on() -> None:
+    found = hardware()
+    assert found["cores"] >= 1
+    assert found["memory_bytes"] > 2**28
+    assert isinstance(found["gpus"], list)
+    assert len(found["gpus"]) == (torch.cuda.device_count() if torch.cuda.is_available() else len(found["gpus"]))
+
+
+def test_versions_name_only_peers_that_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gpytorch", raising=False)
+    found = versions()
+    assert found["torch"] == torch.__version__
+    assert found["flashgp"] == flashgp.__version__
+    assert found["numpy"] == np.__version__
+    assert "gpytorch" not in found
+    monkeypatch.setitem(sys.modules, "gpytorch", type(sys)("gpytorch"))
+    monkeypatch.setattr(records.metadata, "version", lambda name: f"{name} 9.9")
+    assert versions()["gpytorch"] == "gpytorch 9.9"
+
+
+def test_commit_is_of_this_checkout_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(**known: str | None) -> None:
+        monkeypatch.setattr(records, "_git", lambda directory, verb, *rest: known.get(verb.replace("-", "_")))
+
+    answers(ls_files="src/flashgp/__init__.py", rev_parse="abc", status="")
+    assert records.commit() == "abc"
+    answers(ls_files="src/flashgp/__init__.py", rev_parse="abc", status=" M README.md")
+    assert records.commit() == "abc+dirty"
+    answers(ls_files=None, rev_parse="somebody else's", status="")
+    assert records.commit() is None
+
+
+def test_a_record_comes_back_with_its_environment(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "record.json"
+    payload = {
+        "title": "é",
+        "value": torch.tensor(1.5),
+        "count": np.int64(3),
+        "half": np.float32(0.5),
+        "dtype": torch.float32,
+        "sizes": (1, 2),
+        "nothing": None,
+        "met": True,
+    }
+    written = write_record(path, payload)
+    assert read_record(path) == written
+    assert {"hardware", "versions", "commit", "threads", "date", "schema"} <= written.keys()
+    assert (written["value"], written["count"], written["half"]) == (1.5, 3, 0.5)
+    assert (written["dtype"], written["sizes"], written["met"]) == ("float32", [1, 2], True)
+    assert write_record(path, {"threads": 99})["threads"] == 99, "what the payload says stands"
+    assert os.listdir(path.parent) == ["record.json"]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, torch.tensor(math.nan), object(), torch.ones(2), {1}])
+def test_what_json_cannot_say_is_refused_and_the_old_record_stays(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "record.json"
+    before = write_record(path, {"rows": []})
+    with pytest.raises(DomainError, match=r"`payload\['rows'\]\[0\]\['x'\]` must be"):
+        write_record(path, {"rows": [{"x": value}]})
+    assert read_record(path) == before
+
+
+def test_a_write_that_breaks_off_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.json"
+    before = write_record(path, {"rows": []})
+
+    def full(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(records.os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_record(path, {"rows": [1]})
+    assert read_record(path) == before
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+@pytest.mark.parametrize("text", ['{"schema": "flashgp', "[]", "{}", '{"schema": "other/1"}'])
+def test_a_foreign_or_broken_record_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(DomainError, match="`path` must be a benchmark record"):
+        read_record(path)
+
+
+def test_no_record_holds_a_path_or_a_user(tmp_path: Path) -> None:
+    text = json.dumps(write_record(tmp_path / "record.json", {}))
+    assert str(Path.cwd()) not in text
+    assert str(Path.home()) not in text or str(Path.home()) == "/"
