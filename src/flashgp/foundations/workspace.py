@@ -4,9 +4,10 @@ Every buffer of more than 1 MiB that the library allocates is asked for here. Th
 high-water mark is the `peak_bytes` of a report. Buffers below the threshold are allocated and not counted.
 """
 
+import contextlib
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +53,18 @@ class Workspace:
             ) from error
         weakref.finalize(tensor.untyped_storage(), self._release, size)
         return tensor
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Count bytes that are allocated elsewhere (the temporaries of a tile loop) while the block runs."""
+        if size <= COUNTED_BYTES:
+            yield
+            return
+        self._admit(size)
+        try:
+            yield
+        finally:
+            self._release(size)
 
     def _admit(self, size: int) -> None:
         self.requests += 1

@@ -79,7 +79,7 @@ class Categorical(Leaf):
         return (value,) if self.lengthscale.event_dim == 0 else value.unbind(-1)
 
     @property
-    def form_parameters(self) -> int:
+    def parameter_count(self) -> int:
         return 1 if self.lengthscale.event_dim == 0 else self.columns
 
 

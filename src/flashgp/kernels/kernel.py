@@ -151,13 +151,18 @@ class Leaf(Kernel):
         """The parameters that stand in the profile, in the order of `parameter(i)`."""
         return ()
 
+    @property
+    def parameter_count(self) -> int:
+        """How many scalars the profile takes as `parameter(i)`."""
+        return len(self._profile_parameters())
+
     def options(self) -> dict[str, Any]:
         """Constructor options other than parameters and active_dims, JSON-ready."""
         return {}
 
     @functools.cached_property
     def form(self) -> Form:
-        return Form(self.profile, self.statistics, self.scalar_count, len(self._profile_parameters()))
+        return Form(self.profile, self.statistics, self.scalar_count, self.parameter_count)
 
     def rows(self, x: Tensor) -> Rows:
         x = self.select(x)

@@ -1,0 +1,102 @@
+"""The backend contract: four primitives over pairs of rows, and the pullbacks that gradients need.
+
+    block(rows, cols)                     K_ij = g(q_ij; theta)                                     (M-1)
+    diagonal(rows)                        K_ii
+    product(rows, cols, V)                K V without K                                             (M-20)
+    bilinear_gradient(rows, cols, U, V)   gradient of sum(U * K V) by everything, in one pass       (M-21)
+
+`block_gradient(rows, cols, W)` is the pullback of `block` (W = U V^T when U and V are tall), `diagonal_gradient` that
+of `diagonal`. `cols=None` means the rows themselves: the result is symmetric and a gradient holds both sides.
+A backend sees a Form, the values of theta and Rows; never a kernel, never x. theta entries are () or (*batch,).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.workspace import Workspace
+
+__all__ = ["BACKENDS", "Backend", "PairGradient", "register_backend"]
+
+
+@dataclass
+class PairGradient:
+    """Gradients of a scalar by what entered it: one tensor (or None for no dependence) per tensor.
+
+    Fields: rows, in the order of Rows.tensors (features then scalars); cols, the same, empty when cols was None;
+    theta, one per parameter. Codes have no gradient.
+    """
+
+    rows: list[Tensor | None]
+    cols: list[Tensor | None]
+    theta: list[Tensor | None]
+
+
+class Backend(ABC):
+    """One way to evaluate covariances over pairs of rows."""
+
+    name: str
+
+    @abstractmethod
+    def block(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        *,
+        dtype: torch.dtype,
+        workspace: Workspace | None = None,
+    ) -> Tensor:
+        """The dense block, shape (*batch, n, m)."""
+
+    @abstractmethod
+    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
+        """k(x_i, x_i), shape (*batch, n)."""
+
+    @abstractmethod
+    def product(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
+    ) -> Tensor:
+        """K @ right for right (*batch, m, t), in its dtype, with at most one tile of K alive."""
+
+    @abstractmethod
+    def block_gradient(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+    ) -> PairGradient:
+        """Gradient of sum(weights * K), weights (*batch, n, m); symmetric weights when cols is None."""
+
+    @abstractmethod
+    def bilinear_gradient(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+    ) -> PairGradient:
+        """Gradient of sum(left * (K @ right)), left (*batch, n, t), right (*batch, m, t); K fixed factors excluded."""
+
+    @abstractmethod
+    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
+        """Gradient of sum(weights * diagonal), weights (*batch, n)."""
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {}
+
+
+def register_backend(name: str) -> Callable[[type[Backend]], type[Backend]]:
+    """Class decorator: one registry row per backend; the contract suite runs over all of them."""
+
+    def add(backend: type[Backend]) -> type[Backend]:
+        backend.name = name
+        BACKENDS[name] = backend
+        return backend
+
+    return add

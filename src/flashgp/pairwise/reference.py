@@ -1,0 +1,177 @@
+"""The reference backend: plain float64 Python loops over pairs. Slow, obvious, the truth that tests compare with."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.expression import Atom, Expression, Function, Surd, Symbol
+from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+
+__all__ = ["Reference", "value_at"]
+
+
+def value_at(expression: Expression, values: dict[Symbol, float]) -> float:
+    """The number an expression has at given symbol values; a negative power of a zero distance counts as 0."""
+    total = 0.0
+    for factors, coefficient in expression.terms:
+        term = coefficient.numerator / coefficient.denominator
+        for atom, power in factors:
+            base = _atom_at(atom, values)
+            if power < 0 and base == 0.0 and isinstance(atom, Symbol) and atom.kind == "distance":
+                term = 0.0
+                break
+            term *= base**power
+        total += term
+    return total
+
+
+def _atom_at(atom: Atom, values: dict[Symbol, float]) -> float:
+    match atom:
+        case Symbol():
+            return values[atom]
+        case Surd(radicand):
+            return math.sqrt(radicand)
+        case Function(name, argument):
+            return float(getattr(math, name)(value_at(argument, values)))
+        case _:
+            return value_at(atom, values)
+
+
+@register_backend("reference")
+class Reference(Backend):
+    """One pair at a time; unbatched inputs only."""
+
+    def block(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        *,
+        dtype: torch.dtype,
+        workspace: Workspace | None = None,
+    ) -> Tensor:
+        cols = rows if cols is None else cols
+        out = torch.empty((rows.count, cols.count), dtype=torch.float64)
+        for i in range(rows.count):
+            for j in range(cols.count):
+                out[i, j] = value_at(form.profile, _pair(form, theta, rows, cols, i, j))
+        return out.to(dtype)
+
+    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
+        values = [value_at(form.profile, _pair(form, theta, rows, rows, i, i)) for i in range(rows.count)]
+        return torch.tensor(values, dtype=dtype)
+
+    def product(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
+    ) -> Tensor:
+        block = self.block(form, theta, rows, cols, dtype=torch.float64)
+        return (block @ right.double()).to(right.dtype)
+
+    def block_gradient(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+    ) -> PairGradient:
+        other = rows if cols is None else cols
+        sides = [[_zeros(t) for t in rows.tensors], [_zeros(t) for t in other.tensors]]
+        thetas = [torch.zeros((), dtype=torch.float64) for _ in theta]
+        slopes = _slopes(form)
+        count = len(form.statistics)
+        for i in range(rows.count):
+            for j in range(other.count):
+                values = _pair(form, theta, rows, other, i, j)
+                weight = float(weights[i, j])
+                for symbol, slope in slopes.items():
+                    part = weight * value_at(slope, values)
+                    k = symbol.index
+                    if symbol.kind == "parameter":
+                        thetas[k] += part
+                    elif symbol.kind == "left":
+                        sides[0][count + k][i] += part
+                    elif symbol.kind == "right":
+                        sides[1][count + k][j] += part
+                    else:
+                        u, v = rows.features[k][i].double(), other.features[k][j].double()
+                        to_u, to_v = (v, u) if symbol.kind == "product" else (2 * (u - v), 2 * (v - u))
+                        sides[0][k][i] += part * to_u
+                        sides[1][k][j] += part * to_v
+        if cols is None:
+            joined: list[Tensor | None] = [a + b for a, b in zip(*sides, strict=True)]
+            return PairGradient(joined, [], list(thetas))
+        return PairGradient(list(sides[0]), list(sides[1]), list(thetas))
+
+    def bilinear_gradient(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+    ) -> PairGradient:
+        return self.block_gradient(form, theta, rows, cols, left.double() @ right.double().mT)
+
+    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
+        total: PairGradient | None = None
+        for i in range(rows.count):
+            row = rows.part(i, i + 1)
+            one = self.block_gradient(form, theta, row, None, weights[i : i + 1, None])
+            total = _placed(one, i, rows) if total is None else _added(total, _placed(one, i, rows))
+        if total is None:
+            return PairGradient([_zeros(t) for t in rows.tensors], [], [torch.zeros(()).double() for _ in theta])
+        return total
+
+
+def _slopes(form: Form) -> dict[Symbol, Expression]:
+    symbols = [Symbol(kind, k) for k, kind in enumerate(form.statistics) if kind != "match"]
+    symbols += [Symbol(side, k) for side in ("left", "right") for k in range(form.scalar_count)]
+    symbols += [Symbol("parameter", k) for k in range(form.parameter_count)]
+    return {s: form.profile.derivative(s) for s in symbols}
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=torch.float64)
+
+
+def _placed(gradient: PairGradient, i: int, rows: Rows) -> PairGradient:
+    placed: list[Tensor | None] = []
+    for part, whole in zip(gradient.rows, rows.tensors, strict=True):
+        target = _zeros(whole)
+        assert part is not None
+        target[i] = part[0]
+        placed.append(target)
+    return PairGradient(placed, [], gradient.theta)
+
+
+def _added(a: PairGradient, b: PairGradient) -> PairGradient:
+    def join(x: list[Any], y: list[Any]) -> list[Any]:
+        return [p + q for p, q in zip(x, y, strict=True)]
+
+    return PairGradient(join(a.rows, b.rows), [], join(a.theta, b.theta))
+
+
+def _pair(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows, i: int, j: int) -> dict[Symbol, float]:
+    if rows.batch_shape or cols.batch_shape or any(t.dim() for t in theta):
+        raise DomainError("`rows` must be unbatched for the reference backend, got a batch; loop over its members")
+    values: dict[Symbol, float] = {}
+    for k, kind in enumerate(form.statistics):
+        u, v = rows.features[k][i], cols.features[k][j]
+        if kind == "match":
+            value = 1.0 if int(u) == int(v) else 0.0
+        elif kind == "product":
+            value = math.fsum(float(a) * float(b) for a, b in zip(u, v, strict=True))
+        else:
+            value = math.sqrt(math.fsum((float(a) - float(b)) ** 2 for a, b in zip(u, v, strict=True)))
+        values[Symbol(kind, k)] = value
+    for k in range(form.scalar_count):
+        values[Symbol("left", k)] = float(rows.scalars[k][i])
+        values[Symbol("right", k)] = float(cols.scalars[k][j])
+    for k, t in enumerate(theta):
+        values[Symbol("parameter", k)] = float(t)
+    return values

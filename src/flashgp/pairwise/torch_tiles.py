@@ -1,0 +1,265 @@
+"""The portable backend: torch tiles on any device, in float64 or float32, one tile of the matrix alive at a time."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise import differentiable
+from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.program import Partial, Program, Scalar, program_of
+from flashgp.pairwise.statistics import TileStatistics
+
+__all__ = ["TorchTiles", "tile_rows"]
+
+TILE_PAIRS = {"cpu": 2**18}  # pairs per tile: two float64 tiles fit a 4 MiB cache (docs/decisions/0003)
+ACCELERATOR_TILE_PAIRS = 2**24
+
+
+def tile_rows(columns: int, batch: int, device: torch.device) -> int:
+    """Rows per tile so that a tile of that many columns (and batch members) stays within the tile size."""
+    pairs = TILE_PAIRS.get(device.type, ACCELERATOR_TILE_PAIRS)
+    return max(1, pairs // max(1, columns * batch))
+
+
+@register_backend("torch")
+class TorchTiles(Backend):
+    """Straight torch calls over row panels; see Backend for the contract."""
+
+    def block(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        *,
+        dtype: torch.dtype,
+        workspace: Workspace | None = None,
+    ) -> Tensor:
+        job = _Job(form, theta, rows, cols, dtype)
+        panels = job.panels()
+        if len(panels) == 1 and job.single_fits:
+            return job.value(*panels[0])
+        workspace = workspace or Workspace()
+        out = workspace.empty((*job.batch_shape, rows.count, job.cols.count), dtype, rows.device)
+        with workspace.hold(job.temporary_bytes(job.program.value_temporaries)):
+            for i, j in panels:
+                out[..., i, j] = job.value(i, j)
+                if job.symmetric and j.stop > i.stop:
+                    out[..., i.stop : j.stop, i] = out[..., i, i.stop : j.stop].mT
+        return out
+
+    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
+        program = program_of(form)
+        statistics, scalars, own = _diagonal_statistics(form, rows, dtype)
+        value = program.value(statistics, scalars, [t.unsqueeze(-1).to(dtype) if t.dim() else t.to(dtype) for t in theta], own)
+        shape = (*torch.broadcast_shapes(rows.batch_shape, *(t.shape for t in theta)), rows.count)
+        return torch.as_tensor(value, dtype=dtype, device=rows.device).expand(shape)
+
+    def product(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
+    ) -> Tensor:
+        job = _Job(form, theta, rows, cols, right.dtype)
+        workspace = workspace or Workspace()
+        batch = torch.broadcast_shapes(job.batch_shape, right.shape[:-2])
+        out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
+        out.zero_()
+        with workspace.hold(job.temporary_bytes(job.program.value_temporaries)):
+            for i, j in job.panels():
+                tile = job.value(i, j)
+                out[..., i, :] += tile @ right[..., j, :]
+                if job.symmetric and j.stop > i.stop:
+                    out[..., i.stop : j.stop, :] += tile[..., i.stop - i.start :].mT @ right[..., i, :]
+        return out
+
+    def block_gradient(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+    ) -> PairGradient:
+        job = _Job(form, theta, rows, cols, weights.dtype)
+        return _pull(job, lambda i, j: weights[..., i, j])
+
+    def bilinear_gradient(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+    ) -> PairGradient:
+        job = _Job(form, theta, rows, cols, right.dtype)
+        if not job.symmetric:
+            return _pull(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT)
+        # Only the upper panels are visited, so the weights must be symmetric: (U V^T + V U^T) / 2, eq. (M-21).
+        first, second = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
+        return _pull(job, lambda i, j: first[..., i, :] @ second[..., j, :].mT)
+
+    def diagonal_gradient(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor
+    ) -> PairGradient:
+        with torch.enable_grad():
+            leaf = [t.detach().requires_grad_(t.is_floating_point()) for t in rows.tensors]
+            values = [t.detach().requires_grad_() for t in theta]
+            out = differentiable.diagonal(form, values, rows.rebuilt(leaf)).to(weights.dtype)
+            if not out.requires_grad:  # a stationary diagonal depends on nothing
+                return PairGradient([None] * len(leaf), [], [None] * len(values))
+            inputs = [t for t in (*leaf, *values) if t.requires_grad]
+            found = iter(torch.autograd.grad(out, inputs, weights.expand_as(out), allow_unused=True))
+        gradients = [next(found) if t.requires_grad else None for t in (*leaf, *values)]
+        return PairGradient(gradients[: len(leaf)], [], gradients[len(leaf) :])
+
+
+class _Job:
+    """One call: the program, the statistics of its rows, theta in the cheapest form, and the panels to visit."""
+
+    def __init__(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype
+    ) -> None:
+        self.form, self.rows, self.dtype = form, rows, dtype
+        self.symmetric = cols is None
+        self.cols = rows if cols is None else cols
+        self.program: Program = program_of(form)
+        self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope)
+        self.batch_shape = torch.broadcast_shapes(
+            rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta)
+        )
+        self.theta_shapes = [t.shape for t in theta]
+        device = rows.device
+        self.theta: list[Scalar] = [
+            float(t) if t.dim() == 0 and device.type == "cpu" else t.to(dtype)[..., None, None] for t in theta
+        ]
+        # A tile may be overwritten in place only if every statistic already has the full batch shape.
+        shapes = {f.shape[:-2] if f.is_floating_point() else f.shape[:-1] for f in rows.features}
+        shapes |= {f.shape[:-2] if f.is_floating_point() else f.shape[:-1] for f in self.cols.features}
+        self.own = all(shape == self.batch_shape for shape in shapes) and all(
+            a.shape[:-1] == self.batch_shape for a in (*rows.scalars, *self.cols.scalars)
+        )
+
+    @property
+    def single_fits(self) -> bool:
+        return bool(self.form.statistics or self.form.scalar_count)
+
+    def panels(self) -> list[tuple[slice, slice]]:
+        """Row panels; for a symmetric job each reaches from its own diagonal block to the right."""
+        n, m = self.rows.count, self.cols.count
+        step = tile_rows(m, self.batch_shape.numel(), self.rows.device)
+        return [
+            (slice(start, min(n, start + step)), slice(start if self.symmetric else 0, m))
+            for start in range(0, n, step)
+        ]
+
+    def temporary_bytes(self, temporaries: int) -> int:
+        """Upper bound of the bytes of tile temporaries."""
+        n, m = self.rows.count, self.cols.count
+        step = min(n, tile_rows(m, self.batch_shape.numel(), self.rows.device))
+        return temporaries * step * m * self.batch_shape.numel() * 8
+
+    def value(self, i: slice, j: slice) -> Tensor:
+        statistics, scalars = self.statistics.tile(i, j)
+        value: Any = self.program.value(statistics, scalars, self.theta, self.own)
+        shape = (*self.batch_shape, i.stop - i.start, j.stop - j.start)
+        if isinstance(value, float):
+            return torch.full(shape, value, dtype=self.dtype, device=self.rows.device)
+        return value if value.shape == shape else value.expand(shape)  # type: ignore[no-any-return]
+
+    def partials(self, i: slice, j: slice) -> tuple[Any, list[Partial]]:
+        statistics, scalars = self.statistics.tile(i, j)
+        return self.program.partials(statistics, scalars, self.theta, self.own)
+
+
+def _diagonal_statistics(form: Form, rows: Rows, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], bool]:
+    statistics = []
+    shape = (*rows.batch_shape, rows.count)
+    for kind, feature in zip(form.statistics, rows.features, strict=True):
+        if kind == "product":
+            statistics.append(feature.square().sum(-1).to(dtype))
+        else:
+            fill = torch.zeros if kind == "distance" else torch.ones
+            statistics.append(fill(shape, dtype=dtype, device=rows.device))
+    scalars = [a.to(dtype) for a in rows.scalars] * 2
+    return statistics, scalars, False
+
+
+class _Accumulator:
+    """Adds up the pullback of sum(W * K) over tiles, eqs. (M-23) to (M-26)."""
+
+    def __init__(self, job: _Job) -> None:
+        self.job = job
+        form = job.form
+        self.rows: list[Tensor | None] = [None] * (len(form.statistics) + form.scalar_count)
+        self.cols: list[Tensor | None] = self.rows if job.symmetric else [None] * len(self.rows)
+        self.theta: list[Tensor | None] = [None] * form.parameter_count
+
+    def add_rows(self, side: list[Tensor | None], slot: int, where: slice, part: Tensor, rows: Rows) -> None:
+        """Add what a tile says about part of the rows; features are (*batch, n, d'), scalars (*batch, n)."""
+        dim = -2 if slot < len(self.job.form.statistics) else -1
+        target = side[slot]
+        if target is None:
+            shape = list(part.shape)
+            shape[dim] = rows.count
+            target = side[slot] = torch.zeros(shape, dtype=part.dtype, device=part.device)
+        target.narrow(dim, where.start, where.stop - where.start).add_(part)
+
+    def add_theta(self, index: int, part: Tensor) -> None:
+        known = self.theta[index]
+        self.theta[index] = part if known is None else known + part
+
+
+def _panels_with_weights(job: _Job, weights: Any) -> Iterator[tuple[slice, slice, Tensor]]:
+    for i, j in job.panels():
+        tile = weights(i, j)
+        if job.symmetric and j.stop > i.stop:
+            tile = tile.clone()
+            tile[..., i.stop - i.start :] *= 2.0  # the mirrored pairs are not visited
+        yield i, j, tile
+
+
+def _pull(job: _Job, weights: Any) -> PairGradient:
+    total = _Accumulator(job)
+    count = len(job.form.statistics)
+    for i, j, weight in _panels_with_weights(job, weights):
+        _, partials = job.partials(i, j)
+        products: dict[int, Tensor] = {}
+        for partial in partials:
+            if partial.tile is None:
+                weighted = weight
+            elif id(partial.tile) in products:
+                weighted = products[id(partial.tile)]
+            else:
+                weighted = products[id(partial.tile)] = weight * partial.tile
+            symbol, scalar = partial.symbol, partial.scalar
+            if symbol.kind == "parameter":
+                total.add_theta(symbol.index, weighted.sum((-2, -1)) * _flat(scalar))
+            elif symbol.kind in ("left", "right"):
+                part = weighted.sum(-1 if symbol.kind == "left" else -2)
+                part = part * (scalar if isinstance(scalar, float) else scalar.squeeze(-1))
+                if symbol.kind == "left":
+                    total.add_rows(total.rows, count + symbol.index, i, part, job.rows)
+                else:
+                    total.add_rows(total.cols, count + symbol.index, j, part, job.cols)
+            else:
+                _pull_statistic(total, symbol.kind, symbol.index, i, j, weighted, scalar)
+    return PairGradient(total.rows, [] if job.symmetric else total.cols, total.theta)
+
+
+def _flat(scalar: Scalar) -> Scalar:
+    return scalar if isinstance(scalar, float) else scalar[..., 0, 0]
+
+
+def _pull_statistic(
+    total: _Accumulator, kind: str, index: int, i: slice, j: slice, weighted: Tensor, scalar: Scalar
+) -> None:
+    """Through q = |u - v|^2, eq. (M-24), or s = u . v, eq. (M-25), to the features of both sides."""
+    job = total.job
+    u = job.rows.features[index][..., i, :].to(weighted.dtype)
+    v = job.cols.features[index][..., j, :].to(weighted.dtype)
+    to_u, to_v = weighted @ v, weighted.mT @ u
+    if kind == "distance":
+        to_u = (weighted.sum(-1).unsqueeze(-1) * u - to_u) * 2.0
+        to_v = (weighted.sum(-2).unsqueeze(-1) * v - to_v) * 2.0
+    total.add_rows(total.rows, index, i, to_u * scalar, job.rows)
+    total.add_rows(total.cols, index, j, to_v * scalar, job.cols)
