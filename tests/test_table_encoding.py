@@ -133,6 +133,7 @@ def test_missing_values_are_refused_with_their_place_or_dropped_with_their_count
     assert said(encoding.notes, "2 of 4 rows have missing values and are left out")
     data = encoding.apply(table, need_target=True)
     assert data.x.tolist() == [[1.0, 2.0], [9.0, 1.0]]
+    assert data.y.tolist() == [3.0, 2.0]
     assert data.rows.tolist() == [0, 3]
     assert encoding.apply(table, need_target=False).rows.tolist() == [0, 2, 3]  # the target's gap matters no more
     with pytest.raises(DomainError, match="1 of 4 rows"):
@@ -164,6 +165,7 @@ def test_columns_are_matched_by_name(read):
     data = encoding.apply(read("extra,size,open,day,city\n9,5,false,1970-02-01,bonn\n"), need_target=False)
     assert data.x.tolist() == [[0.0, 31.0, 0.0, 5.0]]
     assert data.y is None
+    assert encoding.apply(read(TEXT), need_target=False).notes == ()  # target and left-out columns are known
     assert data.notes == ("columns unknown to the model are ignored: 'extra'.",)
     with pytest.raises(DomainError, match=r"missing 'day', 'size'; it has 'city', 'open'"):
         encoding.apply(read("city,open\nulm,true\n"), need_target=False)
@@ -282,6 +284,7 @@ VALID = {
         (("target",), "x", "distinct"),
         (("target",), "\ud800", "Unicode"),
         (("target_position",), 4, "target_position"),
+        (("target_position",), True, "target_position"),
         (("target_position",), 2, "inputs"),
         (("inputs",), [], "inputs"),
         (("inputs",), "c", "inputs"),

@@ -35,6 +35,7 @@ def test_compressed_bytes_depend_on_the_content_alone(tmp_path):
         write_predictions(tmp_path / name, COLUMNS)
     data = (tmp_path / "a.csv.gz").read_bytes()
     assert data == (tmp_path / "b.csv.gz").read_bytes()
+    assert data[3:8] == bytes(5)  # neither a name nor a time inside (RFC 1952)
     assert gzip.decompress(data).startswith(b"row,mean,std\n")
 
 
