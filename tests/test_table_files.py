@@ -105,7 +105,8 @@ def test_columns_that_are_refused(tmp_path, columns, error, suffix):
 
 def test_importing_tables_loads_no_frame_library():
     code = "import sys, flashgp.table; print({'pandas', 'pyarrow', 'polars', 'narwhals'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "set()"
 
 
