@@ -49,11 +49,11 @@ def scripted(repeats: int, **seconds: list[float]) -> tuple[Comparison, Scripted
 
 
 def test_median_spread_and_warm_up_of_each_candidate() -> None:
-    result, _ = scripted(5, slow=[90.0, 5.0, 1.0, 4.0, 2.0, 3.0], fast=[7.0, 0.5, 0.5, 0.5, 0.5, 0.5])
+    result, _ = scripted(5, slow=[90.0, 5.0, 1.0, 40.0, 2.0, 3.0], fast=[7.0, 0.5, 0.5, 0.5, 0.5, 0.5])
     slow, fast = result.candidates
     assert (slow.name, slow.accepted, slow.reason) == ("slow", True, None)
-    assert (slow.seconds, slow.spread, slow.warmup_seconds) == (3.0, 2.0, 90.0)
-    assert slow.times == (5.0, 1.0, 4.0, 2.0, 3.0)
+    assert (slow.seconds, slow.spread, slow.warmup_seconds) == (3.0, 3.0, 90.0)
+    assert slow.times == (5.0, 1.0, 40.0, 2.0, 3.0)
     assert (fast.seconds, fast.spread, fast.warmup_seconds) == (0.5, 0.0, 7.0)
     assert result.fastest is fast
     assert result["slow"] is slow
@@ -86,7 +86,8 @@ def test_time_memory_and_error_are_of_the_same_run() -> None:
     result = compare({"it": worse_each_time}, (X,), reference=gram, tolerance=1e-7, repeats=3)
     runs = result["it"].runs
     assert [run.error for run in runs] == pytest.approx([2e-9, 3e-9, 4e-9], rel=1e-3)
-    assert [run.peak_bytes / 2**20 for run in runs] == pytest.approx([16, 24, 32], abs=4)
+    if result.settings["memory_method"] == "high_water":  # a sampling thread may miss a peak this short
+        assert [run.peak_bytes / 2**20 for run in runs] == pytest.approx([16, 24, 32], abs=4)
     assert result["it"].error == max(run.error for run in runs)
     assert result["it"].peak_bytes == max(run.peak_bytes for run in runs)
     assert all(run.seconds > 0 for run in runs)
@@ -153,7 +154,12 @@ def test_gradients_start_empty_and_shared_tensors_stay_shared() -> None:
 
 def test_default_tolerance_follows_the_dtype() -> None:
     assert compare({"it": gram}, (X,), reference=gram, repeats=1).settings["tolerance"] == 2.0**-26
-    single = compare({"it": gram}, (X.float(),), reference=lambda x: gram(x.double()), repeats=1)
+    mixed = {"scale": torch.tensor(2.0, dtype=torch.float64), "x": X.float()}
+
+    def scaled(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return scale * gram(x)
+
+    single = compare({"it": scaled}, mixed, reference=lambda scale, x: scaled(scale, x.double()), repeats=1)
     assert single.settings["tolerance"] == math.sqrt(torch.finfo(torch.float32).eps)
     assert single["it"].accepted
 

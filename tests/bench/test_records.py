@@ -77,14 +77,17 @@ def test_what_json_cannot_say_is_refused_and_the_old_record_stays(tmp_path: Path
     assert read_record(path) == before
 
 
-def test_a_write_that_breaks_off_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_breaks_off_leaves_the_old_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     path = tmp_path / "record.json"
     before = write_record(path, {"rows": []})
 
-    def full(_: int) -> None:
+    def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(records.os, "fsync", full)
+    monkeypatch.setattr(records.os, step, full)
     with pytest.raises(OSError, match="disk full"):
         write_record(path, {"rows": [1]})
     assert read_record(path) == before

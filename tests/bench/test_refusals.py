@@ -259,6 +259,8 @@ def test_what_cannot_be_noticed_is_said() -> None:
     )
     assert [note.split()[0] for note in result.notes] == ["inputs[1]"]
     assert "moves no output" in str(result)
+    steps = [entry["relative_step"] for entry in result.settings["inputs"]]
+    assert steps == [1e-4, 1e-4], "what is of no use as a proof is varied as little as anything"
 
 
 def test_a_function_of_the_user_that_moves_too_little_is_no_proof() -> None:
