@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Union
+from typing import Any, Union
 
 from flashgp.foundations.errors import DomainError
 
@@ -75,8 +75,12 @@ class Function:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the cached hash: it is of this process, and atoms whose hashes differ never merge.
+        return Function, (self.name, self.argument)
 
-Atom = Union[Symbol, Surd, Function, "Expression"]  # noqa: UP007 - a forward reference cannot be or-ed at run time
+
+Atom = Union[Symbol, Surd, Function, "Expression"]
 Factors = tuple[tuple[Atom, int], ...]
 
 
@@ -117,6 +121,9 @@ class Expression:
 
     def __repr__(self) -> str:
         return self.key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expression, (dict(self.terms),)  # without the cached hash, as above
 
     # -- questions ----------------------------------------------------------------------------------------------
     @property

@@ -17,8 +17,8 @@ from flashgp.kernels.squared_exponential import SquaredExponential
 from flashgp.kernels.warped import Warped
 
 __all__ = [
-    "REGISTRY",
     "RBF",
+    "REGISTRY",
     "Categorical",
     "Constant",
     "Coregionalization",
@@ -73,7 +73,10 @@ REGISTRY: dict[str, Registered] = {
     ),
     "Coregionalization": Registered(
         Coregionalization,
-        lambda d: [Coregionalization(4, 2, active_dims=[0]), Coregionalization(4, 1, diagonal=0.3, active_dims=[d - 1])],
+        lambda d: [
+            Coregionalization(4, 2, active_dims=[0]),
+            Coregionalization(4, 1, diagonal=0.3, active_dims=[d - 1]),
+        ],
         "codes",
     ),
     "Warped": Registered(Warped, lambda d: [Warped(_example_module(d), SquaredExponential(1.1))]),

@@ -114,7 +114,7 @@ class Coregionalization(Leaf):
             # The columns differ, or all would stay equal under any gradient step; zero would be a saddle point.
             tasks, ranks = torch.arange(count)[:, None], torch.arange(rank)[None, :]
             factor = torch.cos(tasks * ranks * torch.pi / count).double() / rank**0.5
-        if not isinstance(diagonal, Parameter) and torch.as_tensor(diagonal).dim() == 0:
+        if isinstance(diagonal, int | float) or (isinstance(diagonal, Tensor) and diagonal.dim() == 0):
             diagonal = torch.full((count,), float(diagonal), dtype=torch.float64)
         self.factor = self._parameter(factor, "factor", Domain(), event_dim=2)
         self.diagonal = self._parameter(diagonal, "diagonal", Domain(lower=0.0), event_dim=1)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -165,7 +166,7 @@ class Leaf(Kernel):
         return Form(self.profile, self.statistics, self.scalar_count, self.parameter_count)
 
     def rows(self, x: Tensor) -> Rows:
-        x = self.select(x)
+        x = self.select(x).to(torch.float64)
         return Rows(self._features(x), self._scalars(x), x.shape[-2])
 
     def theta(self) -> tuple[Tensor, ...]:
@@ -178,20 +179,12 @@ class Leaf(Kernel):
     def _parameter(self, value: Numeric, name: str, domain: Domain, event_dim: int | None = 0) -> Parameter:
         """A constrained parameter; event_dim None means per column when `value` has a dimension, else one for all."""
         if event_dim is None:
-            raw = value.raw if isinstance(value, Parameter) else value
-            event_dim = 1 if isinstance(raw, Tensor) and raw.dim() else 0
+            event_dim = 1 if numpy.ndim(value.raw if isinstance(value, Parameter) else value) else 0
         return as_parameter(value, domain, name, event_dim=event_dim)
 
     def select(self, x: Tensor) -> Tensor:
         """The active columns of x, checked against the number of columns the parameters expect."""
-        if self.active_dims is not None:
-            if max(self.active_dims) >= x.shape[-1] or min(self.active_dims) < -x.shape[-1]:
-                raise ShapeError(
-                    f"`active_dims` must name columns of x, which has {x.shape[-1]}, got {self.active_dims}; "
-                    "choose columns that exist"
-                )
-            # one column or a range as a view, so that nothing is copied
-            x = x[..., list(self.active_dims)]
+        x = _columns(x, self.active_dims)
         for name, p in self.named_children():
             if isinstance(p, Parameter) and p.event_dim == 1 and name in self.per_column:
                 entries = p.raw.shape[-1]
@@ -220,3 +213,15 @@ def _as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:
             f"`active_dims` must be distinct column numbers, at least one, got {active_dims!r}; for example [0, 2]"
         )
     return dims
+
+
+def _columns(x: Tensor, active_dims: tuple[int, ...] | None) -> Tensor:
+    """The named columns of x (all for None); ShapeError for one that x does not have."""
+    if active_dims is None:
+        return x
+    d = x.shape[-1]
+    if max(active_dims) >= d or min(active_dims) < -d:
+        raise ShapeError(
+            f"`active_dims` must name columns of x, which has {d}, got {active_dims}; choose columns that exist"
+        )
+    return x[..., list(active_dims)]

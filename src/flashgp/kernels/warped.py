@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
-from flashgp.kernels.kernel import Kernel, _as_dims
+from flashgp.kernels.kernel import Kernel, _as_dims, _columns
 
 __all__ = ["Warped"]
 
@@ -46,8 +46,7 @@ class Warped(Kernel):
         return (self.kernel,)
 
     def rows(self, x: Tensor) -> Rows:
-        if self.active_dims is not None:
-            x = x[..., list(self.active_dims)]
+        x = _columns(x, self.active_dims)
         own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
         features = self.module(x.to(own))
         if not isinstance(features, Tensor) or features.shape[-2:-1] != x.shape[-2:-1]:
