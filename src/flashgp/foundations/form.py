@@ -8,14 +8,15 @@ A `Form` is the structure (which statistics, which profile g); `Rows` holds what
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.expression import Expression, Symbol
 
-__all__ = ["Form", "Rows"]
+__all__ = ["Form", "Rows", "broadcast_batch"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Form:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the cached hash: it is of this process.
+        return Form, (self.profile, self.statistics, self.scalar_count, self.parameter_count)
 
     def shifted(self, statistics: int, scalars: int, parameters: int) -> Expression:
         """The profile with every symbol moved behind that many statistics, scalars and parameters."""
@@ -63,15 +68,19 @@ class Rows:
     """What a set of n points contributes to a form.
 
     Fields: features, one tensor per statistic, (*batch, n, d_i) floating or, for a match, (*batch, n) int64 codes;
-    scalars, one (*batch, n) tensor per row scalar; count, the number n of rows.
+    scalars, one (*batch, n) tensor per row scalar; count, the number n of rows; batch and place, the batch shape and
+    device of the points, which a form without tensors (a constant) could not tell otherwise.
     """
 
     features: tuple[Tensor, ...]
     scalars: tuple[Tensor, ...]
     count: int
+    batch: torch.Size = field(default_factory=torch.Size)
+    place: torch.device | None = None
 
     def _map(self, features: Callable[[Tensor], Tensor], scalars: Callable[[Tensor], Tensor], count: int) -> "Rows":
-        return Rows(tuple(map(features, self.features)), tuple(map(scalars, self.scalars)), count)
+        moved = tuple(map(features, self.features)), tuple(map(scalars, self.scalars))
+        return Rows(*moved, count, self.batch, self.place)
 
     def part(self, start: int, stop: int) -> "Rows":
         """Rows start to stop, as views."""
@@ -86,11 +95,12 @@ class Rows:
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Rows":
         """Floating tensors in another dtype, everything on another device."""
-        return self._map(
+        moved = self._map(
             lambda f: f.to(device=device, dtype=dtype if f.is_floating_point() else f.dtype),
             lambda a: a.to(device=device, dtype=dtype),
             self.count,
         )
+        return moved if device is None else replace(moved, place=torch.device(device))
 
     def detach(self) -> "Rows":
         return self._map(Tensor.detach, Tensor.detach, self.count)
@@ -103,7 +113,7 @@ class Rows:
     def rebuilt(self, tensors: Sequence[Tensor]) -> "Rows":
         """The same rows with other tensors, in the order of `tensors`."""
         split = len(self.features)
-        return Rows(tuple(tensors[:split]), tuple(tensors[split:]), self.count)
+        return Rows(tuple(tensors[:split]), tuple(tensors[split:]), self.count, self.batch, self.place)
 
     @property
     def requires_grad(self) -> bool:
@@ -111,14 +121,23 @@ class Rows:
 
     @property
     def device(self) -> torch.device:
-        return self.tensors[0].device if self.tensors else torch.device("cpu")
+        return self.tensors[0].device if self.tensors else self.place or torch.device("cpu")
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The broadcast batch shape of all tensors."""
+        """The broadcast batch shape of the points and of all tensors."""
         shapes = [f.shape[:-2] if f.is_floating_point() else f.shape[:-1] for f in self.features]
-        return torch.broadcast_shapes(*shapes, *(a.shape[:-1] for a in self.scalars))
+        return broadcast_batch(self.batch, *shapes, *(a.shape[:-1] for a in self.scalars))
 
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors)
+
+
+def broadcast_batch(*shapes: torch.Size) -> torch.Size:
+    """`torch.broadcast_shapes`, quick when the shapes are equal, which they nearly always are."""
+    distinct = set(shapes)
+    distinct.discard(torch.Size())
+    if not distinct:
+        return torch.Size()
+    return distinct.pop() if len(distinct) == 1 else torch.Size(torch.broadcast_shapes(*distinct))

@@ -59,6 +59,8 @@ def _joined_rows(parts: Sequence[Rows]) -> Rows:
         tuple(f for rows in parts for f in rows.features),
         tuple(a for rows in parts for a in rows.scalars),
         parts[0].count,
+        parts[0].batch,
+        parts[0].place,
     )
 
 

@@ -167,7 +167,7 @@ class Leaf(Kernel):
 
     def rows(self, x: Tensor) -> Rows:
         x = self.select(x).to(torch.float64)
-        return Rows(self._features(x), self._scalars(x), x.shape[-2])
+        return Rows(self._features(x), self._scalars(x), x.shape[-2], x.shape[:-2], x.device)
 
     def theta(self) -> tuple[Tensor, ...]:
         return tuple(p.value for p in self._profile_parameters())

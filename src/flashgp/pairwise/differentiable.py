@@ -65,7 +65,7 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        u, v = ctx.saved_tensors
+        u, v = _centred(*ctx.saved_tensors)
         to_u = 2.0 * (gradient.sum(-1, keepdim=True) * u - gradient @ v) if ctx.needs_input_grad[0] else None
         to_v = 2.0 * (gradient.sum(-2).unsqueeze(-1) * v - gradient.mT @ u) if ctx.needs_input_grad[1] else None
         return (
@@ -75,8 +75,16 @@ class _SquaredDistance(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, du: Tensor | None, dv: Tensor | None) -> Tensor:
-        u, v = ctx.saved_tensors
+        u, v = _centred(*ctx.saved_tensors)
         du = torch.zeros_like(u) if du is None else du
         dv = torch.zeros_like(v) if dv is None else dv
         change = (u * du).sum(-1, keepdim=True) + (v * dv).sum(-1).unsqueeze(-2)
         return 2.0 * (change - u @ dv.mT - du @ v.mT)
+
+
+def _centred(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides around u's mean: no derivative of |u - v|^2 changes, and none loses the digits of a common offset."""
+    if u.shape[-2] == 0:
+        return u, v
+    centre = u.detach().mean(dim=-2, keepdim=True)
+    return u - centre, v - centre
