@@ -1,3 +1,85 @@
 """FlashGP: exact Gaussian processes on PyTorch, planned, measured and certified."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from flashgp import kernels, likelihoods, means
+from flashgp.foundations.errors import (
+    BackendUnavailableError,
+    ConvergenceError,
+    DomainError,
+    FlashGPError,
+    FlashGPWarning,
+    MemoryBudgetError,
+    ModelFileError,
+    NotPositiveDefiniteError,
+    ShapeError,
+)
+from flashgp.foundations.parameters import Parameter
+from flashgp.foundations.report import Report
+from flashgp.inference.gp import GP
+
 __version__ = "0.1.0"
+
+# Names that bring heavier modules along are imported when first used.
+_LATE = {
+    "GPRegressor": ("flashgp.estimator", "GPRegressor"),
+    "Plan": ("flashgp.planner.plan", "Plan"),
+    "Posterior": ("flashgp.inference.posterior", "Posterior"),
+    "bench": ("flashgp.bench", None),
+    "fit": ("flashgp.inference.fit", "fit"),
+    "load": ("flashgp.files", "load"),
+    "plan": ("flashgp.inference.posterior", "plan_for"),
+    "plots": ("flashgp.plots", None),
+    "save": ("flashgp.files", "save"),
+}
+
+__all__ = [
+    "GP",
+    "BackendUnavailableError",
+    "ConvergenceError",
+    "DomainError",
+    "FlashGPError",
+    "FlashGPWarning",
+    "GPRegressor",
+    "MemoryBudgetError",
+    "ModelFileError",
+    "NotPositiveDefiniteError",
+    "Parameter",
+    "Plan",
+    "Posterior",
+    "Report",
+    "ShapeError",
+    "bench",
+    "fit",
+    "kernels",
+    "likelihoods",
+    "load",
+    "means",
+    "plan",
+    "plots",
+    "save",
+]
+
+if TYPE_CHECKING:
+    from flashgp import bench, plots
+    from flashgp.estimator import GPRegressor
+    from flashgp.files import load, save
+    from flashgp.inference.fit import fit
+    from flashgp.inference.posterior import Posterior
+    from flashgp.inference.posterior import plan_for as plan
+    from flashgp.planner.plan import Plan
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'flashgp' has no attribute {name!r}")
+    module, attribute = _LATE[name]
+    loaded = importlib.import_module(module)
+    value = loaded if attribute is None else getattr(loaded, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

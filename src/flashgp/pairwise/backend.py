@@ -51,8 +51,9 @@ class Backend(ABC):
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
+        upper: bool = False,
     ) -> Tensor:
-        """The dense block, shape (*batch, n, m)."""
+        """The dense block, shape (*batch, n, m); with `upper`, what is below the diagonal may be left undefined."""
 
     @abstractmethod
     def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
@@ -86,6 +87,22 @@ class Backend(ABC):
     @abstractmethod
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
         """Gradient of sum(weights * diagonal), weights (*batch, n)."""
+
+    def taped_block(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        *,
+        dtype: torch.dtype,
+        workspace: Workspace | None = None,
+    ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
+        """The upper triangle of the symmetric block, and a function from symmetric weights to its gradient.
+
+        A backend may keep the derivatives of a small block instead of computing the pairs again.
+        """
+        block = self.block(form, theta, rows, None, dtype=dtype, workspace=workspace, upper=True)
+        return block, lambda weights: self.block_gradient(form, theta, rows, None, weights)
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {}

@@ -326,14 +326,13 @@ class Program:
 
     def partials(
         self, statistics: Sequence[Tensor], scalars: Sequence[Tensor], theta: Sequence[Scalar], own: bool
-    ) -> tuple[Scalar | Tensor, list[Partial]]:
-        """g and its derivatives by every statistic, row scalar and parameter, over a tile."""
-        value_scalar, value_tile, *flat = self._partials(*statistics, *scalars, *theta, own)
-        value = value_scalar if value_tile is None else (value_scalar, value_tile)
+    ) -> tuple[tuple[Scalar, Tensor | None], list[Partial]]:
+        """g as (scalar, tile or None for ones), and its derivatives by every statistic, row scalar and parameter."""
+        scalar, tile, *flat = self._partials(*statistics, *scalars, *theta, own)
         parts = [
             Partial(symbol, flat[2 * k], flat[2 * k + 1]) for k, symbol in enumerate(self._present)
         ]
-        return value, parts
+        return (scalar, tile), parts
 
     def _compile_value(self) -> tuple[Callable[..., Any], str, int]:
         generator = _Generator()

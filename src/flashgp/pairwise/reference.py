@@ -56,6 +56,7 @@ class Reference(Backend):
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
+        upper: bool = False,
     ) -> Tensor:
         cols = rows if cols is None else cols
         out = torch.empty((rows.count, cols.count), dtype=torch.float64)

@@ -1,12 +1,12 @@
 """The portable backend: torch tiles on any device, in float64 or float32, one tile of the matrix alive at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
@@ -38,6 +38,7 @@ class TorchTiles(Backend):
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
+        upper: bool = False,
     ) -> Tensor:
         job = _Job(form, theta, rows, cols, dtype)
         panels = job.panels()
@@ -48,7 +49,7 @@ class TorchTiles(Backend):
         with workspace.hold(job.temporary_bytes(job.program.value_temporaries)):
             for i, j in panels:
                 out[..., i, j] = job.value(i, j)
-                if job.symmetric and j.stop > i.stop:
+                if job.symmetric and not upper and j.stop > i.stop:
                     out[..., i.stop : j.stop, i] = out[..., i, i.stop : j.stop].mT
         return out
 
@@ -56,7 +57,7 @@ class TorchTiles(Backend):
         program = program_of(form)
         statistics, scalars, own = _diagonal_statistics(form, rows, dtype)
         value = program.value(statistics, scalars, [t.unsqueeze(-1).to(dtype) if t.dim() else t.to(dtype) for t in theta], own)
-        shape = (*torch.broadcast_shapes(rows.batch_shape, *(t.shape for t in theta)), rows.count)
+        shape = (*broadcast_batch(rows.batch_shape, *(t.shape for t in theta)), rows.count)
         return torch.as_tensor(value, dtype=dtype, device=rows.device).expand(shape)
 
     def product(
@@ -71,7 +72,7 @@ class TorchTiles(Backend):
     ) -> Tensor:
         job = _Job(form, theta, rows, cols, right.dtype)
         workspace = workspace or Workspace()
-        batch = torch.broadcast_shapes(job.batch_shape, right.shape[:-2])
+        batch = broadcast_batch(job.batch_shape, right.shape[:-2])
         out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
         out.zero_()
         with workspace.hold(job.temporary_bytes(job.program.value_temporaries)):
@@ -86,17 +87,37 @@ class TorchTiles(Backend):
         self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
     ) -> PairGradient:
         job = _Job(form, theta, rows, cols, weights.dtype)
-        return _pull(job, lambda i, j: weights[..., i, j])
+        return _pull(job, _pieces(job, lambda i, j: weights[..., i, j]))
+
+    def taped_block(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        *,
+        dtype: torch.dtype,
+        workspace: Workspace | None = None,
+    ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
+        job = _Job(form, theta, rows, None, dtype)
+        if rows.count > tile_rows(rows.count, job.batch_shape.numel(), rows.device) or not job.single_fits:
+            return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
+        everything = slice(0, rows.count)
+        (scalar, tile), partials = job.partials(everything, everything)
+        shape = (*job.batch_shape, rows.count, rows.count)
+        block = torch.full(shape, scalar, dtype=dtype, device=rows.device) if tile is None else tile * scalar
+        if block.shape != shape:
+            block = block.expand(shape)
+        return block, lambda weights: _pull(job, [(everything, everything, weights, partials)])
 
     def bilinear_gradient(
         self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
     ) -> PairGradient:
         job = _Job(form, theta, rows, cols, right.dtype)
         if not job.symmetric:
-            return _pull(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT)
+            return _pull(job, _pieces(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT))
         # Only the upper panels are visited, so the weights must be symmetric: (U V^T + V U^T) / 2, eq. (M-21).
         first, second = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
-        return _pull(job, lambda i, j: first[..., i, :] @ second[..., j, :].mT)
+        return _pull(job, _pieces(job, lambda i, j: first[..., i, :] @ second[..., j, :].mT))
 
     def diagonal_gradient(
         self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor
@@ -124,13 +145,13 @@ class _Job:
         self.cols = rows if cols is None else cols
         self.program: Program = program_of(form)
         self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope)
-        self.batch_shape = torch.broadcast_shapes(
+        self.batch_shape = broadcast_batch(
             rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta)
         )
-        self.theta_shapes = [t.shape for t in theta]
+        self._sides: dict[int, tuple[Tensor, Tensor]] = {}
         device = rows.device
         self.theta: list[Scalar] = [
-            float(t) if t.dim() == 0 and device.type == "cpu" else t.to(dtype)[..., None, None] for t in theta
+            t.item() if t.dim() == 0 and device.type == "cpu" else t.to(dtype)[..., None, None] for t in theta
         ]
         # A tile may be overwritten in place only if every statistic already has the full batch shape.
         shapes = {f.shape[:-2] if f.is_floating_point() else f.shape[:-1] for f in rows.features}
@@ -157,6 +178,20 @@ class _Job:
         n, m = self.rows.count, self.cols.count
         step = min(n, tile_rows(m, self.batch_shape.numel(), self.rows.device))
         return temporaries * step * m * self.batch_shape.numel() * 8
+
+    def sides(self, kind: str, index: int) -> tuple[Tensor, Tensor]:
+        """The features of both sides that a pullback multiplies by, in the tiles' dtype.
+
+        Those of a distance are centred in float64 first: eq. (M-24) is unchanged by a common shift, and without it
+        the difference of two sums loses the digits of an offset (all of them in float32 at an offset of 1e6).
+        """
+        if index not in self._sides:
+            u, v = self.rows.features[index], self.cols.features[index]
+            if kind == "distance":
+                centre = u.mean(dim=-2, keepdim=True)
+                u, v = u - centre, v - centre
+            self._sides[index] = (u.to(self.dtype), v.to(self.dtype))
+        return self._sides[index]
 
     def value(self, i: slice, j: slice) -> Tensor:
         statistics, scalars = self.statistics.tile(i, j)
@@ -198,6 +233,9 @@ class _Accumulator:
         """Add what a tile says about part of the rows; features are (*batch, n, d'), scalars (*batch, n)."""
         dim = -2 if slot < len(self.job.form.statistics) else -1
         target = side[slot]
+        if target is None and where.stop - where.start == rows.count:
+            side[slot] = part
+            return
         if target is None:
             shape = list(part.shape)
             shape[dim] = rows.count
@@ -209,20 +247,23 @@ class _Accumulator:
         self.theta[index] = part if known is None else known + part
 
 
-def _panels_with_weights(job: _Job, weights: Any) -> Iterator[tuple[slice, slice, Tensor]]:
+_Pieces = Iterable[tuple[slice, slice, Tensor, list[Partial]]]
+
+
+def _pieces(job: _Job, weights: Callable[[slice, slice], Tensor]) -> _Pieces:
+    """Panel by panel: where, the weights, the derivatives."""
     for i, j in job.panels():
         tile = weights(i, j)
         if job.symmetric and j.stop > i.stop:
             tile = tile.clone()
-            tile[..., i.stop - i.start :] *= 2.0  # the mirrored pairs are not visited
-        yield i, j, tile
+            tile[..., i.stop - i.start :] *= 2.0  # the mirrored pairs are not visited, eq. (M-23)
+        yield i, j, tile, job.partials(i, j)[1]
 
 
-def _pull(job: _Job, weights: Any) -> PairGradient:
+def _pull(job: _Job, pieces: _Pieces) -> PairGradient:
     total = _Accumulator(job)
     count = len(job.form.statistics)
-    for i, j, weight in _panels_with_weights(job, weights):
-        _, partials = job.partials(i, j)
+    for i, j, weight, partials in pieces:
         products: dict[int, Tensor] = {}
         for partial in partials:
             if partial.tile is None:
@@ -255,8 +296,15 @@ def _pull_statistic(
 ) -> None:
     """Through q = |u - v|^2, eq. (M-24), or s = u . v, eq. (M-25), to the features of both sides."""
     job = total.job
-    u = job.rows.features[index][..., i, :].to(weighted.dtype)
-    v = job.cols.features[index][..., j, :].to(weighted.dtype)
+    left, right = job.sides(kind, index)
+    u, v = left[..., i, :], right[..., j, :]
+    if job.symmetric and i == j and not weighted.requires_grad:
+        # Symmetric weights over one whole tile: both sides are the same sum, counted twice.
+        part = weighted @ u
+        if kind == "distance":
+            part = (weighted.sum(-1).unsqueeze(-1) * u).sub_(part).mul_(2.0)
+        total.add_rows(total.rows, index, i, part * (scalar * 2.0), job.rows)
+        return
     to_u, to_v = weighted @ v, weighted.mT @ u
     if kind == "distance":
         to_u = (weighted.sum(-1).unsqueeze(-1) * u - to_u) * 2.0

@@ -1,0 +1,230 @@
+"""Prediction: mean, variance, intervals, samples and densities at test points, computed when asked for.
+
+    mean     = m(x*) + K_sx K^-1 (y - m(x))                        (M-41)
+    variance = k(x*, x*) - |L^-1 K_xs|^2                            (M-42)
+
+The work goes strip by strip over the test points: never n x n_test numbers at once, never n_test x n_test unless a
+joint covariance is asked for.
+"""
+
+import math
+import time
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_targets
+from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError
+from flashgp.foundations.form import Rows
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.report import Report, readable_bytes
+from flashgp.means import evaluate_mean
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.solvers.cholesky import factorise_keeping
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["Prediction"]
+
+STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
+FAR_BELOW_ZERO = 100.0  # times n eps k(x, x): a computed variance below minus this is not rounding
+
+
+class Prediction:
+    """The posterior at n_test points. Everything is computed on first use and kept.
+
+    Shapes: mean, variance (*batch, n_test), or (*batch, n_test, outputs); in x's dtype and device.
+    """
+
+    def __init__(self, posterior: "Posterior", x: Tensor) -> None:
+        self._posterior = posterior
+        self._x = x
+        self._mean: Tensor | None = None
+        self._variance: Tensor | None = None
+        condition = posterior.report
+        self.report = Report(
+            route=condition.route, backend=condition.backend, device=str(x.device), dtype=condition.dtype,
+            error_bound=condition.error_bound, jitter=condition.jitter, seconds=0.0,
+        )  # fmt: skip
+
+    # -- latent function ----------------------------------------------------------------------------------------
+    @property
+    def mean(self) -> Tensor:
+        """E f(x*), units of y."""
+        if self._mean is None:
+            self._compute(variance=False)
+        return self._given(self._mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Var f(x*) of the latent function, units of y squared, the same for every output."""
+        if self._variance is None:
+            self._compute(variance=True)
+        return self._given(self._variance)
+
+    @property
+    def observation_variance(self) -> Tensor:
+        """Variance of a new observation at x*: variance plus noise_variance."""
+        noise = self._posterior.gp.likelihood.variance(self._x.device)
+        noise = noise[..., None, None] if self._outputs is not None else noise.unsqueeze(-1)
+        return (self.variance.double() + noise).to(self._x.dtype)
+
+    # -- observations -------------------------------------------------------------------------------------------
+    def quantile(self, q: float) -> Tensor:
+        """The q-quantile of a new observation, 0 < q < 1."""
+        if not 0.0 < q < 1.0:
+            raise DomainError(f"`q` must be between 0 and 1, got {q!r}; for example 0.975")
+        standard = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * q - 1.0, dtype=torch.float64)))
+        return self.mean + standard * self.observation_variance.sqrt()
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval that holds a new observation with that probability."""
+        if not 0.0 < level < 1.0:
+            raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
+        return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log density of each new observation on its own, nats, y's shape, eq. (M-43)."""
+        y = check_targets(y, "y", self._x, self._outputs)
+        variance = self.observation_variance.double()
+        error = y.double() - self.mean.double()
+        return (-0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))).to(self._x.dtype)
+
+    def joint_log_prob(self, y: Tensor) -> Tensor:
+        """log density of all new observations together, (*batch,), nats. Cost: n_test^3 / 3 flops."""
+        y = check_targets(y, "y", self._x, self._outputs).double()
+        error = y - self.mean.double()
+        error = error if self._outputs is not None else error.unsqueeze(-1)
+        factor = factorise_keeping(self._joint(observed=True))
+        self._note_jitter(factor.jitter)
+        solved = factor.half_solve(error)
+        n, p = error.shape[-2:]
+        return -0.5 * (solved.square().sum((-2, -1)) + p * factor.log_determinant + n * p * math.log(2.0 * math.pi))
+
+    # -- joint --------------------------------------------------------------------------------------------------
+    def covariance(self, *, observed: bool = False) -> Tensor:
+        """The joint covariance of the latent values (of observations with `observed`), (*batch, n_test, n_test).
+
+        Raises: MemoryBudgetError when two such matrices exceed what is free. Cost: n^2 n_test + n n_test^2 flops.
+        """
+        return self._joint(observed=observed).to(self._x.dtype)
+
+    def sample(self, count: int = 1, *, observed: bool = False, seed: int | None = None) -> Tensor:
+        """Joint samples of the latent function (of observations with `observed`), (count, *batch, n_test[, outputs]).
+
+        Without a seed one integer is drawn from torch's default generator. Cost: n_test^3 / 3 flops.
+        """
+        if count < 0:
+            raise DomainError(f"`count` must be 0 or more, got {count!r}")
+        mean = self.mean.double()
+        mean = mean if self._outputs is not None else mean.unsqueeze(-1)
+        drawn = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
+        generator = torch.Generator(device=mean.device).manual_seed(drawn)
+        if mean.shape[-2] == 0:
+            return self._given(mean.expand(count, *mean.shape))
+        factor = factorise_keeping(self._joint(observed=observed))
+        self._note_jitter(factor.jitter)
+        noise = torch.randn((count, *mean.shape), generator=generator, dtype=torch.float64, device=mean.device)
+        return self._given(mean + factor.lower @ noise)
+
+    # -- work ---------------------------------------------------------------------------------------------------
+    @property
+    def _outputs(self) -> int | None:
+        return self._posterior.gp.outputs
+
+    def _given(self, values: Tensor | None) -> Tensor:
+        """Values (*batch, n_test, outputs or 1) the way the user wants them."""
+        assert values is not None
+        return (values if self._outputs is not None else values.squeeze(-1)).to(self._x.dtype)
+
+    def _compute(self, variance: bool) -> None:
+        started = time.perf_counter()
+        post = self._posterior
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._x.requires_grad or post.differentiable)):
+            rows = post.gp.kernel.rows(self._x)
+            if self._mean is None:
+                self._mean = self._latent_mean(rows)
+            if variance:
+                self._variance = self._latent_variance(rows).expand(self._mean.shape)
+        self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - started
+
+    def _latent_mean(self, rows: Rows) -> Tensor:
+        post = self._posterior
+        prior = evaluate_mean(post.gp.mean, self._x, self._outputs)
+        prior = prior if self._outputs is not None else prior.unsqueeze(-1)
+        weights = post.representer_weights
+        if post.factor is None:
+            batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
+            return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
+        return prior + post.covariance_to(rows, torch.float64) @ weights
+
+    def _latent_variance(self, rows: Rows) -> Tensor:
+        post = self._posterior
+        form, theta = post.gp.kernel.form, post.theta
+        prior = CovarianceOperator(form, theta, rows, None, torch.float64).diagonal()
+        batch = torch.broadcast_shapes(prior.shape[:-1], post.batch_shape)
+        if post.factor is None:
+            return prior.expand(*batch, rows.count).unsqueeze(-1)
+        lower = post.factor.lower
+        step = max(1, STRIP_BYTES // (8 * post.count * batch.numel()))
+        parts = [
+            self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)
+        ]
+        explained = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        variance = prior - explained
+        floor = -FAR_BELOW_ZERO * post.count * torch.finfo(lower.dtype).eps * prior.detach().abs()
+        if bool((variance.detach() < floor).any()):
+            worst = float(variance.detach().min())
+            self.report.events.append(f"a computed variance was {worst:.2e}, below zero by more than rounding")
+            warnings.warn(
+                f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {lower.dtype}; "
+                "the value is given as 0. Use float64, or more noise",
+                FlashGPWarning,
+                stacklevel=5,
+            )
+        return variance.clamp_min(0.0).unsqueeze(-1)
+
+    def _half(self, rows: Rows) -> Tensor:
+        """L^-1 K_xs, (*batch, n, n_test), for a strip of test rows."""
+        factor = self._posterior.factor
+        assert factor is not None
+        # Rows of K_sx are contiguous, so its transpose is what LAPACK wants: no copy.
+        strip = self._posterior.covariance_to(rows, factor.lower.dtype).to_dense()
+        return factor.half_solve(strip.mT)
+
+    def _explained(self, rows: Rows) -> Tensor:
+        return self._half(rows).square().sum(-2, dtype=torch.float64)
+
+    def _joint(self, *, observed: bool) -> Tensor:
+        n = self._x.shape[-2]
+        post = self._posterior
+        needed = 2 * n * n * 8 * post.batch_shape.numel()
+        if needed > 2**28 and needed > (free := available_bytes(self._x.device)):
+            raise MemoryBudgetError(
+                f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
+                f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
+                needed_bytes=needed,
+                available_bytes=free,
+            )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._x.requires_grad or post.differentiable)):
+            rows = post.gp.kernel.rows(self._x)
+            joint = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).to_dense()
+            if post.factor is not None and n:
+                step = max(1, STRIP_BYTES // (8 * post.count))
+                halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]
+                half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
+                joint = joint - half.mT @ half
+            if observed:
+                noise = post.gp.likelihood.variance(self._x.device).unsqueeze(-1)
+                joint = joint + torch.diag_embed(noise.expand(*joint.shape[:-1]))
+        return joint
+
+    def _note_jitter(self, jitter: Tensor) -> None:
+        if bool((jitter > 0).any()):
+            self.report.events.append(f"jitter {float(jitter.max()):.2e} added to factorise the joint covariance")
+
+    def __repr__(self) -> str:
+        return f"Prediction at {self._x.shape[-2]:,} points\n{self.report}"

@@ -1,0 +1,124 @@
+"""Prior means: Zero, Constant, Linear; any `nn.Module` from (*batch, n, d) to (*batch, n) serves as one too."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+
+__all__ = ["REGISTRY", "Constant", "Linear", "Zero", "evaluate_mean"]
+
+Numeric = float | Tensor | Parameter
+
+
+class Zero(nn.Module):
+    """m(x) = 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Points (*batch, n, d) to zeros (n,), float64."""
+        return torch.zeros(x.shape[-2], dtype=torch.float64, device=x.device)
+
+    def structure(self) -> dict[str, Any]:
+        return {"kind": "Zero"}
+
+
+class Constant(nn.Module):
+    """m(x) = value, eq. (M-27).
+
+    Args:
+        value: number or (*batch,); with `outputs=p`, (*batch, p) or a number for all; units of y.
+        outputs: how many outputs it serves; None for one.
+    """
+
+    roles = {"value": "output_mean"}
+
+    def __init__(self, value: Numeric = 0.0, outputs: int | None = None) -> None:
+        super().__init__()
+        self.outputs = outputs
+        if outputs is not None and not isinstance(value, Parameter):
+            value = torch.as_tensor(value, dtype=torch.float64)
+            if value.shape[-1:] != (outputs,):
+                value = value.unsqueeze(-1).expand(*value.shape, outputs)
+        self.value = as_parameter(value, Domain(), "value", event_dim=0 if outputs is None else 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Points (*batch, n, d) to (*batch, n), or (*batch, n, outputs)."""
+        n = x.shape[-2]
+        value = self.value.value.to(x.device)
+        if self.outputs is None:
+            return value.unsqueeze(-1).expand(*value.shape, n)
+        return value.unsqueeze(-2).expand(*value.shape[:-1], n, self.outputs)
+
+    def structure(self) -> dict[str, Any]:
+        return {"kind": "Constant", "outputs": self.outputs}
+
+
+class Linear(nn.Module):
+    """m(x) = intercept + slope . x, eq. (M-27).
+
+    Args:
+        slope: (d,) or (*batch, d); units of y / x. A number when d = 1.
+        intercept: number or (*batch,); units of y.
+    """
+
+    roles = {"slope": "shape", "intercept": "output_mean"}
+
+    def __init__(self, slope: Numeric, intercept: Numeric = 0.0) -> None:
+        super().__init__()
+        if not isinstance(slope, Parameter):
+            slope = torch.as_tensor(slope, dtype=torch.float64)
+            slope = slope[None] if slope.dim() == 0 else slope
+        self.slope = as_parameter(slope, Domain(), "slope", event_dim=1)
+        self.intercept = as_parameter(intercept, Domain(), "intercept")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Points (*batch, n, d) to (*batch, n)."""
+        slope = self.slope.value.to(x.device)
+        if slope.shape[-1] != x.shape[-1]:
+            raise ShapeError(
+                f"`slope` must have {x.shape[-1]} entries, one per column of x, got {slope.shape[-1]}; "
+                "pass torch.zeros(d)"
+            )
+        return (x.to(slope.dtype) @ slope.unsqueeze(-1)).squeeze(-1) + self.intercept.value.to(x.device).unsqueeze(-1)
+
+    def structure(self) -> dict[str, Any]:
+        return {"kind": "Linear"}
+
+
+REGISTRY: dict[str, type[nn.Module]] = {"Zero": Zero, "Constant": Constant, "Linear": Linear}
+
+
+def evaluate_mean(mean: nn.Module, x: Tensor, outputs: int | None) -> Tensor:
+    """The prior mean at x, float64, shape (*batch, n) or, with outputs, (*batch, n, outputs or 1).
+
+    A foreign module runs in the dtype of its own parameters; a trailing dimension of one is dropped for one output.
+    Raises: ShapeError naming what the module returned.
+    """
+    if isinstance(mean, tuple(REGISTRY.values())):
+        value = mean(x)
+    else:
+        own = next((p.dtype for p in mean.parameters() if p.is_floating_point()), torch.float64)
+        value = mean(x.to(own))
+        if not isinstance(value, Tensor):
+            raise DomainError(f"`mean` must return a tensor, got {type(value).__name__}; return shape (*batch, n)")
+    n = x.shape[-2]
+    value = value.to(torch.float64)
+    if outputs is None:
+        if value.shape[-1:] != (n,) and value.shape[-2:] == (n, 1):
+            value = value.squeeze(-1)
+        if value.shape[-1:] != (n,):
+            raise ShapeError(
+                f"`mean` must return shape (*batch, {n}) for x of shape {tuple(x.shape)}, got {tuple(value.shape)}; "
+                "return one value per row"
+            )
+        return value
+    if value.shape[-2:] in ((n, outputs), (n, 1)):
+        return value
+    if value.shape[-1:] == (n,):
+        return value.unsqueeze(-1)
+    raise ShapeError(
+        f"`mean` must return shape (*batch, {n}, {outputs}) or (*batch, {n}) for x of shape {tuple(x.shape)}, "
+        f"got {tuple(value.shape)}; return one value per row and output"
+    )
