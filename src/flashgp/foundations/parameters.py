@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
@@ -25,7 +26,8 @@ PARAMETER_DTYPE = torch.float64
 class Domain:
     """An open interval (lower, upper) of the real line and the smooth map from the whole line onto it.
 
-    Equations (M-18), half-line: value = lower + exp(raw); (M-19), interval: value = lower + (upper - lower) / (1 + exp(-raw)).
+    Half-line, eq. (M-18): value = lower + exp(raw).
+    Interval, eq. (M-19): value = lower + (upper - lower) / (1 + exp(-raw)).
     """
 
     lower: float = -math.inf
@@ -196,10 +198,11 @@ class Parameter(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Parameter":
         """Follow a module to another device, but stay in float64 (docs/design.md: parameters live in float64)."""
-        dtype = self.raw.dtype
+        exact, gradient = self.raw.data, self.raw.grad
         super()._apply(fn, recurse)
-        if self.raw.dtype != dtype:
-            self.raw.data = self.raw.data.to(dtype)
+        if self.raw.dtype != exact.dtype:  # from what it was: the digits beyond float32 are gone from the converted
+            self.raw.data = exact.to(self.raw.device)
+            self.raw.grad = None if gradient is None else gradient.to(self.raw.device)
         return self
 
     def extra_repr(self) -> str:
@@ -238,7 +241,8 @@ def _sum_event(tensor: Tensor, event_dim: int) -> Tensor:
 
 def _as_parameter_tensor(value: Any) -> Tensor:
     try:
-        tensor = torch.as_tensor(value)
+        # A Python float is 64 bits: torch would round it to its default dtype, float32.
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(numpy.array(value, order="C"))
     except (TypeError, ValueError, RuntimeError):
         raise DomainError(
             f"`value` must be a number, a tensor or a flashgp.Parameter, got {type(value).__name__}; pass one of these"
