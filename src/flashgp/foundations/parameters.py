@@ -198,7 +198,8 @@ class Parameter(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Parameter":
         """Follow a module to another device, but stay in float64 (docs/design.md: parameters live in float64)."""
-        exact, gradient = self.raw.data, self.raw.grad
+        exact = self.raw.data
+        gradient = None if self.raw.grad is None else self.raw.grad.data
         super()._apply(fn, recurse)
         if self.raw.dtype != exact.dtype:  # from what it was: the digits beyond float32 are gone from the converted
             self.raw.data = exact.to(self.raw.device)
