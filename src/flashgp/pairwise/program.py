@@ -402,6 +402,7 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.expression, ctx.form, *tensors = inputs
+        ctx.shape = output.shape
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
@@ -430,9 +431,8 @@ class _Evaluate(torch.autograd.Function):
             term = _Evaluate.apply(slope, ctx.form, *tensors) * tangent
             total = term if total is None else total + term
         if total is None:
-            shapes = [t.shape for t in tensors]
-            return torch.zeros(torch.broadcast_shapes(*shapes), dtype=tensors[0].dtype, device=tensors[0].device)
-        return total
+            total = torch.zeros((), dtype=tensors[0].dtype, device=tensors[0].device)
+        return total.expand(ctx.shape)  # a slope that is a number has no tile's shape
 
 
 @functools.lru_cache(maxsize=512)

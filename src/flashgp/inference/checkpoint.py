@@ -1,0 +1,126 @@
+"""The checkpoint of `fit`: a log of every evaluation. L-BFGS-B is deterministic, so replaying the log resumes exactly.
+
+One safetensors file: for each run the vectors, values and gradients in order, and a fingerprint of data and model.
+Written to a temporary file and moved into place, so that a kill at any moment leaves a whole file.
+"""
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy
+
+from flashgp.foundations.errors import DomainError
+
+__all__ = ["EvaluationLog", "fingerprint", "write_atomically"]
+
+SECONDS_BETWEEN_WRITES = 1.0
+
+
+def fingerprint(*parts: object) -> str:
+    """A hash of arrays (their bytes) and other values (their text)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, numpy.ndarray):
+            digest.update(f"{part.dtype}{part.shape}".encode())
+            digest.update(numpy.ascontiguousarray(part).tobytes())
+        else:
+            digest.update(repr(part).encode())
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class EvaluationLog:
+    """Remembers evaluations by run; replays those of an earlier, interrupted process.
+
+    Args:
+        path: the checkpoint file, or None to keep the log in memory only.
+        mark: the fingerprint of data, model and settings.
+    Raises: DomainError when the file belongs to other data, another model, or is not a checkpoint.
+    """
+
+    def __init__(self, path: Path | None, mark: str) -> None:
+        self.path, self.mark = path, mark
+        self.runs: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
+        self.replayed = 0
+        self._cursor: dict[str, int] = {}
+        self._written = time.monotonic()
+        self._old: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
+        if path is not None and path.exists():
+            self._old = self._read(path)
+
+    def recall(self, run: str, theta: numpy.ndarray) -> tuple[float, numpy.ndarray] | None:
+        """The logged evaluation that comes next in a run, if it is of this very vector."""
+        at = self._cursor.get(run, 0)
+        old = self._old.get(run, ())
+        if at >= len(old):
+            return None
+        logged, value, gradient = old[at]
+        if not numpy.array_equal(logged, theta):
+            self._old[run] = list(old[:at])  # the trajectory has changed (another version): the rest is of no use
+            return None
+        self._cursor[run] = at + 1
+        self.replayed += 1
+        return value, gradient
+
+    def add(self, run: str, theta: numpy.ndarray, value: float, gradient: numpy.ndarray) -> None:
+        self.runs.setdefault(run, []).append((theta.copy(), value, gradient.copy()))
+        if self.path is not None and time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
+            self.write()
+
+    def write(self) -> None:
+        """Put the log on disk; nothing without a path."""
+        if self.path is None:
+            return
+        from safetensors.numpy import save
+
+        arrays = {}
+        for run, entries in self.runs.items():
+            arrays[f"{run}/theta"] = numpy.stack([e[0] for e in entries])
+            arrays[f"{run}/value"] = numpy.array([e[1] for e in entries])
+            arrays[f"{run}/gradient"] = numpy.stack([e[2] for e in entries])
+        write_atomically(self.path, save(arrays, {"flashgp_checkpoint": json.dumps({"version": 1, "mark": self.mark})}))
+        self._written = time.monotonic()
+
+    def _read(self, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = json.loads((file.metadata() or {})["flashgp_checkpoint"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            mark = header["mark"]
+            runs = sorted({name.split("/")[0] for name in arrays})
+            logs = {
+                run: [
+                    (t, float(v), g)
+                    for t, v, g in zip(
+                        arrays[f"{run}/theta"], arrays[f"{run}/value"], arrays[f"{run}/gradient"], strict=True
+                    )
+                ]
+                for run in runs
+            }
+        except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+            raise DomainError(
+                f"`checkpoint` must be a file that fit wrote, but {path} is not ({error}); delete it or name another"
+            ) from None
+        if mark != self.mark:
+            raise DomainError(
+                f"`checkpoint` {path} belongs to other data, another model or other settings; delete it to start "
+                "afresh, or name another file"
+            )
+        return logs

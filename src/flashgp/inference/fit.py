@@ -1,0 +1,447 @@
+"""fit: maximise the log joint by L-BFGS-B, from starts the data suggest; resumable, interruptible, repeatable.
+
+Small problems run several starts in lockstep, one batched evaluation at a time; large ones choose their start on a
+subset. The log of evaluations is the checkpoint (docs/design.md, fit).
+"""
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
+from flashgp.foundations.parameters import named_parameter_objects
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.checkpoint import EvaluationLog, fingerprint
+from flashgp.inference.gp import GP
+from flashgp.inference.initial import DataFacts, RoleStart, role_starts
+from flashgp.inference.likelihood_gradient import DirectSettings
+from flashgp.inference.lockstep import Outcome, run_lockstep
+from flashgp.inference.objective import FlatObjective
+from flashgp.inference.posterior import Posterior, chosen_device, plan_for
+from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.planner.plan import SMALL_BYTES, Plan
+
+__all__ = ["Evaluation", "Fit", "Progress", "fit"]
+
+log = logging.getLogger("flashgp.fit")
+
+BATCHED_PAIRS = 2**20  # starts run together while starts * n^2 stays below this (docs/decisions/0004)
+SUBSET_ROWS = 400  # rows on which the start of a large problem is chosen
+DEFAULT_STARTS = 4
+START_SPREAD = 1.0  # standard deviation of random starts around the data-driven one, in log units
+RELATIVE_DECREASE = 1e-9  # L-BFGS-B stops when a step improves the objective relatively by less
+LARGEST_GRADIENT = 1e-3  # or when no projected gradient entry is larger (nats per unit of log parameter)
+SUBSET_ITERATIONS = 60
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of the objective: run, counter within it, seconds since the beginning, log joint (nats), largest
+    gradient entry, and the unconstrained vector."""
+
+    start: str
+    index: int
+    seconds: float
+    value: float
+    gradient_norm: float
+    theta: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback sees: phase, evaluations so far, run, best log joint, largest gradient entry of the
+    latest evaluation, seconds so far, an upper estimate of the seconds left (None at first), fraction done."""
+
+    phase: str
+    evaluation: int
+    start: str
+    best: float
+    gradient_norm: float
+    seconds: float
+    eta_seconds: float | None
+    fraction: float
+
+
+@dataclass
+class Fit:
+    """The result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short."""
+
+    gp: GP
+    posterior: Posterior
+    history: list[Evaluation]
+    report: Report
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return f"Fit after {len(self.history)} evaluations\n{self.gp!r}\n{self.report}"
+
+    def _repr_html_(self) -> str:
+        return f"{self.gp._repr_html_()}{self.report._repr_html_()}"
+
+
+class _TimeUp(Exception):  # noqa: N818 - not an error
+    pass
+
+
+@dataclass
+class _Recorder:
+    """Counts, logs and reports evaluations of all phases."""
+
+    evaluations: EvaluationLog
+    progress: Callable[[Progress], None] | None
+    deadline: float
+    expected: int
+    began: float = field(default_factory=time.perf_counter)
+    history: list[Evaluation] = field(default_factory=list)
+    best: dict[str, tuple[float, numpy.ndarray]] = field(default_factory=dict)
+    failures: int = 0
+    fresh: int = 0
+    phase: str = ""
+
+    def record(self, run: str, theta: numpy.ndarray, outcome: Outcome) -> None:
+        if isinstance(outcome, NotPositiveDefiniteError):
+            self.failures += 1
+            return
+        value, gradient = outcome
+        self.evaluations.add(run, theta, value, gradient)
+        norm = float(numpy.abs(gradient).max(initial=0.0))
+        seconds = time.perf_counter() - self.began
+        index = sum(1 for e in self.history if e.start == run) if len(self.history) < 10_000 else len(self.history)
+        self.history.append(Evaluation(run, index, seconds, -value, norm, tuple(theta.tolist())))
+        if run not in self.best or value < self.best[run][0]:
+            self.best[run] = (value, theta.copy())
+        if self.progress is not None or log.isEnabledFor(logging.DEBUG):
+            self._tell(run, norm, seconds)
+        if seconds > self.deadline:
+            raise _TimeUp
+
+    def _tell(self, run: str, norm: float, seconds: float) -> None:
+        done = len(self.history)
+        fraction = min(1.0, done / max(1, self.expected))
+        best = -min(value for key, (value, _) in self.best.items() if key.split(" ")[0] == run.split(" ")[0])
+        eta = seconds / done * max(0, self.expected - done) if done > 2 else None
+        log.debug("%s: evaluation %d, best log joint %.4f, gradient %.2e", run, done, best, norm)
+        if self.progress is not None:
+            self.progress(Progress(self.phase, done, run, best, norm, seconds, eta, fraction))
+
+
+def fit(
+    gp: GP,
+    x: Any,
+    y: Any,
+    *,
+    starts: int | None = None,
+    initial: Literal["data", "given"] = "data",
+    priors: Literal["weak", "given"] = "weak",
+    max_iterations: int = 200,
+    time_limit: float | None = None,
+    memory: str | int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    plan: Plan | None = None,
+    tolerance: float = 1e-3,
+    jitter: float | None = None,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Fit:
+    """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
+
+    Args:
+        x, y: rows (*batch, n, d) and targets (*batch, n) or (*batch, n, outputs); n at least 1.
+        starts: runs from different initial values; None for 4 while they run batched, else 1 chosen on a subset.
+        initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
+        priors: "weak" adds weakly informative priors to parameters without one (inference/initial.py), "given" none.
+        max_iterations: of L-BFGS-B, per start; time_limit: seconds, the best so far is returned after it.
+        memory, device, dtype, plan, tolerance, jitter: as `GP.condition`.
+        seed: of the random starts; the same seed gives the same result.
+        checkpoint: a file that makes an interrupted fit resumable, to the same trajectory.
+        progress: called after every evaluation.
+    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`.
+    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated.
+    Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer.
+    """
+    _check_options(starts, initial, priors, max_iterations, time_limit)
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, gp.outputs)
+    if x.shape[-2] == 0:
+        raise ShapeError(f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead")
+    target = chosen_device(device, x)
+    work_x, work_y = x.detach().to(target), y.detach().to(target)
+    gp = copy.deepcopy(gp)
+    if plan is None:
+        plan = plan_for(
+            gp, x.shape[-2], x.shape[-1], batch=x.shape[:-2].numel(), memory=memory, device=target, dtype=dtype
+        )
+    facts = DataFacts.of(work_x, work_y, gp.outputs)
+    roles = role_starts(gp, facts)
+    given = {name: p.value.detach().clone() for name, p in named_parameter_objects(gp)}
+    workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
+    settings = DirectSettings(
+        TorchTiles(), plan.torch_dtype, jitter, repair=gp.repairable(work_x, work_y), workspace=workspace
+    )
+    objective = FlatObjective(gp, work_x, work_y, settings, roles, weak=priors == "weak")
+    n = x.shape[-2]
+    small = (starts or DEFAULT_STARTS) * plan.batch * n * n <= BATCHED_PAIRS
+    count = starts if starts is not None else (DEFAULT_STARTS if objective.batchable and initial == "data" else 1)
+    mark = fingerprint(
+        work_x.cpu().numpy(), work_y.cpu().numpy(), objective.vector(), [s.name for s in objective.slots],
+        gp.kernel.form.profile.key, starts, initial, priors, max_iterations, seed, plan.dtype, jitter, 1,
+    )  # fmt: skip
+    recorder = _Recorder(
+        EvaluationLog(Path(checkpoint) if checkpoint is not None else None, mark),
+        progress,
+        deadline=time_limit if time_limit is not None else math.inf,
+        expected=max_iterations * (count if small else 1),
+    )
+    report = Report(predicted_seconds=None, events=[])
+    interrupted = False
+    try:
+        thetas = _starts(objective, roles, given, count, initial, seed)
+        if len(thetas) > 1 and not small:
+            recorder.phase = "choosing a start on a subset"
+            thetas = [_best_on_subset(gp, work_x, work_y, settings, roles, priors, thetas, seed, recorder)]
+            report.events.append(f"start chosen among {count} on {min(SUBSET_ROWS, n)} of {n} rows")
+        recorder.phase = "fitting"
+        _minimise(objective, roles, thetas, max_iterations, recorder, "start")
+    except (KeyboardInterrupt, _TimeUp) as stop:
+        interrupted = True
+        report.events.append(
+            "interrupted: the best parameters so far are returned"
+            if isinstance(stop, KeyboardInterrupt)
+            else f"the time limit of {time_limit:g} s ended the fit: the best parameters so far are returned"
+        )
+    recorder.evaluations.write()
+    best = _best(recorder, "start")
+    best = _best(recorder, "subset") if best is None else best
+    if best is None:
+        if interrupted and not recorder.failures:
+            best = _vector_of(objective, given)
+        else:
+            raise NotPositiveDefiniteError(
+                f"no start of `fit` gave a positive definite covariance matrix in {recorder.failures} evaluations; "
+                "scale the inputs, add noise, or pass jitter=",
+                jitters=settings.jitters,
+            )
+    objective.assign(best)
+    _describe(report, recorder, objective, roles, best)
+    fitted = _detached(objective)
+    posterior = fitted.condition(x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter)
+    for name in ("route", "backend", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
+        setattr(report, name, getattr(posterior.report, name))
+    report.plan = plan
+    report.events += posterior.report.events
+    report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)
+    report.iterations = len(recorder.history)
+    report.predicted_seconds = len(recorder.history) * plan.fit_step_seconds + plan.seconds
+    report.seconds = time.perf_counter() - recorder.began
+    return Fit(fitted, posterior, recorder.history, report, interrupted)
+
+
+def _check_options(starts: Any, initial: Any, priors: Any, max_iterations: Any, time_limit: Any) -> None:
+    if starts is not None and (not isinstance(starts, int) or starts < 1):
+        raise DomainError(f"`starts` must be None or a positive integer, got {starts!r}")
+    if initial not in ("data", "given"):
+        raise DomainError(f"`initial` must be 'data' or 'given', got {initial!r}")
+    if priors not in ("weak", "given"):
+        raise DomainError(f"`priors` must be 'weak' or 'given', got {priors!r}")
+    if not isinstance(max_iterations, int) or max_iterations < 1:
+        raise DomainError(f"`max_iterations` must be a positive integer, got {max_iterations!r}")
+    if time_limit is not None and not time_limit > 0:
+        raise DomainError(f"`time_limit` must be positive seconds or None, got {time_limit!r}")
+
+
+def _vector_of(objective: FlatObjective, values: dict[str, Tensor]) -> numpy.ndarray:
+    """The flat vector at given parameter values; tensors of foreign modules keep theirs."""
+    theta = objective.vector()
+    for name, parameter in named_parameter_objects(objective.gp):
+        for slot in objective.slots:
+            if slot.owner is parameter and name in values:
+                theta[slot.start : slot.stop] = parameter.domain.raw(values[name]).reshape(-1).cpu().numpy()
+    return theta
+
+
+def _starts(
+    objective: FlatObjective,
+    roles: dict[Any, RoleStart],
+    given: dict[str, Tensor],
+    count: int,
+    initial: str,
+    seed: int,
+) -> list[numpy.ndarray]:
+    """Data-driven, given, then random around the data-driven (or given) values."""
+    own = _vector_of(objective, given)
+    data = own.copy()
+    for slot in objective.slots:
+        role = roles.get(slot.owner) if slot.owner is not None else None
+        if role is not None and slot.owner is not None:
+            value = role.start.clamp(role.lower, role.upper)
+            if slot.owner.domain.contains(value):
+                data[slot.start : slot.stop] = slot.owner.domain.raw(value).reshape(-1).numpy()
+    first = [own] if initial == "given" else [data, own]
+    found = [theta for k, theta in enumerate(first) if not any(numpy.array_equal(theta, t) for t in first[:k])][:count]
+    generator = numpy.random.default_rng(seed)
+    while len(found) < count:
+        theta = found[0].copy()
+        for slot in objective.slots:
+            if slot.owner is not None and slot.owner.domain.kind == "positive":
+                theta[slot.start : slot.stop] += START_SPREAD * generator.standard_normal(slot.stop - slot.start)
+        found.append(theta)
+    return found
+
+
+def _bounds(objective: FlatObjective, roles: dict[Any, RoleStart]) -> list[tuple[float | None, float | None]]:
+    bounds: list[tuple[float | None, float | None]] = []
+    for slot in objective.slots:
+        role = roles.get(slot.owner) if slot.owner is not None else None
+        low: float | None = None
+        high: float | None = None
+        if role is not None and slot.owner is not None and slot.owner.domain.kind == "positive":
+            floor = slot.owner.domain.lower
+            low = math.log(max(role.lower - floor, 1e-12 * role.upper))
+            high = math.log(max(role.upper - floor, 2e-12 * role.upper))
+        bounds += [(low, high)] * (slot.stop - slot.start)
+    return bounds
+
+
+def _minimise(
+    objective: FlatObjective,
+    roles: dict[Any, RoleStart],
+    thetas: list[numpy.ndarray],
+    max_iterations: int,
+    recorder: _Recorder,
+    label: str,
+) -> None:
+    """L-BFGS-B from every vector, in lockstep; results are in the recorder."""
+    from scipy.optimize import minimize
+
+    bounds = _bounds(objective, roles)
+    low = numpy.array([-numpy.inf if b[0] is None else b[0] for b in bounds])
+    high = numpy.array([numpy.inf if b[1] is None else b[1] for b in bounds])
+
+    def evaluate(asked: dict[int, numpy.ndarray]) -> dict[int, Outcome]:
+        answers: dict[int, Outcome] = {}
+        for run, theta in asked.items():
+            known = recorder.evaluations.recall(f"{label} {run}", theta)
+            if known is not None:
+                answers[run] = known
+        waiting = [run for run in asked if run not in answers]
+        if waiting:
+            recorder.fresh += len(waiting)
+            results = objective.batch([asked[run] for run in waiting])
+            answers.update(zip(waiting, results, strict=True))
+        for run, theta in asked.items():
+            recorder.record(f"{label} {run}", theta, answers[run])
+        return answers
+
+    def run_one(run: int, start: numpy.ndarray, ask: Callable[[numpy.ndarray], Outcome]) -> None:
+        last: list[tuple[float, numpy.ndarray]] = []
+
+        def function(theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+            outcome = ask(theta)
+            if not isinstance(outcome, NotPositiveDefiniteError):
+                last[:] = [outcome]
+                return outcome
+            if not last:
+                raise outcome
+            # The line search has gone where the matrix cannot be factorised: a value well above sends it back.
+            worst = last[0][0]
+            return worst + 10.0 * (1.0 + abs(worst)), numpy.zeros_like(theta)
+
+        try:
+            minimize(
+                function,
+                numpy.clip(start, low, high),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=bounds,
+                options={
+                    "maxiter": max_iterations,
+                    "maxfun": 2 * max_iterations + 20,
+                    "ftol": RELATIVE_DECREASE,
+                    "gtol": LARGEST_GRADIENT,
+                },
+            )
+        except NotPositiveDefiniteError:
+            log.debug("%s %d could not be evaluated at its start", label, run)
+
+    run_lockstep(thetas, run_one, evaluate)
+
+
+def _best_on_subset(
+    gp: GP,
+    x: Tensor,
+    y: Tensor,
+    settings: DirectSettings,
+    roles: dict[Any, RoleStart],
+    priors: str,
+    thetas: list[numpy.ndarray],
+    seed: int,
+    recorder: _Recorder,
+) -> numpy.ndarray:
+    """Fit every start on a random subset of rows; the best vector found there."""
+    n = x.shape[-2]
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randperm(n, generator=generator)[: min(SUBSET_ROWS, n)].sort().values.to(x.device)
+    likelihood = gp.likelihood
+    gp.likelihood = likelihood.rows(index)
+    try:
+        rows_y = y[..., index] if gp.outputs is None else y[..., index, :]
+        objective = FlatObjective(gp, x[..., index, :], rows_y, settings, roles, weak=priors == "weak")
+        _minimise(objective, roles, thetas, SUBSET_ITERATIONS, recorder, "subset")
+    finally:
+        gp.likelihood = likelihood
+    best = _best(recorder, "subset")
+    return thetas[0] if best is None else best
+
+
+def _best(recorder: _Recorder, label: str) -> numpy.ndarray | None:
+    found = [pair for run, pair in sorted(recorder.best.items()) if run.startswith(label)]
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _describe(
+    report: Report, recorder: _Recorder, objective: FlatObjective, roles: dict[Any, RoleStart], best: numpy.ndarray
+) -> None:
+    """Everything about the optimisation that the user should know."""
+    if recorder.failures:
+        report.events.append(
+            f"{recorder.failures} trial points were not positive definite; the line search stepped back from them"
+        )
+    if recorder.evaluations.replayed:
+        report.events.append(f"resumed: {recorder.evaluations.replayed} evaluations came from the checkpoint")
+    if objective.settings.jitters:
+        report.events.append(f"a jitter was needed in {len(objective.settings.jitters)} factorisation attempts")
+    for (low, high), slot_name, value in zip(
+        _bounds(objective, roles), _entry_names(objective), best.tolist(), strict=True
+    ):
+        if (low is not None and value <= low) or (high is not None and value >= high):
+            report.events.append(f"{slot_name} ended on its bound")
+
+
+def _entry_names(objective: FlatObjective) -> list[str]:
+    names = []
+    for slot in objective.slots:
+        name = slot.name.removesuffix(".raw")
+        size = slot.stop - slot.start
+        names += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
+    return names
+
+
+def _detached(objective: FlatObjective) -> GP:
+    """The GP with parameters of its own again (not views of the objective's buffer)."""
+    for slot in objective.slots:
+        slot.tensor.data = slot.tensor.data.clone()
+        slot.tensor.grad = None
+    return objective.gp

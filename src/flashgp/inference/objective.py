@@ -1,0 +1,224 @@
+"""The objective of `fit` as a function of one flat vector: minus the log joint, with its gradient, in float64.
+
+The vector holds the unconstrained values of every trainable tensor. Priors that are LogNormal, Gamma or Normal, and
+the weak priors of `fit`, are evaluated in closed form on the flat vector; others go through autograd.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.distributions import Gamma, LogNormal, Normal
+
+from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.inference.gp import GP
+from flashgp.inference.initial import RoleStart
+from flashgp.inference.likelihood_gradient import DirectSettings
+
+__all__ = ["FlatObjective", "FlatPriors"]
+
+
+@dataclass
+class _Slot:
+    """Where one trainable tensor lives in the flat vector."""
+
+    name: str
+    tensor: torch.nn.Parameter
+    owner: Parameter | None
+    start: int
+    stop: int
+
+
+@dataclass
+class FlatPriors:
+    """Closed-form log densities on entries of the flat vector, eqs. (M-45) to (M-47).
+
+    Each row says: entry, lower end of the domain, and (shift, sd) of a normal on the logarithm of the value (LogNormal
+    density when `density`, else a normal on the logarithm itself), or (concentration, rate) of a Gamma.
+    """
+
+    log_normal: list[tuple[int, float, float, float, float]] = field(default_factory=list)
+    gamma: list[tuple[int, float, float, float]] = field(default_factory=list)
+    normal: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def freeze(self) -> None:
+        self._log_normal = [numpy.array(c) for c in zip(*self.log_normal, strict=True)] if self.log_normal else None
+        self._gamma = [numpy.array(c) for c in zip(*self.gamma, strict=True)] if self.gamma else None
+        self._normal = [numpy.array(c) for c in zip(*self.normal, strict=True)] if self.normal else None
+
+    def value_and_gradient(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        """Sum of log densities and its gradient, for one vector (p,)."""
+        gradient = numpy.zeros_like(theta)
+        total = 0.0
+        if self._log_normal is not None:
+            at, lower, mean, sd, density = self._log_normal
+            grown = numpy.exp(theta[at])
+            value = lower + grown
+            z = (numpy.log(value) - mean) / sd
+            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * math.log(2 * math.pi) + density * numpy.log(value)).sum())
+            numpy.add.at(gradient, at, -(z / sd + density) * grown / value)
+        if self._gamma is not None:
+            at, lower, shape, rate = self._gamma
+            grown = numpy.exp(theta[at])
+            value = lower + grown
+            constant = shape * numpy.log(rate) - numpy.array([math.lgamma(s) for s in shape])
+            total += float(((shape - 1) * numpy.log(value) - rate * value + constant).sum())
+            numpy.add.at(gradient, at, ((shape - 1) / value - rate) * grown)
+        if self._normal is not None:
+            at, mean, sd = self._normal
+            z = (theta[at] - mean) / sd
+            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * math.log(2 * math.pi)).sum())
+            numpy.add.at(gradient, at, -z / sd)
+        return total, gradient
+
+
+class FlatObjective:
+    """Minus the log joint of a GP and data as a function of a flat vector; one vector, or a batch of vectors.
+
+    Args:
+        gp: a private copy; its parameters are moved by every evaluation.
+        x, y: checked data on their device; roles: weak priors and bounds by parameter (empty for none).
+    """
+
+    def __init__(
+        self, gp: GP, x: Tensor, y: Tensor, settings: DirectSettings, roles: Mapping[Parameter, RoleStart], weak: bool
+    ) -> None:
+        self.gp, self.x, self.y, self.settings = gp, x, y, settings
+        self.failures = 0
+        owners = {id(p.raw): p for _, p in named_parameter_objects(gp)}
+        self.slots: list[_Slot] = []
+        at = 0
+        for name, tensor in gp.named_parameters():
+            if tensor.requires_grad:
+                self.slots.append(_Slot(name, tensor, owners.get(id(tensor)), at, at + tensor.numel()))
+                at += tensor.numel()
+        self.size = at
+        # All trainable tensors become views of one buffer: a new vector is one copy.
+        self._buffer = torch.zeros(at, dtype=torch.float64)
+        self._direct = all(s.tensor.dtype == torch.float64 and s.tensor.device.type == "cpu" for s in self.slots)
+        for slot in self.slots:
+            view = self._buffer[slot.start : slot.stop].view(slot.tensor.shape)
+            view.copy_(slot.tensor.detach())
+            if self._direct:
+                slot.tensor.data = view
+        self.batchable = all(slot.owner is not None for slot in self.slots) and not _foreign(gp)
+        self.priors = FlatPriors()
+        self._slow_priors: list[Parameter] = []
+        for slot in self.slots:
+            if slot.owner is not None:
+                self._add_prior(slot, roles.get(slot.owner) if weak else None)
+        self.priors.freeze()
+
+    def _add_prior(self, slot: _Slot, role: RoleStart | None) -> None:
+        owner = slot.owner
+        assert owner is not None
+        prior, domain = owner.prior, owner.domain
+        entries = range(slot.start, slot.stop)
+        if prior is None:
+            if role is not None and role.log_prior is not None and domain.kind == "positive":
+                mean, sd = role.log_prior
+                # A weak prior is a normal on log(value): its mode is where a user would look for it.
+                for entry, m in zip(entries, mean.reshape(-1).tolist(), strict=True):
+                    self.priors.log_normal.append((entry, domain.lower, m, sd, 0.0))
+            return
+        shape = owner.raw.shape
+
+        def column(value: Any) -> list[float]:
+            return torch.as_tensor(value, dtype=torch.float64).expand(shape).reshape(-1).tolist()
+
+        if isinstance(prior, LogNormal) and domain.kind == "positive":
+            for entry, m, s in zip(entries, column(prior.loc), column(prior.scale), strict=True):
+                self.priors.log_normal.append((entry, domain.lower, m, s, 1.0))
+        elif type(prior) is Gamma and domain.kind == "positive":
+            for entry, c, r in zip(entries, column(prior.concentration), column(prior.rate), strict=True):
+                self.priors.gamma.append((entry, domain.lower, c, r))
+        elif type(prior) is Normal and domain.kind == "real":
+            for entry, m, s in zip(entries, column(prior.loc), column(prior.scale), strict=True):
+                self.priors.normal.append((entry, m, s))
+        else:
+            self._slow_priors.append(owner)
+
+    # -- vectors ------------------------------------------------------------------------------------------------
+    def vector(self) -> numpy.ndarray:
+        """The current values as a flat vector."""
+        return torch.cat([s.tensor.detach().reshape(-1).double().cpu() for s in self.slots]).numpy().copy()
+
+    def assign(self, theta: numpy.ndarray) -> None:
+        """Set the parameters."""
+        self._buffer.copy_(torch.from_numpy(theta))
+        if not self._direct:
+            with torch.no_grad():
+                for s in self.slots:
+                    s.tensor.copy_(self._buffer[s.start : s.stop].view(s.tensor.shape))
+
+    # -- evaluation ---------------------------------------------------------------------------------------------
+    def __call__(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        """(minus log joint, gradient) at one vector. Raises: NotPositiveDefiniteError."""
+        self.assign(theta)
+        with torch.enable_grad():
+            value = self.gp.evaluate_likelihood(self.settings, self.x, self.y)
+            for owner in self._slow_priors:
+                value = value + owner.log_prior()
+            if value.dim():
+                value = value.sum()
+            tensors = [s.tensor for s in self.slots]
+            grads = torch.autograd.grad(value, tensors, allow_unused=True) if tensors else ()
+        flat = [
+            (torch.zeros(s.stop - s.start, dtype=torch.float64) if g is None else g.reshape(-1))
+            for g, s in zip(grads, self.slots, strict=True)
+        ]
+        gradient = torch.cat([g.double().cpu() for g in flat]).numpy() if flat else numpy.zeros(0)
+        prior, prior_gradient = self.priors.value_and_gradient(theta)
+        return -(float(value.detach()) + prior), -(gradient + prior_gradient)
+
+    def batch(self, thetas: list[numpy.ndarray]) -> list[tuple[float, numpy.ndarray] | NotPositiveDefiniteError]:
+        """Several vectors in one tensor program; a member that fails returns its error, the others their values."""
+        if len(thetas) == 1 or not self.batchable:
+            return [self._one(theta) for theta in thetas]
+        stacked = torch.from_numpy(numpy.stack(thetas))
+        named = {
+            s.name: stacked[:, s.start : s.stop].reshape(-1, *s.tensor.shape).clone().requires_grad_()
+            for s in self.slots
+        }
+        try:
+            with torch.enable_grad():
+                value = self.gp._at(named, lambda gp: self._likelihood(gp))
+                value = value.reshape(len(thetas), -1).sum(-1)
+                grads = torch.autograd.grad(value.sum(), list(named.values()), allow_unused=True)
+        except NotPositiveDefiniteError:
+            return [self._one(theta) for theta in thetas]  # rare: find out which, one by one
+        flat = [
+            torch.zeros(len(thetas), s.stop - s.start, dtype=torch.float64) if g is None else g.reshape(len(thetas), -1)
+            for g, s in zip(grads, self.slots, strict=True)
+        ]
+        gradients = torch.cat(flat, dim=1).numpy()
+        results: list[tuple[float, numpy.ndarray] | NotPositiveDefiniteError] = []
+        for theta, v, g in zip(thetas, value.tolist(), gradients, strict=True):
+            prior, prior_gradient = self.priors.value_and_gradient(theta)
+            results.append((-(v + prior), -(g + prior_gradient)))
+        return results
+
+    def _likelihood(self, gp: GP) -> Tensor:
+        value = gp.evaluate_likelihood(self.settings, self.x, self.y)
+        for owner in self._slow_priors:
+            value = value + owner.log_prior()
+        return value
+
+    def _one(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray] | NotPositiveDefiniteError:
+        try:
+            return self(theta)
+        except NotPositiveDefiniteError as error:
+            return error
+
+
+def _foreign(gp: GP) -> bool:
+    """Whether modules of the user's take part, which may not accept a batch of parameters."""
+    from flashgp.kernels import Warped
+    from flashgp.means import REGISTRY
+
+    return not isinstance(gp.mean, tuple(REGISTRY.values())) or any(isinstance(m, Warped) for m in gp.modules())
