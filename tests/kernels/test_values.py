@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from kernels.plain_formulas import plain
-from pairwise.pair_cases import CASES, EPS, REFERENCE, TORCH, Case, pulled, relative_error
 
 from flashgp import kernels
+from kernels.plain_formulas import plain
+from pairwise.pair_cases import CASES, EPS, REFERENCE, TORCH, Case, pulled, relative_error
 
 VALUE_TOLERANCE = 50 * EPS
 GRADIENT_TOLERANCE = 1000 * EPS  # autograd of the plain formula has its own rounding, about as large
 
 
-def dense(kernel: kernels.Kernel, x: torch.Tensor, z: torch.Tensor | None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def dense(
+    kernel: kernels.Kernel, x: torch.Tensor, z: torch.Tensor | None, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
     cols = None if z is None else kernel.rows(z).detach()
     theta = [t.detach() for t in kernel.theta()]
-    return TORCH.block(kernel.form, theta, kernel.rows(x).detach(), cols, dtype=dtype)
+    return TORCH.block(kernel.form, theta, kernel.rows(x).detach(), cols, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -55,13 +57,14 @@ def scikit_learn_pairs() -> list[tuple[str, kernels.Kernel, object]]:
     ls = lengthscales.numpy()
     return [
         ("RBF", kernels.RBF(lengthscales), peers.RBF(ls)),
-        *(
-            (f"Matern {nu}", kernels.Matern(nu, lengthscales), peers.Matern(ls, nu=nu))
-            for nu in (0.5, 1.5, 2.5)
-        ),
+        *((f"Matern {nu}", kernels.Matern(nu, lengthscales), peers.Matern(ls, nu=nu)) for nu in (0.5, 1.5, 2.5)),
         ("RationalQuadratic", kernels.RationalQuadratic(0.8, 1.3), peers.RationalQuadratic(1.3, 0.8)),
         ("DotProduct", kernels.Linear() + 0.49, peers.DotProduct(0.7)),
-        ("product", 2.0 * kernels.RBF(1.5) * kernels.Linear(), peers.ConstantKernel(2.0) * peers.RBF(1.5) * peers.DotProduct(0.0)),
+        (
+            "product",
+            2.0 * kernels.RBF(1.5) * kernels.Linear(),
+            peers.ConstantKernel(2.0) * peers.RBF(1.5) * peers.DotProduct(0.0),
+        ),
         ("power", kernels.Polynomial(3, 0.49), peers.DotProduct(0.7) ** 3),
     ]
 

@@ -1,4 +1,4 @@
-"""Every backend gives what the float64 loops give, for every registered covariance function, eqs. (M-1), (M-20), (M-21).
+"""Every backend gives what the float64 loops give, for each registered covariance function: (M-1), (M-20), (M-21).
 
 The loops themselves are compared with formulas written a second time in tests/kernels/test_values.py.
 """
@@ -7,6 +7,11 @@ import functools
 
 import pytest
 import torch
+from torch import Tensor
+
+from flashgp.foundations.expression import exp, match, number, parameter, row_scalar, squared_distance
+from flashgp.foundations.form import Form, Rows
+from flashgp.pairwise.backend import BACKENDS, Backend, register_backend
 from pairwise.pair_cases import (
     CASES,
     EPS,
@@ -22,11 +27,6 @@ from pairwise.pair_cases import (
     relative_error,
     use_route,
 )
-from torch import Tensor
-
-from flashgp.foundations.expression import exp, match, number, parameter, row_scalar, squared_distance
-from flashgp.foundations.form import Form, Rows
-from flashgp.pairwise.backend import BACKENDS, Backend, register_backend
 
 # A value is a few dozen operations on numbers of size 1; a gradient is a sum of at most 81 of those.
 VALUE_TOLERANCE = 50 * EPS
@@ -44,9 +44,7 @@ def answers(backend: Backend, given: Job) -> dict[str, list[Tensor | None]]:
         "diagonal": [backend.diagonal(g.form, g.theta, g.rows, dtype=f64)],
         "product": [backend.product(g.form, g.theta, g.rows, g.cols, g.right)],
         "block_gradient": gradients(backend.block_gradient(g.form, g.theta, g.rows, g.cols, g.weights)),
-        "bilinear_gradient": gradients(
-            backend.bilinear_gradient(g.form, g.theta, g.rows, g.cols, g.left, g.right)
-        ),
+        "bilinear_gradient": gradients(backend.bilinear_gradient(g.form, g.theta, g.rows, g.cols, g.left, g.right)),
         "diagonal_gradient": gradients(backend.diagonal_gradient(g.form, g.theta, g.rows, g.weights.sum(-1))),
     }
 

@@ -1,0 +1,98 @@
+"""The strides of a tensor change no number: views, transposes and expanded inputs as their contiguous copies."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashgp import kernels
+from pairwise.pair_cases import (
+    EPS,
+    ONE_CASE_EACH,
+    ROUTES,
+    TORCH,
+    Case,
+    gradients,
+    job,
+    pulled,
+    relative_error,
+    use_route,
+)
+
+
+def strided(x: Tensor) -> list[Tensor]:
+    """The same values in other layouts: transposed storage, every other column, reversed storage, an offset view."""
+    wide = torch.zeros(x.shape[0], 2 * x.shape[1], dtype=x.dtype)
+    wide[:, ::2] = x
+    padded = torch.zeros(x.shape[0] + 2, x.shape[1] + 3, dtype=x.dtype)
+    padded[1:-1, 2:-1] = x
+    return [x.mT.contiguous().mT, wide[:, ::2], padded[1:-1, 2:-1]]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("case", ONE_CASE_EACH)
+def test_layouts_of_points_and_weights(case: Case, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_route(monkeypatch, route)
+    kernel, x, z = case.kernel, case.points(7, 1), case.points(5, 2)
+    theta = [t.detach() for t in kernel.theta()]
+    weights = torch.randn(7, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    right = torch.randn(5, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    rows, cols = kernel.rows(x).detach(), kernel.rows(z).detach()
+    product = TORCH.product(kernel.form, theta, rows, cols, right)
+    wanted = pulled(TORCH, kernel, x, z, weights)
+    for x2, z2, w2, r2 in zip(strided(x), strided(z), strided(weights), strided(right), strict=True):
+        assert not (x2.is_contiguous() and w2.is_contiguous())
+        found = TORCH.product(kernel.form, theta, kernel.rows(x2).detach(), kernel.rows(z2).detach(), r2)
+        assert relative_error(found, product) <= 20 * EPS
+        for name, gradient in pulled(TORCH, kernel, x2, z2, w2).items():
+            assert relative_error(gradient, wanted[name]) <= 100 * EPS, name
+
+
+@pytest.mark.parametrize("case", ONE_CASE_EACH)
+def test_expanded_points_give_the_gradient_of_each_copy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point repeated as a view: the gradient by it is the sum over its copies, as in plain torch."""
+    use_route(monkeypatch, "panels")
+    kernel, z = case.kernel, case.points(5, 2)
+    point = case.points(1, 1).requires_grad_()
+    ones = torch.ones((), dtype=torch.float64).expand(6, 5)
+    rows, theta = kernel.rows(point.expand(6, 3)), [t.detach() for t in kernel.theta()]
+    copies = kernel.rows(point.detach().repeat(6, 1))
+    cols = kernel.rows(z).detach()
+    found = TORCH.block_gradient(kernel.form, theta, rows.detach(), cols, ones)
+    wanted = TORCH.block_gradient(kernel.form, theta, copies.detach(), cols, ones.contiguous())
+    for one, two in zip(gradients(found), gradients(wanted), strict=True):
+        if one is None or two is None:
+            assert one is two
+        else:
+            assert relative_error(one, two) <= 20 * EPS
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_inputs_are_left_alone(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are overwritten in place; what the caller gave is not."""
+    use_route(monkeypatch, route)
+    for case in (Case("Product", 1, 3), Case("Coregionalization", 0, 3), Case("Linear", 0, 1)):
+        for n, m in ((9, None), (5, 8)):
+            given = job(case, n, m)
+            tensors = [*given.rows.tensors, *(given.cols.tensors if given.cols else ())]
+            tensors += [*given.theta, given.left, given.right, given.weights]
+            before = [t.clone() for t in tensors]
+            TORCH.block(given.form, given.theta, given.rows, given.cols, dtype=torch.float64).add_(7.0)
+            TORCH.product(given.form, given.theta, given.rows, given.cols, given.right).add_(7.0)
+            TORCH.block_gradient(given.form, given.theta, given.rows, given.cols, given.weights)
+            TORCH.bilinear_gradient(given.form, given.theta, given.rows, given.cols, given.left, given.right)
+            TORCH.diagonal_gradient(given.form, given.theta, given.rows, given.weights.sum(-1))
+            assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+
+
+def test_a_block_may_be_changed_in_place() -> None:
+    """Solvers add noise to the diagonal of a block: it must be memory of its own, a batch of constants included."""
+    x = torch.randn(3, 5, 2, dtype=torch.float64)
+    numbers = torch.tensor([1.0, 2.0, 3.0])
+    examples = [kernels.SquaredExponential(), kernels.Linear() + 1.0]
+    for kernel in (*examples, kernels.Constant(numbers), kernels.Scaled(kernels.Matern(), numbers)):
+        for points in (x, x[0]):
+            theta = [t.detach() for t in kernel.theta()]
+            block = TORCH.block(kernel.form, theta, kernel.rows(points).detach(), None, dtype=torch.float64)
+            before = block.clone()
+            block.diagonal(dim1=-2, dim2=-1).add_(1.0)
+            assert torch.equal(block, before + torch.eye(5, dtype=torch.float64))
