@@ -1,0 +1,234 @@
+"""Likelihood, predictions, densities and leave-one-out are those of the plain reference and of scikit-learn."""
+
+import math
+
+import numpy
+import pytest
+import scipy.stats
+import torch
+from inference.plain_gp import F64, PlainGP, condition_number, data, model, relative
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.means import evaluate_mean
+
+EPS = torch.finfo(F64).eps
+k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
+
+
+class Foreign(torch.nn.Module):
+    """A mean of the user's: (n, d) to (n, 1), as most networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1, dtype=F64)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.tensor([[0.4, -0.2]]))
+            self.layer.bias.fill_(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def rows(n: int = 12, seed: int = 5) -> Tensor:
+    return 0.05 + torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+MODELS = {
+    "matern": model,
+    "zero mean": lambda: fgp.GP(k.RBF(0.8), m.Zero(), lik.Gaussian(0.2)),
+    "linear mean": lambda: fgp.GP(k.Matern(0.5), m.Linear(torch.tensor([0.5, -1.0]), 0.2), lik.Gaussian(0.1)),
+    "foreign mean": lambda: fgp.GP(k.Matern(1.5), Foreign(), lik.Gaussian(0.1)),
+    "sum in a product": lambda: fgp.GP(
+        (k.Linear(0.5) + 2.0 * k.RBF(1.1)) * k.RationalQuadratic(0.9, active_dims=[1]) + 0.3, m.Constant(-1.0), lik.Gaussian(0.1)
+    ),
+    "product in a sum": lambda: fgp.GP(
+        k.Periodic(1.3, 2.0, active_dims=[0]) * k.Matern(2.5, 2.0) + k.Polynomial(2, 0.3), m.Zero(), lik.Gaussian(0.3)
+    ),
+    "row variance": lambda: fgp.GP(k.Matern(2.5), m.Constant(0.1), lik.Gaussian(0.1, row_variance=rows())),
+    "row variance only": lambda: fgp.GP(k.Matern(2.5), m.Constant(0.1), lik.Gaussian(None, row_variance=rows())),
+    "row weight": lambda: fgp.GP(k.Matern(2.5), m.Constant(0.1), lik.Gaussian(0.1, row_weight=rows())),
+    "both": lambda: fgp.GP(k.RBF(0.5), m.Constant(0.1), lik.Gaussian(0.1, row_variance=rows(), row_weight=rows(12, 6))),
+    "no noise": lambda: fgp.GP(k.Matern(1.5, 0.5), m.Zero(), lik.Gaussian(0.0)),
+}
+
+
+@pytest.fixture(params=MODELS, ids=str)
+def gp(request: pytest.FixtureRequest) -> fgp.GP:
+    return MODELS[request.param]()
+
+
+def tolerance(plain: PlainGP) -> float:
+    """Both sides lose up to the condition number times the unit roundoff; 10 for the sums around it."""
+    return 10 * len(plain.x) * EPS * max(10.0, condition_number(plain.K))
+
+
+def test_log_marginal_likelihood(gp: fgp.GP) -> None:
+    x, y = data()
+    plain = PlainGP(gp, x, y)
+    wanted = plain.log_marginal_likelihood()
+    for found in (gp.log_marginal_likelihood(x, y), gp.condition(x, y).log_marginal_likelihood()):
+        assert found.dtype == F64
+        assert relative(found, wanted) < tolerance(plain)
+
+
+def test_gradient_against_autograd_and_differences(gp: fgp.GP) -> None:
+    """Eq. (M-34) pulled back to every parameter, x and y."""
+    x, y = data()
+    x.requires_grad_()
+    y.requires_grad_()
+    inputs = [x, y, *gp.parameters()]
+    plain = PlainGP(gp, x, y)
+    wanted = torch.autograd.grad(plain.log_marginal_likelihood(), inputs)
+    found = torch.autograd.grad(gp.log_marginal_likelihood(x, y), inputs)
+    for one, two in zip(found, wanted, strict=True):
+        assert relative(one, two) < 10 * tolerance(plain)
+
+    # Central differences of the value itself: error h^2 and eps / h balance at h = 1e-5.
+    generator = torch.Generator().manual_seed(1)
+    step = 1e-5
+    with torch.no_grad():
+        directions = [torch.randn(t.shape, generator=generator, dtype=F64) for t in inputs]
+        slope = sum(float((g * v).sum()) for g, v in zip(found, directions, strict=True))
+        values = []
+        for sign in (1.0, -1.0):
+            for t, v in zip(inputs, directions, strict=True):
+                t += sign * step * v
+            values.append(float(gp.log_marginal_likelihood(x, y)))
+            for t, v in zip(inputs, directions, strict=True):
+                t -= sign * step * v
+    scale = sum(float((g * v).abs().sum()) for g, v in zip(found, directions, strict=True))
+    assert abs((values[0] - values[1]) / (2 * step) - slope) < 1e-6 * scale
+
+
+def test_predictions(gp: fgp.GP) -> None:
+    """Mean, variance, joint covariance: eqs. (M-30), (M-41), (M-42)."""
+    x, y = data()
+    x_test, _ = data(7, seed=3)
+    plain = PlainGP(gp, x, y)
+    posterior = gp.condition(x, y)
+    weights = plain.inverse @ (y - plain.mean(x))
+    assert relative(posterior.representer_weights.squeeze(-1), weights) < tolerance(plain)
+    mean, covariance = plain.predict(x_test)
+    found = posterior.predict(x_test)
+    assert relative(found.mean, mean) < tolerance(plain)
+    assert relative(found.variance, covariance.diagonal()) < tolerance(plain)
+    assert relative(found.covariance(), covariance) < tolerance(plain)
+    observed = covariance + plain.new_noise() * torch.eye(7, dtype=F64)
+    assert relative(found.observation_variance, observed.diagonal()) < tolerance(plain)
+    assert relative(found.covariance(observed=True), observed) < tolerance(plain)
+
+
+def test_leave_one_out_by_leaving_out(gp: fgp.GP) -> None:
+    """Eqs. (M-39) and (M-40)."""
+    x, y = data()
+    plain = PlainGP(gp, x, y)
+    mean, variance = plain.leave_one_out()
+    found = gp.condition(x, y).leave_one_out()
+    assert relative(found.mean, mean) < tolerance(plain)
+    assert relative(found.variance, variance) < tolerance(plain)
+    density = scipy.stats.norm(mean.detach().numpy(), variance.detach().sqrt().numpy()).logpdf(y.numpy())
+    assert relative(found.log_prob, torch.tensor(density)) < 10 * tolerance(plain)
+
+
+def test_densities_and_quantiles_by_scipy() -> None:
+    """Eq. (M-43), quantiles and intervals of new observations."""
+    x, y = data()
+    x_test, y_test = data(6, seed=4)
+    mean, covariance = (t.detach().numpy() for t in PlainGP(model(), x, y).predict(x_test))
+    covariance = covariance + 0.07 * numpy.eye(6)
+    each = scipy.stats.norm(mean, numpy.sqrt(covariance.diagonal()))
+    found = model().condition(x, y).predict(x_test)
+    numpy.testing.assert_allclose(found.log_prob(y_test), each.logpdf(y_test.numpy()), rtol=1e-12)
+    joint = scipy.stats.multivariate_normal(mean, covariance).logpdf(y_test.numpy())
+    assert float(found.joint_log_prob(y_test)) == pytest.approx(joint, rel=1e-11)
+    for q in (1e-6, 0.025, 0.5, 0.9):
+        numpy.testing.assert_allclose(found.quantile(q), each.ppf(q), rtol=1e-11)
+    low, high = found.interval(0.9)
+    numpy.testing.assert_allclose(low, each.ppf(0.05), rtol=1e-11)
+    numpy.testing.assert_allclose(high, each.ppf(0.95), rtol=1e-11)
+
+
+@pytest.mark.parametrize("q", [0.0, 1.0, -0.1, math.nan])
+def test_a_quantile_that_is_none(q: float) -> None:
+    x, y = data(3)
+    found = model().condition(x, y).predict(x)
+    with pytest.raises(fgp.DomainError, match=r"`q` must be between 0 and 1"):
+        found.quantile(q)
+    with pytest.raises(fgp.DomainError, match=r"`level` must be between 0 and 1"):
+        found.interval(q)
+
+
+def test_likelihood_densities() -> None:
+    """Eqs. (M-28) and (M-29): the expectation is that of Gauss-Hermite quadrature."""
+    likelihood = lik.Gaussian(0.3)
+    y, f, variance = (torch.tensor(v, dtype=F64) for v in ([0.2, -1.0], [0.5, 0.1], [0.4, 2.0]))
+    wanted = scipy.stats.norm(f, math.sqrt(0.3)).logpdf(y)
+    numpy.testing.assert_allclose(likelihood.log_prob(y, f).detach(), wanted, rtol=1e-14)
+    nodes, weights = numpy.polynomial.hermite_e.hermegauss(9)
+    points = f.numpy()[:, None] + variance.sqrt().numpy()[:, None] * nodes
+    density = scipy.stats.norm(points, math.sqrt(0.3)).logpdf(y.numpy()[:, None])
+    expected = (density * weights).sum(1) / weights.sum()
+    numpy.testing.assert_allclose(likelihood.expected_log_prob(y, f, variance).detach(), expected, rtol=1e-13)
+    mean, total = likelihood.predictive(f, variance)
+    assert torch.equal(mean, f)
+    numpy.testing.assert_allclose(total.detach(), variance + 0.3, rtol=1e-15)
+
+
+def test_mean_functions() -> None:
+    """Eq. (M-27), with one output and with several."""
+    x, _ = data(4, 2)
+    slope = torch.tensor([2.0, -1.0], dtype=F64)
+    assert torch.equal(evaluate_mean(m.Zero(), x, None), torch.zeros(4, dtype=F64))
+    assert torch.equal(evaluate_mean(m.Constant(1.5), x, None), torch.full((4,), 1.5, dtype=F64))
+    assert relative(evaluate_mean(m.Linear(slope, 0.5), x, None), x @ slope + 0.5) < 4 * EPS
+    assert torch.equal(evaluate_mean(m.Constant(torch.tensor([1.0, 2.0]), outputs=2), x, 2)[1], torch.tensor([1.0, 2.0], dtype=F64))
+    assert evaluate_mean(m.Linear(slope), x, 3).shape == (4, 1)
+
+
+# -- scikit-learn ----------------------------------------------------------------------------------------------------
+def peers(d: int, noise: Tensor) -> tuple[fgp.GP, object]:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern, WhiteKernel
+
+    ours = fgp.GP(
+        1.0 * k.RBF(torch.ones(d)) + 1.0 * k.Matern(1.5, torch.ones(d)), m.Zero(), lik.Gaussian(1.0, row_variance=noise)
+    )
+    theirs = ConstantKernel() * RBF(numpy.ones(d)) + ConstantKernel() * Matern(numpy.ones(d), nu=1.5) + WhiteKernel()
+    return ours, GaussianProcessRegressor(theirs, alpha=noise.numpy(), optimizer=None)
+
+
+def test_value_and_gradient_of_scikit_learn() -> None:
+    """Twenty random parameter vectors with condition at most 1e8: relative 1e-8 in value and gradient."""
+    x, y = data(30, 3)
+    ours, theirs = peers(3, 1e-3 * rows(30))
+    theirs.fit(x.numpy(), y.numpy())
+    generator = numpy.random.default_rng(2)
+    parameters = list(ours.parameters())
+    accepted = 0
+    while accepted < 20:
+        theta = generator.normal(0.0, 1.5, sum(p.numel() for p in parameters))
+        with torch.no_grad():
+            for p, part in zip(parameters, torch.from_numpy(theta).split([p.numel() for p in parameters]), strict=True):
+                p.copy_(part.view(p.shape))
+        # scikit-learn orders a kernel's parameters as they are written: variance, lengthscale, ..., noise. So do we.
+        if condition_number(PlainGP(ours, x, y).K) > 1e8:
+            continue
+        accepted += 1
+        value, gradient = theirs.log_marginal_likelihood(theta, eval_gradient=True, clone_kernel=False)
+        found = ours.log_marginal_likelihood(x, y)
+        slopes = torch.cat([g.reshape(-1) for g in torch.autograd.grad(found, parameters)]).numpy()
+        assert float(found) == pytest.approx(value, rel=1e-8)
+        assert numpy.linalg.norm(slopes - gradient) <= 1e-8 * numpy.linalg.norm(gradient)
+        assert numpy.linalg.norm(slopes) == pytest.approx(numpy.linalg.norm(gradient), rel=1e-8)
+
+
+def test_predictions_of_scikit_learn() -> None:
+    x, y = data(30, 3)
+    x_test, _ = data(11, 3, seed=9)
+    ours, theirs = peers(3, 0.05 * rows(30))
+    theirs.fit(x.numpy(), y.numpy())
+    mean, covariance = theirs.predict(x_test.numpy(), return_cov=True)
+    found = ours.condition(x, y).predict(x_test)
+    numpy.testing.assert_allclose(found.mean, mean, rtol=1e-10, atol=1e-12)
+    numpy.testing.assert_allclose(found.covariance(observed=True), covariance, rtol=1e-10, atol=1e-12)
