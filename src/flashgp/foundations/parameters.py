@@ -221,8 +221,8 @@ def as_parameter(
         return value.settle(domain, event_dim, name)
     try:
         tensor = _as_parameter_tensor(value)
-    except DomainError as error:
-        raise DomainError(str(error).replace("`value`", f"`{name}`", 1)) from None
+    except (DomainError, ShapeError) as error:
+        raise type(error)(str(error).replace("`value`", f"`{name}`", 1)) from None
     if not domain.contains(tensor):
         raise DomainError(f"`{name}` must be finite and {domain}, got {_brief(tensor)}; give a value inside the domain")
     parameter = Parameter(tensor)
