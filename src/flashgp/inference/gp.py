@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.likelihood_gradient import DirectSettings, log_marginal_likelihood
 from flashgp.kernels.kernel import Kernel
@@ -170,10 +171,14 @@ class GP(nn.Module):
     # -- what inference uses ------------------------------------------------------------------------------------
     def evaluate_likelihood(self, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
         """The log marginal likelihood of checked data."""
-        residual = self.residual(x, y)
+        residual, noise, rows, theta = self.likelihood_inputs(x, y)
+        return log_marginal_likelihood(settings, self.kernel.form, theta, rows, residual, noise)
+
+    def likelihood_inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
+        """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""
         theta = [t.to(x.device) for t in self.kernel.theta()]
         noise = self.likelihood.diagonal(x.shape[-2], x.device)
-        return log_marginal_likelihood(settings, self.kernel.form, theta, self.kernel.rows(x), residual, noise)
+        return self.residual(x, y), noise, self.kernel.rows(x), theta
 
     def residual(self, x: Tensor, y: Tensor) -> Tensor:
         """y minus the prior mean, (*batch, n, outputs or 1), float64."""

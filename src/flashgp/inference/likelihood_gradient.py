@@ -23,9 +23,10 @@ from torch.autograd.function import once_differentiable
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend
+from flashgp.pairwise.small import SMALL_ROWS, SmallProblem
 from flashgp.solvers.cholesky import Factor, factorise
 
-__all__ = ["DirectSettings", "factorise_covariance", "log_marginal_likelihood"]
+__all__ = ["DirectSettings", "factorise_covariance", "log_marginal_likelihood", "value_and_gradients"]
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -89,10 +90,10 @@ def log_marginal_likelihood(
     tensors = (residual, noise, *rows.tensors, *theta)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return _LogMarginalLikelihood.apply(settings, form, rows, *tensors)  # type: ignore[no-any-return]
-    return _forward(settings, form, rows, tensors, [False] * len(tensors))[0]
+    return value_and_gradients(settings, form, rows, tensors, [False] * len(tensors))[0]
 
 
-def _forward(
+def value_and_gradients(
     settings: DirectSettings, form: Form, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The value and the gradient by every wanted tensor."""
@@ -100,6 +101,10 @@ def _forward(
     split = len(rows.tensors)
     rows, theta = rows.rebuilt(rest[:split]), rest[split:]
     n, p = residual.shape[-2:]
+    if n <= SMALL_ROWS and any(wanted) and _is_small(settings, tensors, residual, noise, theta, rows):
+        found = _small(form, theta, rows, residual, noise)
+        if found is not None:
+            return found
     block = pull = None
     if any(wanted[2:]):
         block, pull = settings.backend.taped_block(
@@ -129,6 +134,42 @@ def _forward(
     return value, gradients
 
 
+def _is_small(
+    settings: DirectSettings, tensors: Sequence[Tensor], residual: Tensor, noise: Tensor, theta: Sequence[Tensor], rows: Rows
+) -> bool:
+    """One model in float64 on the CPU, without jitter from the start, in plain tensors."""
+    return (
+        settings.dtype == torch.float64
+        and not settings.jitter
+        and residual.dim() == 2
+        and residual.shape[0] > 0
+        and noise.dim() == 1
+        and all(t.dim() == 0 for t in theta)
+        and all(f.dim() == (2 if f.is_floating_point() else 1) for f in rows.features)
+        and all(a.dim() == 1 for a in rows.scalars)
+        and all(t.device.type == "cpu" and t.dtype in (torch.float64, torch.int64) for t in tensors)
+    )
+
+
+def _small(
+    form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
+) -> tuple[Tensor, list[Tensor | None]] | None:
+    """The same by the NumPy path; None when the matrix is not positive definite (then the ladder of jitters decides)."""
+    problem = SmallProblem(form, theta, rows)
+    solved = problem.solve(noise.detach().numpy(), residual.detach().numpy())
+    if solved is None:
+        return None
+    value, weights, lower = solved
+    slope = problem.slope(weights, lower)
+    gradients: list[Tensor | None] = [torch.from_numpy(-weights), torch.from_numpy(slope.diagonal().copy())]
+    for part in problem.pull(slope):
+        if part is None:
+            gradients.append(None)
+        else:
+            gradients.append(torch.tensor(part, dtype=torch.float64) if isinstance(part, float) else torch.from_numpy(part))
+    return torch.tensor(value, dtype=torch.float64), gradients
+
+
 def _rank_update(inverse: Tensor, weights: Tensor, p: int) -> Tensor:
     """1/2 (A A^T - p K^-1) in the memory of the inverse, eq. (M-34)."""
     if inverse.dim() == 2:
@@ -143,7 +184,7 @@ class _LogMarginalLikelihood(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, settings: DirectSettings, form: Form, rows: Rows, *tensors: Tensor) -> Tensor:
-        value, gradients = _forward(settings, form, rows, tensors, ctx.needs_input_grad[3:])
+        value, gradients = value_and_gradients(settings, form, rows, tensors, ctx.needs_input_grad[3:])
         ctx.shapes = [(t.shape, t.dtype) for t in tensors]
         ctx.gradients = gradients
         return value

@@ -18,7 +18,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.gp import GP
 from flashgp.inference.initial import RoleStart
-from flashgp.inference.likelihood_gradient import DirectSettings
+from flashgp.inference.likelihood_gradient import DirectSettings, value_and_gradients
 
 __all__ = ["FlatObjective", "FlatPriors"]
 
@@ -100,6 +100,7 @@ class FlatObjective:
         self.size = at
         # All trainable tensors become views of one buffer: a new vector is one copy.
         self._buffer = torch.zeros(at, dtype=torch.float64)
+        self._tensors = [s.tensor for s in self.slots]
         self._direct = all(s.tensor.dtype == torch.float64 and s.tensor.device.type == "cpu" for s in self.slots)
         for slot in self.slots:
             view = self._buffer[slot.start : slot.stop].view(slot.tensor.shape)
@@ -161,20 +162,31 @@ class FlatObjective:
         """(minus log joint, gradient) at one vector. Raises: NotPositiveDefiniteError."""
         self.assign(theta)
         with torch.enable_grad():
-            value = self.gp.evaluate_likelihood(self.settings, self.x, self.y)
+            residual, noise, rows, values = self.gp.likelihood_inputs(self.x, self.y)
+            inputs = (residual, noise, *rows.tensors, *values)
+            wanted = [t.requires_grad for t in inputs]
+            value, slopes = value_and_gradients(
+                self.settings, self.gp.kernel.form, rows, [t.detach() for t in inputs], wanted
+            )
+            total = float(value.sum())
+            # The chain from parameters to features, mean and noise is the only thing autograd sees.
+            outputs, grads = [], []
+            for tensor, slope in zip(inputs, slopes, strict=True):
+                if tensor.requires_grad and slope is not None:
+                    outputs.append(tensor)
+                    grads.append(slope if slope.shape == tensor.shape else slope.sum_to_size(tensor.shape))
             for owner in self._slow_priors:
-                value = value + owner.log_prior()
-            if value.dim():
-                value = value.sum()
-            tensors = [s.tensor for s in self.slots]
-            grads = torch.autograd.grad(value, tensors, allow_unused=True) if tensors else ()
-        flat = [
-            (torch.zeros(s.stop - s.start, dtype=torch.float64) if g is None else g.reshape(-1))
-            for g, s in zip(grads, self.slots, strict=True)
-        ]
-        gradient = torch.cat([g.double().cpu() for g in flat]).numpy() if flat else numpy.zeros(0)
+                prior = owner.log_prior().sum()
+                total += float(prior)
+                outputs.append(prior)
+                grads.append(torch.ones_like(prior))
+            found = torch.autograd.grad(outputs, self._tensors, grads, allow_unused=True) if outputs else ()
+        gradient = numpy.zeros(self.size)
+        for part, slot in zip(found, self.slots, strict=False):
+            if part is not None:
+                gradient[slot.start : slot.stop] = part.reshape(-1).cpu().numpy()
         prior, prior_gradient = self.priors.value_and_gradient(theta)
-        return -(float(value.detach()) + prior), -(gradient + prior_gradient)
+        return -(total + prior), -(gradient + prior_gradient)
 
     def batch(self, thetas: list[numpy.ndarray]) -> list[tuple[float, numpy.ndarray] | NotPositiveDefiniteError]:
         """Several vectors in one tensor program; a member that fails returns its error, the others their values."""

@@ -8,7 +8,7 @@ can be read: `print(program.source)`.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -319,6 +319,12 @@ class Program:
         """For each distance: whether dg/dq stays bounded at zero distance, so that an error of q stays small."""
         return {s.index: not self.derivatives[s].singular_at_zero() for s in self.statistics if s.kind == "distance"}
 
+    def bound(self, runtime: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+        """The generated functions `value` and `partials` over other operations than torch's (NumPy's)."""
+        scope: dict[str, Any] = dict(runtime)
+        exec(compile(self.source, f"<flashgp program of {self.form.profile.key[:80]}>", "exec"), scope)
+        return scope
+
     def value(self, statistics: Sequence[Tensor], scalars: Sequence[Tensor], theta: Sequence[Scalar], own: bool) -> Tensor:
         """g over a tile. `own`: the statistics may be overwritten and all have the tile's full shape."""
         (result,) = self._value(*statistics, *scalars, *theta, own)
@@ -330,7 +336,7 @@ class Program:
         """g as (scalar, tile or None for ones), and its derivatives by every statistic, row scalar and parameter."""
         scalar, tile, *flat = self._partials(*statistics, *scalars, *theta, own)
         parts = [
-            Partial(symbol, flat[2 * k], flat[2 * k + 1]) for k, symbol in enumerate(self._present)
+            Partial(symbol, flat[2 * k], flat[2 * k + 1]) for k, symbol in enumerate(self.present)
         ]
         return (scalar, tile), parts
 
@@ -346,8 +352,8 @@ class Program:
         self._declare(generator)
         results: list[str] = []
         kept: set[str] = set()
-        self._present = [s for s in self.differentiable if not self.derivatives[s].is_zero]
-        for expression in (self.form.profile, *(self.derivatives[s] for s in self._present)):
+        self.present = [s for s in self.differentiable if not self.derivatives[s].is_zero]
+        for expression in (self.form.profile, *(self.derivatives[s] for s in self.present)):
             if expression.pairwise:
                 scalar, name = generator.scaled(expression)
                 results += [scalar, name]
