@@ -1,0 +1,1 @@
+"""The command line: `flashgp fit | predict | plan`, also as `python -m flashgp`. The only place that imports typer."""

@@ -1,0 +1,164 @@
+"""What every plot shares: a figure outside global state, a quiet style, safe colours, and at most so many points.
+
+Colours are Okabe & Ito's (2008), told apart with any colour vision. Texts from data are never read as mathematics.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, ShapeError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "INK",
+    "ORANGE",
+    "SKY",
+    "VERMILLION",
+    "legend",
+    "moments",
+    "new_axes",
+    "note",
+    "numbers",
+    "plain",
+    "require_matplotlib",
+    "shown_rows",
+    "style",
+]
+
+BLUE, VERMILLION, GREEN, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9"
+INK, GREY, _GRID = "#222222", "#6b6b6b", "#e4e4e4"
+_SIZE = (5.4, 4.0)  # inches
+_LONGEST_LABEL = 40
+
+
+def require_matplotlib(argument: str = "plots") -> None:
+    """Raises: BackendUnavailableError naming what needs matplotlib when it is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"`{argument}` needs matplotlib, which is not installed ({error}); pip install 'flashgp[plot]'"
+        ) from None
+
+
+def new_axes(ax: "Axes | None", size: tuple[float, float] = _SIZE) -> "Axes":
+    """The axes given, or those of a new figure with a canvas that needs no display."""
+    if ax is not None:
+        return ax
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure.subplots()
+
+
+def style(
+    ax: "Axes", x_label: str, y_label: str, title: str = "", grid: Literal["both", "x", "y", ""] = "both"
+) -> None:
+    """Labels, a faint grid behind the data, no frame on top and right."""
+    ax.set_xlabel(plain(x_label), parse_math=False, color=INK)
+    ax.set_ylabel(plain(y_label), parse_math=False, color=INK)
+    if title:
+        ax.set_title(plain(title), parse_math=False, loc="left", fontsize="medium", color=INK)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(GREY)
+    ax.tick_params(colors=GREY, labelcolor=INK, labelsize="small")
+    if grid:
+        ax.grid(True, axis=grid, color=_GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+
+
+def note(ax: "Axes", text: str, place: str = "lower right") -> None:
+    """Small text inside a corner of the axes, readable over data."""
+    vertical, horizontal = place.split()
+    ax.text(
+        0.98 if horizontal == "right" else 0.02,
+        0.02 if vertical == "lower" else 0.98,
+        plain(text, 500),
+        transform=ax.transAxes,
+        ha=horizontal,
+        va="bottom" if vertical == "lower" else "top",
+        fontsize="small",
+        color=INK,
+        parse_math=False,
+        bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 2.0},
+    )
+
+
+def legend(ax: "Axes", **options: Any) -> None:
+    """A legend without a box around it."""
+    ax.legend(fontsize="small", framealpha=0.8, edgecolor="none", labelcolor=INK, **options)
+
+
+def plain(text: str, longest: int = _LONGEST_LABEL * 3) -> str:
+    """Text for a label: one line unless it has line breaks of ours, printable, shortened."""
+    shown = "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:
+    """A tensor or array of shape (n,) as float64. Raises: ShapeError."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise ShapeError(f"`{name}` must have shape (n,), got {array.shape}; plot one output of one model at a time")
+    return array
+
+
+def moments(y: Any, prediction: Any) -> tuple[npt.NDArray[np.float64], ...]:
+    """y, and mean and standard deviation of new observations, each (n,), float64; rows that are not finite left out.
+
+    Args:
+        prediction: a `Prediction`, or a pair (mean, std) of a new observation in units of y.
+    Raises: ShapeError, DomainError for what does not fit together.
+    """
+    if isinstance(prediction, tuple):
+        if len(prediction) != 2:
+            raise DomainError(f"`prediction` must be a Prediction or a pair (mean, std), got {len(prediction)} items")
+        mean, std = numbers(prediction[0], "mean"), numbers(prediction[1], "std")
+    elif hasattr(prediction, "observation_variance"):
+        mean = numbers(prediction.mean, "prediction.mean")
+        std = np.sqrt(numbers(prediction.observation_variance, "prediction.observation_variance"))
+    else:
+        raise DomainError(
+            f"`prediction` must be a Prediction or a pair (mean, std), got {type(prediction).__name__}; "
+            "pass posterior.predict(x_test)"
+        )
+    observed = numbers(y, "y")
+    if not len(observed) == len(mean) == len(std):
+        raise ShapeError(
+            f"`y` must have one value per predicted row, got {len(observed)} for {len(mean)} means and {len(std)} "
+            "standard deviations; pass the targets of x_test"
+        )
+    kept = np.isfinite(observed) & np.isfinite(mean) & np.isfinite(std)
+    return observed[kept], mean[kept], std[kept]
+
+
+def shown_rows(count: int, most: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Rows to draw: all, or `most` of them at random (the same ones every time), increasing."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+
+
+def empty(ax: "Axes", text: str) -> None:
+    """Say why there is nothing to draw."""
+    ax.text(0.5, 0.5, plain(text, 300), transform=ax.transAxes, ha="center", va="center", color=GREY, parse_math=False)
+
+
+def short(names: Sequence[str]) -> list[str]:
+    """Names short enough for tick labels."""
+    return [plain(name.replace("\n", " "), _LONGEST_LABEL) for name in names]

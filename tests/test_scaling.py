@@ -1,0 +1,90 @@
+"""Standardising: statistics, constant columns, codes, extreme scales, units of densities, hostile JSON."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flashgp.foundations.errors import ModelFileError, ShapeError
+from flashgp.scaling import Scaling
+
+
+def test_columns_are_standardised_and_come_back() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal([5.0, -1e8, 3.0], [2.0, 1e-3, 1e-8], (200, 3)), generator.normal(7.0, 3.0, 200)
+    scaling = Scaling.learn(x, y)
+    z = scaling.x(x)
+    assert np.abs(z.mean(0)).max() < 1e-4  # 1e8 with spread 1e-3 keeps five digits
+    assert np.allclose(z.std(0), 1.0, atol=1e-4)
+    assert np.allclose(scaling.mean(scaling.y(y)), y, rtol=1e-14)
+    assert np.isclose(scaling.y(y).std(), 1.0)
+    assert scaling.std(1.0) == scaling.y_scale
+
+
+def test_codes_are_left_alone_and_a_constant_column_is_only_shifted() -> None:
+    x = np.array([[0.0, 0.1, 4.0], [2.0, 0.1, 5.0], [1.0, 0.1, 9.0]])
+    scaling = Scaling.learn(x, np.array([3.0, 3.0, 3.0]), skip=(0,))
+    assert np.array_equal(scaling.x(x)[:, 0], x[:, 0])
+    assert np.abs(scaling.x(x)[:, 1]).max() < 1e-15
+    assert (scaling.x_scale[1], scaling.y_scale) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e-8, 1e8, 1e200, 1e280])
+def test_extreme_columns_stay_finite(size: float) -> None:
+    x = np.array([[-1.0], [0.5], [1.0]]) * size
+    scaling = Scaling.learn(x, x[:, 0])
+    assert np.isfinite(scaling.x(x)).all()
+    assert Scaling.from_json(json.loads(json.dumps(scaling.to_json()))) == scaling
+
+
+def test_tensors_stay_tensors_of_their_dtype() -> None:
+    scaling = Scaling.learn(np.array([[1.0, 2.0], [3.0, 8.0]]), np.array([1.0, 2.0]))
+    z = scaling.x(torch.tensor([[1.0, 2.0], [3.0, 8.0]], dtype=torch.float32))
+    assert z.dtype == torch.float32
+    assert torch.equal(z, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
+
+
+def test_log_density_moves_by_the_scale() -> None:
+    scaling = Scaling((0.0,), (1.0,), 2.0, 5.0)
+    y, mean, std = 9.0, 4.0, 10.0
+    direct = -0.5 * ((y - mean) / std) ** 2 - math.log(std * math.sqrt(2 * math.pi))
+    z = (scaling.y(y) - scaling.y(mean)) / (std / 5.0)
+    standardised = -0.5 * z**2 - math.log(std / 5.0 * math.sqrt(2 * math.pi))
+    assert math.isclose(scaling.log_density(standardised), direct, rel_tol=1e-12)
+
+
+def test_shapes_are_refused() -> None:
+    with pytest.raises(ShapeError, match="n at least 1"):
+        Scaling.learn(np.zeros((0, 2)), np.zeros(0))
+    with pytest.raises(ShapeError, match=r"\(3, 2\) and \(2,\)"):
+        Scaling.learn(np.zeros((3, 2)), np.zeros(2))
+    with pytest.raises(ShapeError, match="must have 1 columns"):
+        Scaling((0.0,), (1.0,), 0.0, 1.0).x(np.zeros((4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"x_scale": [0.0, 1.0]}, "scaling.x_scale"),
+        ({"x_scale": [-1.0, 1.0]}, "scaling.x_scale"),
+        ({"x_scale": [1.0]}, "scaling.x_scale"),
+        ({"x_scale": [math.nan, 1.0]}, "scaling.x_scale"),
+        ({"x_shift": [math.inf, 1.0]}, "scaling.x_shift"),
+        ({"x_shift": [True, 1.0]}, "scaling.x_shift"),
+        ({"x_shift": "12"}, "scaling.x_shift"),
+        ({"x_shift": [], "x_scale": []}, "scaling.x_scale"),
+        ({"y_scale": 0}, "scaling.y_scale"),
+        ({"y_shift": None}, "scaling.y_shift"),
+        ({"version": 2}, "scaling.version"),
+        ({"version": True}, "scaling.version"),
+        ({"more": 1}, "scaling"),
+    ],
+)
+def test_hostile_json_is_refused_by_field(change: dict[str, object], named: str) -> None:
+    data = Scaling((1.0, 2.0), (3.0, 4.0), 5.0, 6.0).to_json() | change
+    with pytest.raises(ModelFileError, match=f"`{named}`"):
+        Scaling.from_json(data)
+    with pytest.raises(ModelFileError):
+        Scaling.from_json([data])
