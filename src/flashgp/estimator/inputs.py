@@ -1,0 +1,150 @@
+"""What users hand over, checked once: arrays and frames to finite float64 arrays, missing rows dropped if asked."""
+
+import warnings
+from typing import Any
+
+import narwhals.stable.v2 as nw
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.validation import check_array, check_consistent_length, validate_data
+
+from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
+
+__all__ = ["points", "training_rows"]
+
+Array = npt.NDArray[np.float64]
+
+# Columns of a frame that are no numbers even if one could force them into one.
+_NOT_NUMBERS = (nw.String, nw.Categorical, nw.Enum, nw.Datetime, nw.Date, nw.Duration, nw.Time)
+
+
+def points(estimator: Any, X: Any) -> npt.NDArray[np.floating]:
+    """Points to predict at, shape (n_test, d), finite, float64 or float32; n_test may be 0.
+
+    Raises: ValueError for points that do not fit the training data; DomainError naming row and column of a NaN.
+    """
+    _refuse_text(X)
+    array = validate_data(
+        estimator, X, reset=False, dtype=[np.float64, np.float32], ensure_all_finite=False, ensure_min_samples=0
+    )
+    advice = "fill it in, or leave the row out: a prediction cannot drop rows"
+    _refuse_non_finite(array, "X", getattr(estimator, "feature_names_in_", None), advice)
+    return array
+
+
+def training_rows(
+    estimator: Any, X: Any, y: Any, sample_weight: Any, *, drop: bool
+) -> tuple[npt.NDArray[np.floating], Array, Array | None, npt.NDArray[np.intp]]:
+    """Training data, finite: X (n, d) float64 or float32, y (n,) or (n, p), weights (n,) or None, and the rows kept.
+
+    Rows of weight 0 are left out; with `drop`, so are rows with a NaN in X, y or the weight, and a warning says how
+    many. The arrays may be views of the caller's.
+    Raises: ValueError as scikit-learn's checks do; ShapeError, DomainError naming the row and column.
+    """
+    _refuse_text(X)
+    X, y = validate_data(
+        estimator,
+        X,
+        y,
+        validate_separately=(
+            {"dtype": [np.float64, np.float32], "ensure_all_finite": False},
+            {"dtype": np.float64, "ensure_all_finite": False, "ensure_2d": False},
+        ),
+    )
+    y = np.atleast_1d(y)
+    check_consistent_length(X, y)
+    weight = _weights(sample_weight, len(X))
+    kept = np.arange(len(X))
+    if drop:
+        kept = _without_missing(X, y, weight)
+        X, y, weight = X[kept], y[kept], None if weight is None else weight[kept]
+    advice = "fill it in" if drop else 'fill it in, or pass missing="drop" to leave such rows out'
+    _refuse_non_finite(X, "X", getattr(estimator, "feature_names_in_", None), advice)
+    _refuse_non_finite(y, "y", None, advice)
+    if weight is None:
+        return X, y, None, kept
+    _refuse_non_finite(weight, "sample_weight", None, advice)
+    if bool((weight < 0).any()):
+        row = int(np.argmax(weight < 0))
+        raise DomainError(
+            f"`sample_weight` must be 0 or more, got {weight[row]:g} at row {row}; a weight is how often a row counts"
+        )
+    counted = weight > 0
+    if not counted.any():
+        raise DomainError(
+            f"`sample_weight` must be positive for at least one row, got {len(weight)} zeros; "
+            "a row of weight 0 is left out"
+        )
+    if not counted.all():
+        X, y, weight, kept = X[counted], y[counted], weight[counted], kept[counted]
+    return X, y, weight, kept
+
+
+def _weights(sample_weight: Any, n: int) -> Array | None:
+    if sample_weight is None:
+        return None
+    weight = check_array(
+        sample_weight, dtype=np.float64, ensure_2d=False, ensure_all_finite=False, input_name="sample_weight"
+    )
+    if weight.ndim == 0:
+        weight = np.full(n, float(weight))
+    if weight.shape != (n,):
+        raise ShapeError(
+            f"`sample_weight` must have shape ({n},), one per row of X, got {weight.shape}; pass one column"
+        )
+    return weight
+
+
+def _without_missing(X: npt.NDArray[np.floating], y: Array, weight: Array | None) -> npt.NDArray[np.intp]:
+    """The rows without a NaN; a warning when there are others."""
+    missing = np.isnan(X).any(axis=1) | np.isnan(y).reshape(len(y), -1).any(axis=1)
+    if weight is not None:
+        missing |= np.isnan(weight)
+    kept = np.flatnonzero(~missing)
+    dropped = len(missing) - len(kept)
+    if dropped:
+        first = int(np.argmax(missing))
+        if not len(kept):
+            raise DomainError(
+                f"`X` and `y` must have at least one row without a missing value, got {len(missing)} rows that all "
+                "have one; leave out the columns that are empty, or fill them in"
+            )
+        warnings.warn(
+            f"{dropped} of {len(missing)} rows have a missing value and were dropped, the first is row {first}",
+            FlashGPWarning,
+            stacklevel=4,
+        )
+    return kept
+
+
+def _refuse_non_finite(array: npt.NDArray[np.floating], name: str, columns: Any, advice: str) -> None:
+    """DomainError naming the first row and column that holds a NaN or an infinity."""
+    # The sum is finite unless an entry is not, or it overflows.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(array.sum(dtype=np.float64)):
+            return
+    bad = np.argwhere(~np.isfinite(array))
+    if not len(bad):
+        return
+    place = bad[0]
+    value = array[tuple(place)]
+    text = "NaN" if np.isnan(value) else "inf" if value > 0 else "-inf"
+    where = f"row {place[0]}"
+    if len(place) > 1:
+        where += f" and column {place[1]}" + ("" if columns is None else f" ({str(columns[place[1]])!r})")
+    others = f" ({len(bad)} such entries)" if len(bad) > 1 else ""
+    raise DomainError(f"`{name}` must be finite, got {text} at {where}{others}; {advice}")
+
+
+def _refuse_text(X: Any) -> None:
+    """DomainError naming the columns of a frame that hold no numbers."""
+    frame = nw.from_native(X, eager_only=True, pass_through=True)
+    if not isinstance(frame, nw.DataFrame):
+        return
+    names = [f"{name!r} ({dtype})" for name, dtype in frame.schema.items() if isinstance(dtype, _NOT_NUMBERS)]
+    if names:
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise DomainError(
+            f"`X` must hold numbers, got column {shown}; encode it, for example with sklearn's OrdinalEncoder and "
+            "flashgp.kernels.Categorical, or leave it out"
+        )

@@ -1,0 +1,353 @@
+"""GPRegressor: exact Gaussian process regression behind scikit-learn's estimator contract.
+
+It standardises x and y, describes a GP in those units, and lets `fit` and `condition` do the work; predictions come
+back in the units of y. Frames go through scikit-learn and narwhals: neither pandas nor polars is imported.
+"""
+
+import copy
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.utils import Tags, check_random_state
+from torch import Tensor, nn
+
+from flashgp.estimator.inputs import points, training_rows
+from flashgp.estimator.replicates import ReplicatedGP, distinct_rows
+from flashgp.estimator.standardisation import Standardisation
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.inference.gp import GP
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.prediction import Prediction
+from flashgp.kernels import Kernel, Matern, Warped
+from flashgp.likelihoods import Gaussian
+
+__all__ = ["GPRegressor"]
+
+Array = npt.NDArray[np.floating[Any]]
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+_DEFAULT_SEED = 0
+
+
+class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+    """Exact Gaussian process regression as a scikit-learn estimator.
+
+    Inside, every column of X and every output has mean 0 and standard deviation 1 (columns of integer codes that a
+    Categorical or Coregionalization kernel reads stay as they are; a constant column is only centred). `kernel`,
+    `mean` and `likelihood` are in those standard units: a lengthscale of 1 is one standard deviation of its column, a
+    noise_variance of 0.1 is a tenth of the variance of y. So are `kernel_`, `gp_`, `posterior_` and the log marginal
+    likelihood. Predictions, their deviations and samples are in the units of y. Nothing passed in is ever changed.
+
+    A row of weight w counts as w equal rows: its noise variance is divided by w, and the marginal likelihood is that
+    of all of them. Weights that average 1 express relative precision; for known variances per row pass
+    `likelihood=flashgp.likelihoods.Gaussian(row_variance=...)`. Rows of equal X are joined into one, without loss.
+
+    Before `fit`, `predict` and `sample_y` answer from the prior: X, and the answer, are then in standard units.
+
+    Args:
+        kernel: covariance function in standard units; None for variance * Matern(2.5) with one lengthscale per column.
+        mean: prior mean in standard units, a flashgp mean or any nn.Module; None for a constant.
+        likelihood: `flashgp.likelihoods.Gaussian` in standard units; None for one noise variance. Row variances or
+            weights in it belong to the rows of X as passed to `fit`.
+        standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
+        optimise: False keeps every parameter as given.
+        initial, priors, starts, max_iterations, time_limit: as `flashgp.fit`.
+        missing: "error", or "drop" to leave out training rows with a NaN, with a warning.
+        memory: budget like "8GiB"; None for what is free.
+        device: "auto" for an accelerator when there is one, or a torch device.
+        dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.
+        tolerance: of the mean, in standard deviations of an observation; jitter: as `GP.condition`.
+        random_state: of the random starts; None is the fixed seed of `flashgp.fit`, not numpy's global generator.
+
+    Attributes: X_train_, y_train_ as passed (rows that were dropped or weigh 0 left out); gp_, the fitted prior, and
+    kernel_, its kernel; posterior_ (of the distinct rows when rows repeat or weights are given);
+    log_marginal_likelihood_value_; report_; history_, the evaluations of `fit`; n_features_in_, feature_names_in_.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | None = None,
+        *,
+        mean: nn.Module | None = None,
+        likelihood: Gaussian | None = None,
+        standardise: Literal["both", "x", "y", "none"] = "both",
+        optimise: bool = True,
+        initial: Literal["data", "given"] = "data",
+        priors: Literal["weak", "given"] = "weak",
+        starts: int | None = None,
+        max_iterations: int = 200,
+        time_limit: float | None = None,
+        missing: Literal["error", "drop"] = "error",
+        memory: str | int | None = None,
+        device: str | torch.device | None = "auto",
+        dtype: str | torch.dtype | None = None,
+        tolerance: float = 1e-3,
+        jitter: float | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.mean = mean
+        self.likelihood = likelihood
+        self.standardise = standardise
+        self.optimise = optimise
+        self.initial = initial
+        self.priors = priors
+        self.starts = starts
+        self.max_iterations = max_iterations
+        self.time_limit = time_limit
+        self.missing = missing
+        self.memory = memory
+        self.device = device
+        self.dtype = dtype
+        self.tolerance = tolerance
+        self.jitter = jitter
+        self.random_state = random_state
+
+    # -- learning -----------------------------------------------------------------------------------------------
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "GPRegressor":
+        """Fit the parameters and condition on the data.
+
+        Args:
+            X: shape (n, d), an array or a frame of numbers; y: shape (n,) or (n, p).
+            sample_weight: shape (n,), 0 or more: how often each row counts; None for once.
+        Returns: self.
+        Raises: ShapeError, DomainError (both ValueError), MemoryBudgetError, NotPositiveDefiniteError.
+        Cost: as `flashgp.fit`, with n the number of distinct rows.
+        """
+        self._check_choices()
+        X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
+        outputs = y.shape[1] if y.ndim == 2 else None
+        gp = self._prior(X.shape[1], outputs)
+        likelihood = gp.likelihood
+        if likelihood.row_variance is not None or likelihood.row_weight is not None:
+            gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(kept))
+        # Rows that differ in more than their count cannot be joined.
+        joinable = likelihood.noise_variance is not None and likelihood.row_variance is likelihood.row_weight is None
+
+        rows_x, rows_y, scatter = X.astype(np.float64), y.reshape(len(y), -1), None
+        distinct = distinct_rows(rows_x, rows_y, weight) if joinable else None
+        if distinct is not None:
+            rows_x, rows_y, weight, scatter = distinct.x, distinct.y, distinct.weight, distinct.scatter
+        self._x_units = self._units_of_x(rows_x, weight, gp.kernel)
+        self._y_units = self._units_of_y(rows_y, weight, scatter)
+        x_tensor = torch.from_numpy(self._x_units.apply(rows_x))
+        y_tensor = torch.from_numpy(self._y_units.apply(rows_y))
+        y_tensor = y_tensor if outputs is not None else y_tensor[:, 0]
+        if weight is not None:
+            own = likelihood.row_weight
+            likelihood.row_weight = torch.from_numpy(weight) if own is None else own * torch.from_numpy(weight)
+        if scatter is not None:
+            gp = ReplicatedGP(gp, float((scatter / self._y_units.scale**2).sum()))
+        self._learn(gp, x_tensor, y_tensor)
+        self.X_train_ = np.array(X)
+        self.y_train_ = np.array(y)
+        return self
+
+    def _learn(self, gp: GP, x: Tensor, y: Tensor) -> None:
+        """Set gp_, kernel_, posterior_ and the record of the fit."""
+        options: dict[str, Any] = {
+            "memory": self.memory, "device": self.device, "dtype": self._compute_dtype(),
+            "tolerance": self.tolerance, "jitter": self.jitter,
+        }  # fmt: skip
+        self.history_ = []
+        if self.optimise and any(p.requires_grad for p in gp.parameters()):
+            from flashgp.inference.fit import fit
+
+            fitted = fit(
+                gp, x, y, starts=self.starts, initial=self.initial, priors=self.priors,
+                max_iterations=self.max_iterations, time_limit=self.time_limit, seed=self._seed(), **options,
+            )  # fmt: skip
+            gp, posterior, self.history_, self.report_ = fitted.gp, fitted.posterior, fitted.history, fitted.report
+        else:
+            posterior = gp.condition(x, y, **options)
+            self.report_ = posterior.report
+        value = posterior.log_marginal_likelihood()
+        self._scatter = None
+        if isinstance(gp, ReplicatedGP):
+            value = value + gp.within(value.device).detach()
+            self._scatter = gp.scatter_per_row * x.shape[0]
+            # The marginal likelihood of repeats is the estimator's business: what users get is an ordinary GP.
+            gp = GP(gp.kernel, gp.mean, gp.likelihood, gp.outputs)
+            posterior = gp.condition(x, y, **options)
+        self.log_marginal_likelihood_value_ = float(value)
+        self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior
+
+    # -- answers ------------------------------------------------------------------------------------------------
+    def predict(
+        self, X: Any, return_std: bool = False, return_cov: bool = False, latent: bool = False
+    ) -> Array | tuple[Array, Array]:
+        """Mean of the prediction at X, and on request its standard deviation or joint covariance.
+
+        Args:
+            X: shape (n_test, d), finite.
+            return_std: also the standard deviation of a new observation, shape (n_test,) or (n_test, p).
+            return_cov: also the covariance of new observations, shape (n_test, n_test) or (n_test, n_test, p).
+            latent: deviation or covariance of the function without observation noise.
+        Returns: shape (n_test,), or (n_test, p) when y had columns; float32 for float32 X, else float64.
+        Raises: RuntimeError for both return_std and return_cov; ValueError for X that does not fit the training data.
+        Cost: n n_test d for the mean, n^2 n_test flops for deviations, and n_test^2 numbers for a covariance.
+        """
+        if return_std and return_cov:
+            raise RuntimeError(
+                "`return_std` and `return_cov` must not both be True; the deviations are the roots of the "
+                "covariance's diagonal"
+            )
+        prediction, units, dtype = self._at(X)
+        mean = self._restored(prediction.mean, units, dtype)
+        if return_std:
+            variance = prediction.variance if latent else prediction.observation_variance
+            deviation = variance.sqrt().cpu().numpy()
+            return mean, (deviation * (units.scale if deviation.ndim == 2 else units.scale[0])).astype(dtype)
+        if return_cov:
+            shared = prediction.covariance(observed=not latent).cpu().numpy()
+            if mean.ndim == 1:
+                return mean, (shared * units.scale[0] ** 2).astype(dtype)
+            return mean, np.multiply.outer(shared, units.scale**2).astype(dtype)
+        return mean
+
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0, latent: bool = False
+    ) -> Array:
+        """Joint samples of new observations at X (of the function, with `latent`).
+
+        Returns: shape (n_test, n_samples), or (n_test, p, n_samples) when y had columns.
+        Cost: n_test^3 / 3 flops.
+        """
+        seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+        prediction, units, dtype = self._at(X)
+        drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
+        return np.ascontiguousarray(np.moveaxis(self._restored(drawn, units, dtype), 0, -1))
+
+    def log_marginal_likelihood(
+        self, theta: Any = None, eval_gradient: bool = False
+    ) -> float | tuple[float, npt.NDArray[np.float64]]:
+        """log p(y | X, theta) of the training data in standard units, nats.
+
+        Args:
+            theta: shape (number of trainable values,): unconstrained values (logarithms of positive parameters) in the
+                order of `gp_.named_parameters()`; None for the fitted ones.
+            eval_gradient: also the gradient by theta, in the same order.
+        Raises: NotFittedError before `fit`; ShapeError for another number of values.
+        """
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self)
+        if theta is None and not eval_gradient:
+            return float(self.log_marginal_likelihood_value_)
+        trainable = [(name, p) for name, p in self.gp_.named_parameters() if p.requires_grad]
+        counts = [p.numel() for _, p in trainable]
+        if theta is None:
+            theta = [v for _, p in trainable for v in p.detach().reshape(-1).tolist()]
+        flat = torch.tensor(np.asarray(theta, dtype=np.float64), requires_grad=eval_gradient)
+        if flat.shape != (sum(counts),):
+            raise ShapeError(
+                f"`theta` must have shape ({sum(counts)},), one value per trainable entry of gp_, got "
+                f"{tuple(flat.shape)}; the order is that of gp_.named_parameters()"
+            )
+        named = {
+            name: part.reshape(p.shape).to(p.device, p.dtype)
+            for (name, p), part in zip(trainable, flat.split(counts), strict=True)
+        }
+        gp = self.gp_ if self._scatter is None else ReplicatedGP(self.gp_, self._scatter)
+        post = self.posterior_
+        value = gp.log_marginal_likelihood(post.x, post.y, theta=named, dtype=self._compute_dtype(), jitter=self.jitter)
+        if not eval_gradient:
+            return float(value)
+        (gradient,) = torch.autograd.grad(value, flat)
+        return float(value.detach()), gradient.numpy()
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.allow_nan = self.missing == "drop"
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "posterior_")
+
+    # -- parts --------------------------------------------------------------------------------------------------
+    def _at(self, X: Any) -> tuple[Prediction, Standardisation, npt.DTypeLike]:
+        """The prediction at X in standard units, the units of y, and the dtype of the answer."""
+        X = points(self, X)
+        posterior: Posterior
+        if hasattr(self, "posterior_"):
+            posterior, x_units, y_units = self.posterior_, self._x_units, self._y_units
+        else:
+            self._check_choices()
+            empty = torch.zeros(0, X.shape[1], dtype=torch.float64)
+            posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
+            x_units, y_units = Standardisation.identity(X.shape[1]), Standardisation.identity(1)
+        x_test = torch.from_numpy(x_units.apply(X)).to(posterior.x.device)
+        return posterior.predict(x_test), y_units, X.dtype
+
+    def _restored(self, values: Tensor, units: Standardisation, dtype: npt.DTypeLike) -> Array:
+        """Values (..., n) or (..., n, p) in the units of y."""
+        array = values.detach().cpu().numpy()
+        if self._outputs is None:
+            return units.undo(array[..., None])[..., 0].astype(dtype)
+        return units.undo(array).astype(dtype)
+
+    @property
+    def _outputs(self) -> int | None:
+        return self.gp_.outputs if hasattr(self, "gp_") else None
+
+    def _prior(self, columns: int, outputs: int | None) -> GP:
+        """The GP to fit, made of copies; copied together, so that a parameter they share stays shared."""
+        kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, self.likelihood))
+        if kernel is None:
+            kernel = 1.0 * Matern(nu=2.5, lengthscale=torch.ones(columns, dtype=torch.float64))
+        gp = GP(kernel, mean, likelihood, outputs)
+        if gp.kernel.batch_shape:
+            raise ShapeError(
+                f"`kernel` must describe one model, got parameters of batch shape {tuple(gp.kernel.batch_shape)}; use "
+                "flashgp.GP for a batch of models"
+            )
+        return gp
+
+    def _units_of_x(self, x: npt.NDArray[np.float64], weight: Any, kernel: Kernel) -> Standardisation:
+        if self.standardise not in ("both", "x"):
+            return Standardisation.identity(x.shape[1])
+        return Standardisation.of(x, weight).keeping(_code_columns(kernel, x.shape[1]))
+
+    def _units_of_y(self, y: npt.NDArray[np.float64], weight: Any, scatter: Any) -> Standardisation:
+        if self.standardise not in ("both", "y"):
+            return Standardisation.identity(y.shape[1])
+        units = Standardisation.of(y, weight, scatter)
+        # A constant target says nothing about spread; its own size is the only scale there is.
+        size = np.where(units.constant & (units.offset != 0), np.abs(units.offset), units.scale)
+        return Standardisation(units.offset, size, units.constant)
+
+    def _check_choices(self) -> None:
+        for name, allowed in (("missing", ("error", "drop")), ("standardise", ("both", "x", "y", "none"))):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise DomainError(f"`{name}` must be one of {allowed}, got {value!r}; choose one of these")
+        self._compute_dtype()
+
+    def _compute_dtype(self) -> torch.dtype | None:
+        if self.dtype is None:
+            return None
+        name = str(self.dtype).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise DomainError(f"`dtype` must be None, 'float64' or 'float32', got {self.dtype!r}; choose one of these")
+        return _DTYPES[name]
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return _DEFAULT_SEED
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+
+def _code_columns(kernel: Kernel, columns: int) -> list[int]:
+    """The columns of x that hold integer codes for this kernel."""
+    if isinstance(kernel, Warped):
+        return []  # what its parts see is the module's
+    if kernel.parts:
+        return sorted({c for part in kernel.parts for c in _code_columns(part, columns)})
+    if "match" not in kernel.form.statistics:
+        return []
+    dims = getattr(kernel, "active_dims", None)
+    return list(range(columns)) if dims is None else [c % columns for c in dims]
