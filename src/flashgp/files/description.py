@@ -1,0 +1,292 @@
+"""A GP as JSON and tensors, and back. Kinds are looked up in the registries; nothing in a file names code.
+
+    kernel      {"kind", "options", "parameters": {argument: key}, "parts": [kernel, ...], "module": key or null}
+    parameters  {key: {"lower", "upper", "event_dim", "constrained", "trainable", "prior"}}
+
+Every Parameter stands in one flat table under its first dotted path ("kernel.lengthscale"); places that share it
+name the same key. What is rebuilt is described again and compared: a file that says anything else is refused.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flashgp import kernels, means
+from flashgp.files.bounded_json import json_number, number_json
+from flashgp.files.modules import module_description, module_state, prepared_module, require_modules
+from flashgp.files.priors import prior_from_tensors, prior_tensors
+from flashgp.files.validation import refusing
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.parameters import Domain, Parameter
+from flashgp.inference.gp import GP
+from flashgp.kernels.kernel import Kernel
+from flashgp.likelihoods import Gaussian
+from flashgp.table.json_fields import json_count, json_fields, json_list, json_text, refused
+
+__all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild"]
+
+DESCRIPTION_FIELDS = ("kernel", "likelihood", "mean", "modules", "outputs", "parameters")
+MOST_DEPTH = 64  # kernels within kernels
+MOST_KERNELS = 4096
+_PARTS = ("kind", "module", "options", "parameters", "parts")
+_PARAMETER_FIELDS = ("constrained", "event_dim", "lower", "prior", "trainable", "upper")
+_ROW_TENSORS = ("row_variance", "row_weight")
+
+
+# -- from a GP ----------------------------------------------------------------------------------------------------
+class _Describer:
+    """One walk over a GP: paths by object, and the tables that fill on the way."""
+
+    def __init__(self, gp: GP, trainable: Callable[[str], bool]) -> None:
+        self.paths = {id(module): path for path, module in gp.named_modules()}
+        self.trainable = trainable
+        self.kernels = 0
+        self.parameters: dict[str, Any] = {}
+        self.modules: dict[str, Any] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.covered: dict[int, str] = {}  # torch parameters: the key of the entry that stores each
+
+    def part(self, part: nn.Module, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        children = {name: child for name, child in part._modules.items() if isinstance(child, Parameter)}
+        parameters = {name: self.parameter(child) for name, child in children.items()}
+        return {"kind": kind, "options": dict(options), "parameters": parameters, "parts": [], "module": None}
+
+    def kernel(self, kernel: Kernel, depth: int = 1) -> dict[str, Any]:
+        kind, path = type(kernel).__name__, self.paths[id(kernel)]
+        if kind not in kernels.REGISTRY or kernels.REGISTRY[kind].kernel is not type(kernel):
+            raise DomainError(
+                f"`{path}` must be a covariance function of flashgp.kernels.REGISTRY to be saved, got {kind}; its code "
+                "cannot be stored in a file, save its parameters with torch instead"
+            )
+        self.kernels += 1
+        if depth > MOST_DEPTH or self.kernels > MOST_KERNELS:
+            raise DomainError(
+                f"`kernel` must have at most {MOST_KERNELS} parts, {MOST_DEPTH} deep, to be saved, got more at "
+                f"{path[:200]}; save smaller models"
+            )
+        structure = kernel.structure()
+        description = self.part(kernel, structure.pop("kind"), structure)
+        description["parts"] = [self.kernel(part, depth + 1) for part in kernel.parts]
+        if isinstance(kernel, kernels.Warped):
+            description["module"] = self.module(kernel.module)
+        return description
+
+    def mean(self, mean: nn.Module) -> dict[str, Any]:
+        kind = type(mean).__name__
+        if means.REGISTRY.get(kind) is type(mean):
+            structure: dict[str, Any] = mean.structure()  # type: ignore[operator]
+            return self.part(mean, structure.pop("kind"), structure)
+        return {"kind": "Module", "options": {}, "parameters": {}, "parts": [], "module": self.module(mean)}
+
+    def likelihood(self, likelihood: Gaussian) -> dict[str, Any]:
+        if type(likelihood) is not Gaussian:
+            kind = type(likelihood).__name__
+            raise DomainError(f"`likelihood` must be flashgp.likelihoods.Gaussian to be saved, got {kind}; use it")
+        rows = {name: getattr(likelihood, name) for name in _ROW_TENSORS}
+        self.tensors |= {f"likelihood.{name}": value for name, value in rows.items() if value is not None}
+        return self.part(likelihood, "Gaussian", {name: value is not None for name, value in rows.items()})
+
+    def parameter(self, parameter: Parameter) -> str:
+        key = self.paths[id(parameter)]
+        if key in self.parameters:
+            return key
+        self.cover({"raw": parameter.raw}, key)
+        self.tensors[f"{key}.raw"] = parameter.raw
+        name = None
+        if parameter.prior is not None:
+            name, arguments = prior_tensors(parameter.prior, key)
+            self.tensors |= {f"{key}.prior.{argument}": value for argument, value in arguments.items()}
+        self.parameters[key] = {
+            "lower": number_json(parameter.domain.lower),
+            "upper": number_json(parameter.domain.upper),
+            "event_dim": parameter.event_dim,
+            "constrained": parameter._constrained_by_user,
+            "trainable": self.trainable(f"{key}.raw"),
+            "prior": name,
+        }
+        return key
+
+    def module(self, module: nn.Module) -> str:
+        key = self.paths[id(module)]
+        if key not in self.modules:
+            self.cover(dict(module.named_parameters()), key)
+            self.modules[key] = module_description(module, key, self.trainable)
+            self.tensors |= {f"{key}.{name}": value for name, value in module_state(module, key).items()}
+        return key
+
+    def cover(self, own: Mapping[str, Tensor], key: str) -> None:
+        for name, value in own.items():
+            if self.covered.setdefault(id(value), key) != key:
+                raise DomainError(
+                    f"`{key}` and `{self.covered[id(value)]}` share the parameter {name!r}, which a file cannot say; "
+                    "share whole modules or flashgp Parameters between covariance functions, or save a copy"
+                )
+
+
+def describe(gp: GP, trainable: Mapping[str, bool]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """JSON and tensors of a GP.
+
+    Args:
+        trainable: by the names of `gp.named_parameters()`: whether learning may change it.
+    Raises: DomainError naming what cannot be stored: a kernel outside the registry, another prior, a shared weight.
+    """
+    if type(gp) is not GP:
+        raise DomainError(f"`gp` must be a flashgp.GP to be saved, got its subclass {type(gp).__name__}")
+    walk = _Describer(gp, lambda name: bool(trainable.get(name, False)))
+    description = {
+        "kernel": walk.kernel(gp.kernel),
+        "mean": walk.mean(gp.mean),
+        "likelihood": walk.likelihood(gp.likelihood),
+        "outputs": gp.outputs,
+        "parameters": walk.parameters,
+        "modules": walk.modules,
+    }
+    for name, value in gp.named_parameters():
+        if id(value) not in walk.covered:
+            raise DomainError(f"`{name}` is part of no covariance function, mean or likelihood and cannot be saved")
+    return description, walk.tensors
+
+
+# -- back to a GP -------------------------------------------------------------------------------------------------
+class _Builder:
+    """One walk over a description that nobody vouches for."""
+
+    def __init__(self, parameters: Mapping[str, Parameter], modules: Mapping[str, nn.Module]) -> None:
+        self.parameters = parameters
+        self.modules = modules
+        self.kernels = 0
+
+    def arguments(self, fields: Mapping[str, Any], made: Callable[..., Any], where: str) -> dict[str, Any]:
+        """Options, Parameters and the module as keyword arguments of a constructor; nothing it does not take."""
+        options, keys = fields["options"], fields["parameters"]
+        if not isinstance(options, dict) or not isinstance(keys, dict) or options.keys() & keys.keys():
+            raise refused(where, "options and parameters by name", options)
+        # All its parameters come from the table: a constructor left to make its own might make a huge one.
+        roles = getattr(made, "roles", {})
+        if not keys.keys() <= roles.keys() or (made is not Gaussian and keys.keys() != roles.keys()):
+            raise refused(f"{where}.parameters", f"those of its kind ({', '.join(roles) or 'none'})", sorted(keys))
+        for name in options:
+            if name not in inspect.signature(made).parameters:
+                raise refused(f"{where}.options", "those that its kind takes", name)
+        arguments = dict(options)
+        for name, key in keys.items():
+            if not isinstance(key, str) or key not in self.parameters:
+                raise refused(f"{where}.parameters.{name}", "a key of `parameters`", key)
+            arguments[name] = self.parameters[key]
+        if fields["module"] is not None:
+            arguments["module"] = self.module(fields["module"], where)
+        return arguments
+
+    def module(self, key: object, where: str) -> nn.Module:
+        if not isinstance(key, str) or key not in self.modules:
+            raise refused(f"{where}.module", "a key of `modules`", key)
+        return self.modules[key]
+
+    def kernel(self, description: Any, where: str, depth: int = 1) -> Kernel:
+        fields = json_fields(description, where[:60], _PARTS)
+        kind = fields["kind"]
+        if not isinstance(kind, str) or kind not in kernels.REGISTRY:
+            raise refused(f"{where[:60]}.kind", f"one of {', '.join(kernels.REGISTRY)}", kind)
+        self.kernels += 1
+        if depth > MOST_DEPTH or self.kernels > MOST_KERNELS:
+            raise refused("kernel", f"of at most {MOST_KERNELS} parts, {MOST_DEPTH} deep", "more")
+        made = kernels.REGISTRY[kind].kernel
+        arguments = self.arguments(fields, made, where[:60])
+        parts = json_list(fields["parts"], f"{where[:60]}.parts")
+        built = [self.kernel(part, f"{where}.parts[{i}]", depth + 1) for i, part in enumerate(parts)]
+        if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(made).parameters.values()):
+            return made(*built, **arguments)
+        if built:
+            arguments["kernel"] = built[0]
+        return made(**arguments)
+
+    def mean(self, description: Any) -> nn.Module:
+        fields = json_fields(description, "mean", _PARTS)
+        kind = fields["kind"]
+        if kind == "Module":
+            return self.module(fields["module"], "mean")
+        if not isinstance(kind, str) or kind not in means.REGISTRY:
+            raise refused("mean.kind", f"Module or one of {', '.join(means.REGISTRY)}", kind)
+        made = means.REGISTRY[kind]
+        return made(**self.arguments(fields, made, "mean"))
+
+    def likelihood(self, description: Any, read: Callable[[str], Tensor]) -> Gaussian:
+        fields = json_fields(description, "likelihood", _PARTS)
+        rows = json_fields(fields["options"], "likelihood.options", _ROW_TENSORS)
+        tensors = {name: read(f"likelihood.{name}") for name in _ROW_TENSORS if rows[name] is True}
+        if any(value.dtype != torch.float64 for value in tensors.values()):
+            raise refused("likelihood", "row tensors in float64", "another dtype")
+        arguments = self.arguments({**fields, "options": {}}, Gaussian, "likelihood")
+        return Gaussian(**{"noise_variance": None, **arguments}, **tensors)
+
+
+def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modules: Mapping[str, nn.Module]) -> GP:
+    """The GP of a description.
+
+    Args:
+        description: the JSON that `describe` made; read: a stored tensor by name; modules: the caller's, by key.
+    Raises: ModelFileError for a description that `describe` did not make; DomainError, ShapeError for modules that
+        are missing or do not fit.
+    """
+    tables = {name: description[name] for name in ("parameters", "modules")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise refused(name, "an object", table)
+    require_modules(tables["modules"], modules)
+    prepared = {
+        key: prepared_module(modules[key], key, fields, lambda name, key=key: read(f"{key}.{name}"))  # type: ignore[misc]
+        for key, fields in tables["modules"].items()
+    }
+    raws = {key: _raw(read, key) for key in tables["parameters"]}
+    # While constructors look at them, parameters are zeros of the right shape without a domain: a trained value may
+    # have reached the edge of its domain in floating point, which no constructor would admit.
+    real = torch.distributions.constraints.real
+    parameters = {key: Parameter(torch.zeros_like(raw), real) for key, raw in raws.items()}
+    build = _Builder(parameters, prepared)
+    with refusing("the model"):
+        kernel = build.kernel(description["kernel"], "kernel")
+        mean = build.mean(description["mean"])
+        gp = GP(kernel, mean, build.likelihood(description["likelihood"], read), description["outputs"])
+        for key, fields in tables["parameters"].items():
+            _settle(parameters[key], raws[key], key, fields, read)
+        flags = {name: value.requires_grad for name, value in gp.named_parameters()}
+        again, _ = describe(gp, flags)
+    for name in DESCRIPTION_FIELDS:
+        if _text(again[name]) != _text(description[name]):
+            raise refused(name, "what flashgp.save writes", "another description")
+    return gp
+
+
+def _text(value: Any) -> str:
+    """Comparable JSON: true, 1 and 1.0 differ."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _raw(read: Callable[[str], Tensor], key: str) -> Tensor:
+    raw = read(f"{key}.raw")
+    if raw.dtype != torch.float64 or raw.numel() == 0 or not bool(raw.isfinite().all()):
+        raise refused(f"{key[:60]}.raw", "finite numbers in float64", str(raw.dtype))
+    return raw
+
+
+def _settle(parameter: Parameter, raw: Tensor, key: str, fields: Any, read: Callable[[str], Tensor]) -> None:
+    """Give a Parameter its stored bits, domain and prior."""
+    where = f"parameters.{key[:60]}"
+    fields = json_fields(fields, where, _PARAMETER_FIELDS)
+    lower, upper = (json_number(fields[name], f"{where}.{name}") for name in ("lower", "upper"))
+    if not lower < upper:
+        raise refused(where, "a domain with lower < upper", [lower, upper])
+    for name in ("constrained", "trainable"):
+        if not isinstance(fields[name], bool):
+            raise refused(f"{where}.{name}", "true or false", fields[name])
+    parameter.domain = Domain(lower, upper)
+    parameter.event_dim = max(parameter.event_dim, json_count(fields["event_dim"], f"{where}.event_dim", raw.dim()))
+    parameter._constrained_by_user = fields["constrained"]
+    parameter.raw = nn.Parameter(raw, requires_grad=fields["trainable"])
+    if fields["prior"] is not None:
+        name = json_text(fields["prior"], f"{where}.prior")
+        parameter.prior = prior_from_tensors(name, lambda argument: read(f"{key}.prior.{argument}"), raw.shape, where)

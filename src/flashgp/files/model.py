@@ -1,0 +1,139 @@
+"""Save and load a posterior: what it predicts with, bit by bit, and what learning goes on from.
+
+The file holds x, y, the factor's lower triangle, representer weights, residual, jitter, the unconstrained parameters
+and the buffers as tensors, and a JSON description (description.py). Loading factorises nothing: row features and
+parameter values are computed again from x, everything else is as it was.
+
+Foreign modules (Warped's module, a mean that is no flashgp mean) are stored as numbers only. Each has a key, its first
+dotted path from the GP: "kernel.module", "kernel.kernels.1.module", "mean". `load` takes them by that key.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from flashgp import __version__
+from flashgp.files.bounded_json import strict_json
+from flashgp.files.container import lower_triangle, open_container, whole, write_container
+from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild
+from flashgp.files.layout import Reader, laid_out
+from flashgp.files.report_fields import json_report, report_json
+from flashgp.files.validation import check_batch, check_memory, check_rows, check_shapes, check_values, refusing
+from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.inference.posterior import Posterior, chosen_device
+from flashgp.solvers.cholesky import Factor
+from flashgp.table.json_fields import json_fields, json_list, json_text, refused
+
+if TYPE_CHECKING:
+    from flashgp.inference.fit import Fit
+
+__all__ = ["load", "load_metadata", "save"]
+
+NO_MODULES: Mapping[str, nn.Module] = MappingProxyType({})
+_CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "torch")
+_DATA = ("representer_weights", "residual", "x", "y")
+
+
+def save(
+    model: "Posterior | Fit", path: str | os.PathLike[str], *, metadata: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Write a posterior (or a fit: its posterior) to one safetensors file, whole or not at all.
+
+    Args:
+        model: what `gp.condition` or `fgp.fit` returned. A differentiable posterior is saved without its graph.
+        path: the file; an existing one is replaced once the new one is complete.
+        metadata: JSON values of the caller's own, for `load_metadata`.
+    Raises: DomainError for a model that a file cannot hold (a kernel outside the registry, a prior outside the list,
+        a module whose state is not all tensors), metadata that is not JSON, or a path that cannot be written.
+    Warns: FlashGPWarning naming the keys of foreign modules, whose code is not stored.
+    Cost: O(n^2) bytes written and checksummed, n (n + 1) / 2 numbers of the factor; no copy of it on the CPU.
+    """
+    posterior = model if isinstance(model, Posterior) else getattr(model, "posterior", None)
+    if not isinstance(posterior, Posterior):
+        raise DomainError(f"`model` must be a Posterior or a Fit, got {type(model).__name__}; use gp.condition(x, y)")
+    learned = posterior.gp if model is posterior else model.gp  # a fit's gp knows what is trainable
+    trainable = {name: value.requires_grad for name, value in learned.named_parameters()}
+    description, tensors = describe(posterior.gp, trainable)
+    tensors |= {name: getattr(posterior, name) for name in _DATA}
+    entries, layouts = laid_out(tensors)
+    attempts: list[float] = []
+    if posterior.factor is not None:
+        entries |= {"factor": lower_triangle(posterior.factor.lower), "jitter": whole(posterior.factor.jitter)}
+        attempts = [float(value) for value in posterior.factor.attempts]
+    config = {
+        **description, "attempts": attempts, "layouts": layouts, "report": report_json(posterior.report),
+        "flashgp": __version__, "torch": torch.__version__,
+    }  # fmt: skip
+    write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
+    keys = list(description["modules"])
+    if keys:
+        warnings.warn(
+            f"the code of {', '.join(map(repr, keys))} is not stored in a model file, only its parameters and buffers: "
+            f"load it with modules={{{', '.join(f'{key!r}: ...' for key in keys)}}}",
+            FlashGPWarning,
+            stacklevel=2,
+        )
+
+
+def load(
+    path: str | os.PathLike[str],
+    modules: Mapping[str, nn.Module] = NO_MODULES,
+    *,
+    device: str | torch.device | None = None,
+) -> Posterior:
+    """Read a posterior that `save` wrote; it predicts what the saved one did, bit by bit on the same machine.
+
+    Args:
+        modules: foreign modules by key, built as they were when saved; copies of them receive the stored numbers.
+        device: None for the CPU, "auto" for an accelerator when there is one.
+    Raises: ModelFileError for a file that cannot be read, is truncated, damaged, foreign, hostile or of another
+        version; DomainError, ShapeError for modules that are missing or do not fit; MemoryBudgetError when the model
+        is larger than the free memory. All before anything large is allocated, except that a checksum needs the bytes.
+    Cost: one pass over the file; no factorisation.
+    """
+    target = chosen_device(device, torch.zeros(0))
+    with open_container(os.fspath(path)) as container:
+        config = json_fields(container.config, "config", _CONFIG)
+        for name in ("flashgp", "torch"):
+            json_text(config[name], name)
+        reader = Reader(container, config["layouts"])
+        n, batch = check_shapes(container, reader, config["outputs"])
+        check_memory(sum(s.stop - s.start for s in container.slots.values()) * (2 if n else 1), "the model")
+        gp = rebuild(config, reader, modules)
+        data = {name: reader(name) for name in _DATA}
+        factor = None
+        if n:
+            attempts = json_list(config["attempts"], "attempts")
+            if not all(isinstance(value, float) for value in attempts):
+                raise refused("attempts", "numbers", attempts)
+            factor = Factor(container.lower_triangle("factor", n), reader("jitter"), attempts)
+            reader.read.add("factor")
+        reader.require_all_read()
+        check_values(data, factor)
+        report = json_report(config["report"])
+        check_rows(gp, data["x"])
+        if target.type != "cpu":
+            gp = gp.to(target)
+            data = {name: value.to(target) for name, value in data.items()}
+            factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
+        with torch.no_grad(), refusing("x"):
+            rows = gp.kernel.rows(data["x"])
+            theta = tuple(value.to(target) for value in gp.kernel.theta())
+            check_batch(gp, rows, theta, batch, data)
+        weights, residual = data["representer_weights"], data["residual"]
+        return Posterior(gp, data["x"], data["y"], rows, theta, factor, weights, residual, report)
+
+
+def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The `metadata` that `save` was given; reads the header only.
+
+    Raises: ModelFileError as `load`, for all that the header shows.
+    """
+    with open_container(os.fspath(path)) as container:
+        metadata: dict[str, Any] = container.metadata
+        return metadata

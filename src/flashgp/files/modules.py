@@ -1,0 +1,94 @@
+"""Foreign torch modules in a file: the tensors of their state, never their code. The caller brings the module."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.table.json_fields import json_fields, json_list, json_text
+
+__all__ = ["module_description", "module_state", "prepared_module", "require_modules"]
+
+_FIELDS = ("state", "trainable", "training")
+
+
+def module_state(module: nn.Module, key: str) -> dict[str, Tensor]:
+    """Parameters and buffers by name. Raises: DomainError for a state that is not all tensors."""
+    state = module.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise DomainError(
+                f"`{key}` must have parameters and buffers only to be saved, got {type(value).__name__} as {name!r} of "
+                "its state; keep it in a tensor"
+            )
+    return dict(state)
+
+
+def module_description(module: nn.Module, key: str, trainable: Callable[[str], bool]) -> dict[str, Any]:
+    """The names of its state, of its trainable parameters, and of its submodules in training mode."""
+    return {
+        "state": sorted(module_state(module, key)),
+        "trainable": sorted(name for name, _ in module.named_parameters() if trainable(f"{key}.{name}")),
+        "training": sorted(name for name, part in module.named_modules() if part.training),
+    }
+
+
+def require_modules(keys: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+    """Raises: DomainError naming the keys that are missing from `modules`, or that the file does not have."""
+    missing = [key for key in keys if key not in modules]
+    if missing:
+        wanted = ", ".join(f"{key!r}: ..." for key in missing)
+        raise DomainError(
+            f"`modules` must hold the torch module {', '.join(map(repr, missing))}, whose parameters are in the file "
+            f"but whose code is not, got {sorted(modules)}; pass modules={{{wanted}}}, built as it was when saved"
+        )
+    unknown = [key for key in modules if key not in keys]
+    if unknown:
+        known = ", ".join(map(repr, keys)) or "none: the model has no foreign module"
+        raise DomainError(f"`modules` names {unknown[0]!r}, which the file does not have; its keys are {known}")
+    for key, module in modules.items():
+        if not isinstance(module, nn.Module):
+            raise DomainError(f"`modules[{key!r}]` must be a torch.nn.Module, got {type(module).__name__}")
+
+
+def prepared_module(module: nn.Module, key: str, description: Any, read: Callable[[str], Tensor]) -> nn.Module:
+    """A copy of the caller's module with the stored state, on the CPU.
+
+    Raises: DomainError, ShapeError naming what differs between the module and the file.
+    """
+    fields = json_fields(description, f"modules.{key}", _FIELDS)
+    lists: dict[str, list[str]] = {}
+    for name in _FIELDS:
+        where = f"modules.{key}.{name}"
+        lists[name] = [json_text(entry, where) for entry in json_list(fields[name], where)]
+    module = copy.deepcopy(module).cpu()
+    own = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    stored = {name: read(name) for name in lists["state"]}
+    advice = "build the module as it was when saved"
+    for name in (*stored, *own):
+        if name not in own or name not in stored:
+            where = "the file" if name in stored else "the module"
+            raise DomainError(
+                f"`modules[{key!r}]` must have the state that was saved, but only {where} has {name!r}; {advice}"
+            )
+        if own[name].shape != stored[name].shape:
+            raise ShapeError(
+                f"`modules[{key!r}]` must have {name!r} of shape {tuple(stored[name].shape)}, got "
+                f"{tuple(own[name].shape)}; {advice}"
+            )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.data = value.data.to(stored[name].dtype)  # as it was trained: float64 modules stay float64
+        try:
+            module.load_state_dict(stored, strict=True)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise DomainError(f"`modules[{key!r}]` could not take the stored state ({error}); {advice}") from error
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(name in lists["trainable"])
+    for name, part in module.named_modules():
+        part.training = name in lists["training"]
+    return module

@@ -1,0 +1,58 @@
+"""Prior distributions in a file: a name of this list and the tensors of its arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from flashgp.foundations.errors import DomainError
+from flashgp.table.json_fields import refused
+
+__all__ = ["PRIORS", "prior_from_tensors", "prior_tensors"]
+
+PRIORS: dict[str, tuple[type[Distribution], tuple[str, ...]]] = {
+    "Beta": (distributions.Beta, ("concentration1", "concentration0")),
+    "Cauchy": (distributions.Cauchy, ("loc", "scale")),
+    "Exponential": (distributions.Exponential, ("rate",)),
+    "Gamma": (distributions.Gamma, ("concentration", "rate")),
+    "HalfCauchy": (distributions.HalfCauchy, ("scale",)),
+    "HalfNormal": (distributions.HalfNormal, ("scale",)),
+    "InverseGamma": (distributions.InverseGamma, ("concentration", "rate")),
+    "Laplace": (distributions.Laplace, ("loc", "scale")),
+    "LogNormal": (distributions.LogNormal, ("loc", "scale")),
+    "Normal": (distributions.Normal, ("loc", "scale")),
+    "StudentT": (distributions.StudentT, ("df", "loc", "scale")),
+    "Uniform": (distributions.Uniform, ("low", "high")),
+}
+
+
+def prior_tensors(prior: Distribution, where: str) -> tuple[str, dict[str, Tensor]]:
+    """The name and the arguments of a prior. Raises: DomainError for one that is not in PRIORS."""
+    name = type(prior).__name__
+    if PRIORS.get(name, (None,))[0] is not type(prior):
+        raise DomainError(
+            f"the prior of `{where}` must be one of {', '.join(PRIORS)} of torch.distributions to be saved, got "
+            f"{name}; choose one of these"
+        )
+    return name, {argument: getattr(prior, argument).detach() for argument in PRIORS[name][1]}
+
+
+def prior_from_tensors(name: Any, read: Callable[[str], Tensor], shape: torch.Size, where: str) -> Distribution:
+    """The prior of a value of that shape. Raises: ModelFileError for another name or arguments outside their domain."""
+    if not isinstance(name, str) or name not in PRIORS:
+        raise refused(f"{where}.prior", f"null or one of {', '.join(PRIORS)}", name)
+    kind: Any
+    kind, arguments = PRIORS[name]
+    values = [read(argument) for argument in arguments]
+    if not all(v.dtype in (torch.float32, torch.float64) and v.shape == values[0].shape for v in values):
+        raise refused(f"{where}.prior", "float32 or float64 arguments of one shape", name)
+    try:
+        fits = torch.broadcast_shapes(values[0].shape, shape) == shape
+        prior: Distribution = kind(*values, validate_args=True)
+    except (ValueError, RuntimeError) as error:
+        raise refused(f"{where}.prior", f"a {name} distribution ({str(error)[:120]})", "arguments outside it") from None
+    if not fits:
+        raise refused(f"{where}.prior", f"arguments that broadcast to {tuple(shape)}", list(values[0].shape))
+    return prior

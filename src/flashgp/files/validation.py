@@ -1,0 +1,135 @@
+"""What a file claims, compared with itself and with the free memory, before and after its tensors are read."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.files.container import Container
+from flashgp.files.layout import Reader
+from flashgp.foundations.checks import check_finite
+from flashgp.foundations.errors import FlashGPError, MemoryBudgetError, ModelFileError
+from flashgp.foundations.form import Rows
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.report import readable_bytes
+from flashgp.inference.gp import GP
+from flashgp.kernels import Warped
+from flashgp.means import REGISTRY, evaluate_mean
+from flashgp.solvers.cholesky import Factor
+from flashgp.table.json_fields import refused
+
+__all__ = ["REFUSED", "check_batch", "check_memory", "check_rows", "check_shapes", "check_values", "refusing"]
+
+SMALL_BYTES = 64 * 2**20  # below this the free memory is not asked for
+# What our own constructors and checks raise when a file gives them nonsense: errors of the file, not of the caller.
+REFUSED = (FlashGPError, ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
+
+
+@contextlib.contextmanager
+def refusing(where: str) -> Iterator[None]:
+    """Errors of our own checks on what came from a file become errors of the file."""
+    try:
+        yield
+    except (ModelFileError, MemoryBudgetError):
+        raise
+    except REFUSED as error:
+        raise refused(where, f"what a model holds ({str(error)[:200]})", "something else") from error
+
+
+def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[int, tuple[int, ...]]:
+    """Compare the shapes in the header with each other; the number of rows and the batch shape."""
+    if outputs is not None and (type(outputs) is not int or outputs < 1):
+        raise refused("outputs", "null or a positive integer", outputs)
+    x, y, weights = (reader.shape(name) for name in ("x", "y", "representer_weights"))
+    if len(x) < 2 or x[-1] < 1:
+        raise refused("x", "of shape (*batch, n, d)", list(x))
+    n = x[-2]
+    tail = (n,) if outputs is None else (n, outputs)
+    if y[-len(tail) :] != tail:
+        raise refused("y", f"of shape (*batch, {', '.join(map(str, tail))})", str(y))
+    if weights[-2:] != (n, outputs or 1) or reader.shape("residual") != weights:
+        raise refused("representer_weights", f"of shape (*batch, {n}, {outputs or 1}) like residual", str(weights))
+    batch = weights[:-2]
+    for name in ("x", "y", "representer_weights", "residual"):
+        dtype = container.slots[name].dtype
+        if dtype != torch.float64 and (dtype != torch.float32 or name not in ("x", "y")):
+            raise refused(name, "float64, or float32 for x and y", str(dtype))
+    if n:
+        lower, jitter, entries = reader.shape("factor"), reader.shape("jitter"), n * (n + 1) // 2
+        if lower[-1:] != (entries,) or not _broadcasts(lower[:-1], batch) or jitter != lower[:-1]:
+            raise refused("factor", f"of shape (*batch, {entries}), with one jitter for each", f"{lower}, {jitter}")
+        dtypes = {container.slots[name].dtype for name in ("factor", "jitter")}
+        if len(dtypes) > 1 or not dtypes < {torch.float32, torch.float64}:
+            raise refused("factor", "float32 or float64, and its jitter the same", str(dtypes))
+    for name in ("likelihood.row_variance", "likelihood.row_weight"):
+        if name in container.slots and reader.shape(name)[-1:] != (n,):
+            raise refused(name, f"one entry for each of {n} rows", str(reader.shape(name)))
+    return n, batch
+
+
+def _broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    try:
+        return torch.broadcast_shapes(shape, batch) == batch
+    except RuntimeError:
+        return False
+
+
+def check_memory(needed: int, what: str) -> None:
+    if needed <= SMALL_BYTES:
+        return
+    available = available_bytes(torch.device("cpu"))
+    if needed > available:
+        raise MemoryBudgetError(
+            f"{what} needs {readable_bytes(needed)}, and {readable_bytes(available)} of memory are free; load it on a "
+            "machine that has it",
+            needed_bytes=needed,
+            available_bytes=available,
+        )
+
+
+def check_values(data: Mapping[str, Tensor], factor: Factor | None) -> None:
+    with refusing("a tensor"):
+        for name, value in data.items():
+            check_finite(value, name)
+        if factor is not None:
+            check_finite(factor.lower, "factor")
+            check_finite(factor.jitter, "jitter")
+            if not bool((factor.lower.diagonal(dim1=-2, dim2=-1) > 0).all() & (factor.jitter >= 0).all()):
+                raise refused("factor", "a Cholesky factor", "a diagonal that is not positive")
+
+
+def check_rows(gp: GP, x: Tensor) -> None:
+    """The row features of one point tell what those of all points take: a small file must not ask for terabytes."""
+    kernel, foreign = gp.kernel, any(isinstance(part, Warped) for part in gp.kernel.modules())
+    point = torch.zeros(1, x.shape[-1], dtype=x.dtype)
+    try:
+        # A foreign module is asked in evaluation mode, as a copy: one point must not enter its running statistics.
+        one = (copy.deepcopy(kernel).eval() if foreign else kernel).rows(point)
+    except REFUSED as error:
+        if foreign and not isinstance(error, FlashGPError):
+            return  # a module that does not take one point is the caller's own
+        expected = f"a covariance function of {x.shape[-1]} columns ({str(error)[:200]})"
+        raise refused("kernel", expected, "another") from error
+    check_memory(one.nbytes * x.shape[:-1].numel(), "the row features of the model")
+
+
+def check_batch(
+    gp: GP, rows: Rows, theta: tuple[Tensor, ...], batch: tuple[int, ...], data: Mapping[str, Tensor]
+) -> None:
+    """Every part of the model must broadcast to the batch shape of its representer weights."""
+    y, outputs = data["y"], gp.outputs
+    noise = gp.likelihood.diagonal(rows.count, data["x"].device)
+    shapes = {
+        "kernel": torch.broadcast_shapes(rows.batch_shape, *(value.shape for value in theta)),
+        "likelihood": noise.shape[:-1],
+        "y": y.shape[: y.dim() - (1 if outputs is None else 2)],
+    }
+    if type(gp.mean) in REGISTRY.values():
+        prior = evaluate_mean(gp.mean, data["x"], outputs)
+        shapes["mean"] = prior.shape[: prior.dim() - (1 if outputs is None else 2)]
+    for name, shape in shapes.items():
+        if not _broadcasts(tuple(shape), batch):
+            raise refused(name, f"of a batch shape that broadcasts to {batch}", str(tuple(shape)))
