@@ -91,7 +91,7 @@ REFUSED: list[tuple[str, object, type[FlashGPError], list[str]]] = [
     ("a warp by a function", lambda: kernels.Warped(torch.tanh, kernels.RBF()), DomainError, ["`module`", "Module"]),
     ("no tasks", lambda: kernels.Coregionalization(0), DomainError, ["`count`", "positive", "0"]),
     ("a text diagonal", lambda: kernels.Coregionalization(2, diagonal="a"), DomainError, ["`diagonal`", "str"]),
-    ("a negative diagonal", lambda: kernels.Coregionalization(2, 1, None, -0.1), DomainError, ["`diagonal`", "positive"]),
+    ("negative diagonal", lambda: kernels.Coregionalization(2, 1, None, -0.1), DomainError, ["`diagonal`", "positive"]),
     (
         "a transposed factor",
         lambda: kernels.Coregionalization(3, 2, factor=torch.ones(2, 3)),

@@ -216,10 +216,15 @@ class Expression:
         )
 
     def _as_monomial(self) -> tuple[Factors, Fraction]:
-        """Itself as one product: a sum of several terms becomes one opaque factor."""
+        """Itself as one product: a sum of several terms becomes one opaque factor.
+
+        Its first coefficient is 1 or -1 and its last positive, so that s - p and 2 p - 2 s have one factor, whose
+        powers merge; profiles as they are written down (1 + ..., match - 1) have this form already.
+        """
         if len(self.terms) == 1:
             return self.terms[0]
-        return ((self, 1),), Fraction(1)
+        scale = abs(self.terms[0][1]) * (1 if self.terms[-1][1] > 0 else -1)
+        return ((self if scale == 1 else self * (1 / scale), 1),), scale
 
     # -- calculus -----------------------------------------------------------------------------------------------
     def derivative(self, symbol: Symbol) -> "Expression":
