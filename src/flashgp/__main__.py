@@ -1,0 +1,5 @@
+"""`python -m flashgp` is the command `flashgp`."""
+
+from flashgp.cli import main
+
+main()

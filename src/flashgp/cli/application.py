@@ -1,0 +1,286 @@
+"""The commands and their options. What they do is in fitting, predicting and planning.
+
+Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
+interrupted with nothing written.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import typer
+
+import flashgp
+from flashgp.foundations.errors import DomainError, FlashGPError
+from flashgp.foundations.machine import parse_bytes
+
+from .console import Console
+from .fitting import FitOptions, TableOptions, run_fit
+from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
+from .planning import run_plan
+from .predicting import PredictOptions, run_predict
+
+__all__ = ["application", "main"]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+application = typer.Typer(
+    name="flashgp",
+    help="Exact Gaussian process regression on tables: fit, predict, plan.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="CSV, CSV.gz or Parquet.", show_default=False)]
+Drop = Annotated[
+    list[str] | None, typer.Option("--drop", metavar="COLUMN", help="A column not to use; may be repeated.")
+]
+MissingRows = Annotated[
+    Literal["error", "drop"], typer.Option("--missing", help="Rows with missing values: refuse them or leave them out.")
+]
+Header = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="Whether the first row names the columns; decided if left out."),
+]
+Delimiter = Annotated[str | None, typer.Option("--delimiter", help="One character; decided if left out.")]
+Decimal = Annotated[str | None, typer.Option("--decimal", help="Decimal mark, . or ,; decided if left out.")]
+Kernel = Annotated[
+    str | None,
+    typer.Option(
+        "--kernel", metavar="EXPR", help="Covariance function, such as 'Matern(nu=1.5) + Linear()'; see below."
+    ),
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Budget, such as 8GiB; what is free if left out.")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Precision = Annotated[
+    Literal["float64", "float32"] | None,
+    typer.Option("--dtype", help="Of the n x n matrix: float64, or float32 refined in float64."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No text but warnings and errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
+
+
+@application.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+) -> None:
+    """Exact Gaussian process regression on tables: fit, predict, plan."""
+    if version:
+        typer.echo(f"flashgp {flashgp.__version__}")
+        raise typer.Exit
+
+
+@application.command(epilog=GRAMMAR)
+def fit(
+    table: TableArgument,
+    target: Annotated[
+        str, typer.Option("--target", "-t", metavar="COLUMN", help="What to predict: a name, or a position from 1.")
+    ],
+    kernel: Kernel = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Published split beside TABLE, from 0, or a mask file.")
+    ] = None,
+    test_fraction: Annotated[
+        float | None, typer.Option("--test-fraction", help="Share of rows to hold out at random.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="MODEL", help="Model file to write.")] = None,
+    report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="HTML report to write.")] = None,
+    memory: Memory = None,
+    device: Device = "auto",
+    dtype: Precision = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random split and of random starts.")] = 0,
+    starts: Annotated[
+        int | None, typer.Option("--starts", min=1, help="Runs from different starts; decided if left out.")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", metavar="SECONDS", help="Keep the best model after so long.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="FILE", help="Makes an interrupted fit resumable.")
+    ] = None,
+    drop: Drop = None,
+    missing: MissingRows = "error",
+    header: Header = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a Gaussian process to a table, score it, and write a model and a report.
+
+    Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted.
+    Without --split or --test-fraction nothing is held out, and the scores are leave-one-out.
+    """
+    if split is not None and test_fraction is not None:
+        raise typer.BadParameter("give --split or --test-fraction, not both")
+    if test_fraction is not None and not 0.0 < test_fraction < 1.0:
+        raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--test-fraction")
+    if time_limit is not None and not time_limit > 0.0:
+        raise typer.BadParameter("must be positive", param_hint="--time-limit")
+    data = TableOptions(
+        table,
+        target,
+        tuple(drop or ()),
+        missing,
+        header,
+        delimiter,
+        decimal,
+        _kernel(kernel),
+        _memory(memory),
+        device,
+        dtype,
+    )
+    options = FitOptions(
+        data,
+        split,
+        test_fraction,
+        seed,
+        out,
+        report,
+        starts,
+        time_limit,
+        checkpoint,
+        shlex.join(["flashgp", *sys.argv[1:]]),
+    )
+    _run(lambda console: run_fit(options, console), as_json, quiet, debug)
+
+
+@application.command()
+def predict(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What `flashgp fit --out` wrote.", show_default=False)],
+    table: TableArgument,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Predictions: .csv, .csv.gz or .parquet.")],
+    std: Annotated[bool, typer.Option("--std", help="Add the standard deviation of a new observation.")] = False,
+    interval: Annotated[
+        float | None, typer.Option("--interval", metavar="P", help="Add the central interval, such as 0.95.")
+    ] = None,
+    unseen: Annotated[
+        Literal["error", "new"],
+        typer.Option("--unseen", help="A category not seen in the fit: refuse it, or take it as a new one."),
+    ] = "error",
+    missing: Annotated[
+        Literal["error", "drop"] | None,
+        typer.Option("--missing", help="Rows with missing inputs: refuse, or predict nan; as in the fit if left out."),
+    ] = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Predict every row of a table: columns mean, std, lower, upper, in the order of the table.
+
+    If the table also holds the target, the predictions are scored.
+    """
+    if interval is not None and not 0.0 < interval < 1.0:
+        raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--interval")
+    options = PredictOptions(model, table, out, std, interval, unseen, missing, delimiter, decimal)
+    _run(lambda console: run_predict(options, console), as_json, quiet, debug)
+
+
+@application.command(epilog=GRAMMAR)
+def plan(
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="A table; or give --rows and --columns.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", metavar="COLUMN", help="What to predict from TABLE.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=0, help="Rows to fit, without a table.")] = None,
+    columns: Annotated[int | None, typer.Option("--columns", min=1, help="Numeric inputs, without a table.")] = None,
+    kernel: Kernel = None,
+    memory: Memory = None,
+    device: Device = "auto",
+    dtype: Precision = None,
+    drop: Drop = None,
+    missing: MissingRows = "error",
+    header: Header = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Bytes and seconds that a fit of a TABLE, or of so many rows and columns, would take; nothing is allocated."""
+    if table is None and (rows is None or columns is None):
+        raise typer.BadParameter("give TABLE and --target, or --rows and --columns")
+    if table is not None and (target is None or rows is not None or columns is not None):
+        raise typer.BadParameter("with TABLE give --target, and neither --rows nor --columns")
+    if table is None and kernel is not None:
+        raise typer.BadParameter("--kernel names columns of a table; give TABLE and --target")
+    data = None
+    if table is not None and target is not None:
+        data = TableOptions(
+            table,
+            target,
+            tuple(drop or ()),
+            missing,
+            header,
+            delimiter,
+            decimal,
+            _kernel(kernel),
+            _memory(memory),
+            device,
+            dtype,
+        )
+    _run(
+        lambda console: run_plan(data, rows or 0, columns or 0, _memory(memory), device, dtype, console),
+        as_json,
+        quiet,
+        debug,
+    )
+
+
+def main() -> None:
+    """The entry point: reads sys.argv, ends by SystemExit with the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
+    application()
+
+
+def _kernel(text: str | None) -> KernelExpression | None:
+    try:
+        return None if text is None else parse_kernel(text)
+    except DomainError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _memory(text: str | None) -> str | None:
+    try:
+        if text is not None:
+            parse_bytes(text, "--memory")
+    except DomainError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def _run(work: Callable[[Console], dict[str, Any]], as_json: bool, quiet: bool, debug: bool) -> None:
+    """Do the work; a failure that was foreseen is one clear message and exit code 1."""
+    console = Console(json=as_json, quiet=quiet)
+    try:
+        with console.listening():
+            result = work(console)
+        console.finish(result)
+    except KeyboardInterrupt:
+        console.error(KeyboardInterrupt("interrupted; nothing was written"))
+        raise typer.Exit(_INTERRUPTED) from None
+    except BrokenPipeError:
+        # Whoever read our output has gone: no more of it, and no complaint when Python closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    except (FlashGPError, OSError) as error:
+        if debug:
+            raise
+        console.error(error)
+        raise typer.Exit(1) from None

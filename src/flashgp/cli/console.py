@@ -1,0 +1,158 @@
+"""What a command says, and where: results on stdout, notes, warnings, errors and progress on stderr.
+
+With --json stdout carries one JSON object and nothing else. Progress is a bar on a terminal; elsewhere a line every ten
+seconds, so that a log of a long fit is not silent. Names from tables are shown without control characters.
+"""
+
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flashgp.foundations.report import readable_seconds
+
+if TYPE_CHECKING:
+    from flashgp.inference.fit import Progress
+
+__all__ = ["Console", "finite"]
+
+_LINE_SECONDS = 10.0
+
+
+class Console:
+    """One command's voice.
+
+    Args: json: one JSON object on stdout and no text there; quiet: no text but warnings and errors.
+    Fields: notes and warnings said so far.
+    """
+
+    def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
+        self.json = json
+        self.quiet = quiet
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    # -- text ---------------------------------------------------------------------------------------------------
+    def say(self, text: str = "") -> None:
+        """A line of results."""
+        if not (self.json or self.quiet):
+            typer.echo(_shown(text))
+
+    def pairs(self, title: str, pairs: Sequence[tuple[str, str]]) -> None:
+        """A title and names with values under it."""
+        self.say(title)
+        width = max((len(name) for name, _ in pairs), default=0)
+        for name, value in pairs:
+            self.say(f"  {name.ljust(width)}  {value}")
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> None:
+        """Columns under their heads."""
+        lines = [head, *rows]
+        widths = [max(len(_shown(line[j])) for line in lines) for j in range(len(head))]
+        for line in lines:
+            cells = [
+                _shown(cell).rjust(width) if j in numeric else _shown(cell).ljust(width)
+                for j, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ]
+            self.say("  " + "  ".join(cells).rstrip())
+
+    def note(self, text: str) -> None:
+        """Something decided for the user."""
+        self.notes.append(text)
+        if not self.quiet:
+            typer.echo(_shown(f"note: {text}"), err=True)
+
+    def warn(self, text: str) -> None:
+        """Something that may be wrong; said once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+            typer.echo(_shown(f"warning: {text}"), err=True)
+
+    def error(self, error: BaseException) -> None:
+        """Why the command failed: on stderr, and with --json also as the one object on stdout."""
+        typer.echo(_shown(f"error: {error}"), err=True)
+        if self.json:
+            numbers = {k: v for k, v in vars(error).items() if isinstance(v, int | float) and not isinstance(v, bool)}
+            said = {"type": type(error).__name__, "message": str(error), **numbers}
+            typer.echo(json.dumps({"error": finite(said)}, allow_nan=False))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """The result as JSON, when that is wanted."""
+        if self.json:
+            whole = {**result, "notes": self.notes, "warnings": self.warnings}
+            typer.echo(json.dumps(finite(whole), allow_nan=False))
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Warnings of the library become warnings of the command."""
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_args, **_kwargs: self.warn(str(message))
+            yield
+
+    # -- progress -----------------------------------------------------------------------------------------------
+    @contextmanager
+    def progress(self) -> Iterator[Callable[["Progress"], None] | None]:
+        """A callback for `fit`: a bar on a terminal, a line now and then elsewhere, None when quiet."""
+        if self.quiet:
+            yield None
+        elif sys.stderr.isatty():
+            with _bar() as callback:
+                yield callback
+        else:
+            yield _lines()
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[["Progress"], None]]:
+    from rich.console import Console as Terminal
+    from rich import progress as rich
+
+    columns = (
+        rich.SpinnerColumn(),
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(bar_width=24),
+        rich.TextColumn("{task.fields[state]}", markup=False),
+    )
+    with rich.Progress(*columns, console=Terminal(stderr=True), transient=True) as bar:
+        task = bar.add_task("fitting", total=1.0, state="")
+
+        def show(progress: "Progress") -> None:
+            bar.update(task, completed=progress.fraction, description=progress.phase, state=_state(progress))
+
+        yield show
+
+
+def _lines() -> Callable[["Progress"], None]:
+    spoken = [time.monotonic()]
+
+    def show(progress: "Progress") -> None:
+        if time.monotonic() - spoken[0] >= _LINE_SECONDS:
+            spoken[0] = time.monotonic()
+            typer.echo(f"{progress.phase}: {_state(progress)}", err=True)
+
+    return show
+
+
+def _state(progress: "Progress") -> str:
+    state = f"evaluation {progress.evaluation}, log joint {progress.best:.2f}, {readable_seconds(progress.seconds)}"
+    return state if progress.eta_seconds is None else f"{state}, at most {readable_seconds(progress.eta_seconds)} left"
+
+
+def _shown(text: str) -> str:
+    """Without control characters other than line breaks: a column name cannot move the cursor."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+
+
+def finite(value: Any) -> Any:
+    """JSON values in which a number that is not finite is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

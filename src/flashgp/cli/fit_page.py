@@ -1,0 +1,190 @@
+"""What the report of a fit shows: data, figures of merit, model, functions, plan against what happened, versions."""
+
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+import flashgp
+from flashgp import plots
+from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
+
+from .fitting import FitOutcome, describe_default, log_evidence
+from .parameters import HEAD, NUMERIC
+
+__all__ = ["fit_page"]
+
+_MOST_PARAMETERS = 200
+_SLICES = 2  # functions along the most relevant inputs
+_PACKAGES = ("torch", "numpy", "scipy", "matplotlib")
+
+
+def fit_page(outcome: FitOutcome) -> Page:
+    """The report of a fit. Needs matplotlib."""
+    prepared, scores = outcome.prepared, outcome.scores
+    target = prepared.encoding.target
+    where = "leave-one-out" if outcome.left_out else "held out"
+    count = len(prepared.names)
+    return Page(
+        title=f"{target}: Gaussian process regression",
+        lead=f"{outcome.options.data.table}, {len(prepared.train):,} rows fitted on {count} input{'s' * (count > 1)}",
+        highlights=[
+            (f"{scores.rmse:.4g}", f"RMSE, {where}, in units of {target}"),
+            (f"{scores.nll:.4g}", f"NLL, {where}, nats per row"),
+            (f"{100 * scores.coverage:.1f} %", f"inside 95 % intervals, {where}"),
+            (f"{scores.rows:,}", f"rows {'predicted from all others' if outcome.left_out else 'held out'}"),
+        ],
+        sections=[_quality(outcome), _functions(outcome), _model(outcome), _data(outcome), _work(outcome)],
+        footer=_versions(),
+    )
+
+
+def _quality(outcome: FitOutcome) -> Section:
+    target = outcome.prepared.encoding.target
+    pair = (outcome.mean, outcome.std)
+    how = (
+        "Every row is predicted from all other rows with the same parameters."
+        if outcome.left_out
+        else "The rows held out took no part in the fit or in the standardisation."
+    )
+    return Section(
+        "Are the predictions right?",
+        [
+            Notes([how, "Predictions and intervals are of new observations, noise included."]),
+            Facts(outcome.scores.lines(target)),
+            Figure.of(
+                plots.predicted_observed(outcome.observed, pair, label=target), "Predicted against observed values."
+            ),
+            Figure.of(
+                plots.calibration(outcome.observed, pair),
+                "Calibration: how often central intervals hold the observed value.",
+            ),
+            Figure.of(
+                plots.pit_histogram(outcome.observed, pair),
+                "Where observed values fall in their predicted distributions; flat is calibrated.",
+            ),
+            Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best."),
+        ],
+    )
+
+
+def _functions(outcome: FitOutcome) -> Section:
+    prepared = outcome.prepared
+    post = outcome.fit.posterior
+    parts = [
+        Figure.of(
+            plots.posterior_1d(
+                post,
+                column=column,
+                x_label=prepared.names[column],
+                y_label=prepared.encoding.target,
+                scaling=prepared.scaling,
+            ),
+            f"Along {prepared.names[column]}" + (", other inputs at their median." if len(prepared.names) > 1 else "."),
+        )
+        for column in _most_relevant(outcome)
+    ]
+    relevance = Figure.of(
+        plots.relevance(outcome.fit.gp, prepared.names, unit="per standard deviation of the column"),
+        "Relevance: how fast the function may change along each input.",
+    )
+    return Section("What has the model learned?", [relevance, *parts])
+
+
+def _most_relevant(outcome: FitOutcome) -> list[int]:
+    """Numeric inputs of the shortest lengthscales."""
+    names = outcome.prepared.names
+    codes = outcome.prepared.encoding.category_positions
+    scales = {
+        row.of: row.value
+        for row in sorted(outcome.parameters, key=lambda row: -row.value)
+        if row.own is not None and row.path.endswith("lengthscale")
+    }
+    real = [j for j in range(len(names)) if j not in codes]
+    return sorted(real, key=lambda j: scales.get(names[j], float("inf")))[:_SLICES]
+
+
+def _model(outcome: FitOutcome) -> Section:
+    prepared = outcome.prepared
+    count, codes = len(prepared.names), len(prepared.encoding.category_positions)
+    shown = outcome.parameters[:_MOST_PARAMETERS]
+    rest = len(outcome.parameters) - len(shown)
+    return Section(
+        "Model",
+        [
+            Facts(
+                [
+                    ("covariance function", outcome.model.kernel or describe_default(count, codes)),
+                    ("mean", "constant"),
+                    ("likelihood", "Gaussian"),
+                    ("log marginal likelihood", f"{log_evidence(outcome):.6g} nats"),
+                ]
+            ),
+            PageTable(HEAD, [row.cells() for row in shown], NUMERIC),
+            *([Notes([f"{rest:,} more parameters are in the model file."])] if rest else []),
+        ],
+    )
+
+
+def _data(outcome: FitOutcome) -> Section:
+    prepared, options = outcome.prepared, outcome.options
+    scaling, encoding = prepared.scaling, prepared.encoding
+    rows = [("rows in the file", f"{prepared.table.rows:,}"), ("rows used", f"{len(prepared.data.rows):,}")]
+    if prepared.test is not None:
+        how = (
+            f"split {options.split}" if options.split is not None else f"{options.test_fraction:g}, seed {options.seed}"
+        )
+        rows.append(("rows held out", f"{len(prepared.test):,} ({how})"))
+    columns = []
+    for column, shift, scale in zip(encoding.inputs, scaling.x_shift, scaling.x_scale, strict=True):
+        if column.kind == "category":
+            levels = ", ".join(column.levels[:8]) + (", ..." if len(column.levels) > 8 else "")
+            columns.append((column.name, f"{len(column.levels)} categories: {levels}", "", ""))
+        else:
+            columns.append((column.name, column.kind, f"{shift:.4g}", f"{scale:.4g}"))
+    columns.append((encoding.target, "target", f"{scaling.y_shift:.4g}", f"{scaling.y_scale:.4g}"))
+    table = PageTable(("column", "what it is", "mean", "standard deviation"), columns, (2, 3))
+    notes = [*outcome.notes, *outcome.warnings]
+    return Section("Data", [Facts(rows), table, *([Notes(notes)] if notes else [])])
+
+
+def _work(outcome: FitOutcome) -> Section:
+    plan, report, post = outcome.prepared.plan, outcome.fit.report, outcome.fit.posterior.report
+    evaluations = max(1, len(outcome.fit.history))
+    steps = (report.seconds or 0.0) - (post.seconds or 0.0)
+    compared = [
+        ("peak memory", readable_bytes(plan.peak_bytes), _bytes(report.peak_bytes)),
+        (
+            "one evaluation with gradient",
+            readable_seconds(plan.fit_step_seconds),
+            readable_seconds(steps / evaluations),
+        ),
+        ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
+    ]
+    happened = [(name, text) for name, text in report.lines() if name != "events"]
+    events = [Notes(report.events)] if report.events else []
+    command = [Preformatted(outcome.options.command)] if outcome.options.command else []
+    return Section(
+        "What was planned, and what happened",
+        [
+            PageTable(("", "planned", "happened"), compared, (1, 2)),
+            Facts([("evaluations", f"{len(outcome.fit.history):,}"), *happened]),
+            *events,
+            *command,
+        ],
+    )
+
+
+def _bytes(count: int | None) -> str:
+    return "not measured" if count is None else readable_bytes(count)
+
+
+def _versions() -> str:
+    def lines() -> Iterator[str]:
+        yield f"flashgp {flashgp.__version__}"
+        yield f"Python {platform.python_version()}"
+        for package in _PACKAGES:
+            yield f"{package} {metadata.version(package)}"
+        yield platform.platform()
+
+    return ", ".join(lines())

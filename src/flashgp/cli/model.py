@@ -1,0 +1,69 @@
+"""A model of a table: a posterior over standardised numbers, with what turns columns into them and back."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flashgp.foundations.errors import ModelFileError
+from flashgp.inference.posterior import Posterior
+from flashgp.scaling import Scaling
+from flashgp.table import Encoding
+
+__all__ = ["TableModel"]
+
+_KEY = "flashgp.table"
+_FIELDS = ("encoding", "scaling", "kernel")
+_Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """Fields: posterior, over standardised x and y; encoding of columns; scaling; kernel, the expression or ""."""
+
+    posterior: Posterior
+    encoding: Encoding
+    scaling: Scaling
+    kernel: str
+
+    def predict(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Mean and standard deviation of new observations at encoded rows (n, d), each (n,), in units of the target."""
+        post = self.posterior
+        rows = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x))).to(post.x.device, post.x.dtype)
+        with torch.no_grad():
+            prediction = post.predict(rows)
+            mean = prediction.mean.cpu().double().numpy()
+            std = prediction.observation_variance.sqrt().cpu().double().numpy()
+        return self.scaling.mean(mean), self.scaling.std(std)
+
+    def save(self, path: str) -> None:
+        """Write the model file, whole or not at all. Raises: DomainError when it cannot be written."""
+        from flashgp.files import save
+
+        data = {"encoding": self.encoding.to_json(), "scaling": self.scaling.to_json(), "kernel": self.kernel}
+        save(self.posterior, path, metadata={_KEY: data})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "TableModel":
+        """Read what `save` wrote. Raises: ModelFileError for another file, or one without a table's columns."""
+        from flashgp.files import load, load_metadata
+
+        metadata: Any = load_metadata(path)
+        data = metadata.get(_KEY) if isinstance(metadata, dict) else None
+        if not isinstance(data, dict) or sorted(data) != sorted(_FIELDS) or not isinstance(data["kernel"], str):
+            raise ModelFileError(
+                f"the model must be one that `flashgp fit` wrote, got {os.fspath(path)!r}, which does not know a "
+                "table's columns; use flashgp.load in Python, or fit again with --out"
+            )
+        encoding, scaling = Encoding.from_json(data["encoding"]), Scaling.from_json(data["scaling"])
+        posterior = load(path)
+        d = len(encoding.inputs)
+        if posterior.x.dim() != 2 or posterior.x.shape[-1] != d or len(scaling.x_shift) != d or posterior.gp.outputs:
+            raise ModelFileError(
+                f"the columns of {os.fspath(path)!r} do not fit its model: {d} inputs, {len(scaling.x_shift)} scales, "
+                f"x of shape {tuple(posterior.x.shape)}; the file is damaged or foreign, fit again"
+            )
+        return TableModel(posterior, encoding, scaling, data["kernel"])

@@ -1,0 +1,115 @@
+"""`flashgp predict`: a model and a table to a file of predictions, one row for each row of the table, in its order."""
+
+import time
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashgp.foundations.errors import DomainError
+from flashgp.table import Encoding, Missing, Table, Unseen, read_table, require_format, write_predictions
+
+from .console import Console
+from .model import TableModel
+from .paths import require_distinct, require_writable
+from .scores import Scores
+
+__all__ = ["PredictOptions", "run_predict"]
+
+_Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What `flashgp predict` was asked for."""
+
+    model: str
+    table: str
+    out: str
+    std: bool = False
+    interval: float | None = None
+    unseen: Unseen = "error"
+    missing: Missing | None = None
+    delimiter: str | None = None
+    decimal: str | None = None
+
+
+def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
+    """Predict and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
+    began = time.perf_counter()
+    if options.interval is not None and not 0.0 < options.interval < 1.0:
+        raise DomainError(f"`--interval` must be between 0 and 1, got {options.interval!r}; for example 0.95")
+    require_distinct({"MODEL": options.model, "TABLE": options.table, "--out": options.out})
+    require_format(options.out, "--out")
+    require_writable(options.out, "--out")
+    model = TableModel.load(options.model)
+    encoding = model.encoding
+    table = read_table(options.table, header=encoding.header, delimiter=options.delimiter, decimal=options.decimal)
+    data = encoding.apply(table, need_target=False, unseen=options.unseen, missing=options.missing)
+    for text in dict.fromkeys((*table.notes, *data.notes)):
+        console.note(text)
+    if len(data.rows) < table.rows:
+        console.note(
+            f"{table.rows - len(data.rows):,} rows with missing inputs have nan in every column of the result."
+        )
+    mean, std = model.predict(data.x)
+    columns: dict[str, npt.NDArray[Any]] = {"mean": _in_order(mean, data.rows, table.rows)}
+    if options.std:
+        columns["std"] = _in_order(std, data.rows, table.rows)
+    if options.interval is not None:
+        half = NormalDist().inv_cdf(0.5 + options.interval / 2) * std
+        columns["lower"] = _in_order(mean - half, data.rows, table.rows)
+        columns["upper"] = _in_order(mean + half, data.rows, table.rows)
+    write_predictions(options.out, columns)
+    scores = _scores(model, table, data.rows, mean, std, console)
+    console.say(f"predicted {len(data.rows):,} rows of {options.table} from {model.posterior.count:,} fitted rows")
+    if scores is not None:
+        console.pairs(f"against {encoding.target}, {scores.rows:,} rows", scores.lines(encoding.target))
+    console.say(f"wrote {options.out}: {', '.join(columns)}")
+    return {
+        "command": "predict",
+        "model": options.model,
+        "table": options.table,
+        "out": options.out,
+        "columns": list(columns),
+        "interval": options.interval,
+        "rows": table.rows,
+        "rows_predicted": len(data.rows),
+        "scores": None if scores is None else scores.to_json(),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _in_order(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numbers:
+    """Values at their rows of the table, NaN at the others."""
+    whole = np.full(count, np.nan)
+    whole[rows] = values
+    return whole
+
+
+def _scores(
+    model: TableModel, table: Table, rows: npt.NDArray[np.int64], mean: _Numbers, std: _Numbers, console: Console
+) -> Scores | None:
+    """Figures of merit when the table also holds the target; rows without a value are not scored."""
+    position = _target_position(model.encoding, table)
+    if position is None:
+        return None
+    goal = table.columns[position]
+    if goal.kind not in ("number", "boolean"):
+        console.note(f"the target {goal.name!r} is not numeric in this table, so the predictions are not scored.")
+        return None
+    y = goal.values[rows]
+    known = np.isfinite(y)
+    if not known.any():
+        return None
+    if not known.all():
+        console.note(f"{int((~known).sum()):,} rows have no value of {goal.name!r} and are not scored.")
+    return Scores.of(y[known], mean[known], std[known], model.scaling)
+
+
+def _target_position(encoding: Encoding, table: Table) -> int | None:
+    if encoding.header:
+        return table.names.index(encoding.target) if encoding.target in table.names else None
+    return encoding.target_position if len(table.columns) == encoding.table_columns else None
