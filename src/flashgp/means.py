@@ -63,7 +63,7 @@ class Linear(nn.Module):
         intercept: number or (*batch,); units of y.
     """
 
-    roles = {"slope": "shape", "intercept": "output_mean"}
+    roles = {"slope": "output_slope", "intercept": "output_mean"}
 
     def __init__(self, slope: Numeric, intercept: Numeric = 0.0) -> None:
         super().__init__()

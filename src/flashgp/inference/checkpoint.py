@@ -45,7 +45,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class EvaluationLog:
-    """Remembers evaluations by run; replays those of an earlier, interrupted process.
+    """Remembers evaluations round by round; replays those of an earlier, interrupted process.
+
+    A round is what was evaluated together: in a batch, bits may depend on the company, so that a log holds whole
+    rounds only. A trial that could not be factorised is logged with value +inf.
 
     Args:
         path: the checkpoint file, or None to keep the log in memory only.
@@ -55,7 +58,7 @@ class EvaluationLog:
 
     def __init__(self, path: Path | None, mark: str) -> None:
         self.path, self.mark = path, mark
-        self.runs: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
+        self.rounds: list[list[tuple[str, numpy.ndarray, float, numpy.ndarray]]] = []
         self.replayed = 0
         self._cursor: dict[str, int] = {}
         self._written = time.monotonic()
@@ -71,29 +74,36 @@ class EvaluationLog:
             return None
         logged, value, gradient = old[at]
         if not numpy.array_equal(logged, theta):
-            self._old[run] = list(old[:at])  # the trajectory has changed (another version): the rest is of no use
+            self._old.clear()  # the trajectory has changed (another version): the rest is of no use
             return None
         self._cursor[run] = at + 1
         self.replayed += 1
         return value, gradient
 
-    def add(self, run: str, theta: numpy.ndarray, value: float, gradient: numpy.ndarray) -> None:
-        self.runs.setdefault(run, []).append((theta.copy(), value, gradient.copy()))
-        if self.path is not None and time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
+    def add_round(self, evaluations: list[tuple[str, numpy.ndarray, float, numpy.ndarray]]) -> None:
+        """Log (run, vector, value, gradient) of all that was evaluated together, in one step that nothing can split."""
+        if self.path is None:
+            return
+        self.rounds.append([(run, theta.copy(), value, gradient.copy()) for run, theta, value, gradient in evaluations])
+        if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
             self.write()
 
     def write(self) -> None:
-        """Put the log on disk; nothing without a path."""
-        if self.path is None:
+        """Put the log on disk; nothing without a path, or while the file there still knows more."""
+        if self.path is None or any(self._cursor.get(run, 0) < len(old) for run, old in self._old.items()):
             return
         from safetensors.numpy import save
 
+        runs: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
+        for one in self.rounds:
+            for run, theta, value, gradient in one:
+                runs.setdefault(run, []).append((theta, value, gradient))
         arrays = {}
-        for run, entries in self.runs.items():
+        for run, entries in runs.items():
             arrays[f"{run}/theta"] = numpy.stack([e[0] for e in entries])
             arrays[f"{run}/value"] = numpy.array([e[1] for e in entries])
             arrays[f"{run}/gradient"] = numpy.stack([e[2] for e in entries])
-        write_atomically(self.path, save(arrays, {"flashgp_checkpoint": json.dumps({"version": 1, "mark": self.mark})}))
+        write_atomically(self.path, save(arrays, {"flashgp_checkpoint": json.dumps({"version": 2, "mark": self.mark})}))
         self._written = time.monotonic()
 
     def _read(self, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:

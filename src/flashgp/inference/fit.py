@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.foundations.parameters import named_parameter_objects
+from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.checkpoint import EvaluationLog, fingerprint
@@ -109,12 +109,24 @@ class _Recorder:
     fresh: int = 0
     phase: str = ""
 
-    def record(self, run: str, theta: numpy.ndarray, outcome: Outcome) -> None:
+    def record_round(self, outcomes: list[tuple[str, numpy.ndarray, Outcome]]) -> None:
+        """What was evaluated together: logged whole before anything can interrupt, then told one by one."""
+        self.evaluations.add_round(
+            [
+                (run, theta, math.inf, numpy.zeros_like(theta))
+                if isinstance(outcome, NotPositiveDefiniteError)
+                else (run, theta, *outcome)
+                for run, theta, outcome in outcomes
+            ]
+        )
+        for run, theta, outcome in outcomes:
+            self._record(run, theta, outcome)
+
+    def _record(self, run: str, theta: numpy.ndarray, outcome: Outcome) -> None:
         if isinstance(outcome, NotPositiveDefiniteError):
             self.failures += 1
             return
         value, gradient = outcome
-        self.evaluations.add(run, theta, value, gradient)
         norm = float(numpy.abs(gradient).max(initial=0.0))
         seconds = time.perf_counter() - self.began
         index = sum(1 for e in self.history if e.start == run) if len(self.history) < 10_000 else len(self.history)
@@ -196,8 +208,8 @@ def fit(
     small = (starts or DEFAULT_STARTS) * plan.batch * n * n <= BATCHED_PAIRS
     count = starts if starts is not None else (DEFAULT_STARTS if objective.batchable and initial == "data" else 1)
     mark = fingerprint(
-        work_x.cpu().numpy(), work_y.cpu().numpy(), objective.vector(), [s.name for s in objective.slots],
-        gp.kernel.form.profile.key, starts, initial, priors, max_iterations, seed, plan.dtype, jitter, 1,
+        work_x.cpu().numpy(), work_y.cpu().numpy(), *_marks(gp),
+        starts, initial, priors, max_iterations, seed, plan.dtype, jitter, 2,
     )  # fmt: skip
     recorder = _Recorder(
         EvaluationLog(Path(checkpoint) if checkpoint is not None else None, mark),
@@ -262,6 +274,22 @@ def _check_options(starts: Any, initial: Any, priors: Any, max_iterations: Any, 
         raise DomainError(f"`time_limit` must be positive seconds or None, got {time_limit!r}")
 
 
+def _marks(gp: GP) -> list[object]:
+    """All that tells one model from another, for the fingerprint: structure, values, domains, priors."""
+    marks: list[object] = [gp.outputs, gp.kernel.form.profile.key, sorted(n for n, p in gp.named_parameters() if p.requires_grad)]
+    for name, module in gp.named_modules():
+        describe = getattr(module, "structure", None)
+        marks.append((name, describe() if callable(describe) else type(module).__qualname__))
+        if isinstance(module, Parameter):
+            marks.append(str(module.domain))
+            if module.prior is not None:
+                marks.append(type(module.prior).__qualname__)
+                marks += [getattr(module.prior, k).numpy(force=True) for k in sorted(module.prior.arg_constraints)]
+    for name, tensor in sorted(gp.state_dict().items()):
+        marks += [name, tensor.numpy(force=True)]
+    return marks
+
+
 def _vector_of(objective: FlatObjective, values: dict[str, Tensor]) -> numpy.ndarray:
     """The flat vector at given parameter values; tensors of foreign modules keep theirs."""
     theta = objective.vector()
@@ -309,10 +337,25 @@ def _bounds(objective: FlatObjective, roles: dict[Any, RoleStart]) -> list[tuple
         high: float | None = None
         if role is not None and slot.owner is not None and slot.owner.domain.kind == "positive":
             floor = slot.owner.domain.lower
-            low = math.log(max(role.lower - floor, 1e-12 * role.upper))
+            # The domain may begin above the data's idea of a lower bound: then a hair above its beginning.
+            low = math.log(role.lower - floor if role.lower > floor else 1e-12 * role.upper)
             high = math.log(max(role.upper - floor, 2e-12 * role.upper))
         bounds += [(low, high)] * (slot.stop - slot.start)
     return bounds
+
+
+def _units(objective: FlatObjective, roles: dict[Any, RoleStart]) -> numpy.ndarray:
+    """What one step of the optimiser is in each entry: 1 for logarithms, the scale of y (over that of x) for means.
+
+    Without it a mean of targets of size 1e12 would never move, and one of targets of size 1e-8 nothing else would.
+    Bounds belong to entries of unit 1.
+    """
+    unit = numpy.ones(objective.size)
+    for slot in objective.slots:
+        role = roles.get(slot.owner) if slot.owner is not None else None
+        if role is not None and role.unit is not None and slot.owner is not None and slot.owner.domain.kind == "real":
+            unit[slot.start : slot.stop] = role.unit.reshape(-1).numpy()
+    return unit
 
 
 def _minimise(
@@ -324,45 +367,48 @@ def _minimise(
     label: str,
 ) -> None:
     """L-BFGS-B from every vector, in lockstep; results are in the recorder."""
+    if objective.size == 0:  # nothing to train
+        recorder.record_round([(f"{label} 0", thetas[0], objective.batch(thetas[:1])[0])])
+        return
     from scipy.optimize import minimize
 
     bounds = _bounds(objective, roles)
     low = numpy.array([-numpy.inf if b[0] is None else b[0] for b in bounds])
     high = numpy.array([numpy.inf if b[1] is None else b[1] for b in bounds])
+    unit = _units(objective, roles)
 
     def evaluate(asked: dict[int, numpy.ndarray]) -> dict[int, Outcome]:
         answers: dict[int, Outcome] = {}
         for run, theta in asked.items():
             known = recorder.evaluations.recall(f"{label} {run}", theta)
             if known is not None:
-                answers[run] = known
+                answers[run] = known if known[0] < math.inf else NotPositiveDefiniteError("as the checkpoint says")
         waiting = [run for run in asked if run not in answers]
         if waiting:
             recorder.fresh += len(waiting)
             results = objective.batch([asked[run] for run in waiting])
             answers.update(zip(waiting, results, strict=True))
-        for run, theta in asked.items():
-            recorder.record(f"{label} {run}", theta, answers[run])
+        recorder.record_round([(f"{label} {run}", theta, answers[run]) for run, theta in asked.items()])
         return answers
 
     def run_one(run: int, start: numpy.ndarray, ask: Callable[[numpy.ndarray], Outcome]) -> None:
         last: list[tuple[float, numpy.ndarray]] = []
 
-        def function(theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-            outcome = ask(theta)
+        def function(scaled: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+            outcome = ask(scaled * unit)
             if not isinstance(outcome, NotPositiveDefiniteError):
                 last[:] = [outcome]
-                return outcome
+                return outcome[0], outcome[1] * unit
             if not last:
                 raise outcome
             # The line search has gone where the matrix cannot be factorised: a value well above sends it back.
             worst = last[0][0]
-            return worst + 10.0 * (1.0 + abs(worst)), numpy.zeros_like(theta)
+            return worst + 10.0 * (1.0 + abs(worst)), numpy.zeros_like(scaled)
 
         try:
             minimize(
                 function,
-                numpy.clip(start, low, high),
+                numpy.clip(start, low, high) / unit,
                 jac=True,
                 method="L-BFGS-B",
                 bounds=bounds,

@@ -1,7 +1,7 @@
 """GP: the prior, a description of covariance function, mean and likelihood, and what it says about data."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,10 +119,10 @@ class GP(nn.Module):
         Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed.
         Cost: n^3 flops with the gradient, one n x n buffer. The gradient can be taken once (no second order).
         """
-        if theta is not None:
-            return self._at(theta, lambda gp: gp.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter))
         x = check_points(x, "x")
         y = check_targets(y, "y", x, self.outputs)
+        if theta is not None:
+            return self._at(theta, x, y, lambda gp: gp.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter))
         settings = DirectSettings(TorchTiles(), dtype or torch.float64, jitter, repair=self.repairable(x, y))
         return self.evaluate_likelihood(settings, x, y)
 
@@ -143,7 +143,9 @@ class GP(nn.Module):
         Returns: (*batch,), or the chain dimensions of theta.
         """
         if theta is not None:
-            return self._at(theta, lambda gp: gp.log_joint(x, y, jacobian=jacobian, dtype=dtype, jitter=jitter))
+            x = check_points(x, "x")
+            y = check_targets(y, "y", x, self.outputs)
+            return self._at(theta, x, y, lambda gp: gp.log_joint(x, y, jacobian=jacobian, dtype=dtype, jitter=jitter))
         return self.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter) + self.log_prior(jacobian=jacobian)
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
@@ -154,19 +156,36 @@ class GP(nn.Module):
                 total = total + parameter.log_prior(jacobian=jacobian)
         return total
 
-    def _at(self, theta: Mapping[str, Tensor], function: Any) -> Tensor:
+    def _at(self, theta: Mapping[str, Tensor], x: Tensor, y: Tensor, function: Callable[["GP"], Tensor]) -> Tensor:
+        """What a function of the GP gives at other unconstrained values, whose chain dimensions come before all others."""
         known = dict(self.named_parameters())
+        owners = {id(parameter.raw): parameter for _, parameter in named_parameter_objects(self)}
+        batches = [x.dim() - 2, y.dim() - (1 if self.outputs is None else 2)]
+        rank = max(*batches, *(len(parameter.batch_shape) for parameter in owners.values()), 0)
+        given: dict[str, Tensor] = {}
         for name, value in theta.items():
             if name not in known:
                 raise DomainError(
                     f"`theta` names {name!r}, which is not a parameter; choose from {', '.join(sorted(known))}"
                 )
             shape = known[name].shape
-            if tuple(value.shape[value.dim() - len(shape) :]) != tuple(shape):
+            chains = value.dim() - len(shape)
+            if chains < 0 or value.shape[chains:] != shape:
                 raise ShapeError(
                     f"`theta[{name!r}]` must have shape (*chains, {', '.join(map(str, shape))}), got {tuple(value.shape)}"
                 )
-        return torch.func.functional_call(_Call(self, function), {f"gp.{k}": v for k, v in theta.items()}, ())  # type: ignore[no-any-return]
+            owner = owners.get(id(known[name]))
+            if chains and owner is not None:  # a parameter without the batch dimensions of others, or of the data
+                missing = rank - len(owner.batch_shape)
+                value = value.reshape(*value.shape[:chains], *(1,) * missing, *shape)
+            given[name] = value
+        # Shared modules keep one name each, else torch puts back the wrong tensor; tied tensors get all their names.
+        places: dict[int, list[str]] = {}
+        for path, module in self.named_modules():
+            for leaf, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
+                places.setdefault(id(tensor), []).append(f"gp.{path}.{leaf}" if path else f"gp.{leaf}")
+        named = {place: value for name, value in given.items() for place in places[id(known[name])]}
+        return torch.func.functional_call(_Call(self, function), named, (), tie_weights=False)  # type: ignore[no-any-return]
 
     # -- what inference uses ------------------------------------------------------------------------------------
     def evaluate_likelihood(self, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
@@ -221,12 +240,12 @@ class GP(nn.Module):
 class _Call(nn.Module):
     """Lets `functional_call` reach a method other than forward."""
 
-    def __init__(self, gp: GP, function: Any) -> None:
+    def __init__(self, gp: GP, function: Callable[[GP], Tensor]) -> None:
         super().__init__()
         self.gp = gp
         self.function = function
 
-    def forward(self) -> Any:
+    def forward(self) -> Tensor:
         return self.function(self.gp)
 
 

@@ -58,12 +58,14 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class RoleStart:
-    """For one parameter: where to start, the weak prior on its logarithm (or None), and its bounds, all in value."""
+    """For one parameter: where to start, the weak prior on its logarithm (or None), its bounds, all in value; and for
+    one on the whole real line the unit in which steps are of size 1 (a power of two, so that no digit changes)."""
 
     start: Tensor
     log_prior: tuple[Tensor, float] | None
     lower: float
     upper: float
+    unit: Tensor | None = None
 
 
 def role_starts(gp: GP, facts: DataFacts) -> dict[Parameter, RoleStart]:
@@ -135,8 +137,15 @@ def _role_start(
         case "output_mean":
             mean = facts.mean
             start = ones * (mean if mean.shape == shape or mean.dim() == 0 else mean.mean())
-            return RoleStart(start, None, -math.inf, math.inf)
+            return RoleStart(start, None, -math.inf, math.inf, _power_of_two(ones * math.sqrt(v)))
+        case "output_slope" if spread is not None:
+            unit = ones * math.sqrt(v) / spread if shape[-1] == spread.shape[-1] else ones
+            return RoleStart(parameter.value.detach().cpu().clone(), None, -math.inf, math.inf, _power_of_two(unit))
     return None
+
+
+def _power_of_two(scale: Tensor) -> Tensor:
+    return scale.log2().round().exp2()
 
 
 def _bounded(start: Tensor, prior: tuple[Tensor, float] | None) -> RoleStart:

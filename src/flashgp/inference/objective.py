@@ -147,7 +147,8 @@ class FlatObjective:
     # -- vectors ------------------------------------------------------------------------------------------------
     def vector(self) -> numpy.ndarray:
         """The current values as a flat vector."""
-        return torch.cat([s.tensor.detach().reshape(-1).double().cpu() for s in self.slots]).numpy().copy()
+        parts = [s.tensor.detach().reshape(-1).double().cpu().numpy() for s in self.slots]
+        return numpy.concatenate([numpy.zeros(0), *parts])
 
     def assign(self, theta: numpy.ndarray) -> None:
         """Set the parameters."""
@@ -199,8 +200,7 @@ class FlatObjective:
         }
         try:
             with torch.enable_grad():
-                value = self.gp._at(named, lambda gp: self._likelihood(gp))
-                value = value.reshape(len(thetas), -1).sum(-1)
+                value = self.gp._at(named, self.x, self.y, lambda gp: self._totals(gp, len(thetas)))
                 grads = torch.autograd.grad(value.sum(), list(named.values()), allow_unused=True)
         except NotPositiveDefiniteError:
             return [self._one(theta) for theta in thetas]  # rare: find out which, one by one
@@ -215,10 +215,11 @@ class FlatObjective:
             results.append((-(v + prior), -(g + prior_gradient)))
         return results
 
-    def _likelihood(self, gp: GP) -> Tensor:
-        value = gp.evaluate_likelihood(self.settings, self.x, self.y)
+    def _totals(self, gp: GP, count: int) -> Tensor:
+        """Per vector, the likelihood summed over the models of a batch, and each prior once."""
+        value = gp.evaluate_likelihood(self.settings, self.x, self.y).reshape(count, -1).sum(-1)
         for owner in self._slow_priors:
-            value = value + owner.log_prior()
+            value = value + owner.log_prior().reshape(count, -1).sum(-1)
         return value
 
     def _one(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray] | NotPositiveDefiniteError:

@@ -1,0 +1,344 @@
+"""fit: what it reaches, what it leaves alone, what it says; its repeatability is in test_resume.py."""
+
+import copy
+import math
+
+import numpy
+import pytest
+import torch
+from inference.plain_gp import F64, data, model, relative
+
+import flashgp as fgp
+
+k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
+
+
+def prior(kind: type[torch.distributions.Distribution], *numbers: float) -> torch.distributions.Distribution:
+    return kind(*(torch.tensor(number, dtype=F64) for number in numbers))
+
+
+def state(gp: fgp.GP) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in gp.state_dict().items()}
+
+
+def test_reaches_the_optimum_of_scikit_learn() -> None:
+    """priors="given" without priors is plain maximum likelihood: from where we end, scikit-learn finds nothing better."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    x, y = data(25, 2, seed=2)
+    gp = fgp.GP(1.0 * k.RBF(torch.ones(2)), m.Zero(), lik.Gaussian(0.1))
+    fit = fgp.fit(gp, x, y, priors="given")
+    variance, lengthscale, noise = (p.value.detach().numpy() for p in fit.gp.modules() if isinstance(p, fgp.Parameter))
+    kernel = ConstantKernel(float(variance), (1e-9, 1e9)) * RBF(lengthscale, (1e-9, 1e9))
+    kernel = kernel + WhiteKernel(float(noise), (1e-12, 1e2))
+    theirs = GaussianProcessRegressor(kernel, alpha=0.0).fit(x.numpy(), y.numpy())
+    assert float(fit.posterior.log_marginal_likelihood()) > theirs.log_marginal_likelihood_value_ - 1e-4
+    assert not fit.interrupted
+
+
+def test_history_is_the_objective() -> None:
+    """Every evaluation is minus eq. (M-38) at its vector: weak priors aside, gp.log_joint says the same."""
+    x, y = data(15)
+    gp = fgp.GP(
+        1.0 * k.Matern(2.5, fgp.Parameter(torch.ones(2), prior=prior(torch.distributions.Gamma, 3.0, 2.0))),
+        m.Constant(fgp.Parameter(0.0, prior=prior(torch.distributions.Normal, 0.0, 2.0))),
+        lik.Gaussian(fgp.Parameter(0.1, prior=prior(torch.distributions.LogNormal, -2.0, 1.0))),
+    )
+    fit = fgp.fit(gp, x, y, priors="given", starts=2)
+    names = [name for name, _ in gp.named_parameters()]
+    for evaluation in (fit.history[0], fit.history[-1]):
+        values = torch.tensor(evaluation.theta, dtype=F64).split([p.numel() for p in gp.parameters()])
+        theta = {n: v.view(p.shape).requires_grad_() for n, v, p in zip(names, values, gp.parameters(), strict=True)}
+        joint = gp.log_joint(x, y, theta=theta)
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(joint, list(theta.values()))])
+        assert evaluation.value == pytest.approx(joint.item(), rel=1e-11)
+        assert evaluation.gradient_norm == pytest.approx(float(gradient.abs().max()), rel=1e-6, abs=1e-9)
+    runs = {e.start for e in fit.history}
+    assert runs == {"start 0", "start 1"}
+    for run in runs:
+        assert [e.index for e in fit.history if e.start == run] == list(range(sum(e.start == run for e in fit.history)))
+    seconds = [e.seconds for e in fit.history]
+    assert seconds == sorted(seconds)
+    assert fit.report.iterations == len(fit.history)
+    best = max(fit.history, key=lambda e: e.value)
+    found = torch.cat([p.detach().reshape(-1) for p in fit.gp.parameters()])
+    assert torch.equal(found, torch.tensor(best.theta, dtype=F64))
+    assert best.value >= gp.log_joint(x, y).item()
+
+
+@pytest.mark.parametrize(
+    ("domain", "density"),
+    [
+        (None, prior(torch.distributions.LogNormal, 0.3, 0.7)),
+        (None, prior(torch.distributions.Gamma, 2.5, 1.5)),
+        (None, prior(torch.distributions.HalfNormal, 2.0)),
+        (torch.distributions.constraints.greater_than(0.2), prior(torch.distributions.LogNormal, 0.3, 0.7)),
+        (torch.distributions.constraints.greater_than(0.2), prior(torch.distributions.Gamma, 2.5, 1.5)),
+        (torch.distributions.constraints.interval(0.1, 5.0), prior(torch.distributions.Normal, 1.0, 2.0)),
+    ],
+)
+def test_priors_of_every_kind(domain: object, density: torch.distributions.Distribution) -> None:
+    """Closed forms on the flat vector, eq. (M-47), and the slow path, against torch.distributions through autograd."""
+    x, y = data(8)
+    gp = fgp.GP(k.RBF(fgp.Parameter(torch.tensor([0.9, 1.4]), domain, density)), m.Zero(), lik.Gaussian(0.1))
+    first = fgp.fit(gp, x, y, initial="given", priors="given", max_iterations=1).history[0]
+    joint = gp.log_joint(x, y)
+    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(joint, list(gp.parameters()))])
+    assert first.value == pytest.approx(joint.item(), rel=1e-12)
+    assert first.gradient_norm == pytest.approx(float(gradient.abs().max()), rel=1e-9)
+
+
+def test_weak_priors_are_these() -> None:
+    """Eqs. (M-44), (M-45) and (M-46), written out: the first evaluation minus the likelihood at its vector."""
+    x, y = data(20, 3)
+    gp = fgp.GP(1.0 * k.RBF(torch.ones(3)), m.Constant(), lik.Gaussian(0.5))
+    first = fgp.fit(gp, x, y, starts=1, max_iterations=1).history[0]
+    spread, v = x.std(0, correction=0), float(y.var(correction=0))
+    ends = torch.tensor([math.log(v), float(y.mean()), math.log(v / 10)], dtype=F64)
+    start = torch.cat([ends[:1], (spread * math.sqrt(3)).log(), ends[1:]])
+    order = [name for name, _ in gp.named_parameters()]
+    assert order == ["kernel.variance.raw", "kernel.kernel.lengthscale.raw", "mean.value.raw", "likelihood.noise_variance.raw"]
+    theta = torch.tensor(first.theta, dtype=F64)
+    assert relative(theta, start) < 1e-14
+
+    def normal(value: float, mean: float, sd: float) -> float:
+        return -0.5 * ((value - mean) / sd) ** 2 - math.log(sd) - 0.5 * math.log(2 * math.pi)
+
+    wanted = normal(math.log(v), math.log(v), 2.0) + normal(math.log(v / 10), math.log(v) - 4.0, 2.0)
+    for s in spread.tolist():
+        centre = math.log(s) + math.sqrt(2.0) + 0.5 * math.log(3)
+        wanted += normal(math.log(s * math.sqrt(3)), centre, math.sqrt(3.0))
+    parts = theta.split([1, 3, 1, 1])
+    shapes = [p.shape for p in gp.parameters()]
+    named = {n: part.view(s) for n, part, s in zip(order, parts, shapes, strict=True)}
+    assert first.value == pytest.approx(gp.log_marginal_likelihood(x, y, theta=named).item() + wanted, rel=1e-12)
+
+
+def test_the_argument_is_not_changed() -> None:
+    x, y = data(12)
+    x.requires_grad_()
+    gp = model()
+    before, x_before, y_before = state(gp), x.detach().clone(), y.clone()
+    rng = torch.get_rng_state()
+    numpy_state = numpy.random.get_state()[1].copy()
+    fit = fgp.fit(gp, x, y, max_iterations=5)
+    assert all(torch.equal(before[name], value) for name, value in gp.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in gp.parameters())
+    assert torch.equal(x, x_before)
+    assert torch.equal(y, y_before)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert (numpy.random.get_state()[1] == numpy_state).all()
+    fitted = list(fit.gp.parameters())
+    assert all(p.requires_grad and p.is_leaf for p in fitted)
+    assert len({p.untyped_storage().data_ptr() for p in fitted}) == len(fitted), "parameters must own their memory"
+    again = fgp.fit(fit.gp, x, y, initial="given", max_iterations=5)  # a fitted gp is a gp
+    assert again.history[0].value >= fit.history[0].value
+
+
+def test_fixed_and_shared_parameters() -> None:
+    x, y = data(15)
+    shared = fgp.Parameter(0.8)
+    fixed = fgp.Parameter(0.05, trainable=False)
+    gp = fgp.GP(k.RBF(shared, active_dims=[0]) * k.Matern(1.5, shared, active_dims=[1]), m.Zero(), lik.Gaussian(fixed))
+    fit = fgp.fit(gp, x, y)
+    assert fit.gp.likelihood.noise_variance.value.item() == fixed.value.item()
+    assert not fit.gp.likelihood.noise_variance.trainable
+    assert len(fit.history[0].theta) == 1
+    one, two = (part.lengthscale for part in fit.gp.kernel.parts)
+    assert one is two
+    assert one is not shared
+    frozen = copy.deepcopy(gp).requires_grad_(False)
+    nothing = fgp.fit(frozen, x, y)
+    assert relative(nothing.posterior.log_marginal_likelihood(), gp.log_marginal_likelihood(x, y)) < 1e-13
+
+
+def test_a_batch_of_models_is_a_sum() -> None:
+    """Two data sets, two sets of parameters: each ends where it ends alone."""
+    (x1, y1), (x2, y2) = data(12, seed=1), data(12, seed=2)
+    x, y = torch.stack([x1, x2]), torch.stack([y1, y2])
+    both = fgp.GP(
+        torch.ones(2) * k.RBF(torch.ones(2, 2)), m.Constant(torch.zeros(2)), lik.Gaussian(torch.full((2,), 0.1))
+    )
+    together = fgp.fit(both, x, y, priors="given", initial="given", max_iterations=400)
+    assert together.posterior.log_marginal_likelihood().shape == (2,)
+    for member, (one_x, one_y) in enumerate([(x1, y1), (x2, y2)]):
+        alone = fgp.GP(1.0 * k.RBF(torch.ones(2)), m.Constant(), lik.Gaussian(0.1))
+        alone = fgp.fit(alone, one_x, one_y, priors="given", initial="given")
+        found = together.posterior.log_marginal_likelihood()[member]
+        assert float(found) == pytest.approx(float(alone.posterior.log_marginal_likelihood()), abs=2e-3)
+
+
+def test_several_outputs() -> None:
+    x, y = data(15)
+    targets = torch.stack([y, 5.0 + 3.0 * y], -1)
+    fit = fgp.fit(fgp.GP(1.0 * k.RBF(), outputs=2), x, targets, max_iterations=30)
+    assert fit.gp.mean.value.value.shape == (2,)
+    assert fit.posterior.predict(x).mean.shape == (15, 2)
+    assert fit.gp.mean.value.value[1].item() == pytest.approx(5.0 + 3.0 * fit.gp.mean.value.value[0].item(), abs=0.5)
+
+
+@pytest.mark.parametrize("y", [0.0, 3.0, -1e15])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_a_constant_target(n: int, y: float) -> None:
+    """CONTRACTS' case 3: it converges, predicts the constant, and the standard deviation is finite."""
+    x, _ = data(n, 3)
+    fit = fgp.fit(model(3), x, torch.full((n,), y, dtype=F64))
+    found = fit.posterior.predict(torch.randn(4, 3, dtype=F64))
+    assert found.observation_variance.isfinite().all()
+    assert relative(found.mean, torch.full((4,), y, dtype=F64)) <= 1e-3 if y else found.mean.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (1, 5), (2, 1), (2, 5), (5, 40)])
+def test_few_rows(n: int, d: int) -> None:
+    x, y = data(n, d)
+    fit = fgp.fit(model(d), x, y)
+    found = fit.posterior.predict(x)
+    assert found.mean.isfinite().all()
+    assert (found.variance >= 0).all()
+    assert math.isfinite(fit.history[-1].value)
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_scales_do_not_matter(repeat: bool) -> None:
+    """CONTRACTS' case 4: columns scaled 1e-8 to 1e8 and y moved and scaled give the same predictions, moved back."""
+    x, y = data(20, 3)
+    x_test, _ = data(5, 3, seed=8)
+    scales = torch.tensor([1e-8, 1.0, 1e8], dtype=F64)
+    scale, shift = (1e12, 1e15) if not repeat else (1e-8, 0.0)
+    gp = fgp.GP(1.0 * k.Matern(2.5, torch.ones(3)), m.Constant(), lik.Gaussian(0.1))
+    plain = fgp.fit(gp, x, y, starts=1).posterior.predict(x_test)
+    moved = fgp.fit(gp, x * scales, y * scale + shift, starts=1).posterior.predict(x_test * scales)
+    # The optimum is where the gradient is below 1e-3 nats: parameters agree to about that, predictions to its square.
+    assert relative((moved.mean - shift) / scale, plain.mean) < 1e-3
+    assert relative(moved.observation_variance / scale**2, plain.observation_variance) < 5e-3
+
+
+def test_a_bound_is_reported() -> None:
+    """A column that plays no part drives its lengthscale up; without noise in y the noise goes to its floor."""
+    x = torch.linspace(0, 1, 12, dtype=F64)[:, None]
+    fit = fgp.fit(fgp.GP(1.0 * k.RBF(), m.Zero(), lik.Gaussian(0.1)), x, torch.sin(3 * x[:, 0]), priors="given")
+    floor = 1e-10 * float(torch.sin(3 * x[:, 0]).var(correction=0))
+    at_bound = fit.gp.likelihood.noise_variance.value.item() <= floor * (1 + 1e-12)
+    assert at_bound == ("likelihood.noise_variance ended on its bound" in fit.report.events)
+    assert at_bound
+
+
+def test_iterations_are_limited() -> None:
+    x, y = data(15)
+    short = fgp.fit(model(), x, y, starts=1, max_iterations=2)
+    long = fgp.fit(model(), x, y, starts=1)
+    assert len(short.history) < len(long.history)
+    assert not short.interrupted
+    assert [e.theta for e in short.history[:3]] == [e.theta for e in long.history[:3]]
+
+
+def test_starts() -> None:
+    x, y = data(15)
+    for starts in (1, 3):
+        fit = fgp.fit(model(), x, y, starts=starts, max_iterations=3)
+        assert {e.start for e in fit.history} == {f"start {i}" for i in range(starts)}
+    given = fgp.fit(model(), x, y, starts=1, initial="given", max_iterations=1).history[0]
+    assert given.theta == tuple(torch.cat([p.detach().reshape(-1) for p in model().parameters()]).tolist())
+
+
+def test_runs_in_lockstep_are_the_runs_alone() -> None:
+    """The trajectory of a start does not depend on how many others run beside it."""
+    x, y = data(10)
+    many = fgp.fit(model(), x, y, starts=3)
+    one = fgp.fit(model(), x, y, starts=1)
+    own = [e.value for e in many.history if e.start == "start 0"]
+    numpy.testing.assert_allclose(own[:8], [e.value for e in one.history][:8], rtol=1e-9)
+
+
+def test_a_large_problem_chooses_its_start_on_a_subset(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashgp.inference import fit as module
+
+    monkeypatch.setattr(module, "BATCHED_PAIRS", 100)
+    monkeypatch.setattr(module, "SUBSET_ROWS", 8)
+    x, y = data(14)
+    gp = fgp.GP(1.0 * k.RBF(), m.Constant(), lik.Gaussian(0.1, row_variance=torch.linspace(0.1, 0.2, 14)))
+    fit = fgp.fit(gp, x, y)
+    assert {e.start for e in fit.history} == {*(f"subset {i}" for i in range(4)), "start 0"}
+    assert any("8 of 14 rows" in event for event in fit.report.events)
+    assert fit.gp.likelihood.row_variance.shape == (14,)
+    best = max((e for e in fit.history if e.start.startswith("subset")), key=lambda e: e.value)
+    assert next(e for e in fit.history if e.start == "start 0").theta == best.theta
+
+
+def test_progress_and_time_limit() -> None:
+    x, y = data(15)
+    seen: list[object] = []
+    fit = fgp.fit(model(), x, y, progress=seen.append)
+    assert [p.evaluation for p in seen] == list(range(1, len(fit.history) + 1))
+    assert all(0.0 < p.fraction <= 1.0 for p in seen)
+    assert [p.best for p in seen] == sorted(p.best for p in seen)
+    assert seen[-1].best == max(e.value for e in fit.history)
+    assert all(p.eta_seconds is None or p.eta_seconds >= 0 for p in seen)
+    limited = fgp.fit(model(), x, y, time_limit=1e-9)
+    assert limited.interrupted
+    assert any("time limit" in event for event in limited.report.events)
+    assert limited.posterior.predict(x).mean.isfinite().all()
+
+
+def test_an_interrupt_returns_the_best_so_far() -> None:
+    x, y = data(15)
+
+    def stop_at(count: int) -> object:
+        def progress(p: object) -> None:
+            if p.evaluation == count:
+                raise KeyboardInterrupt
+
+        return progress
+
+    whole = fgp.fit(model(), x, y)
+    for starts, count in ((None, 1), (None, 9), (1, 4)):
+        cut = fgp.fit(model(), x, y, starts=starts, progress=stop_at(count))
+        assert cut.interrupted
+        assert len(cut.history) >= count
+        assert any("interrupted" in event for event in cut.report.events)
+        best = max(cut.history, key=lambda e: e.value)
+        assert torch.equal(torch.cat([p.detach().reshape(-1) for p in cut.gp.parameters()]), torch.tensor(best.theta, dtype=F64))
+        assert relative(cut.posterior.log_marginal_likelihood(), cut.gp.log_marginal_likelihood(x, y)) < 1e-12
+    assert not whole.interrupted
+
+
+def test_an_error_of_the_callback_is_the_callers() -> None:
+    x, y = data(10)
+
+    def broken(_: object) -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fgp.fit(model(), x, y, progress=broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"starts": 0}, "`starts`"),
+        ({"starts": 1.5}, "`starts`"),
+        ({"initial": "best"}, "`initial`"),
+        ({"priors": "none"}, "`priors`"),
+        ({"max_iterations": 0}, "`max_iterations`"),
+        ({"time_limit": 0.0}, "`time_limit`"),
+        ({"time_limit": math.nan}, "`time_limit`"),
+    ],
+)
+def test_options(options: dict[str, object], message: str) -> None:
+    x, y = data(5)
+    with pytest.raises(fgp.DomainError, match=message):
+        fgp.fit(model(), x, y, **options)
+
+
+def test_no_rows() -> None:
+    x, y = data(0)
+    with pytest.raises(fgp.ShapeError, match="at least one row"):
+        fgp.fit(model(), x, y)
+
+
+def test_nothing_positive_definite() -> None:
+    """Conflicting duplicates and no noise to train: no start can be evaluated, and the error says so."""
+    gp = fgp.GP(k.RBF(), m.Zero(), lik.Gaussian(0.0))
+    with pytest.raises(fgp.NotPositiveDefiniteError, match="no start"):
+        fgp.fit(gp, torch.zeros(3, 1, dtype=F64), torch.arange(3.0, dtype=F64))

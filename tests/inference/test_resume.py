@@ -1,0 +1,219 @@
+"""fit is repeatable, and resumable after being killed at any moment: the log of evaluations is the checkpoint."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from inference.plain_gp import data, model
+
+import flashgp as fgp
+from flashgp.inference import checkpoint as checkpoints
+from flashgp.inference.fit import Fit
+
+Trajectory = list[tuple[str, float, tuple[float, ...]]]
+
+
+def trajectory(fit: Fit) -> Trajectory:
+    return [(e.start, e.value, e.theta) for e in fit.history]
+
+
+@pytest.fixture
+def every_evaluation_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "SECONDS_BETWEEN_WRITES", -1.0)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def killed_after(count: int) -> Callable[[object], None]:
+    def progress(p: object) -> None:
+        if p.evaluation == count:
+            raise Killed
+
+    return progress
+
+
+def test_same_seed_same_bits() -> None:
+    x, y = data(12)
+    one, two = fgp.fit(model(), x, y, seed=3), fgp.fit(model(), x, y, seed=3)
+    assert trajectory(one) == trajectory(two)
+    other = fgp.fit(model(), x, y, seed=4)
+    assert trajectory(one) != trajectory(other)
+    assert trajectory(fgp.fit(model(), x, y)) == trajectory(fgp.fit(model(), x, y, seed=0))
+
+
+@pytest.mark.parametrize("starts", [1, None])
+@pytest.mark.usefixtures("every_evaluation_written")
+def test_killed_at_any_evaluation(tmp_path: Path, starts: int | None) -> None:
+    """Every moment, in the middle of a round of batched starts too."""
+    x, y = data(8)
+    whole = trajectory(fgp.fit(model(), x, y, starts=starts, max_iterations=6))
+    for count in range(1, len(whole), 1 if starts is None else 3):
+        path = tmp_path / f"{count}.safetensors"
+        with pytest.raises(Killed):
+            fgp.fit(model(), x, y, starts=starts, max_iterations=6, checkpoint=path, progress=killed_after(count))
+        resumed = fgp.fit(model(), x, y, starts=starts, max_iterations=6, checkpoint=path)
+        assert trajectory(resumed) == whole, f"killed after evaluation {count}"
+        if path.stat().st_size and count > 8:
+            assert any("resumed" in event for event in resumed.report.events)
+
+
+@pytest.mark.usefixtures("every_evaluation_written")
+def test_killed_again_while_resuming(tmp_path: Path) -> None:
+    x, y = data(8)
+    path = tmp_path / "log"
+    whole = trajectory(fgp.fit(model(), x, y, max_iterations=6))
+    for count in (20, 5, 18):
+        with pytest.raises(Killed):
+            fgp.fit(model(), x, y, max_iterations=6, checkpoint=path, progress=killed_after(count))
+    assert trajectory(fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)) == whole
+
+
+@pytest.mark.parametrize("count", [5, 6, 7])
+def test_interrupted_then_resumed(tmp_path: Path, count: int) -> None:
+    """Ctrl-C writes the log, whatever the clock says; a second call goes on from there."""
+    x, y = data(8)
+
+    def progress(p: object) -> None:
+        if p.evaluation == count:
+            raise KeyboardInterrupt
+
+    whole = trajectory(fgp.fit(model(), x, y, max_iterations=6))
+    cut = fgp.fit(model(), x, y, max_iterations=6, checkpoint=tmp_path / "log", progress=progress)
+    assert cut.interrupted
+    again = fgp.fit(model(), x, y, max_iterations=6, checkpoint=tmp_path / "log")
+    assert trajectory(again) == whole
+    assert any("resumed" in event for event in again.report.events)
+
+
+def test_a_finished_fit_is_replayed(tmp_path: Path) -> None:
+    x, y = data(8)
+    path = tmp_path / "log"
+    first = fgp.fit(model(), x, y, checkpoint=path)
+    second = fgp.fit(model(), x, y, checkpoint=path)
+    assert trajectory(first) == trajectory(second)
+    assert any(f"resumed: {len(first.history)} evaluations" in event for event in second.report.events)
+
+
+CHILD = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from inference.plain_gp import data, model
+import flashgp as fgp
+from flashgp.inference import checkpoint
+checkpoint.SECONDS_BETWEEN_WRITES = -1.0
+how = sys.argv[1]
+def kill(): os.kill(os.getpid(), signal.SIGKILL)
+if how == "during a step":
+    progress = lambda p: kill() if p.evaluation == 22 else None
+else:
+    progress, replace, calls = None, os.replace, []
+    def half(source, target):  # the temporary file is there, half of it, and the move never happens
+        calls.append(1)
+        if len(calls) == 5:
+            os.truncate(source, os.path.getsize(source) // 2)
+            kill()
+        replace(source, target)
+    os.replace = half
+x, y = data(8)
+fgp.fit(model(), x, y, max_iterations=6, checkpoint=sys.argv[2], progress=progress)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
+def test_kill_9(tmp_path: Path, root: Path, source_environment: dict[str, str]) -> None:
+    """CONTRACTS' case 13: during a step and during the write; the resumed trajectory has the uninterrupted one's bits."""
+    script = CHILD.format(tests=str(root / "tests"))
+    hows = ("during a step", "during the write")
+    paths = {how: tmp_path / how.replace(" ", "_") / "log" for how in hows}
+    for path in paths.values():
+        path.parent.mkdir()
+    # A second process must take the same number of threads to give the same bits.
+    environment = {**source_environment, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    children = [subprocess.Popen([sys.executable, "-c", script, h, str(paths[h])], env=environment) for h in hows]
+    x, y = data(8)
+    whole = trajectory(fgp.fit(model(), x, y, max_iterations=6))
+    assert [child.wait(timeout=60) for child in children] == [-signal.SIGKILL] * 2
+    assert len(os.listdir(paths["during the write"].parent)) == 2, "the log and a temporary file"
+    for path in paths.values():
+        resumed = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
+        assert trajectory(resumed) == whole
+        assert any("resumed" in event for event in resumed.report.events)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    x, y = data(8)
+    path = tmp_path / "log"
+    k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
+    noise = torch.full((8,), 0.1)
+    normal, gamma = torch.distributions.Normal, torch.distributions.Gamma
+
+    def build(kernel: object = None, mean: object = None, likelihood: object = None) -> fgp.GP:
+        return fgp.GP(kernel or k.RBF(1.0, active_dims=[0]), mean or m.Constant(), likelihood or lik.Gaussian(0.1, row_variance=noise))
+
+    first = fgp.fit(build(), x, y, max_iterations=3, checkpoint=path)
+    others = {
+        "x": lambda **o: fgp.fit(build(), x + 1.0, y, **o),
+        "y": lambda **o: fgp.fit(build(), x, y + 1.0, **o),
+        "columns": lambda **o: fgp.fit(build(k.RBF(1.0, active_dims=[1])), x, y, **o),
+        "kernel": lambda **o: fgp.fit(build(k.Matern(2.5, 1.0, active_dims=[0])), x, y, **o),
+        "row variance": lambda **o: fgp.fit(build(likelihood=lik.Gaussian(0.1, row_variance=2 * noise)), x, y, **o),
+        "row weight": lambda **o: fgp.fit(build(likelihood=lik.Gaussian(0.1, row_weight=2 * noise)), x, y, **o),
+        "mean": lambda **o: fgp.fit(build(mean=m.Zero()), x, y, **o),
+        "fixed value": lambda **o: fgp.fit(build(mean=m.Constant(fgp.Parameter(1.0, trainable=False))), x, y, **o),
+        "prior": lambda **o: fgp.fit(build(mean=m.Constant(fgp.Parameter(0.0, prior=normal(0.0, 1.0)))), x, y, **o),
+        "prior's numbers": lambda **o: fgp.fit(build(k.RBF(fgp.Parameter(1.0, prior=gamma(2.0, 1.0)), active_dims=[0])), x, y, **o),
+        "seed": lambda **o: fgp.fit(build(), x, y, seed=1, **o),
+        "dtype": lambda **o: fgp.fit(build(), x, y, dtype=torch.float32, **o),
+        "jitter": lambda **o: fgp.fit(build(), x, y, jitter=1e-3, **o),
+    }
+    before = path.read_bytes()
+    for what, other in others.items():
+        with pytest.raises(fgp.DomainError, match="belongs to other data") as caught:
+            other(max_iterations=3, checkpoint=path)
+        assert str(path) in str(caught.value), what
+    assert path.read_bytes() == before
+    assert trajectory(fgp.fit(build(), x, y, max_iterations=3, checkpoint=path)) == trajectory(first)
+
+
+def test_priors_tell_checkpoints_apart(tmp_path: Path) -> None:
+    x, y = data(8)
+
+    def gp(rate: float) -> fgp.GP:
+        return fgp.GP(fgp.kernels.RBF(fgp.Parameter(1.0, prior=torch.distributions.Gamma(2.0, rate))))
+
+    fgp.fit(gp(1.0), x, y, max_iterations=2, checkpoint=tmp_path / "log")
+    with pytest.raises(fgp.DomainError, match="belongs to other data"):
+        fgp.fit(gp(2.0), x, y, max_iterations=2, checkpoint=tmp_path / "log")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00", b"garbage" * 100, b"\xff" * 64, b"\x80\x04K\x01."])
+def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
+    x, y = data(6)
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    with pytest.raises(fgp.DomainError, match="must be a file that fit wrote"):
+        fgp.fit(model(), x, y, checkpoint=path)
+    assert path.read_bytes() == content
+
+
+def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    x, y = data(6)
+    path = tmp_path / "log"
+    fgp.fit(model(), x, y, max_iterations=2, checkpoint=path)
+    whole = path.read_bytes()
+    for length in (1, 7, 9, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(fgp.DomainError, match="must be a file that fit wrote"):
+            fgp.fit(model(), x, y, max_iterations=2, checkpoint=path)
+    save_file({"weight": torch.ones(3)}, path)
+    with pytest.raises(fgp.DomainError, match="must be a file that fit wrote"):
+        fgp.fit(model(), x, y, max_iterations=2, checkpoint=path)
