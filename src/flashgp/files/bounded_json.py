@@ -1,5 +1,5 @@
 """JSON from a file nobody vouches for: nesting and size are bounded before it is parsed, keys are distinct, numbers
-are finite, text is Unicode. And its counterpart, which writes only what reads back equal.
+are finite and integers have 64 bits, text is Unicode. And its counterpart, which writes only what reads back equal.
 """
 
 import json
@@ -21,13 +21,19 @@ def bounded_json(data: bytes, where: str) -> Any:
     """Parse JSON text.
 
     Raises: ModelFileError naming `where` for text that is not UTF-8, not JSON, nested deeper than MOST_DEPTH, of more
-        than MOST_VALUES values, with a key twice, NaN, an infinity or a lone surrogate.
+        than MOST_VALUES values, with a key twice, NaN, an infinity, an integer beyond 64 bits or a lone surrogate.
     Cost: O(bytes); the limits are checked before anything is built.
     """
     _check_limits(data, where)
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_constant, parse_float=_finite_float)
+        value = json.loads(
+            text,
+            object_pairs_hook=_distinct,
+            parse_constant=_no_constant,
+            parse_float=_finite_float,
+            parse_int=_int64,
+        )
         if "\\u" in text:  # only an escape can bring a lone surrogate
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except ValueError as error:  # of decoding, encoding, JSON syntax, too many digits, or one of ours below
@@ -70,6 +76,13 @@ def _finite_float(text: str) -> float:
     return value
 
 
+def _int64(text: str) -> int:
+    # Longer ones are no size, count or code of ours, and torch would not take them.
+    if len(text) > 20 or not -(2**63) <= int(text) < 2**63:
+        raise ValueError(f"{text[:60]} is too large for an integer of 64 bits")
+    return int(text)
+
+
 def strict_json(value: object, where: str) -> str:
     """JSON text that `bounded_json` reads back as an equal value.
 
@@ -95,8 +108,5 @@ def number_json(value: float) -> float | str:
 def json_number(value: object, where: str) -> float:
     """What `number_json` wrote, as a float."""
     if value in ("inf", "-inf", "nan") or (isinstance(value, int | float) and not isinstance(value, bool)):
-        try:
-            return float(value)
-        except OverflowError:
-            pass
+        return float(value)
     raise refused(where, "a number", value)

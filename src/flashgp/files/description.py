@@ -31,7 +31,7 @@ __all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild"]
 
 DESCRIPTION_FIELDS = ("kernel", "likelihood", "mean", "modules", "outputs", "parameters")
 MOST_DEPTH = 64  # kernels within kernels
-MOST_KERNELS = 4096
+MOST_KERNELS = 1024
 _PARTS = ("kind", "module", "options", "parameters", "parts")
 _PARAMETER_FIELDS = ("constrained", "event_dim", "lower", "prior", "trainable", "upper")
 _ROW_TENSORS = ("row_variance", "row_weight")

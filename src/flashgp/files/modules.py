@@ -38,7 +38,9 @@ def module_description(module: nn.Module, key: str, trainable: Callable[[str], b
 
 def require_modules(keys: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
     """Raises: DomainError naming the keys that are missing from `modules`, or that the file does not have."""
-    missing = [key for key in keys if key not in modules]
+    for key, fields in keys.items():
+        json_fields(fields, f"modules.{key[:60]}", _FIELDS)
+    missing = [key[:200] for key in keys if key not in modules][:20]
     if missing:
         wanted = ", ".join(f"{key!r}: ..." for key in missing)
         raise DomainError(

@@ -1,0 +1,493 @@
+"""Model files: what was saved predicts the same bits after loading, and learning goes on from the same state."""
+
+import copy
+import json
+import os
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, distributions, nn
+
+import flashgp as fgp
+from flashgp.files import container, load_metadata
+from flashgp.files.priors import PRIORS
+from flashgp.inference.posterior import Posterior
+from flashgp.kernels import REGISTRY
+
+D = 3
+
+
+def points(n: int, d: int = D, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def codes(n: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 4, (n, D), generator=torch.Generator().manual_seed(seed)).double()
+
+
+def saved(posterior: Any, path: Path, **keywords: Any) -> Path:
+    """Save without the warning about foreign modules, which has a test of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fgp.FlashGPWarning)
+        fgp.save(posterior, path, **keywords)
+    return path
+
+
+def strides(tensor: Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def assert_same(first: Posterior, second: Posterior, x_test: Tensor) -> None:
+    """Equal bits in every prediction and every stored field; equal strides, so that products stay equal too."""
+    one, two = first.predict(x_test), second.predict(x_test)
+    assert torch.equal(one.mean, two.mean)
+    assert torch.equal(one.variance, two.variance)
+    assert torch.equal(one.observation_variance, two.observation_variance)
+    assert torch.equal(one.sample(3, observed=True, seed=1), two.sample(3, observed=True, seed=1))
+    assert torch.equal(first.log_marginal_likelihood(), second.log_marginal_likelihood())
+    for name in ("x", "y", "representer_weights", "residual"):
+        a, b = getattr(first, name), getattr(second, name)
+        assert torch.equal(a, b), name
+        assert a.dtype == b.dtype, name
+    assert strides(first.representer_weights) == strides(second.representer_weights)
+    if first.factor is None or second.factor is None:
+        assert first.factor is second.factor
+    else:
+        assert torch.equal(first.factor.lower.tril(), second.factor.lower)
+        assert torch.equal(first.factor.jitter, second.factor.jitter)
+        assert first.factor.attempts == second.factor.attempts
+    assert first.report == second.report
+    assert {n: p.detach().tolist() for n, p in first.gp.named_parameters()} == {
+        n: p.detach().tolist() for n, p in second.gp.named_parameters()
+    }
+
+
+EXAMPLES = [(name, i) for name, row in REGISTRY.items() for i in range(len(row.examples(D)))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("name", "index"), EXAMPLES)
+def test_every_registered_kernel_comes_back(tmp_path: Path, name: str, index: int, dtype: torch.dtype) -> None:
+    row = REGISTRY[name]
+    kernel = row.examples(D)[index]
+    make = codes if row.inputs == "codes" else points
+    posterior = fgp.GP(kernel).condition(make(13), points(13, 1, seed=1)[:, 0], dtype=dtype)
+    # A caller's module that starts elsewhere: the numbers must come from the file.
+    modules = {"kernel.module": nn.Sequential(nn.Linear(D, 2), nn.Tanh())} if name == "Warped" else {}
+    loaded = fgp.load(saved(posterior, tmp_path / "m"), modules)
+    assert_same(posterior, loaded, make(7, seed=2))
+    assert repr(loaded.gp) == repr(posterior.gp)
+
+
+def test_a_kernel_of_other_parts_and_columns(tmp_path: Path) -> None:
+    k = fgp.kernels
+    kernel = 2.0 * (k.Matern(1.5, active_dims=[0, -1]) + k.Periodic(2.0, active_dims=1)) * k.RationalQuadratic(0.8)
+    kernel = kernel + k.Categorical(torch.tensor([0.4, 2.0]), active_dims=[2, 3]) * k.Polynomial(
+        3, 0.3, active_dims=[0]
+    )
+    x = torch.cat([points(11, 2), codes(11)[:, :2]], -1)
+    posterior = fgp.GP(kernel, fgp.means.Linear(points(1, 4)[0], 0.3)).condition(x, x[:, 0])
+    assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), x[:5] + torch.tensor([0.1, 0.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("outputs", [None, 1, 3])
+def test_batches_outputs_and_dtypes(tmp_path: Path, outputs: int | None, dtype: torch.dtype) -> None:
+    kernel = torch.tensor([1.0, 2.0]) * fgp.kernels.Matern(1.5, torch.tensor([[1.0, 1, 1], [2, 2, 2]]))
+    mean = torch.tensor([0.0, 1.0]) if outputs is None else torch.arange(2.0 * outputs).reshape(2, outputs)
+    gp = fgp.GP(
+        kernel, fgp.means.Constant(mean, outputs), fgp.likelihoods.Gaussian(torch.tensor([0.1, 0.2])), outputs=outputs
+    )
+    y = points(9, outputs or 1, seed=1, dtype=dtype)
+    posterior = gp.condition(points(9, dtype=dtype), y[:, 0] if outputs is None else y)
+    assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(5, seed=3, dtype=dtype))
+
+
+def test_a_batch_of_targets_shares_one_factor(tmp_path: Path) -> None:
+    posterior = fgp.GP(fgp.kernels.RBF()).condition(points(6), points(4, 6))
+    loaded = fgp.load(saved(posterior, tmp_path / "m"))
+    assert loaded.factor is not None
+    assert loaded.factor.lower.shape == (6, 6)
+    assert_same(posterior, loaded, points(3, seed=1))
+
+
+def test_a_batch_of_points_and_two_batch_dimensions(tmp_path: Path) -> None:
+    x = points(2 * 3 * 5).reshape(2, 3, 5, D)
+    posterior = fgp.GP(fgp.kernels.RBF(), fgp.means.Zero()).condition(x, x[..., 0])
+    assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(3, seed=1))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_few_rows(tmp_path: Path, n: int, outputs: int | None) -> None:
+    y = points(n, 2) if outputs else points(n, 1)[:, 0]
+    posterior = fgp.GP(fgp.kernels.RBF(), outputs=outputs).condition(points(n), y)
+    assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(4, seed=1))
+
+
+def test_row_variances_weights_and_no_noise(tmp_path: Path) -> None:
+    rows, weights = points(8, 1)[:, 0].abs(), points(8, 1, seed=1)[:, 0].abs() + 0.1
+    for likelihood in (
+        fgp.likelihoods.Gaussian(0.3, row_variance=rows),
+        fgp.likelihoods.Gaussian(0.3, row_weight=weights),
+        fgp.likelihoods.Gaussian(None, row_variance=rows),
+        fgp.likelihoods.Gaussian(0.0),
+    ):
+        gp = fgp.GP(fgp.kernels.Matern(0.5), likelihood=likelihood)
+        posterior = gp.condition(points(8), points(8, 1, seed=2)[:, 0])
+        assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(4, seed=3))
+
+
+def test_jitter_and_a_report_with_events(tmp_path: Path) -> None:
+    gp = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(0.0))
+    with pytest.warns(fgp.FlashGPWarning, match="jitter"):
+        posterior = gp.condition(torch.zeros(4, 1), torch.ones(4))
+    assert posterior.report.jitter
+    assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(3, 1))
+    posterior.report.error_bound, posterior.report.standard_error = float("inf"), float("nan")
+    report = fgp.load(saved(posterior, tmp_path / "m")).report
+    assert report.error_bound == float("inf")
+    assert report.standard_error != report.standard_error
+
+
+def test_memory_order_of_points_is_kept(tmp_path: Path) -> None:
+    y = points(9, 1, seed=1)[:, 0]
+    for x in (points(D, 9).mT, points(18)[::2], points(9, 1).expand(9, D), points(3 * 9, D).reshape(9, 3, D)[:, 1]):
+        posterior = fgp.GP(fgp.kernels.RBF(torch.ones(D))).condition(x, y)
+        loaded = fgp.load(saved(posterior, tmp_path / "m"))
+        assert_same(posterior, loaded, points(5, seed=2))
+    transposed = points(2, 9)
+    loaded = fgp.load(saved(fgp.GP(fgp.kernels.RBF(), outputs=2).condition(points(9), transposed.mT), tmp_path / "m"))
+    assert loaded.y.stride() == transposed.mT.stride()
+
+
+# -- learning goes on -----------------------------------------------------------------------------------------------
+def learner() -> fgp.GP:
+    shared = fgp.Parameter(torch.tensor([0.5, 0.7, 0.9]), prior=distributions.LogNormal(0.1, 1.3))
+    k = fgp.kernels
+    kernel = k.Scaled(k.Matern(2.5, shared), fgp.Parameter(1.3, distributions.constraints.interval(0.5, 9.0)))
+    kernel = kernel + k.Periodic(fgp.Parameter(2.0, trainable=False), shared)
+    noise = fgp.Parameter(0.1, distributions.constraints.greater_than(1e-4), distributions.Gamma(1.1, 0.05))
+    return fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(noise))
+
+
+def test_flags_domains_priors_and_sharing_come_back(tmp_path: Path) -> None:
+    gp = learner()
+    x, y = points(10), points(10, 1, seed=1)[:, 0]
+    posterior = gp.condition(x, y, differentiable=True)  # keeps the gp itself, with its flags
+    loaded = fgp.load(saved(posterior, tmp_path / "m")).gp
+    assert {n: p.requires_grad for n, p in loaded.named_parameters()} == {
+        n: p.requires_grad for n, p in gp.named_parameters()
+    }
+    assert sum(p.requires_grad for p in loaded.parameters()) == 4
+    first, second = loaded.kernel.parts
+    assert first.kernel.lengthscale is second.lengthscale
+    assert repr(loaded) == repr(gp)
+    assert loaded.kernel.parts[0].variance.domain == gp.kernel.parts[0].variance.domain
+    values = [model.log_joint(x, y, jacobian=True) for model in (gp, loaded)]
+    assert torch.equal(*values)
+    for value in values:
+        value.sum().backward()
+    for (name, a), (_, b) in zip(gp.named_parameters(), loaded.named_parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        assert a.grad is None or torch.equal(a.grad, b.grad), name
+
+
+def test_fit_goes_on_from_a_loaded_fit(tmp_path: Path) -> None:
+    x, y = points(15), points(15, 1, seed=1)[:, 0]
+    fit = fgp.fit(learner(), x, y, initial="given", max_iterations=3)
+    loaded = fgp.load(saved(fit, tmp_path / "m"))
+    assert_same(fit.posterior, loaded, points(4, seed=2))
+    further = [fgp.fit(gp, x, y, initial="given", max_iterations=5) for gp in (fit.gp, loaded.gp)]
+    assert repr(further[0].gp) == repr(further[1].gp)
+    assert torch.equal(*(f.posterior.log_marginal_likelihood() for f in further))
+
+
+def test_a_value_at_the_edge_of_its_domain_keeps_its_bits(tmp_path: Path) -> None:
+    gp = learner()
+    with torch.no_grad():
+        gp.likelihood.noise_variance.raw.fill_(-80.0)  # 1e-4 + exp(-80) is 1e-4 exactly: outside the open interval
+        gp.kernel.parts[0].variance.raw.fill_(0.1 + 2**-50)
+    loaded = fgp.load(saved(gp.condition(points(6), points(6, 1)[:, 0]), tmp_path / "m"))
+    assert loaded.gp.likelihood.noise_variance.raw.item() == -80.0
+    assert loaded.gp.kernel.parts[0].variance.raw.item() == 0.1 + 2**-50
+
+
+PRIOR_ARGUMENTS = {
+    "Beta": (2.0, 3.0), "Cauchy": (0.1, 0.7), "Exponential": (0.3,), "Gamma": (1.5, 0.2), "HalfCauchy": (0.3,),
+    "HalfNormal": (1.1,), "InverseGamma": (2.0, 0.3), "Laplace": (0.1, 0.3), "LogNormal": (0.1, 0.9),
+    "Normal": (0.3, 0.1), "StudentT": (4.0, 0.1, 0.2), "Uniform": (0.1, 0.9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_every_prior_comes_back(tmp_path: Path, name: str) -> None:
+    kind: Any = PRIORS[name][0]
+    ours = dict(zip(PRIORS[name][1], map(torch.tensor, PRIOR_ARGUMENTS[name]), strict=True))
+    doubles = {key: torch.stack([value, value * 1.1, value * 1.2]).double() for key, value in ours.items()}
+    for arguments in (ours, doubles):
+        prior = kind(**arguments)
+        gp = fgp.GP(fgp.kernels.RBF(fgp.Parameter(torch.tensor([0.3, 0.4, 0.5]), prior=prior)))
+        loaded = fgp.load(saved(gp.condition(points(3), torch.zeros(3)), tmp_path / "m")).gp
+        assert type(loaded.kernel.lengthscale.prior) is kind
+        assert torch.equal(loaded.log_prior(), gp.log_prior())
+
+
+# -- foreign modules ------------------------------------------------------------------------------------------------
+class Bend(nn.Module):
+    """Weights, a buffer, an integer buffer, a tied weight, a submodule that behaves otherwise while training."""
+
+    def __init__(self, width: int = 4, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Linear(D, width).to(dtype)
+        self.norm = nn.BatchNorm1d(width).to(dtype)
+        self.again = self.first
+        self.register_buffer("shift", torch.tensor(0.25, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.first(x)) + self.shift)
+
+
+class Total(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = fgp.Parameter(0.7, prior=distributions.Normal(0.0, 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.value * x.sum(-1)
+
+
+def warped(dtype: torch.dtype = torch.float32) -> Posterior:
+    torch.manual_seed(3)
+    bend = Bend(dtype=dtype).eval()
+    bend.norm.running_mean.fill_(0.3)
+    k = fgp.kernels
+    kernel = 2.0 * k.Warped(bend, k.RBF()) + k.Warped(bend, k.Matern(0.5), active_dims=[2, 0, 1])
+    return fgp.GP(kernel, Total()).condition(points(8), points(8, 1)[:, 0])
+
+
+KEYS = ("kernel.kernels.0.kernel.module", "mean")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_foreign_modules_are_numbers_only(tmp_path: Path, dtype: torch.dtype) -> None:
+    posterior = warped(dtype)
+    with pytest.warns(fgp.FlashGPWarning) as record:
+        fgp.save(posterior, tmp_path / "m")
+    assert all(repr(key) in str(record[0].message) for key in KEYS)
+    modules = {KEYS[0]: Bend(), KEYS[1]: Total()}  # in training mode, of other weights and of the default dtype
+    before = copy.deepcopy({key: module.state_dict() for key, module in modules.items()})
+    loaded = fgp.load(tmp_path / "m", modules)
+    assert_same(posterior, loaded, points(5, seed=2))
+    for key, module in modules.items():
+        assert module.training
+        assert all(torch.equal(value, before[key][name]) for name, value in module.state_dict().items()), "mutated"
+    first, second = loaded.gp.kernel.parts
+    assert first.kernel.module is second.module
+    assert second.module.again is second.module.first
+    assert second.module.first.weight.dtype == dtype
+
+
+def test_a_missing_module_is_named(tmp_path: Path) -> None:
+    path = saved(warped(), tmp_path / "m")
+    with pytest.raises(fgp.DomainError, match=r"'kernel\.kernels\.0\.kernel\.module', 'mean'"):
+        fgp.load(path)
+    with pytest.raises(fgp.DomainError, match=r"must hold the torch module 'mean'"):
+        fgp.load(path, {KEYS[0]: Bend()})
+    with pytest.raises(fgp.DomainError, match=r"names 'other', which the file does not have"):
+        fgp.load(path, {KEYS[0]: Bend(), KEYS[1]: Total(), "other": Total()})
+    with pytest.raises(fgp.DomainError, match=r"must be a torch.nn.Module, got str"):
+        fgp.load(path, {KEYS[0]: "Bend", KEYS[1]: Total()})  # type: ignore[dict-item]
+    with pytest.raises(fgp.DomainError, match="none: the model has no foreign module"):
+        fgp.load(saved(fgp.GP(fgp.kernels.RBF()).condition(points(2), torch.zeros(2)), path), {"mean": Total()})
+
+
+def test_a_module_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    path = saved(warped(), tmp_path / "m")
+    with pytest.raises(fgp.ShapeError, match=r"module'\]` must have '.*' of shape \(4.*, got \(5"):
+        fgp.load(path, {KEYS[0]: Bend(5), KEYS[1]: Total()})
+    with pytest.raises(fgp.DomainError, match=r"only the file has 'weight.raw'"):
+        fgp.load(path, {KEYS[0]: Bend(), KEYS[1]: nn.Identity()})
+    with pytest.raises(fgp.DomainError, match=r"only the module has 'extra'"):
+        extra = Total()
+        extra.register_buffer("extra", torch.zeros(1))
+        fgp.load(path, {KEYS[0]: Bend(), KEYS[1]: extra})
+
+
+# -- what a file cannot hold ------------------------------------------------------------------------------------------
+class Own(fgp.kernels.RBF):
+    pass
+
+
+class Stateful(Total):
+    def get_extra_state(self) -> object:
+        return object()
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+def _refused_gps() -> dict[str, tuple[fgp.GP, str]]:
+    k = fgp.kernels
+    shared = Total()
+    mixture = distributions.TransformedDistribution(distributions.Normal(0.0, 1.0), [distributions.ExpTransform()])
+    deep: fgp.kernels.Kernel = k.RBF()
+    for _ in range(64):
+        deep = 1.0 * deep
+    attached = fgp.GP(k.RBF())
+    attached.kernel.extra = nn.Parameter(torch.zeros(1))
+    return {
+        "an own kernel": (fgp.GP(k.RBF() + 2.0 * Own()), r"`kernel\.kernels\.1\.kernel` .* got Own"),
+        "an own prior": (
+            fgp.GP(k.RBF(fgp.Parameter(1.0, prior=mixture))),
+            r"prior of `kernel\.lengthscale` .* got Transf",
+        ),
+        "a state that is no tensor": (fgp.GP(k.RBF(), Stateful()), r"`mean` .* got object"),
+        "a weight in two places": (fgp.GP(k.RBF(shared.weight), shared), r"`mean` and `kernel\.lengthscale` share"),
+        "a parameter of no part": (attached, r"`kernel\.extra` is part of no"),
+        "too deep": (fgp.GP(deep), "at most 1024 parts, 64 deep"),
+    }
+
+
+@pytest.mark.parametrize("case", _refused_gps())
+def test_what_a_file_cannot_hold_is_refused_when_saving(tmp_path: Path, case: str) -> None:
+    gp, message = _refused_gps()[case]
+    posterior = gp.condition(points(3), torch.zeros(3))
+    with pytest.raises(fgp.DomainError, match=message):
+        fgp.save(posterior, tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_posteriors_and_fits_are_saved(tmp_path: Path) -> None:
+    for model in (fgp.GP(fgp.kernels.RBF()), None, {}):
+        with pytest.raises(fgp.DomainError, match="must be a Posterior or a Fit"):
+            fgp.save(model, tmp_path / "m")  # type: ignore[arg-type]
+    posterior = fgp.GP(fgp.kernels.RBF()).condition(points(3), torch.zeros(3))
+    posterior.gp.__class__ = type("Mine", (fgp.GP,), {})
+    with pytest.raises(fgp.DomainError, match="subclass Mine"):
+        fgp.save(posterior, tmp_path / "m")
+
+
+# -- the file -----------------------------------------------------------------------------------------------------
+def small(**keywords: Any) -> Posterior:
+    return fgp.GP(fgp.kernels.RBF(), **keywords).condition(points(7), points(7, 1)[:, 0])
+
+
+def test_other_readers_of_safetensors_can_open_it(tmp_path: Path) -> None:
+    posterior = small()
+    path = saved(posterior, tmp_path / "m.safetensors", metadata={"a": 1})
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        config = json.loads(file.metadata()["config"])
+        assert file.metadata()["format_version"] == "1"
+    assert torch.equal(tensors["x"], posterior.x)
+    lower = posterior.factor.lower
+    assert torch.equal(tensors["factor"], torch.cat([lower[j:, j] for j in range(7)]))
+    assert config["flashgp"] == fgp.__version__
+    assert config["torch"] == torch.__version__
+    assert path.stat().st_size < 8 + 6000 + 8 * (7 * 8 // 2 + 7 * 6)
+    for slot in tensors.values():
+        assert slot.data_ptr() % slot.element_size() == 0
+
+
+def test_metadata_is_kept_and_read_without_the_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = {
+        "encoding": {"columns": ["a", "größe \U0001f600"], "scale": [1e-300, -0.0, 3]},
+        "none": None,
+        "yes": True,
+    }
+    path = saved(small(), tmp_path / "m", metadata=metadata)
+    monkeypatch.setattr(container.Container, "tensor", None)
+    assert load_metadata(path) == metadata
+    assert load_metadata(saved(small(), path)) == {}
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2**63, {1: 2}, (1, 2), object(), b"x", torch.zeros(1), "\ud800"])
+def test_metadata_that_json_does_not_hold_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(fgp.DomainError, match="`metadata` must hold JSON"):
+        fgp.save(small(), tmp_path / "m", metadata={"value": value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_much_metadata_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert container.MOST_HEADER_BYTES == 16_777_216
+    monkeypatch.setattr(container, "MOST_HEADER_BYTES", 5_000)
+    with pytest.raises(fgp.DomainError, match="at most 5,000 bytes"):
+        fgp.save(small(), tmp_path / "m", metadata={"value": "x" * 5_000})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = small()
+    path = saved(old, tmp_path / "m")
+
+    class Full:
+        """A disk with no room after the header."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+            self.writes = 0
+
+        def write(self, data: Any) -> int:
+            self.writes += 1
+            if self.writes > 2:
+                raise OSError(28, "No space left on device")
+            return self.file.write(data)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    replacing = container._replacing
+
+    @container.contextlib.contextmanager
+    def full(name: str) -> Any:
+        with replacing(name) as file:
+            yield Full(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "_replacing", full)
+        with pytest.raises(fgp.DomainError, match="No space left on device"):
+            fgp.save(small(mean=fgp.means.Zero()), path)
+    with monkeypatch.context() as patch:
+        patch.setattr(container.os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fgp.save(small(mean=fgp.means.Zero()), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert_same(old, fgp.load(path), points(2))
+
+
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "folder"), (tmp_path / "no" / "m", "No such file"), (tmp_path / ("m" * 300), "")):
+        with pytest.raises(fgp.DomainError, match=f"`path` must be a file that can be written.*{reason}"):
+            fgp.save(small(), path)
+    if os.getuid():
+        tmp_path.chmod(0o500)
+        with pytest.raises(fgp.DomainError, match="Permission"):
+            fgp.save(small(), tmp_path / "m")
+
+
+def test_a_link_goes_on_pointing_at_the_model(tmp_path: Path) -> None:
+    target = saved(small(), tmp_path / "target")
+    (tmp_path / "link").symlink_to(target)
+    saved(small(mean=fgp.means.Zero()), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert type(fgp.load(target).gp.mean) is fgp.means.Zero
+
+
+def test_equal_models_give_equal_files_and_saving_again_changes_nothing(tmp_path: Path) -> None:
+    posterior = warped()
+    first = saved(posterior, tmp_path / "first").read_bytes()
+    loaded = fgp.load(tmp_path / "first", {KEYS[0]: Bend(), KEYS[1]: Total()})
+    assert saved(loaded, tmp_path / "second").read_bytes() == first
+
+
+def test_a_fit_gives_its_flags(tmp_path: Path) -> None:
+    gp = learner()
+    fit = SimpleNamespace(gp=gp, posterior=gp.condition(points(5), torch.zeros(5)))
+    loaded = fgp.load(saved(fit, tmp_path / "m")).gp
+    assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in gp.parameters()]
