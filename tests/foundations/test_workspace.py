@@ -28,6 +28,8 @@ def test_counts_and_high_water_mark() -> None:
     assert (workspace.live_bytes, workspace.peak_bytes, workspace.requests) == (5 * MIB, 5 * MIB, 3)
     del second, third
     assert workspace.live_bytes == 0
+    fourth = take(workspace, 2)
+    assert (workspace.live_bytes, workspace.peak_bytes) == (fourth.numel() * 8, 5 * MIB)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int8])

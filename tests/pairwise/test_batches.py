@@ -171,3 +171,5 @@ def test_rows_of_a_batch() -> None:
     assert constant.to(f64, torch.device("meta")).device == torch.device("meta")
     assert constant.part(0, 3).batch_shape == constant.rebuilt(()).batch_shape == (B,)
     assert Rows((), (), 3).device == torch.device("cpu")
+    both = (kernels.Constant() + kernels.Constant()).rows(torch.zeros(4, 3, 2, device="meta"))
+    assert (both.batch_shape, both.device) == ((4,), torch.device("meta"))
