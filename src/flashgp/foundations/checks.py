@@ -21,6 +21,8 @@ def as_float_tensor(value: Any, name: str) -> Tensor:
         value = _from_array(value, name)
     if value.is_complex():
         raise DomainError(f"`{name}` must be real, got dtype {value.dtype}; pass its real part")
+    if value.is_inference() and not torch.is_inference_mode_enabled():
+        value = value.clone()  # an ordinary tensor again, which a gradient may pass
     if value.dtype in _PROMOTED:
         return value.to(torch.float32)
     if not value.is_floating_point():

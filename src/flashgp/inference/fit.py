@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
+from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -148,6 +149,8 @@ class _Recorder:
             self.progress(Progress(self.phase, done, run, best, norm, seconds, eta, fraction))
 
 
+@ordinary_tensors
+@exact_precision
 def fit(
     gp: GP,
     x: Any,

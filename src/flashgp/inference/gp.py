@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
+from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.likelihood_gradient import DirectSettings, log_marginal_likelihood
 from flashgp.kernels.kernel import Kernel
@@ -99,6 +100,7 @@ class GP(nn.Module):
             differentiable=differentiable,
         )
 
+    @exact_precision
     def log_marginal_likelihood(
         self,
         x: Any,
@@ -126,6 +128,7 @@ class GP(nn.Module):
         settings = DirectSettings(TorchTiles(), dtype or torch.float64, jitter, repair=self.repairable(x, y))
         return self.evaluate_likelihood(settings, x, y)
 
+    @exact_precision
     def log_joint(
         self,
         x: Any,

@@ -17,6 +17,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
 from flashgp.foundations.form import Rows
+from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
@@ -191,6 +192,8 @@ def plan_for(
     )
 
 
+@ordinary_tensors
+@exact_precision
 def condition(
     gp: GP,
     x: Any,
@@ -266,6 +269,8 @@ def _solve(
     """Factor, representer weights, and the certificate: a float64 residual and the bound on the mean's error."""
     form = gp.kernel.form
     factor = factorise_covariance(settings, form, theta, rows, noise)
+    if residual.numel() == 0:  # a batch of no models
+        return factor, residual
     diagonal = (noise + factor.jitter.double().unsqueeze(-1)).unsqueeze(-1)
 
     def multiply(v: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from flashgp.foundations.checks import check_targets
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
@@ -140,6 +141,7 @@ class Prediction:
         assert values is not None
         return (values if self._outputs is not None else values.squeeze(-1)).to(self._x.dtype)
 
+    @exact_precision
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
         post = self._posterior
@@ -147,6 +149,7 @@ class Prediction:
             rows = post.gp.kernel.rows(self._x)
             if self._mean is None:
                 self._mean = self._latent_mean(rows)
+                self.report.error_bound = self._error_bound(rows)
             if variance:
                 self._variance = self._latent_variance(rows).expand(self._mean.shape)
         self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - started
@@ -161,6 +164,18 @@ class Prediction:
             return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
         return prior + post.covariance_to(rows, torch.float64) @ weights
 
+    def _error_bound(self, rows: Rows) -> float | None:
+        """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
+        post = self._posterior
+        bound, form = post.report.error_bound, post.gp.kernel.form
+        if bound is None or not rows.count or ("product" not in form.statistics and not form.scalar_count):
+            return bound
+        here, there = (
+            float(CovarianceOperator(form, post.theta, r, None, torch.float64).diagonal().detach().max())
+            for r in (rows, post.rows)
+        )
+        return bound * math.sqrt(max(1.0, here / there)) if there > 0.0 else bound
+
     def _latent_variance(self, rows: Rows) -> Tensor:
         post = self._posterior
         form, theta = post.gp.kernel.form, post.theta
@@ -169,7 +184,7 @@ class Prediction:
         if post.factor is None:
             return prior.expand(*batch, rows.count).unsqueeze(-1)
         lower = post.factor.lower
-        step = max(1, STRIP_BYTES // (8 * post.count * batch.numel()))
+        step = max(1, STRIP_BYTES // (8 * post.count * max(1, batch.numel())))
         parts = [
             self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)
         ]
@@ -198,6 +213,7 @@ class Prediction:
     def _explained(self, rows: Rows) -> Tensor:
         return self._half(rows).square().sum(-2, dtype=torch.float64)
 
+    @exact_precision
     def _joint(self, *, observed: bool) -> Tensor:
         n = self._x.shape[-2]
         post = self._posterior
@@ -217,6 +233,7 @@ class Prediction:
                 halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]
                 half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
                 joint = joint - half.mT @ half
+            joint = joint.expand(*torch.broadcast_shapes(joint.shape[:-2], post.batch_shape), n, n)
             if observed:
                 noise = post.gp.likelihood.variance(self._x.device).unsqueeze(-1)
                 joint = joint + torch.diag_embed(noise.expand(*joint.shape[:-1]))

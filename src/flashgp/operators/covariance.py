@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
@@ -76,6 +77,7 @@ class CovarianceOperator:
 
     mT = T  # noqa: N815 - as in torch
 
+    @exact_precision
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
         dtype = dtype or self.dtype
@@ -87,6 +89,7 @@ class CovarianceOperator:
         )
         return block.to(dtype).expand((*self.shape,))
 
+    @exact_precision
     def diagonal(self) -> Tensor:
         """k(x1_i, x2_i) of a symmetric operator, (*batch, n)."""
         if self.cols is not None:
@@ -95,6 +98,7 @@ class CovarianceOperator:
             return differentiable.diagonal(self.form, self.theta, self.rows).to(self.dtype)
         return self.backend.diagonal(self.form, self.theta, self.rows, dtype=self.dtype)
 
+    @exact_precision
     def __matmul__(self, right: Tensor) -> Tensor:
         """K @ right for right (m,), or (*batch, m, t): (n,) or (*batch, n, t). Cost: n m (d + t) flops, one tile."""
         if not isinstance(right, Tensor):
@@ -189,6 +193,7 @@ class _Product(torch.autograd.Function):
         return op.backend.product(op.form, op.theta, op.rows, op.cols, right.detach(), workspace=op.workspace)
 
     @staticmethod
+    @exact_precision
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         right, *tensors = ctx.saved_tensors
         op = ctx.operator._with(tensors)
@@ -220,6 +225,7 @@ class _Block(torch.autograd.Function):
         return block.to(dtype).expand(op.shape).clone() if block.shape != op.shape else block.to(dtype)
 
     @staticmethod
+    @exact_precision
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         op = ctx.operator._with(tensors)

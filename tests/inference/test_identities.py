@@ -1,0 +1,219 @@
+"""Identities that hold for any Gaussian process: no data, one row, repeated rows, permutations, more data, linearity."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inference.plain_gp import F64, data, model, relative
+
+import flashgp as fgp
+
+k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
+EPS = torch.finfo(F64).eps
+
+
+@pytest.mark.parametrize("outputs", [None, 3])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_posterior_without_data_is_the_prior(outputs: int | None, batch: tuple[int, ...]) -> None:
+    gp = fgp.GP(1.7 * k.Matern(1.5), m.Constant(0.4, outputs=outputs), lik.Gaussian(0.2), outputs=outputs)
+    tail = () if outputs is None else (outputs,)
+    posterior = gp.condition(torch.zeros(*batch, 0, 2, dtype=F64), torch.zeros(*batch, 0, *tail, dtype=F64))
+    x_test, _ = data(5)
+    found = posterior.predict(x_test)
+    assert torch.equal(found.mean, torch.full((*batch, 5, *tail), 0.4, dtype=F64))
+    assert torch.allclose(found.variance, torch.full((*batch, 5, *tail), 1.7, dtype=F64), rtol=4 * EPS)
+    assert relative(found.covariance(), gp.kernel(x_test).to_dense().expand(*batch, 5, 5)) < 4 * EPS
+    assert found.sample(3, seed=0).shape == (3, *batch, 5, *tail)
+    assert torch.equal(posterior.log_marginal_likelihood(), torch.zeros(batch, dtype=F64))
+    assert posterior.leave_one_out().mean.shape == (*batch, 0, *tail)
+    assert gp.log_marginal_likelihood(x_test[:0], torch.zeros(0, *tail, dtype=F64)) == 0.0
+
+
+def test_no_data_has_no_gradient_but_that_of_the_prior() -> None:
+    x, y = data(0)
+    gp = model()
+    gradients = torch.autograd.grad(gp.log_marginal_likelihood(x, y), list(gp.parameters()), allow_unused=True)
+    assert all(g is None or not g.any() for g in gradients)
+    x_test = data(3)[0].requires_grad_()
+    prior = fgp.GP(k.Linear(1.0)).condition(x, y).predict(x_test)
+    assert relative(torch.autograd.grad(prior.variance.sum(), x_test)[0], 2 * x_test) < 4 * EPS
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_no_test_rows(outputs: int | None) -> None:
+    x, y = data(4)
+    y = y if outputs is None else torch.stack([y, y], -1)
+    found = fgp.GP(k.RBF(), outputs=outputs).condition(x.float(), y).predict(x[:0].float())
+    shape = (0,) if outputs is None else (0, 2)
+    for value in (found.mean, found.variance, found.observation_variance, found.quantile(0.3), found.log_prob(y[:0])):
+        assert value.shape == shape
+        assert value.dtype == torch.float32
+    assert found.covariance().shape == (0, 0)
+    assert found.sample(2, seed=0).shape == (2, *shape)
+    assert found.joint_log_prob(y[:0]) == 0.0
+
+
+def test_an_empty_batch() -> None:
+    gp = model()
+    posterior = gp.condition(torch.zeros(0, 5, 2, dtype=F64), torch.zeros(0, 5, dtype=F64))
+    found = posterior.predict(data(3)[0])
+    assert found.mean.shape == (0, 3)
+    assert found.variance.shape == (0, 3)
+    assert posterior.log_marginal_likelihood().shape == (0,)
+    assert gp.log_marginal_likelihood(torch.zeros(0, 5, 2, dtype=F64), torch.zeros(0, 5, dtype=F64)).shape == (0,)
+
+
+def test_one_row_by_hand() -> None:
+    """With one row, s = k + noise: mean m + k* (y - m) / s, variance k** - k*^2 / s, and a normal density."""
+    x, y = data(1)
+    x_test, _ = data(3, seed=3)
+    gp = model()
+    posterior = gp.condition(x, y)
+    v, noise, m0 = 1.7, 0.07, 0.3
+    cross = gp.kernel(x_test, x).to_dense().detach()[:, 0]
+    found = posterior.predict(x_test)
+    assert relative(found.mean, m0 + cross * (y - m0) / (v + noise)) < 10 * EPS
+    assert relative(found.variance, v - cross**2 / (v + noise)) < 10 * EPS
+    density = -0.5 * ((y - m0) ** 2 / (v + noise) + math.log(v + noise) + math.log(2 * math.pi))
+    assert relative(posterior.log_marginal_likelihood(), density.squeeze()) < 10 * EPS
+    loo = posterior.leave_one_out()
+    assert relative(loo.mean, torch.tensor([m0], dtype=F64)) < 10 * EPS
+    assert relative(loo.variance, torch.tensor([v + noise], dtype=F64)) < 10 * EPS
+
+
+@pytest.mark.parametrize("noise", [0.3, None])
+def test_a_row_of_weight_two_is_two_rows(noise: float | None) -> None:
+    """Two observations a, b at one x, each of variance s, say what their mean says with variance s / 2, eq. (M-28).
+
+    N(a; f, s) N(b; f, s) = N((a + b)/2; f, s/2) N(a - b; 0, 2 s): the change of variables has determinant 1, so that
+    the likelihoods differ by the last factor, which no parameter but s enters.
+    """
+    x, y = data(6)
+    generator = torch.Generator().manual_seed(2)
+    half = 0.4 * torch.randn(6, generator=generator, dtype=F64)
+    kernel, mean = 1.2 * k.Matern(2.5), m.Constant(0.1)
+    if noise is None:
+        twice, s = lik.Gaussian(None, row_variance=torch.full((12,), 0.3)), 0.3
+        once = lik.Gaussian(None, row_variance=torch.full((6,), 0.15))
+    else:
+        twice, s = lik.Gaussian(noise), noise
+        once = lik.Gaussian(noise, row_weight=torch.full((6,), 2.0))
+    two = fgp.GP(kernel, mean, twice).condition(torch.cat([x, x]), torch.cat([y + half, y - half]))
+    one = fgp.GP(kernel, mean, once).condition(x, y)
+    x_test, _ = data(5, seed=9)
+    s = float(torch.tensor(s) if noise is None else s)  # a float32 tensor was given as the row variance
+    differences = -0.5 * ((2 * half) ** 2 / (2 * s) + math.log(2 * s) + math.log(2 * math.pi))
+    wanted = one.log_marginal_likelihood() + differences.sum()
+    assert relative(two.log_marginal_likelihood(), wanted) < 1e-12
+    assert relative(two.predict(x_test).mean, one.predict(x_test).mean) < 1e-12
+    assert relative(two.predict(x_test).covariance(), one.predict(x_test).covariance()) < 1e-12
+
+
+def test_a_thousand_copies_of_one_point() -> None:
+    """CONTRACTS' case 1: the mean is the shrunken average v / (v + noise / n) of y."""
+    y = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x = torch.full((1000, 2), 0.7, dtype=F64)
+    posterior = fgp.GP(2.0 * k.RBF(), m.Zero(), lik.Gaussian(0.1)).condition(x, y)
+    assert posterior.report.jitter is None
+    found = posterior.predict(x[:1])
+    assert relative(found.mean, y.mean()[None] * 2.0 / (2.0 + 1e-4)) < 1e-9
+    assert relative(found.variance, torch.tensor([2.0 * 1e-4 / (2.0 + 1e-4)], dtype=F64)) < 1e-9
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**31), order=st.permutations(range(7)))
+def test_the_order_of_rows_does_not_matter(seed: int, order: list[int]) -> None:
+    x, y = data(7, seed=seed)
+    x_test, _ = data(3, seed=seed + 1)
+    noise, weight = torch.linspace(0.1, 0.4, 7), torch.linspace(0.5, 2.0, 7)
+    kernel = k.Matern(1.5, torch.tensor([0.7, 1.3]))
+    one = fgp.GP(kernel, None, lik.Gaussian(0.1, noise, weight)).condition(x, y)
+    two = fgp.GP(kernel, None, lik.Gaussian(0.1, noise[order], weight[order])).condition(x[order], y[order])
+    assert relative(two.predict(x_test).mean, one.predict(x_test).mean) < 1e-12
+    assert relative(two.predict(x_test).covariance(), one.predict(x_test).covariance()) < 1e-12
+    assert relative(two.log_marginal_likelihood(), one.log_marginal_likelihood()) < 1e-12
+    assert relative(two.leave_one_out().mean, one.leave_one_out().mean[order]) < 1e-12
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**31), keep=st.integers(0, 9))
+def test_more_data_never_raise_a_variance(seed: int, keep: int) -> None:
+    x, y = data(10, seed=seed)
+    x_test, _ = data(6, seed=seed + 1)
+    gp = fgp.GP(k.RBF(0.8) * (k.Linear(0.3) + 1.0), None, lik.Gaussian(0.05))
+    few = gp.condition(x[:keep], y[:keep]).predict(x_test).variance
+    more = gp.condition(x, y).predict(x_test).variance
+    assert bool((more <= few * (1 + 1e-12)).all())
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**31), a=st.floats(-3, 3), b=st.floats(-3, 3))
+def test_the_mean_is_linear_in_y(seed: int, a: float, b: float) -> None:
+    x, y = data(8, seed=seed)
+    _, z = data(8, seed=seed + 1)
+    x_test, _ = data(4, seed=seed + 2)
+    gp = fgp.GP(1.4 * k.Matern(0.5), m.Zero(), lik.Gaussian(0.1))
+
+    def mean(target: torch.Tensor) -> torch.Tensor:
+        return gp.condition(x, target).predict(x_test).mean
+
+    wanted = a * mean(y) + b * mean(z)
+    assert float((mean(a * y + b * z) - wanted).abs().max()) <= 1e-12 * (1 + abs(a) + abs(b)) * float(mean(y).abs().max() + mean(z).abs().max())
+
+
+def test_y_moved_and_scaled() -> None:
+    """CONTRACTS' case 4 for given parameters: y to c y + s with variances times c^2 and the mean moved along."""
+    x, y = data(10)
+    x_test, _ = data(4, seed=8)
+    plain = fgp.GP(1.7 * k.RBF(), m.Constant(0.2), lik.Gaussian(0.1)).condition(x, y)
+    for c, s in ((1e12, 1e15), (1e-8, 0.0), (1e8, -1e8)):
+        moved = fgp.GP(1.7 * c**2 * k.RBF(), m.Constant(0.2 * c + s), lik.Gaussian(0.1 * c**2)).condition(x, c * y + s)
+        found, wanted = moved.predict(x_test), plain.predict(x_test)
+        assert relative((found.mean - s) / c, wanted.mean) < 1e-6
+        assert relative(found.variance / c**2, wanted.variance) < 1e-10
+        shift = -10 * math.log(c)
+        assert relative(moved.log_marginal_likelihood() - shift, plain.log_marginal_likelihood()) < 1e-6
+
+
+def test_columns_of_every_scale() -> None:
+    x, y = data(10, 3)
+    x_test, _ = data(4, 3, seed=8)
+    scales = torch.tensor([1e-8, 1.0, 1e8], dtype=F64)
+    plain = fgp.GP(k.Matern(2.5, torch.ones(3)), None, lik.Gaussian(0.1)).condition(x, y).predict(x_test)
+    moved = fgp.GP(k.Matern(2.5, scales), None, lik.Gaussian(0.1)).condition(x * scales, y).predict(x_test * scales)
+    assert relative(moved.mean, plain.mean) < 1e-12
+    assert relative(moved.variance, plain.variance) < 1e-12
+
+
+def test_several_outputs_are_separate_fits_with_one_factor() -> None:
+    x, y = data(9)
+    targets = torch.stack([y, y.square(), -y], -1)
+    x_test, y_test = data(4, seed=3)
+    means = torch.tensor([0.1, 0.5, -0.2])
+    kernel, noise = 1.3 * k.RBF(0.9), lik.Gaussian(0.1)
+    together = fgp.GP(kernel, m.Constant(means, outputs=3), noise, outputs=3)
+    posterior = together.condition(x, targets)
+    found = posterior.predict(x_test)
+    loo = posterior.leave_one_out()
+    alone = [fgp.GP(kernel, m.Constant(mean), noise).condition(x, targets[:, i]) for i, mean in enumerate(means)]
+    joint = torch.zeros((), dtype=F64)
+    for i, one in enumerate(alone):
+        prediction = one.predict(x_test)
+        assert relative(found.mean[:, i], prediction.mean) < 1e-13
+        assert relative(found.variance[:, i], prediction.variance) < 1e-13
+        assert relative(found.log_prob(y_test[:, None].expand(4, 3))[:, i], prediction.log_prob(y_test)) < 1e-12
+        assert relative(loo.mean[:, i], one.leave_one_out().mean) < 1e-12
+        assert relative(loo.variance[:, i], one.leave_one_out().variance) < 1e-12
+        assert relative(loo.log_prob[:, i], one.leave_one_out().log_prob) < 1e-12
+        joint = joint + prediction.joint_log_prob(y_test)
+    assert relative(found.joint_log_prob(y_test[:, None].expand(4, 3)), joint) < 1e-12
+    total = sum(one.log_marginal_likelihood() for one in alone)
+    assert relative(posterior.log_marginal_likelihood(), total) < 1e-13
+    value = together.log_marginal_likelihood(x, targets)
+    assert relative(value, total) < 1e-13
+    gradient = torch.autograd.grad(value, [together.kernel.variance.raw])[0]
+    single = [fgp.GP(kernel, m.Constant(mean), noise).log_marginal_likelihood(x, targets[:, i]) for i, mean in enumerate(means)]
+    wanted = torch.autograd.grad(sum(single), [kernel.variance.raw])[0]
+    assert relative(gradient, wanted) < 1e-12
