@@ -1,6 +1,7 @@
 """What users hand over, checked once: arrays and frames to finite float64 arrays, missing rows dropped if asked."""
 
 import warnings
+from numbers import Real
 from typing import Any
 
 import narwhals.stable.v2 as nw
@@ -18,24 +19,37 @@ Array = npt.NDArray[np.float64]
 _NOT_NUMBERS = (nw.String, nw.Categorical, nw.Enum, nw.Datetime, nw.Date, nw.Duration, nw.Time)
 
 
-def points(estimator: Any, X: Any) -> npt.NDArray[np.floating]:
+def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_] | None]:
     """Points to predict at, shape (n_test, d), finite, float64 or float32; n_test may be 0.
 
+    Returns: the points; and with `drop`, when points with a NaN were left out (a warning says how many), which of the
+        rows passed those are, else None.
     Raises: ValueError for points that do not fit the training data; DomainError naming row and column of a NaN.
     """
     _refuse_text(X)
     array = validate_data(
         estimator, X, reset=False, dtype=[np.float64, np.float32], ensure_all_finite=False, ensure_min_samples=0
     )
-    advice = "fill it in, or leave the row out: a prediction cannot drop rows"
+    present = None
+    if drop and (missing := np.isnan(array).any(axis=1)).any():
+        warnings.warn(
+            f"{missing.sum()} of {len(array)} rows have a missing value and get NaN, the first is row "
+            f"{np.argmax(missing)}",
+            FlashGPWarning,
+            stacklevel=4,
+        )
+        present = ~missing
+        array = array[present]
+    advice = "fill it in" if drop else 'fill it in, or pass missing="drop" to get NaN for such rows'
     _refuse_non_finite(array, "X", getattr(estimator, "feature_names_in_", None), advice)
-    return array
+    return array, present
 
 
 def training_rows(
     estimator: Any, X: Any, y: Any, sample_weight: Any, *, drop: bool
-) -> tuple[npt.NDArray[np.floating], Array, Array | None, npt.NDArray[np.intp]]:
-    """Training data, finite: X (n, d) float64 or float32, y (n,) or (n, p), weights (n,) or None, and the rows kept.
+) -> tuple[npt.NDArray[np.floating], Array, Array | None, npt.NDArray[np.bool_]]:
+    """Training data, finite: X (n, d) float64 or float32, y (n,) or (n, p), weights (n,) or None, and which of the
+    rows passed those are.
 
     Rows of weight 0 are left out; with `drop`, so are rows with a NaN in X, y or the weight, and a warning says how
     many. The arrays may be views of the caller's.
@@ -54,7 +68,7 @@ def training_rows(
     y = np.atleast_1d(y)
     check_consistent_length(X, y)
     weight = _weights(sample_weight, len(X))
-    kept = np.arange(len(X))
+    kept = np.ones(len(X), dtype=bool)
     if drop:
         kept = _without_missing(X, y, weight)
         X, y, weight = X[kept], y[kept], None if weight is None else weight[kept]
@@ -76,18 +90,19 @@ def training_rows(
             "a row of weight 0 is left out"
         )
     if not counted.all():
-        X, y, weight, kept = X[counted], y[counted], weight[counted], kept[counted]
+        X, y, weight = X[counted], y[counted], weight[counted]
+        kept[kept] = counted
     return X, y, weight, kept
 
 
 def _weights(sample_weight: Any, n: int) -> Array | None:
     if sample_weight is None:
         return None
+    if isinstance(sample_weight, Real):
+        sample_weight = np.full(n, sample_weight)
     weight = check_array(
         sample_weight, dtype=np.float64, ensure_2d=False, ensure_all_finite=False, input_name="sample_weight"
     )
-    if weight.ndim == 0:
-        weight = np.full(n, float(weight))
     if weight.shape != (n,):
         raise ShapeError(
             f"`sample_weight` must have shape ({n},), one per row of X, got {weight.shape}; pass one column"
@@ -95,16 +110,15 @@ def _weights(sample_weight: Any, n: int) -> Array | None:
     return weight
 
 
-def _without_missing(X: npt.NDArray[np.floating], y: Array, weight: Array | None) -> npt.NDArray[np.intp]:
-    """The rows without a NaN; a warning when there are others."""
+def _without_missing(X: npt.NDArray[np.floating], y: Array, weight: Array | None) -> npt.NDArray[np.bool_]:
+    """Which rows have no NaN; a warning when there are others."""
     missing = np.isnan(X).any(axis=1) | np.isnan(y).reshape(len(y), -1).any(axis=1)
     if weight is not None:
         missing |= np.isnan(weight)
-    kept = np.flatnonzero(~missing)
-    dropped = len(missing) - len(kept)
+    dropped = int(missing.sum())
     if dropped:
         first = int(np.argmax(missing))
-        if not len(kept):
+        if dropped == len(missing):
             raise DomainError(
                 f"`X` and `y` must have at least one row without a missing value, got {len(missing)} rows that all "
                 "have one; leave out the columns that are empty, or fill them in"
@@ -114,7 +128,7 @@ def _without_missing(X: npt.NDArray[np.floating], y: Array, weight: Array | None
             FlashGPWarning,
             stacklevel=4,
         )
-    return kept
+    return ~missing
 
 
 def _refuse_non_finite(array: npt.NDArray[np.floating], name: str, columns: Any, advice: str) -> None:

@@ -5,12 +5,14 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 """
 
 import copy
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.exceptions import NotFittedError
 from sklearn.utils import Tags, check_random_state
 from torch import Tensor, nn
 
@@ -23,6 +25,7 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.prediction import Prediction
 from flashgp.kernels import Kernel, Matern, Warped
 from flashgp.likelihoods import Gaussian
+from flashgp.scaling import Scaling
 
 __all__ = ["GPRegressor"]
 
@@ -55,7 +58,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
         optimise: False keeps every parameter as given.
         initial, priors, starts, max_iterations, time_limit: as `flashgp.fit`.
-        missing: "error", or "drop" to leave out training rows with a NaN, with a warning.
+        missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
+            `predict` and `sample_y`, with a warning that says how many.
         memory: budget like "8GiB"; None for what is free.
         device: "auto" for an accelerator when there is one, or a torch device.
         dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.
@@ -64,7 +68,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     Attributes: X_train_, y_train_ as passed (rows that were dropped or weigh 0 left out); gp_, the fitted prior, and
     kernel_, its kernel; posterior_ (of the distinct rows when rows repeat or weights are given);
-    log_marginal_likelihood_value_; report_; history_, the evaluations of `fit`; n_features_in_, feature_names_in_.
+    log_marginal_likelihood_value_; report_; history_, the evaluations of `fit`; scaling_, to and from standard units;
+    n_features_in_, feature_names_in_.
     """
 
     def __init__(
@@ -122,12 +127,13 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         outputs = y.shape[1] if y.ndim == 2 else None
         gp = self._prior(X.shape[1], outputs)
         likelihood = gp.likelihood
-        if likelihood.row_variance is not None or likelihood.row_weight is not None:
-            gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(kept))
+        if not kept.all():
+            likelihood.diagonal(len(kept), torch.device("cpu"))  # has it as many rows as X?
+            gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(kept)))
         # Rows that differ in more than their count cannot be joined.
         joinable = likelihood.noise_variance is not None and likelihood.row_variance is likelihood.row_weight is None
 
-        rows_x, rows_y, scatter = X.astype(np.float64), y.reshape(len(y), -1), None
+        rows_x, rows_y, scatter = X.astype(np.float64, order="C"), y.reshape(len(y), -1), None
         distinct = distinct_rows(rows_x, rows_y, weight) if joinable else None
         if distinct is not None:
             rows_x, rows_y, weight, scatter = distinct.x, distinct.y, distinct.weight, distinct.scatter
@@ -142,6 +148,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if scatter is not None:
             gp = ReplicatedGP(gp, float((scatter / self._y_units.scale**2).sum()))
         self._learn(gp, x_tensor, y_tensor)
+        if len(rows_x) < len(X):
+            self.report_.events.insert(0, f"{len(X):,} rows joined into {len(rows_x):,} that differ in X")
         self.X_train_ = np.array(X)
         self.y_train_ = np.array(y)
         return self
@@ -195,17 +203,15 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 "`return_std` and `return_cov` must not both be True; the deviations are the roots of the "
                 "covariance's diagonal"
             )
-        prediction, units, dtype = self._at(X)
-        mean = self._restored(prediction.mean, units, dtype)
+        prediction, restore = self._at(X)
+        mean = restore(prediction.mean)
         if return_std:
             variance = prediction.variance if latent else prediction.observation_variance
-            deviation = variance.sqrt().cpu().numpy()
-            return mean, (deviation * (units.scale if deviation.ndim == 2 else units.scale[0])).astype(dtype)
+            return mean, restore(variance.sqrt(), power=1)
         if return_cov:
-            shared = prediction.covariance(observed=not latent).cpu().numpy()
-            if mean.ndim == 1:
-                return mean, (shared * units.scale[0] ** 2).astype(dtype)
-            return mean, np.multiply.outer(shared, units.scale**2).astype(dtype)
+            shared = prediction.covariance(observed=not latent)
+            each = shared if self._outputs is None else shared.unsqueeze(-1).expand(*shared.shape, self._outputs)
+            return mean, restore(each, power=2)
         return mean
 
     def sample_y(
@@ -217,9 +223,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         Cost: n_test^3 / 3 flops.
         """
         seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-        prediction, units, dtype = self._at(X)
+        prediction, restore = self._at(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
-        return np.ascontiguousarray(np.moveaxis(self._restored(drawn, units, dtype), 0, -1))
+        return np.ascontiguousarray(np.moveaxis(restore(drawn), 0, -1))
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False
@@ -232,9 +238,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             eval_gradient: also the gradient by theta, in the same order.
         Raises: NotFittedError before `fit`; ShapeError for another number of values.
         """
-        from sklearn.utils.validation import check_is_fitted
-
-        check_is_fitted(self)
+        if not hasattr(self, "posterior_"):
+            raise NotFittedError(
+                "`log_marginal_likelihood` needs a fitted GPRegressor, got one without data; call fit(X, y) first"
+            )
         if theta is None and not eval_gradient:
             return float(self.log_marginal_likelihood_value_)
         trainable = [(name, p) for name, p in self.gp_.named_parameters() if p.requires_grad]
@@ -259,6 +266,15 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         (gradient,) = torch.autograd.grad(value, flat)
         return float(value.detach()), gradient.numpy()
 
+    @property
+    def scaling_(self) -> Scaling | tuple[Scaling, ...]:
+        """What takes data to the standard units of `posterior_` and answers back; one per output when y had columns."""
+        x_units, y_units = self._x_units, self._y_units
+        x_shift, x_scale = tuple(x_units.offset.tolist()), tuple(x_units.scale.tolist())
+        pairs = zip(y_units.offset.tolist(), y_units.scale.tolist(), strict=True)
+        found = tuple(Scaling(x_shift, x_scale, shift, scale) for shift, scale in pairs)
+        return found[0] if self._outputs is None else found
+
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
@@ -269,9 +285,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return hasattr(self, "posterior_")
 
     # -- parts --------------------------------------------------------------------------------------------------
-    def _at(self, X: Any) -> tuple[Prediction, Standardisation, npt.DTypeLike]:
-        """The prediction at X in standard units, the units of y, and the dtype of the answer."""
-        X = points(self, X)
+    def _at(self, X: Any) -> tuple[Prediction, "_Restore"]:
+        """The prediction at X in standard units, and what brings its numbers to the user."""
+        X, present = points(self, X, drop=self.missing == "drop")
         posterior: Posterior
         if hasattr(self, "posterior_"):
             posterior, x_units, y_units = self.posterior_, self._x_units, self._y_units
@@ -281,14 +297,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
             x_units, y_units = Standardisation.identity(X.shape[1]), Standardisation.identity(1)
         x_test = torch.from_numpy(x_units.apply(X)).to(posterior.x.device)
-        return posterior.predict(x_test), y_units, X.dtype
-
-    def _restored(self, values: Tensor, units: Standardisation, dtype: npt.DTypeLike) -> Array:
-        """Values (..., n) or (..., n, p) in the units of y."""
-        array = values.detach().cpu().numpy()
-        if self._outputs is None:
-            return units.undo(array[..., None])[..., 0].astype(dtype)
-        return units.undo(array).astype(dtype)
+        return posterior.predict(x_test), _Restore(y_units, posterior.gp.outputs, X.dtype, present)
 
     @property
     def _outputs(self) -> int | None:
@@ -339,6 +348,34 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.random_state is None:
             return _DEFAULT_SEED
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+
+@dataclass(frozen=True, eq=False)
+class _Restore:
+    """Numbers in standard units to what the user gets: units of y, dtype of X, NaN for rows without all values."""
+
+    units: Standardisation
+    outputs: int | None
+    dtype: npt.DTypeLike
+    present: npt.NDArray[np.bool_] | None
+
+    def __call__(self, values: Tensor, power: int = 0) -> Array:
+        """Values (..., n) or (..., n, p): of y itself (power 0), a deviation (1), or a covariance (2) of two rows."""
+        array = values.detach().cpu().numpy()
+        array = array if self.outputs is not None else array[..., None]
+        array = array * self.units.scale**power if power else self.units.undo(array)
+        if self.present is not None:
+            for axis in (-3, -2) if power == 2 else (-2,):
+                array = _spread(array, self.present, axis)
+        return (array if self.outputs is not None else array[..., 0]).astype(self.dtype)
+
+
+def _spread(array: Array, present: npt.NDArray[np.bool_], axis: int) -> Array:
+    """The rows along an axis in their places, NaN in between."""
+    moved = np.moveaxis(array, axis, 0)
+    full = np.full((len(present), *moved.shape[1:]), np.nan)
+    full[present] = moved
+    return np.moveaxis(full, 0, axis)
 
 
 def _code_columns(kernel: Kernel, columns: int) -> list[int]:

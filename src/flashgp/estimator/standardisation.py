@@ -10,7 +10,7 @@ __all__ = ["Standardisation"]
 Array = npt.NDArray[np.float64]
 
 # A column whose spread is below this many roundings of its largest entry holds no more than rounding.
-CONSTANT_ROUNDINGS = 8.0
+CONSTANT_ROUNDINGS = 1e3
 
 
 @dataclass(frozen=True, eq=False)

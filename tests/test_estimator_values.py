@@ -1,0 +1,378 @@
+"""The numbers of GPRegressor: against scikit-learn's, against closed forms, and in any units."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+import flashgp as fgp
+from flashgp.estimator.replicates import distinct_rows
+from flashgp.estimator.standardisation import Standardisation
+
+GENERATOR_SEED = 3
+
+
+def table(n: int = 30, d: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(GENERATOR_SEED)
+    x = generator.uniform(-2.0, 2.0, (n, d))
+    return x, np.sin(2.0 * x[:, 0]) + 0.5 * x[:, -1] + 0.1 * generator.standard_normal(n)
+
+
+def given(noise: float = 0.05, d: int = 3, **options: Any) -> fgp.GPRegressor:
+    """Fixed parameters."""
+    kernel = 1.7 * fgp.kernels.Matern(2.5, torch.linspace(0.8, 1.6, d))
+    likelihood = fgp.likelihoods.Gaussian(noise)
+    return fgp.GPRegressor(kernel, mean=fgp.means.Zero(), likelihood=likelihood, optimise=False, **options)
+
+
+@pytest.fixture(scope="module")
+def diabetes() -> tuple[np.ndarray, ...]:
+    x, y = load_diabetes(return_X_y=True)
+    x = (x - x[:150].mean(0)) / x[:150].std(0)
+    return x[:150], y[:150], x[150:200]
+
+
+def test_equals_scikit_learn_at_equal_parameters(diabetes: tuple[np.ndarray, ...]) -> None:
+    x, y, x_test = diabetes
+    scales = np.linspace(2.0, 5.0, 10)
+    theirs = GaussianProcessRegressor(
+        ConstantKernel(1.3) * Matern(scales, nu=2.5) + WhiteKernel(0.4), alpha=0.0, optimizer=None, normalize_y=True
+    ).fit(x, y)
+    ours = fgp.GPRegressor(
+        1.3 * fgp.kernels.Matern(2.5, torch.from_numpy(scales)), mean=fgp.means.Zero(),
+        likelihood=fgp.likelihoods.Gaussian(0.4), optimise=False,
+    ).fit(x, y)  # fmt: skip
+    for option in ("return_std", "return_cov"):
+        for got, wanted in zip(
+            ours.predict(x_test, **{option: True}), theirs.predict(x_test, **{option: True}), strict=True
+        ):
+            np.testing.assert_allclose(got, wanted, rtol=1e-9)
+    np.testing.assert_allclose(ours.log_marginal_likelihood_value_, theirs.log_marginal_likelihood_value_, rtol=1e-10)
+    theta = theirs.kernel_.theta + np.linspace(-0.3, 0.4, 12)
+    for got, wanted in zip(
+        ours.log_marginal_likelihood(theta, True), theirs.log_marginal_likelihood(theta, True), strict=True
+    ):
+        np.testing.assert_allclose(got, wanted, rtol=1e-8, atol=1e-8)
+    assert ours.log_marginal_likelihood(theirs.kernel_.theta) == pytest.approx(
+        ours.log_marginal_likelihood(), rel=1e-12
+    )
+    assert ours.log_marginal_likelihood(eval_gradient=True)[1].shape == (12,)
+
+
+def test_fit_reaches_a_better_optimum_than_given() -> None:
+    x, y = table(40)
+    fitted, fixed = fgp.GPRegressor(starts=1).fit(x, y), given().fit(x, y)
+    assert fitted.log_marginal_likelihood_value_ > fixed.log_marginal_likelihood_value_
+    assert fitted.score(x, y) > 0.95
+    assert len(fitted.history_) > 1
+    assert fitted.report_.iterations == len(fitted.history_)
+    gradient = fitted.log_marginal_likelihood(eval_gradient=True)[1]
+    assert np.abs(gradient).max() < 5.0  # zero but for the weak priors
+
+
+def test_latent_and_observed() -> None:
+    x, y = table()
+    model = given(0.3).fit(x, y)
+    noise = 0.3 * y.var()
+    observed, latent = (model.predict(x[:4] + 0.1, return_std=True, latent=flag)[1] for flag in (False, True))
+    np.testing.assert_allclose(observed**2 - latent**2, noise)
+    covariance = model.predict(x[:4] + 0.1, return_cov=True)[1]
+    np.testing.assert_allclose(covariance.diagonal(), observed**2)
+    np.testing.assert_allclose(
+        covariance - model.predict(x[:4] + 0.1, return_cov=True, latent=True)[1], noise * np.eye(4), atol=1e-12
+    )
+    with pytest.raises(RuntimeError, match="must not both"):
+        model.predict(x, return_std=True, return_cov=True)
+
+
+def test_samples_have_the_predicted_moments() -> None:
+    x, y = table()
+    model = given(0.3).fit(x, np.stack([y, 100.0 * y + 7.0], axis=1))
+    drawn = model.sample_y(x[:3] + 0.2, 4000, random_state=1)
+    assert drawn.shape == (3, 2, 4000)
+    mean, covariance = model.predict(x[:3] + 0.2, return_cov=True)
+    for output in range(2):
+        deviation = np.sqrt(covariance[..., output].diagonal())
+        assert (np.abs(drawn[:, output].mean(1) - mean[:, output]) < 4.0 * deviation / np.sqrt(4000)).all()
+        np.testing.assert_allclose(drawn[:, output].std(1), deviation, rtol=4.0 / np.sqrt(2 * 4000))
+    single = given(0.3).fit(x, y)
+    np.testing.assert_array_equal(single.sample_y(x[:3], 2), single.sample_y(x[:3], 2, random_state=0))
+    assert (single.sample_y(x[:3], 2) != single.sample_y(x[:3], 2, random_state=1)).all()
+    state = np.random.RandomState(0)
+    assert (single.sample_y(x[:3], 2, state) != single.sample_y(x[:3], 2, state)).all()
+    assert single.sample_y(x[:3], 400, latent=True).std(1).max() < single.sample_y(x[:3], 400).std(1).min()
+
+
+def test_every_output_is_the_single_one() -> None:
+    x, y = table()
+    both = np.stack([y, -1e4 * y**2], axis=1)
+    model = given().fit(x, both)
+    mean, std = model.predict(x + 0.1, return_std=True)
+    covariance = model.predict(x + 0.1, return_cov=True)[1]
+    assert covariance.shape == (30, 30, 2)
+    for output in range(2):
+        alone = given().fit(x, both[:, output])
+        wanted = alone.predict(x + 0.1, return_std=True)
+        np.testing.assert_allclose(mean[:, output], wanted[0], rtol=1e-9)
+        np.testing.assert_allclose(std[:, output], wanted[1], rtol=1e-9)
+        np.testing.assert_allclose(covariance[..., output], alone.predict(x + 0.1, return_cov=True)[1], rtol=1e-7)
+        assert model.scaling_[output].y_scale == pytest.approx(alone.scaling_.y_scale, rel=1e-14)
+    column = given().fit(x, y[:, None])
+    assert column.predict(x).shape == (30, 1)
+    assert fgp.GPRegressor(starts=1, max_iterations=3).fit(x, both).predict(x).shape == (30, 2)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------
+def test_a_weight_is_a_repetition() -> None:
+    x, y = table(20)
+    counts = np.arange(20) % 4
+    repeated_x, repeated_y = x.repeat(counts, axis=0), y.repeat(counts)
+    weighted, repeated = given().fit(x, y, counts), given().fit(repeated_x, repeated_y)
+    np.testing.assert_array_equal(weighted.predict(x), repeated.predict(x))
+    # ... and the repetition is what the GP says of all rows, likelihood and gradient included.
+    units = repeated.scaling_
+    x_all, y_all = torch.from_numpy(units.x(repeated_x)), torch.from_numpy(units.y(repeated_y))
+    np.testing.assert_allclose((y_all.mean(), y_all.std(correction=0)), (0.0, 1.0), atol=1e-12)
+    plain = repeated.gp_
+    plain = fgp.GP(plain.kernel, plain.mean, fgp.likelihoods.Gaussian(plain.likelihood.noise_variance))
+    exact = plain.log_marginal_likelihood(x_all, y_all)
+    assert repeated.log_marginal_likelihood_value_ == pytest.approx(exact.item(), rel=1e-10)
+    exact.backward()
+    wanted = torch.cat([p.grad.reshape(-1) for p in plain.parameters()]).numpy()
+    np.testing.assert_allclose(repeated.log_marginal_likelihood(eval_gradient=True)[1], wanted, rtol=1e-8)
+    np.testing.assert_allclose(
+        repeated.predict(x), units.mean(plain.condition(x_all, y_all).predict(units.x(x)).mean.numpy()), rtol=1e-9
+    )
+    assert weighted.X_train_.shape == (15, 3)
+    assert "rows joined into 15" in repeated.report_.events[0]
+
+
+def test_repeated_points_with_different_targets() -> None:
+    x = np.array([[0.0], [1.0], [0.0], [0.0], [1.0]])
+    y = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 4.0], [1.0, 3.0], [0.0, 2.0]])
+    model = given(d=1, standardise="none").fit(x, y)
+    gp = model.gp_
+    gp = fgp.GP(gp.kernel, gp.mean, fgp.likelihoods.Gaussian(gp.likelihood.noise_variance), outputs=2)
+    np.testing.assert_allclose(
+        model.log_marginal_likelihood_value_,
+        gp.log_marginal_likelihood(torch.tensor(x), torch.tensor(y)).item(),
+        rtol=1e-11,
+    )
+    exact = gp.condition(x, y).predict(np.array([[0.5]]))
+    mean, std = model.predict([[0.5]], return_std=True)
+    np.testing.assert_allclose(mean, exact.mean, rtol=1e-12)
+    np.testing.assert_allclose(std, exact.observation_variance.sqrt(), rtol=1e-12)
+    assert type(model.posterior_.gp) is fgp.GP
+
+
+def test_fitting_weights_that_average_one() -> None:
+    x, y = table(30)
+    weights = np.linspace(0.5, 1.5, 30)
+    model = fgp.GPRegressor(starts=1).fit(x, y, weights)
+    again = fgp.GPRegressor(starts=1).fit(x, y, 1000.0 * weights)
+    assert model.score(x, y) > 0.9
+    # A table that stands there a thousand times shows about the same noise, not a thousand times as much.
+    assert again.gp_.likelihood.noise_variance.value.item() < 3.0 * model.gp_.likelihood.noise_variance.value.item()
+    np.testing.assert_array_equal(given().fit(x, y, np.ones(30)).predict(x), given().fit(x, y).predict(x))
+    np.testing.assert_array_equal(given().fit(x, y, 1.0).predict(x), given().fit(x, y).predict(x))
+
+
+def test_distinct_rows() -> None:
+    x = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, -0.0]])
+    y = np.array([[0.1], [5.0], [0.1]])
+    found = distinct_rows(x, y, None)
+    assert found is not None
+    np.testing.assert_array_equal(found.x, [[0.0, 2.0], [1.0, 0.0]])
+    np.testing.assert_array_equal(found.y, [[5.0], [0.1]])
+    np.testing.assert_array_equal(found.weight, [1.0, 2.0])
+    np.testing.assert_array_equal(found.scatter, [0.0])
+    assert distinct_rows(x[:2], y[:2], None) is None
+    weighted = distinct_rows(x, np.array([[1.0], [0.0], [4.0]]), np.array([2.0, 1.0, 4.0]))
+    assert weighted is not None
+    np.testing.assert_allclose(weighted.y[1], 3.0)
+    np.testing.assert_allclose(weighted.scatter, 2.0 * 4.0 + 4.0 * 1.0)
+
+
+def test_row_variances_are_for_the_rows_passed() -> None:
+    x, y = table(12)
+    variances = np.linspace(0.0, 3.0, 12)
+    noisy = fgp.GPRegressor(
+        fgp.kernels.RBF(1.0), likelihood=fgp.likelihoods.Gaussian(0.1, row_variance=variances), optimise=False
+    )
+    gap = y.copy()
+    gap[3] = np.nan
+    with pytest.warns(fgp.FlashGPWarning, match="the first is row 3"):
+        dropped = copy.deepcopy(noisy).set_params(missing="drop").fit(x, gap)
+    np.testing.assert_array_equal(dropped.gp_.likelihood.row_variance.numpy(), np.delete(variances, 3))
+    assert noisy.likelihood.row_variance.shape == (12,)
+    with pytest.raises(fgp.ShapeError, match="row_variance"):
+        noisy.fit(x[:5], y[:5])
+
+
+# -- units ------------------------------------------------------------------------------------------------------
+def test_answers_do_not_depend_on_units() -> None:
+    x, y = table(25, 4)
+    expected = fgp.GPRegressor(starts=1, max_iterations=30).fit(x, y).predict(x[:7] + 0.05, return_std=True)
+    scales = np.array([1e-8, 1e8, 1.0, 1e-3])
+    model = fgp.GPRegressor(starts=1, max_iterations=30).fit(x * scales, y * 1e12 + 1e15)
+    mean, std = model.predict((x[:7] + 0.05) * scales, return_std=True)
+    np.testing.assert_allclose((mean - 1e15) / 1e12, expected[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(std / 1e12, expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 5.0, -1e-9, 1e15, 3e300])
+def test_constant_targets(value: float) -> None:
+    x, _ = table(10)
+    mean, std = (
+        fgp.GPRegressor(starts=1, max_iterations=20).fit(x, np.full(10, value)).predict(x + 0.5, return_std=True)
+    )
+    np.testing.assert_allclose(mean, value, rtol=1e-12)
+    assert np.isfinite(std).all()
+    assert (std < max(abs(value), 1.0) * 2.0).all()
+
+
+def test_constant_columns() -> None:
+    x, y = table(15, 2)
+    padded = np.column_stack([x, np.full(15, 7.0), np.zeros(15), 0.1 + 0.2 - 0.3 + np.zeros(15)])
+    model = fgp.GPRegressor(starts=1, max_iterations=20).fit(padded, y)
+    assert np.isfinite(model.predict(padded + 1.0, return_std=True)).all()
+    np.testing.assert_allclose(model.posterior_.x[:, 2:], 0.0, atol=1e-15)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_rows(count: int) -> None:
+    x, y = table(count)
+    mean, std = fgp.GPRegressor().fit(x, y).predict(x, return_std=True)
+    assert np.isfinite([mean, std]).all()
+    if count == 1:
+        np.testing.assert_allclose(mean, y)
+
+
+def test_standardisation_options() -> None:
+    x, y = table(20)
+    x, y = 50.0 + 3.0 * x, 7.0 + 4.0 * y
+    for option, centred_x, centred_y in (
+        ("both", True, True),
+        ("x", True, False),
+        ("y", False, True),
+        ("none", False, False),
+    ):
+        post = given(standardise=option).fit(x, y).posterior_
+        np.testing.assert_allclose(post.x.mean(0), 0.0 if centred_x else x.mean(0), atol=1e-12)
+        np.testing.assert_allclose(post.y.std(correction=0), 1.0 if centred_y else y.std())
+
+
+def test_code_columns_keep_their_codes() -> None:
+    x, y = table(20, 2)
+    codes = np.arange(20.0) % 3
+    rows = np.column_stack([x, codes])
+    kernel = fgp.kernels.Matern(2.5, 1.0, active_dims=[0, 1]) * fgp.kernels.Categorical(1.0, active_dims=[-1])
+    model = fgp.GPRegressor(kernel, starts=1, max_iterations=5).fit(rows, y + codes)
+    np.testing.assert_array_equal(model.posterior_.x[:, 2], codes)
+    assert abs(float(model.posterior_.x[:, 0].mean())) < 1e-12
+    assert model.score(rows, y + codes) > 0.5
+
+
+def test_standardisation_keeps_digits_at_the_ends_of_the_range() -> None:
+    base = np.random.default_rng(0).standard_normal((50, 1))
+    for scale, offset in ((1.0, 1e12), (1e300, 0.0), (1e-300, 0.0), (1e-8, 1e-3)):
+        values = base * scale + offset
+        units = Standardisation.of(values)
+        standard = units.apply(values)
+        assert abs(standard.mean()) < 1e-12 + np.finfo(float).eps * offset / scale  # of the offset itself
+        assert standard.std() == pytest.approx(1.0, rel=1e-12 + (np.finfo(float).eps * offset / scale) ** 2)
+        np.testing.assert_allclose(units.undo(standard), values, rtol=1e-15, atol=4e-16 * abs(scale))
+    counts = np.arange(1, 51)
+    repeated = Standardisation.of(base.repeat(counts, axis=0))
+    weighted = Standardisation.of(base, counts.astype(float))
+    np.testing.assert_allclose((weighted.offset, weighted.scale), (repeated.offset, repeated.scale), rtol=1e-13)
+
+
+# -- dtypes, missing rows, refusals -----------------------------------------------------------------------------
+def test_answers_have_the_precision_of_the_points() -> None:
+    x, y = table()
+    model = given().fit(x.astype(np.float32), y.astype(np.float32))
+    for answer in (*model.predict(x.astype(np.float32), return_std=True), model.sample_y(x[:2].astype(np.float32))):
+        assert answer.dtype == np.float32
+    assert model.predict(x).dtype == np.float64
+    assert model.predict(x[:0]).shape == (0,)
+    whole = given().fit(np.rint(x).astype(int), y)
+    assert whole.predict(np.rint(x).astype(np.int32)).dtype == np.float64
+    np.testing.assert_allclose(given(dtype="float32").fit(x, y).predict(x), given().fit(x, y).predict(x), atol=1e-4)
+    assert given(dtype=torch.float32).fit(x, y).report_.dtype == "float32"
+
+
+def test_missing_rows_are_dropped_on_request() -> None:
+    x, y = table(12)
+    broken_x, broken_y, weights = x.copy(), y.copy(), np.full(12, 2.0)
+    broken_x[4, 1], broken_y[9], weights[10] = np.nan, np.nan, np.nan
+    with pytest.warns(
+        fgp.FlashGPWarning, match="3 of 12 rows have a missing value and were dropped, the first is row 4"
+    ):
+        model = given(missing="drop").fit(broken_x, broken_y, weights)
+    kept = [0, 1, 2, 3, 5, 6, 7, 8, 11]
+    np.testing.assert_array_equal(model.X_train_, x[kept])
+    np.testing.assert_array_equal(model.y_train_, y[kept])
+    np.testing.assert_array_equal(model.predict(x), given().fit(x[kept], y[kept], weights[kept]).predict(x))
+    with pytest.warns(fgp.FlashGPWarning, match="1 of 12 rows have a missing value and get NaN, the first is row 4"):
+        mean, covariance = model.predict(broken_x, return_cov=True)
+    expected = model.predict(x, return_cov=True)
+    others = np.arange(12) != 4
+    assert np.isnan(mean[4])
+    assert np.isnan(covariance[4]).all()
+    assert np.isnan(covariance[:, 4]).all()
+    np.testing.assert_allclose(mean[others], expected[0][others], rtol=1e-12)
+    np.testing.assert_allclose(covariance[np.ix_(others, others)], expected[1][np.ix_(others, others)], atol=1e-12)
+    with pytest.warns(fgp.FlashGPWarning, match="get NaN"):
+        assert np.isnan(model.sample_y(broken_x, 2)).sum() == 2
+    with pytest.raises(fgp.DomainError, match=r"got NaN at row 4 and column 1; fill it in, or pass missing"):
+        given().fit(x, y).predict(broken_x)
+    broken_x[0, 0] = np.inf
+    with pytest.raises(fgp.DomainError, match="got inf at row 0 and column 0"), pytest.warns(fgp.FlashGPWarning):
+        given(missing="drop").fit(broken_x, broken_y)
+    with pytest.raises(fgp.DomainError, match="at least one row without a missing value"):
+        given(missing="drop").fit(np.full((4, 3), np.nan), y[:4])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: given().fit(np.zeros((30, 0)), y), "0 feature"),
+        (lambda x, y: given().fit(x + 1j, y), "Complex data not supported"),
+        (lambda x, y: given().fit(x, y + 1j), "Complex data not supported"),
+        (lambda x, y: given().fit(x, y[:-1]), "inconsistent numbers of samples"),
+        (lambda x, y: given().fit(x, np.where(y == y[8], -np.inf, y)), r"`y` must be finite, got -inf at row 8;"),
+        (lambda x, y: given().fit(x, np.full((30, 2), np.nan)), r"got NaN at row 0 and column 0 \(60 such entries\)"),
+        (lambda x, y: given().fit(x, y, -np.ones(30)), "`sample_weight` must be 0 or more, got -1 at row 0"),
+        (lambda x, y: given().fit(x, y, np.zeros(30)), "positive for at least one row"),
+        (lambda x, y: given().fit(x, y, np.ones((30, 1))), r"`sample_weight` must have shape \(30,\)"),
+        (lambda x, y: given().fit(x, y, np.full(30, np.nan)), "`sample_weight` must be finite, got NaN at row 0"),
+        (lambda x, y: given(d=2).fit(x, y), "`lengthscale` of Matern must have one entry or 3"),
+        (lambda x, y: given(missing="ignore").fit(x, y), r"`missing` must be one of \('error', 'drop'\), got 'ignore'"),
+        (lambda x, y: given(standardise="all").fit(x, y), "`standardise` must be one of"),
+        (lambda x, y: given(dtype="float16").fit(x, y), "`dtype` must be None, 'float64' or 'float32', got 'float16'"),
+        (lambda x, y: fgp.GPRegressor("matern").fit(x, y), "`kernel` must be a covariance function, got str"),
+        (
+            lambda x, y: fgp.GPRegressor(torch.ones(2) * fgp.kernels.RBF(1.0)).fit(x, y),
+            r"must describe one model, got parameters of batch shape \(2,\)",
+        ),
+        (lambda x, y: given().fit(x, y).predict(x[:, :2]), "X has 2 features, but GPRegressor is expecting 3"),
+        (lambda x, y: given().fit(x, y).log_marginal_likelihood([0.0]), r"`theta` must have shape \(5,\)"),
+    ],
+)
+def test_refusals(change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        change(*table())
+
+
+def test_noise_free_conflicts_are_refused() -> None:
+    x = np.zeros((4, 1))
+    with pytest.raises(fgp.NotPositiveDefiniteError):
+        given(0.0, d=1).fit(x, np.arange(4.0))
+    model = given(0.0, d=1, jitter=1e-6).fit(x, np.arange(4.0))
+    np.testing.assert_allclose(model.predict([[0.0]]), 1.5)
