@@ -191,7 +191,7 @@ def predict(
 @application.command(epilog=GRAMMAR)
 def plan(
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="A table; or give --rows and --columns.", show_default=False)
+        str | None, typer.Argument(metavar="TABLE", help="A table; or give --rows and --columns.", show_default=False)
     ] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", metavar="COLUMN", help="What to predict from TABLE.")

@@ -110,8 +110,8 @@ class Console:
 
 @contextmanager
 def _bar() -> Iterator[Callable[["Progress"], None]]:
-    from rich.console import Console as Terminal
     from rich import progress as rich
+    from rich.console import Console as Terminal
 
     columns = (
         rich.SpinnerColumn(),

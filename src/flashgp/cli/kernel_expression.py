@@ -10,6 +10,7 @@ several columns: in their standard deviations); all others belong to standardise
 
 import ast
 import inspect
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +38,16 @@ __all__ = [
 
 _GRAMMAR = """
 Kernels: {names}.
+
 Combine them with +, * and numbers, as in 2.0 * Matern(nu=1.5) + Linear().
+
 Arguments are written name=value, with a number, a list of numbers, or fixed(number), which is not fitted.
+
 active_dims=[hour, "wind speed", 3] chooses columns by name or by position in the table, counted from 1; without it a
 kernel sees all numeric columns, and Categorical and Coregionalization all columns of categories.
+
 Lengthscales are fitted one per column; lengthscale=1.5 is one for all columns, a list gives each its starting value.
+
 lengthscale, period and frequency are in units of their column, other numbers in standardised units.
 """
 
@@ -119,7 +125,9 @@ def parse_kernel(text: str) -> KernelExpression:
         raise DomainError("`--kernel` must be an expression, got nothing; for example 'Matern(nu=2.5)'")
     stripped = text.strip()
     try:
-        body = ast.parse(stripped, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python thinks of the text is said below, or does not matter
+            body = ast.parse(stripped, mode="eval").body
     except SyntaxError as error:
         reason = (error.msg or "it cannot be read").split(". Perhaps")[0]
         place = min(max((error.offset or 1) - 1, 0), len(stripped))

@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError, ShapeError
 
-from .axes import BLUE, GREY, INK, SKY, legend, new_axes, note, numbers, shown_rows, style
+from .axes import BLUE, GREY, INK, SKY, legend, new_axes, normal_half_width, note, numbers, percent, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["posterior_1d"]
 
 MOST_DATA = 5_000
+_MOST_MARKS = 1_000
 _MARGIN = 0.05  # of the data's range, on each side
 
 
@@ -54,9 +56,7 @@ def posterior_1d(
     """
     import torch
 
-    from flashgp.plots.predictive import _checked_level, _quantile
-
-    _checked_level(level)
+    half = normal_half_width(level)
     if posterior.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
         raise ShapeError(
             f"`posterior` must be of one model with one output, got x of shape {tuple(posterior.x.shape)} and outputs "
@@ -70,7 +70,8 @@ def posterior_1d(
         )
     x, y = numbers(posterior.x[:, column], "x"), numbers(posterior.y, "y")
     low, high = (float(x.min()), float(x.max())) if len(x) else (-1.0, 1.0)
-    margin = _MARGIN * (high - low) or 1.0
+    # Beyond the data only where they are shown; a slice stays within the column's range.
+    margin = (_MARGIN if d == 1 else 0.0) * (high - low) if high > low else 1.0
     line = np.linspace(low - margin, high + margin, points)
     if at is not None:
         place = numbers(at, "at")
@@ -85,9 +86,7 @@ def posterior_1d(
         mean = numbers(prediction.mean, "mean")
         latent = np.sqrt(numbers(prediction.variance, "variance"))
         observed = np.sqrt(numbers(prediction.observation_variance, "variance"))
-        drawn = (
-            prediction.sample(samples, seed=seed).detach().cpu().double().numpy() if samples else np.zeros((0, points))
-        )
+        drawn = _samples(mean, prediction.covariance().detach().cpu().double().numpy(), samples, seed)
     if scaling is not None:
         line, x = (v * scaling.x_scale[column] + scaling.x_shift[column] for v in (line, x))
         mean, y, drawn = scaling.mean(mean), scaling.mean(y), scaling.mean(drawn)
@@ -95,9 +94,7 @@ def posterior_1d(
 
     ax = new_axes(ax, (6.4, 4.0))
     style(ax, x_label or f"column {column + 1} of x", y_label)
-    half = _quantile(0.5 + level / 2)
-    text = f"{level:.4g}".removeprefix("0.") if level < 0.995 else f"{level:.6g}"
-    text = f"{level:.0%}" if round(level * 100) == level * 100 else text
+    text = percent(level)
     ax.fill_between(line, mean - half * observed, mean + half * observed, color=SKY, alpha=0.22, linewidth=0,
                     label=f"{text}, new observation", zorder=1)  # fmt: skip
     ax.fill_between(line, mean - half * latent, mean + half * latent, color=BLUE, alpha=0.28, linewidth=0,
@@ -112,8 +109,24 @@ def posterior_1d(
                    label="data", rasterized=not few, zorder=5)  # fmt: skip
         if len(rows) < len(x):
             note(ax, f"{len(rows):,} of {len(x):,} rows drawn")
-    elif d > 1:
-        note(ax, "other inputs at their median" if at is None else "other inputs held fixed")
+    elif d > 1 and len(x):
+        # Where the column has data: marks along the axis, below the plot's own range.
+        marks = x[shown_rows(len(x), _MOST_MARKS)]
+        ax.plot(marks, np.full(len(marks), 0.012), linestyle="none", marker="|", markersize=7, markeredgewidth=0.8,
+                color=INK, alpha=0.5, transform=ax.get_xaxis_transform(), label="data", zorder=5)  # fmt: skip
+        note(ax, "other inputs at their median" if at is None else "other inputs held fixed", "upper right")
     ax.set_xlim(line[0], line[-1])
     legend(ax, loc="best", ncols=2)
     return ax
+
+
+def _samples(
+    mean: npt.NDArray[np.float64], covariance: npt.NDArray[np.float64], count: int, seed: int
+) -> npt.NDArray[np.float64]:
+    """Functions drawn at close places, (count, points).
+
+    By eigenvalues: neighbours on a fine line are so alike that the covariance has no Cholesky factor in float64.
+    """
+    values, vectors = np.linalg.eigh(0.5 * (covariance + covariance.T))
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return mean + np.random.default_rng(seed).standard_normal((count, len(mean))) @ root.T

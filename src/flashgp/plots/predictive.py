@@ -7,7 +7,22 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
 
-from .axes import BLUE, GREY, INK, SKY, VERMILLION, empty, legend, moments, new_axes, note, shown_rows, style
+from .axes import (
+    BLUE,
+    GREY,
+    INK,
+    SKY,
+    VERMILLION,
+    empty,
+    legend,
+    moments,
+    new_axes,
+    normal_half_width,
+    note,
+    percent,
+    shown_rows,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +48,7 @@ def predicted_observed(
     Raises: ShapeError, DomainError; BackendUnavailableError without matplotlib.
     Cost: O(n); at most 5 000 rows are drawn, and the plot says so.
     """
-    _checked_level(level)
+    half_width = normal_half_width(level)
     observed, mean, std = moments(y, prediction)
     ax = new_axes(ax)
     suffix = f" {label}" if label else ""
@@ -43,13 +58,13 @@ def predicted_observed(
         return ax
     rows = shown_rows(len(observed), MOST_POINTS)
     few = len(rows) <= MOST_BARS
-    half = _quantile(0.5 + level / 2) * std
+    half = half_width * std
     outside = np.abs(observed - mean) > half
     low, high = float(min(observed.min(), mean.min())), float(max(observed.max(), mean.max()))
     pad = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
     limits = (low - pad, high + pad)
     ax.plot(limits, limits, color=GREY, linewidth=1.0, dashes=(4, 3), zorder=1)
-    name = f"{level:.0%} interval" if round(level * 100) == level * 100 else f"{level:.3%} interval"
+    name = f"{percent(level)} interval"
     for misses, colour, text in ((False, BLUE, f"in its {name}"), (True, VERMILLION, f"outside its {name}")):
         chosen = rows[outside[rows] == misses]
         if len(chosen) == 0:
@@ -171,17 +186,6 @@ def _normal_cdf(
     z = np.divide(error, std, out=np.copysign(np.inf, error), where=std > 0)
     z[(std <= 0) & (error == 0)] = 0.0
     return torch.special.ndtr(torch.from_numpy(z)).numpy()
-
-
-def _quantile(probability: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(probability)
-
-
-def _checked_level(level: float) -> None:
-    if not 0.0 < level < 1.0:
-        raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
 
 
 def _percent(ax: "Axes") -> None:

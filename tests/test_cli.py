@@ -1,0 +1,477 @@
+"""The command line from end to end: fit, predict, plan; formats, splits, missing values, failures and their codes."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+from typer.testing import CliRunner
+
+from flashgp.cli.application import application
+from flashgp.cli.console import Console
+from flashgp.cli.model import TableModel
+from flashgp.cli.scores import Scores
+from flashgp.scaling import Scaling
+
+NASTY = "<script>alert(1)</script>"
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(application, [str(a) for a in arguments])
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result
+
+
+def write(path: Path, head: list[str], columns: list[Any]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([head, *zip(*columns, strict=True)])
+    return path
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+def columns(n: int, seed: int = 0) -> list[Any]:
+    generator = np.random.default_rng(seed)
+    x, z = generator.uniform(0, 100, n), generator.normal(0, 1e-3, n)
+    site = generator.choice(["a", "b"], n)
+    y = 500 + 40 * np.sin(x / 15) + 20 * (site == "b") + generator.normal(0, 2, n)
+    return [x, z, site, y]
+
+
+HEAD = ["x", NASTY, "site", "y"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with a category, a model of it, its report and the JSON that fit said."""
+    path = tmp_path_factory.mktemp("cli")
+    write(path / "table.csv", HEAD, columns(60))
+    result = run(
+        "fit", path / "table.csv", "--target", "y", "--test-fraction", "0.2", "--seed", 3, "--starts", 1, "--json",
+        "--out", path / "model.safetensors", "--report", path / "report.html",
+    )  # fmt: skip
+    (path / "fit.json").write_text(result.stdout)
+    (path / "fit.err").write_text(result.stderr)
+    return path
+
+
+# -- fit ----------------------------------------------------------------------------------------------------------
+def test_fit_says_what_it_did_in_one_json_object(folder: Path) -> None:
+    said = json.loads((folder / "fit.json").read_text())
+    assert (said["rows"], said["rows_fitted"], said["rows_held_out"]) == (60, 48, 12)
+    assert (said["target"], said["inputs"]) == ("y", ["x", NASTY, "site"])
+    assert said["leave_one_out"] is None
+    assert said["interrupted"] is False
+    assert any("site" in note and "categor" in note for note in said["notes"])
+    assert "site" in (folder / "fit.err").read_text(), "what was decided is also said to people"
+    assert said["plan"]["n"] == 48
+    assert said["held_out"]["rmse"] < 8, "the sine is learned: its own spread is 30"
+
+
+def test_figures_are_those_of_the_rows_held_out(folder: Path) -> None:
+    said = json.loads((folder / "fit.json").read_text())["held_out"]
+    model = TableModel.load(folder / "model.safetensors")
+    from flashgp.table import read_table, split_rows
+
+    data = model.encoding.apply(read_table(folder / "table.csv"), need_target=True)
+    train, test = split_rows(60, 0.2, 3)
+    assert data.y is not None
+    # Statistics of the training rows alone; codes are left as they are.
+    assert math.isclose(model.scaling.y_shift, data.y[train].mean())
+    assert math.isclose(model.scaling.x_scale[0], data.x[train, 0].std())
+    assert (model.scaling.x_shift[2], model.scaling.x_scale[2]) == (0.0, 1.0)
+    mean, std = model.predict(data.x[test])
+    error = data.y[test] - mean
+    density = -0.5 * (error / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))
+    assert math.isclose(said["rmse"], np.sqrt(np.mean(error**2)))
+    assert math.isclose(said["nll"], -density.mean())
+    assert said["coverage_95"] == np.mean(np.abs(error) < 1.959963984540054 * std)
+    scale = data.y[train].std()
+    assert math.isclose(said["standardised_rmse"], said["rmse"] / scale)
+    assert math.isclose(said["standardised_nll"], said["nll"] - np.log(scale))
+
+
+def test_parameters_name_columns_in_their_units(folder: Path) -> None:
+    said = json.loads((folder / "fit.json").read_text())["parameters"]
+    model = TableModel.load(folder / "model.safetensors")
+    by = {(row["name"], row["of"]): row for row in said}
+    lengthscale = by["Matern lengthscale", "x"]
+    assert math.isclose(lengthscale["value"], lengthscale["standardised"] * model.scaling.x_scale[0])
+    assert 5 < lengthscale["value"] < 100
+    assert by["Categorical lengthscale", "site"]["value"] is None
+    noise = by["noise standard deviation", "y"]
+    assert math.isclose(noise["value"], noise["standardised"] * model.scaling.y_scale)
+    assert 1 < noise["value"] < 4
+    assert 400 < by["prior mean value", "y"]["value"] < 600
+
+
+def test_the_report_shows_it_all_and_escapes_names(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    said = json.loads((folder / "fit.json").read_text())
+    for shown in (
+        f"{said['held_out']['rmse']:.4g}",
+        "48 rows fitted",
+        "2 categories: a, b",
+        "planned",
+        "torch",
+        "seed 3",
+    ):
+        assert shown in text
+    assert text.count("data:image/png;base64,") == 7
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_text_for_people(folder: Path) -> None:
+    out = run("fit", folder / "table.csv", "--target", "y", "--starts", 1).stdout
+    for shown in (
+        "peak memory",
+        "leave-one-out, 60 rows",
+        "RMSE",
+        "in units of y",
+        "95 % coverage",
+        "Matern lengthscale",
+    ):
+        assert shown in out
+    assert "wrote" not in out
+    assert run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--quiet").stdout == ""
+
+
+def test_leave_one_out_without_held_out_rows(folder: Path) -> None:
+    said = json.loads(run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--json").stdout)
+    assert said["held_out"] is None
+    assert said["leave_one_out"]["rows"] == said["rows_fitted"] == 60
+    assert said["leave_one_out"]["rmse"] < 8
+
+
+def test_a_kernel_expression_is_fitted_from_its_own_starting_values(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    import flashgp.inference.fit as module
+
+    original = module.fit
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        given.append(options["initial"])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, "fit", spy)
+    for text in ("Matern(lengthscale=15, active_dims=x) * Categorical()", "RBF(active_dims=[x])"):
+        result = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--json", "--kernel", text)
+        said = json.loads(result.stdout)
+        assert said["kernel"] == text
+        assert any(NASTY in note and "does not use" in note for note in said["notes"])
+    assert given == ["given", "data"]
+
+
+def test_a_published_split_and_dropped_rows(tmp_path: Path) -> None:
+    x, z, site, y = columns(30)
+    z = [("" if i in (4, 9) else v) for i, v in enumerate(z)]
+    table = write(tmp_path / "table.csv", HEAD, [x, z, site, y])
+    mask = np.zeros((30, 2), int)
+    mask[[0, 9, 20], 1] = 1
+    mask[:5, 0] = 1
+    (tmp_path / "test_mask.csv").write_text("\n".join(",".join(map(str, row)) for row in mask) + "\n")
+    common = ("fit", table, "--target", "y", "--starts", 1, "--time-limit", 5, "--split", 1, "--json")
+    assert "missing" in run(*common, code=1).stderr
+    said = json.loads(run(*common, "--missing", "drop", "--out", tmp_path / "m.safetensors").stdout)
+    # Rows 5 and 10 of the file are dropped; of the test rows 1, 10 and 21 two remain, wherever they now stand.
+    assert (said["rows"], said["rows_used"], said["rows_held_out"]) == (30, 28, 2)
+    fitted = TableModel.load(tmp_path / "m.safetensors")
+    kept = sorted(fitted.scaling.mean(fitted.posterior.y.numpy()))
+    assert np.allclose(kept, sorted(np.delete(y, [0, 4, 9, 20])))
+
+
+def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def interrupting(console: Console) -> Iterator[Any]:
+        seen: list[Any] = []
+
+        def callback(progress: Any) -> None:
+            seen.append(progress)
+            if len(seen) == 5:
+                raise KeyboardInterrupt
+
+        yield callback
+
+    monkeypatch.setattr(Console, "progress", interrupting)
+    model = tmp_path / "m.safetensors"
+    result = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, "--json")
+    said = json.loads(result.stdout)
+    assert said["interrupted"] is True
+    assert said["evaluations"] == 5
+    assert "best so far; the model is written as it is" in result.stderr
+    assert TableModel.load(model).posterior.count == 60
+
+
+def test_ctrl_c_while_reading_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flashgp.cli.fitting.read_table", interrupted)
+    assert "nothing was written" in run("fit", folder / "table.csv", "--target", "y", code=130).stderr
+
+
+# -- predict ------------------------------------------------------------------------------------------------------
+def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> None:
+    table = write(tmp_path / "new.csv", HEAD, columns(25, seed=1))
+    out = tmp_path / "p.csv"
+    common = ("predict", folder / "model.safetensors", table, "--out", out)
+    said = json.loads(run(*common, "--std", "--interval", 0.9, "--json").stdout)
+    assert said["columns"] == ["mean", "std", "lower", "upper"]
+    written = read(out)
+    model = TableModel.load(folder / "model.safetensors")
+    from flashgp.table import read_table
+
+    data = model.encoding.apply(read_table(table), need_target=True)
+    mean, std = model.predict(data.x)
+    assert np.array_equal(written["mean"], mean)
+    assert np.array_equal(written["std"], std)
+    assert np.allclose(written["upper"] - written["mean"], 1.6448536269514722 * std)
+    assert np.allclose(written["mean"] - written["lower"], 1.6448536269514722 * std)
+    assert said["scores"]["rows"] == 25
+    assert math.isclose(said["scores"]["rmse"], np.sqrt(np.mean(np.square(mean - data.y))))
+    run(*common)
+    assert list(read(out)) == ["mean"]
+    assert "RMSE" in run(*common).stdout
+
+
+def test_a_table_without_the_target_is_not_scored(folder: Path, tmp_path: Path) -> None:
+    table = write(tmp_path / "new.csv", HEAD[:3], columns(5)[:3])
+    said = json.loads(run("predict", folder / "model.safetensors", table, "--out", tmp_path / "p.csv", "--json").stdout)
+    assert said["scores"] is None
+    blank = write(tmp_path / "blank.csv", HEAD, [*columns(5)[:3], ["", 1.0, "", 2.0, 3.0]])
+    said = json.loads(run("predict", folder / "model.safetensors", blank, "--out", tmp_path / "p.csv", "--json").stdout)
+    assert said["scores"]["rows"] == 3
+
+
+def test_missing_inputs_keep_their_place(folder: Path, tmp_path: Path) -> None:
+    x, z, site, y = columns(4)
+    table = write(tmp_path / "new.csv", HEAD, [["", *x[1:]], z, site, y])
+    common = ("predict", folder / "model.safetensors", table, "--out", tmp_path / "p.csv")
+    assert "row 1" in run(*common, code=1).stderr
+    run(*common, "--missing", "drop", "--std")
+    written = read(tmp_path / "p.csv")
+    assert np.isnan(written["mean"]).tolist() == [True, False, False, False]
+    assert np.isnan(written["std"]).tolist() == [True, False, False, False]
+
+
+def test_an_unseen_category(folder: Path, tmp_path: Path) -> None:
+    x, z, site, y = columns(4)
+    table = write(tmp_path / "new.csv", HEAD, [x, z, ["zzz", *site[1:]], y])
+    common = ("predict", folder / "model.safetensors", table, "--std", "--out", tmp_path / "p.csv")
+    assert "--unseen new" in run(*common, code=1).stderr
+    run(*common, "--unseen", "new")
+    std = read(tmp_path / "p.csv")["std"]
+    assert std[0] > std[1:].max(), "less is known of it"
+
+
+def test_parquet_in_and_out(folder: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table(dict(zip(HEAD, columns(6), strict=True))), tmp_path / "new.parquet")
+    run("predict", folder / "model.safetensors", tmp_path / "new.parquet", "--out", tmp_path / "p.parquet", "--std")
+    assert parquet.read_table(tmp_path / "p.parquet").column_names == ["mean", "std"]
+
+
+def test_a_table_without_header(tmp_path: Path) -> None:
+    x, z, _, y = columns(20)
+    np.savetxt(tmp_path / "t.csv", np.stack([x, y, z], 1), delimiter=",")
+    np.savetxt(tmp_path / "new.csv", np.stack([x, z], 1), delimiter=",")
+    model = tmp_path / "m.safetensors"
+    said = json.loads(run("fit", tmp_path / "t.csv", "--target", 2, "--starts", 1, "--out", model, "--json").stdout)
+    assert (said["target"], said["inputs"]) == ("column_2", ["column_1", "column_3"])
+    run("predict", model, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    scored = json.loads(run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "q.csv", "--json").stdout)
+    assert scored["scores"]["rows"] == 20
+    assert np.array_equal(read(tmp_path / "p.csv")["mean"], read(tmp_path / "q.csv")["mean"])
+
+
+# -- plan ---------------------------------------------------------------------------------------------------------
+def test_plan_of_numbers_and_of_a_table(folder: Path) -> None:
+    assert "peak memory" in run("plan", "--rows", 1000, "--columns", 8).stdout
+    said = json.loads(run("plan", "--rows", 1000, "--columns", 8, "--dtype", "float32", "--json").stdout)
+    assert (said["n"], said["d"], said["dtype"]) == (1000, 8, "float32")
+    said = json.loads(run("plan", folder / "table.csv", "--target", "y", "--json").stdout)
+    assert (said["n"], said["d"]) == (60, 3)
+
+
+def test_a_plan_that_does_not_fit_is_an_error_with_numbers() -> None:
+    result = run("plan", "--rows", 100_000, "--columns", 3, "--memory", "1GiB", "--json", code=1)
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "MemoryBudgetError"
+    assert error["needed_bytes"] > error["available_bytes"] == 2**30
+    assert result.stderr.startswith("error: `memory`")
+
+
+# -- failures -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "{t}"], "--target"),
+        (["fit", "{t}", "-t", "y", "--split", "0", "--test-fraction", "0.1"], "not both"),
+        (["fit", "{t}", "-t", "y", "--test-fraction", "1"], "between 0 and 1"),
+        (["fit", "{t}", "-t", "y", "--kernel", "Mattern()"], "did you mean Matern?"),
+        (["fit", "{t}", "-t", "y", "--memory", "lots"], "--memory"),
+        (["fit", "{t}", "-t", "y", "--missing", "ignore"], "--missing"),
+        (["fit", "{t}", "-t", "y", "--seed", "-1"], "--seed"),
+        (["fit", "{t}", "-t", "y", "--starts", "0"], "--starts"),
+        (["fit", "{t}", "-t", "y", "--time-limit", "0"], "positive"),
+        (["fit", "{t}", "-t", "y", "--frobnicate"], "--frobnicate"),
+        (["predict", "m", "{t}"], "--out"),
+        (["predict", "m", "{t}", "--out", "p.csv", "--interval", "95"], "between 0 and 1"),
+        (["plan"], "--rows and --columns"),
+        (["plan", "{t}"], "--target"),
+        (["plan", "--rows", "5", "--columns", "2", "--kernel", "RBF()"], "columns of a table"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_bad_usage_is_code_2(folder: Path, arguments: list[str], said: str) -> None:
+    result = run(*[a.format(t=folder / "table.csv") for a in arguments], code=2)
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "{f}/absent.csv", "-t", "y"], "No such file"),
+        (["fit", "{t}", "-t", "nope"], "'x', '<script>"),
+        (["fit", "{t}", "-t", "y", "--kernel", "RBF(active_dims=[nope])"], "must name inputs"),
+        (["fit", "{t}", "-t", "y", "--device", "abacus"], "--device"),
+        (["fit", "{t}", "-t", "y", "--memory", "1KiB"], "needs"),
+        (["predict", "{t}", "{f}/other.csv", "--out", "{f}/p.csv"], "table.csv"),
+        (["predict", "{f}/model.safetensors", "{f}/absent.csv", "--out", "{f}/p.csv"], "No such file"),
+    ],
+)
+def test_failures_are_one_message_and_code_1(folder: Path, arguments: list[str], said: str) -> None:
+    result = run(*[a.format(t=folder / "table.csv", f=folder) for a in arguments], "--json", code=1)
+    message = next(line for line in result.stderr.splitlines() if line.startswith("error: "))
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert json.loads(result.stdout)["error"]["message"].startswith(message.removeprefix("error: "))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "{t}", "-t", "y", "--out", "{f}/absent/m.safetensors"], "`--out`"),
+        (["fit", "{t}", "-t", "y", "--out", "{f}"], "it is a folder"),
+        (["fit", "{t}", "-t", "y", "--report", "{f}/absent/r.html"], "`--report`"),
+        (["fit", "{t}", "-t", "y", "--checkpoint", "{f}/absent/c"], "`--checkpoint`"),
+        (["fit", "{t}", "-t", "y", "--out", "{t}"], "`--out` must differ from `TABLE`"),
+        (["fit", "{t}", "-t", "y", "--out", "{f}/a", "--report", "{f}/a"], "must differ"),
+        (["predict", "{f}/m", "{t}", "--out", "{f}/p.txt"], ".csv.gz"),
+        (["predict", "{f}/m", "{t}", "--out", "{f}/absent/p.csv"], "does not exist"),
+        (["predict", "{f}/m.csv", "{t}", "--out", "{f}/m.csv"], "must differ"),
+    ],
+)
+def test_outputs_are_checked_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    for name in ("flashgp.cli.fitting.read_table", "flashgp.cli.model.TableModel.load"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work had begun"))
+    assert said in run(*[a.format(t=folder / "table.csv", f=folder) for a in arguments], code=1).stderr
+
+
+def test_a_report_without_matplotlib_is_refused_before_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("flashgp.cli.fitting.read_table", lambda *_, **__: pytest.fail("work had begun"))
+    result = run("fit", folder / "table.csv", "-t", "y", "--report", folder / "r.html", code=1)
+    assert "flashgp[plot]" in result.stderr
+
+
+def test_debug_shows_where_it_came_from(folder: Path) -> None:
+    result = CliRunner().invoke(application, ["fit", str(folder / "absent.csv"), "-t", "y", "--debug"])
+    assert type(result.exception).__name__ == "DomainError"
+
+
+@pytest.mark.parametrize("change", [None, {}, {"encoding": 1, "scaling": 2, "kernel": ""}, {"kernel": 3}])
+def test_a_model_without_a_table_is_refused(folder: Path, tmp_path: Path, change: Any) -> None:
+    from flashgp.files import load_metadata, save
+
+    model = TableModel.load(folder / "model.safetensors")
+    data = load_metadata(folder / "model.safetensors")["flashgp.table"]
+    metadata = {} if change is None else {"flashgp.table": {**data, **change} if change else {}}
+    save(model.posterior, tmp_path / "m.safetensors", metadata=metadata)
+    result = run("predict", tmp_path / "m.safetensors", folder / "table.csv", "--out", tmp_path / "p.csv", code=1)
+    assert "model" in result.stderr
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_columns_that_do_not_fit_their_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    from flashgp.files import load_metadata, save
+
+    model = TableModel.load(folder / "model.safetensors")
+    data = load_metadata(folder / "model.safetensors")["flashgp.table"]
+    data["scaling"] = Scaling((0.0,), (1.0,), 0.0, 1.0).to_json()
+    save(model.posterior, tmp_path / "m.safetensors", metadata={"flashgp.table": data})
+    result = run("predict", tmp_path / "m.safetensors", folder / "table.csv", "--out", tmp_path / "p.csv", code=1)
+    assert "do not fit" in result.stderr
+
+
+# -- small parts --------------------------------------------------------------------------------------------------
+def test_scores_of_certain_predictions_are_infinite_not_errors() -> None:
+    zeros = np.zeros(2)
+    scores = Scores.of(np.array([0.0, 1.0]), zeros, zeros, Scaling((0.0,), (1.0,), 0.0, 1.0))
+    assert scores.coverage == 0.5
+    assert not math.isfinite(scores.nll)
+    console = Console(json=True)
+    console.finish(scores.to_json())  # null in JSON
+
+
+def test_control_characters_of_a_table_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.pairs("a\x1b[2Jb", [("n\r", "v\x07")])
+    console.note("\x9b31m")
+    shown = capsys.readouterr()
+    assert not set(shown.out + shown.err) & set("\x1b\r\x07\x9b")
+    assert "a\\x1b[2Jb" in shown.out
+
+
+def test_progress_is_a_bar_on_a_terminal_and_nothing_when_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashgp.inference.fit import Progress
+
+    step = Progress("fitting [red]", 3, "start 0", -12.5, 0.1, 2.0, 30.0, 0.25)
+    with Console(quiet=True).progress() as callback:
+        assert callback is None
+    with Console().progress() as callback:
+        assert callback is not None
+        callback(step)  # nothing yet: ten seconds have not passed
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Console().progress() as callback:
+        assert callback is not None
+        callback(step)
+
+
+def test_the_module_runs_as_a_program(source_environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "flashgp", "--version"]
+    result = subprocess.run(command, env=source_environment, capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("flashgp 0.")
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "plan"])
+def test_each_command_has_help(command: str) -> None:
+    text = run(command, "--help").stdout
+    for option in ("--json", "--quiet", "--debug"):
+        assert option in text
+    if command != "predict":
+        assert "fixed(number)" in text

@@ -1,0 +1,252 @@
+"""The kernel language: what expressions become, in which units, and errors that point at the place."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("typer")
+
+from flashgp import GP, kernels
+from flashgp.cli.kernel_building import BuiltKernel, build_kernel, default_kernel
+from flashgp.cli.kernel_expression import GRAMMAR, NAMES, parse_kernel
+from flashgp.foundations.errors import DomainError
+from flashgp.scaling import Scaling
+
+NAMES_OF_INPUTS = ["hour", "wind speed", "site", "temp"]
+TABLE = ["hour", "power", "wind speed", "site", "temp"]  # power is the target
+SCALING = Scaling((0.0, 0.0, 0.0, 0.0), (2.0, 4.0, 1.0, 0.5), 0.0, 1.0)
+
+
+def built(text: str) -> BuiltKernel:
+    return build_kernel(parse_kernel(text), NAMES_OF_INPUTS, TABLE, [2], [0, 0, 5, 0], SCALING)
+
+
+def values(parameter: Any) -> list[float]:
+    return parameter.value.detach().reshape(-1).tolist()
+
+
+def test_sums_products_and_numbers_are_those_of_python() -> None:
+    kernel = built("2 * 3.0 * Matern(nu=1.5) * RBF() + Linear() + 0.5").kernel
+    assert isinstance(kernel, kernels.Sum)
+    product, linear, constant = kernel.parts
+    assert isinstance(product, kernels.Product)
+    scaled, rbf = product.parts
+    assert isinstance(scaled, kernels.Scaled)
+    assert values(scaled.variance) == [6.0]
+    assert (type(scaled.kernel), scaled.kernel.nu) == (kernels.Matern, 1.5)
+    assert [type(k) for k in (rbf, linear, constant)] == [kernels.SquaredExponential, kernels.Linear, kernels.Constant]
+    assert values(constant.variance) == [0.5]
+    grouped = built("Matern() * (RBF() + Linear())").kernel
+    assert [type(k) for k in grouped.parts] == [kernels.Matern, kernels.Sum]
+
+
+@pytest.mark.parametrize("text", ["2 * RBF()", "RBF() * 2", "1 + RBF()", "RBF() + 1", "(1 + 1) * RBF()"])
+def test_a_number_may_stand_on_either_side(text: str) -> None:
+    expected = {"2 * RBF()": kernels.Scaled, "RBF() * 2": kernels.Scaled, "(1 + 1) * RBF()": kernels.Scaled}
+    assert isinstance(built(text).kernel, expected.get(text, kernels.Sum))
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_kernel_of_the_registry_builds_and_evaluates(name: str) -> None:
+    x = torch.tensor([[0.1, 0.2, 1.0, 0.4], [0.5, -0.2, 3.0, 0.1]], dtype=torch.float64)
+    K = built(f"{name}()").kernel(x).to_dense()
+    assert torch.linalg.eigvalsh(K).min() > -1e-12
+    assert name in GRAMMAR
+
+
+def test_only_what_cannot_be_written_is_missing() -> None:
+    assert set(kernels.REGISTRY) - set(NAMES) == {"Sum", "Product", "Scaled", "Warped"}
+
+
+def test_without_active_dims_numbers_see_numbers_and_categories_categories() -> None:
+    kernel = built("Matern() * Categorical()").kernel
+    matern, categorical = kernel.parts
+    assert (matern.active_dims, categorical.active_dims) == ((0, 1, 3), (2,))
+    assert matern.lengthscale.raw.shape == (3,)
+    coregionalization = built("Coregionalization(rank=2)").kernel
+    assert (coregionalization.active_dims, coregionalization.count, coregionalization.rank) == ((2,), 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "dims"),
+    [
+        ("hour", (0,)),
+        ("[hour, temp]", (0, 3)),
+        ('["wind speed"]', (1,)),
+        ("[3, 1]", (1, 0)),
+        ("'temp'", (3,)),
+        ("5", (3,)),
+    ],
+)
+def test_columns_by_name_and_by_position_in_the_table(written: str, dims: tuple[int, ...]) -> None:
+    assert built(f"RBF(active_dims={written})").kernel.active_dims == dims
+
+
+@pytest.mark.parametrize(
+    ("text", "attribute", "expected"),
+    [
+        ("Matern()", "lengthscale", [3**0.5] * 3),
+        ("Matern(lengthscale=1.5)", "lengthscale", [1.5]),  # one for all: in standard deviations
+        ("Matern(lengthscale=[2, 2, 2])", "lengthscale", [1.0, 0.5, 4.0]),
+        ("Matern(lengthscale=3, active_dims=[hour])", "lengthscale", [1.5]),
+        ("Periodic(period=24, active_dims=[hour])", "period", [12.0]),
+        ("Periodic(period=2)", "period", [1.0, 0.5, 4.0]),
+        ("Periodic(lengthscale=2, active_dims=hour)", "lengthscale", [2.0]),  # no unit
+        ("Cosine(frequency=-0.5)", "frequency", [-1.0, -2.0, -0.25]),
+        ("RationalQuadratic(scale_mixture=2)", "scale_mixture", [2.0]),
+        ("Linear(variance=2)", "variance", [2.0]),
+    ],
+)
+def test_what_lies_along_a_column_is_in_its_units(text: str, attribute: str, expected: list[float]) -> None:
+    assert values(getattr(built(text).kernel, attribute)) == pytest.approx(expected)
+
+
+def test_fixed_is_not_trained() -> None:
+    kernel = built("fixed(2) * Periodic(period=fixed(24), active_dims=hour)").kernel
+    assert not kernel.variance.trainable
+    assert not kernel.kernel.period.trainable
+    assert kernel.kernel.lengthscale.trainable
+    assert values(kernel.kernel.period) == [12.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("Matern(nu=1.5) + Linear()", False),
+        ("Periodic(period=24, active_dims=hour)", False),  # a fit never replaces a period by a value from the data
+        ("2 * Matern()", True),
+        ("fixed(2) * Matern()", False),
+        ("Matern(lengthscale=1)", True),
+        ("Matern(lengthscale=fixed(1))", False),
+        ("Linear(variance=2)", True),
+    ],
+)
+def test_starting_values_are_noticed(text: str, starts: bool) -> None:
+    assert built(text).has_starts is starts
+
+
+def test_default_kernel() -> None:
+    GP(default_kernel(3, ()))
+    kernel = default_kernel(4, [2])
+    assert isinstance(kernel, kernels.Scaled)
+    assert [leaf.active_dims for leaf in kernel.leaves()] == [(0, 1, 3), (2,)]
+    assert isinstance(default_kernel(2, [0, 1]).parts[0], kernels.Categorical)
+    assert default_kernel(2, ()).parts[0].active_dims is None
+
+
+SYNTAX = [
+    ("Mattern()", 1, "did you mean Matern?"),
+    ("2 * Foo()", 5, "choose one of Categorical"),
+    ("Matern(2.5)", 8, "by name"),
+    ("Matern(nu=3)", 11, "`nu` must be 0.5, 1.5 or 2.5"),
+    ("RBF() + Matern(lengthscale=-1)", 28, "`lengthscale` must be finite and positive"),
+    ("Matern", 1, "write Matern()"),
+    ("3", 1, "only a number"),
+    ("RBF() - Linear()", 1, "with + and *"),
+    ("RBF() ** 2", 1, "with + and *"),
+    ("-2 * RBF()", 1, "positive numbers"),
+    ("0 * RBF()", 1, "positive numbers"),
+    ("1e999 * RBF()", 1, "positive numbers"),
+    ("Matern(", 7, "never closed"),
+    ("Matern(foo=1)", 8, "only nu, lengthscale, active_dims"),
+    ("Matern(**x)", 8, "got **"),
+    ("RBF(lengthscale=x)", 17, "a number here"),
+    ("RBF(lengthscale=True)", 17, "a number here"),
+    ("RBF(lengthscale='a')", 17, "a number here"),
+    ("RBF(lengthscale=[])", 17, "at least one number"),
+    ("RBF(lengthscale=1+1)", 17, "a number here"),
+    ("RBF(lengthscale=fixed())", 17, "fixed(number)"),
+    ("RBF(lengthscale=open(1))", 17, "fixed(number)"),
+    ("Matern(nu=fixed(1.5))", 11, "plain number"),
+    ("Polynomial(degree=2.5)", 19, "`degree`"),
+    ("RBF(active_dims=[a.b])", 18, "quote a name"),
+    ("RBF(active_dims=[])", 17, "at least one column"),
+    ("RBF(active_dims=[1.5])", 18, "names or positions"),
+    ("RBF().__class__", 1, "kernels, numbers, + and *"),
+    ("__import__('os').system('true')", 1, "must name kernels"),
+    ("[RBF() for x in y]", 1, "kernels, numbers, + and *"),
+    ("lambda: RBF()", 1, "kernels, numbers, + and *"),
+    ("(x := RBF())", 2, "kernels, numbers, + and *"),
+    ("é * Mat()", 1, "must name kernels"),
+    ("RBF(active_dims='é') * Mat()", 24, "must name kernels"),
+    ("RBF(lengthscale=1, active_dims=[1], active_dims=[2])", 37, "active_dims once"),
+    ("RBF() RBF()", None, "mistake"),
+]
+
+
+@pytest.mark.parametrize(("text", "character", "message"), SYNTAX)
+def test_a_mistake_is_shown_where_it_stands(text: str, character: int | None, message: str) -> None:
+    with pytest.raises(DomainError) as caught:
+        parse_kernel(text)
+    said = str(caught.value)
+    assert message in said
+    if character is not None:
+        assert f"at character {character}\n" in said
+        shown, mark = said.split("\n")[-2:]
+        assert shown == f"    {text}"
+        assert mark.index("^") == 4 + character - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "character", "message"),
+    [
+        ("RBF(active_dims=[nope])", 18, "choose from hour, wind speed"),
+        ("RBF(active_dims=[power])", 18, "must name inputs"),
+        ("RBF(active_dims=[6])", 18, "from 1 to 5"),
+        ("RBF(active_dims=[0])", 18, "from 1 to 5"),
+        ("RBF(active_dims=[site])", 18, "use Categorical()"),
+        ("Categorical(active_dims=hour)", 25, "use Matern()"),
+        ("RBF(active_dims=[hour, 1])", 24, "once"),
+        ("RBF(lengthscale=[1, 2])", 17, "one number per column (3), got 2"),
+    ],
+)
+def test_columns_that_do_not_fit(text: str, character: int, message: str) -> None:
+    with pytest.raises(DomainError) as caught:
+        built(text)
+    assert message in str(caught.value)
+    assert f"at character {character}\n" in str(caught.value)
+
+
+def test_kernels_without_columns_of_their_kind() -> None:
+    arguments: tuple[Any, ...] = (["a"], ["a", "y"], [], [0], Scaling((0.0,), (1.0,), 0.0, 1.0))
+    with pytest.raises(DomainError, match="Categorical without a column of categories"):
+        build_kernel(parse_kernel("Categorical()"), *arguments)
+    with pytest.raises(DomainError, match="RBF without a column of numbers"):
+        build_kernel(parse_kernel("RBF()"), ["a"], ["a", "y"], [0], [3], arguments[-1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 5_000 + "RBF()" + ")" * 4_000,
+        "(" * 150 + "RBF()" + ")" * 150 + "+",
+        "-" * 9_000 + "1",
+        "+".join(["RBF()"] * 200),
+        "9" * 5_000 + " * RBF()",
+        "RBF() * (" * 110 + "RBF()" + ")" * 110,
+        "x" * 10_001,
+        "RBF()\n+ RBF()",
+        "RBF()\x00",
+        "",
+        "   ",
+    ],
+)
+def test_absurd_text_is_refused_cleanly(text: str) -> None:
+    with pytest.raises(DomainError, match="--kernel"):
+        parse_kernel(text)
+
+
+@given(st.text(alphabet="RBFMatern()=+*-.,[]'0123456789 ex_:{}@", max_size=40))
+def test_any_text_parses_or_is_refused(text: str) -> None:
+    with contextlib.suppress(DomainError):
+        parse_kernel(text)
+
+
+def test_nothing_python_has_to_say_about_a_text_reaches_the_user(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(DomainError):
+        parse_kernel("'\\d'() * RBF() is 1")
+    assert not recwarn.list

@@ -1,0 +1,123 @@
+"""The page: one file, nothing loaded, everything escaped, whole or not at all."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section, write_page
+
+HOSTILE = "<script>alert(1)</script>\"' onload=x &amp; \x1b[2J \ud800"
+VOID = {"meta", "img"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags are balanced and collects them, their attributes and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def page(text: str = "x") -> Page:
+    return Page(
+        title=text,
+        lead=text,
+        highlights=[(text, text)],
+        sections=[
+            Section(
+                text,
+                [
+                    Facts([(text, text)]),
+                    Notes([text]),
+                    Preformatted(text),
+                    Figure(b"png", text),
+                    Figure(b"png", text),
+                    PageTable([text, text], [[text, text]], numeric=(1,)),
+                ],
+            )
+        ],
+        footer=text,
+    )
+
+
+def test_hostile_text_stays_text_everywhere() -> None:
+    plain, hostile = Reader(page().html()), Reader(page(HOSTILE).html())
+    assert hostile.tags == plain.tags
+    assert [name for name, _ in hostile.attributes] == [name for name, _ in plain.attributes]
+    shown = "<script>alert(1)</script>\"' onload=x &amp; �[2J �"
+    for read, text in ((plain, "x"), (hostile, shown)):
+        assert [read.text.count(text), sum(value == text for _, value in read.attributes)] == [17, 2]
+
+
+def test_nothing_is_loaded_or_run() -> None:
+    read = Reader(page().html())
+    assert "script" not in read.tags
+    assert "link" not in read.tags
+    text = page().html()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+    assert all(value is not None and value.startswith("data:") for name, value in read.attributes if name == "src")
+    assert any("default-src 'none'" in str(value) for _, value in read.attributes)
+
+
+def test_it_has_styles_for_dark_screens_and_paper() -> None:
+    text = page().html()
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    assert 'lang="en"' in text
+
+
+def test_figures_beside_each_other_come_in_order() -> None:
+    read = Reader(page("name").html())
+    assert read.tags.count("figure") == 2
+    assert ("class", "figures") in read.attributes
+    assert read.tags.index("pre") < read.tags.index("figure") < len(read.tags) - 1 - read.tags[::-1].index("table")
+
+
+def test_a_figure_is_drawn_the_same_each_time() -> None:
+    pytest.importorskip("matplotlib")
+    from flashgp.plots import calibration
+
+    drawn = [Figure.of(calibration([0.0, 1.0], ([0.1, 0.8], [1.0, 1.0])), "c").png for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert drawn[0].startswith(b"\x89PNG")
+
+
+def test_rows_fit_the_head() -> None:
+    with pytest.raises(ShapeError, match="must have 2 cells each"):
+        PageTable(["a", "b"], [["1", "2"], ["1"]])
+
+
+def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    write_page(path, page(HOSTILE))
+    assert path.read_text(encoding="utf-8") == page(HOSTILE).html()
+    monkeypatch.setattr(Page, "html", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_page(path, page())
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    assert "alert(1)" in path.read_text(encoding="utf-8")
+    with pytest.raises(DomainError, match="must be a file that can be written"):
+        write_page(tmp_path / "absent" / "report.html", page())

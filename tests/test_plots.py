@@ -1,0 +1,303 @@
+"""Plots: what they show, rendered to pixels; none or one or a hundred thousand points; no global state."""
+
+import io
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.scaling import Scaling
+
+pytest.importorskip("matplotlib")
+plots = pytest.importorskip("flashgp.plots")
+
+
+def rendered(ax: Any) -> np.ndarray:
+    """The figure as an RGBA image; drawing itself must not warn or fail."""
+    import matplotlib.image
+
+    stream = io.BytesIO()
+    ax.figure.savefig(stream, format="png", dpi=60)
+    stream.seek(0)
+    return matplotlib.image.imread(stream)
+
+
+def texts(ax: Any) -> str:
+    """All text of the axes, legend and ticks included."""
+    from matplotlib.text import Text
+
+    ax.figure.canvas.draw()
+    return "\n".join(t.get_text() for t in ax.findobj(Text) if t.get_visible())
+
+
+def posterior(d: int = 1, n: int = 12) -> Any:
+    x = torch.linspace(0, 1, n * d, dtype=torch.float64).reshape(n, d)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(2.5, torch.full((d,), 0.4)), likelihood=fgp.likelihoods.Gaussian(0.01))
+    return gp.condition(x, torch.sin(6 * x[:, 0]))
+
+
+def data(n: int, wrong: float = 1.0) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Observations and calibrated predictions, whose std is then multiplied by `wrong`."""
+    generator = np.random.default_rng(0)
+    mean, std = generator.normal(size=n), np.full(n, 0.3)
+    return mean + std * generator.normal(size=n), (mean, wrong * std)
+
+
+PLOTS: dict[str, Callable[..., Any]] = {
+    "posterior_1d": lambda **o: plots.posterior_1d(posterior(), **o),
+    "predicted_observed": lambda **o: plots.predicted_observed(*data(50), **o),
+    "calibration": lambda **o: plots.calibration(*data(50), **o),
+    "pit_histogram": lambda **o: plots.pit_histogram(*data(50), **o),
+    "relevance": lambda **o: plots.relevance(posterior(2).gp, **o),
+    "training_trace": lambda **o: plots.training_trace([SimpleNamespace(start="start 0", index=0, value=-1.0)], **o),
+}
+
+
+def test_every_public_plot_is_tested() -> None:
+    assert sorted(PLOTS) == sorted(plots.__all__)
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_it_draws_on_its_own_figure_and_leaves_no_global_state(name: str) -> None:
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    before = dict(matplotlib.rcParams)
+    image = rendered(PLOTS[name]())
+    assert image[..., :3].min() < 0.5, "something is drawn"
+    assert plt.get_fignums() == []
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_it_draws_on_given_axes(name: str) -> None:
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    assert PLOTS[name](ax=ax) is ax
+    assert ax.has_data()
+
+
+def test_matplotlib_is_imported_only_to_draw(source_environment: dict[str, str]) -> None:
+    code = "import sys, flashgp.plots; print('matplotlib' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=source_environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "False"
+
+
+# -- posterior ----------------------------------------------------------------------------------------------------
+def test_the_posterior_line_is_the_prediction_in_the_units_of_the_table() -> None:
+    post = posterior()
+    ax = plots.posterior_1d(
+        post, points=50, samples=2, scaling=Scaling((100.0,), (20.0,), 5.0, 3.0), x_label="t / s", y_label="U / V"
+    )
+    line = next(line for line in ax.get_lines() if line.get_label() == "mean")
+    x = (np.asarray(line.get_xdata()) - 100.0) / 20.0
+    expected = post.predict(torch.tensor(x)[:, None]).mean.numpy() * 3.0 + 5.0
+    assert np.allclose(line.get_ydata(), expected)
+    assert x.min() < 0.0 < 1.0 < x.max(), "a little beyond the data"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("t / s", "U / V")
+    assert sum(line.get_label() == "samples" or line.get_label().startswith("_child") for line in ax.get_lines()) == 2
+    assert "95%, new observation" in texts(ax)
+
+
+def test_a_slice_holds_the_other_columns_at_their_median_and_leaves_the_data_out() -> None:
+    post = posterior(d=3)
+    ax = plots.posterior_1d(post, column=1, points=20)
+    line = next(line for line in ax.get_lines() if line.get_label() == "mean")
+    grid = post.x.median(dim=0).values.repeat(20, 1)
+    grid[:, 1] = torch.tensor(np.asarray(line.get_xdata()))
+    assert np.allclose(line.get_ydata(), post.predict(grid).mean.numpy())
+    assert line.get_xdata()[0] == post.x[:, 1].min()
+    assert "other inputs at their median" in texts(ax)
+    rendered(ax)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_no_data_and_one_row(n: int) -> None:
+    rendered(
+        plots.posterior_1d(
+            posterior(n=n) if n else fgp.GP(fgp.kernels.RBF()).condition(torch.zeros(0, 1), torch.zeros(0))
+        )
+    )
+
+
+def test_the_posterior_plot_refuses_what_it_cannot_draw() -> None:
+    gp = fgp.GP(fgp.kernels.RBF(), outputs=2)
+    with pytest.raises(ShapeError, match="one model with one output"):
+        plots.posterior_1d(gp.condition(torch.zeros(3, 1), torch.zeros(3, 2)))
+    with pytest.raises(DomainError, match="`column` must be 0 to 0"):
+        plots.posterior_1d(posterior(), column=1)
+    with pytest.raises(ShapeError, match="`at`"):
+        plots.posterior_1d(posterior(), at=[1.0, 2.0])
+    with pytest.raises(DomainError, match="`level`"):
+        plots.posterior_1d(posterior(), level=95)
+
+
+# -- predictions --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("n", [0, 1, 2, 100_000])
+def test_any_number_of_rows(n: int) -> None:
+    y, prediction = data(n)
+    ax = plots.predicted_observed(y, prediction, label="strength / MPa")
+    rendered(ax)
+    drawn = sum(len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes()))
+    assert drawn == min(n, 5_000)
+    assert ("5,000 of 100,000 rows drawn" in texts(ax)) == (n == 100_000)
+    for plot in (plots.calibration, plots.pit_histogram):
+        rendered(plot(y, prediction))
+
+
+def test_a_prediction_and_its_moments_draw_the_same() -> None:
+    post = posterior()
+    prediction = post.predict(post.x)
+    pair = (prediction.mean, prediction.observation_variance.sqrt())
+    one, two = (plots.predicted_observed(post.y, p) for p in (prediction, pair))
+    assert np.array_equal(rendered(one), rendered(two))
+
+
+def test_rmse_and_the_rows_outside_are_counted() -> None:
+    y, mean, std = np.array([0.0, 1.0, 2.0, 9.0]), np.array([0.0, 1.0, 2.0, 5.0]), np.ones(4)
+    shown = texts(plots.predicted_observed(y, (mean, std)))
+    assert "RMSE 2, 4 rows" in shown
+    assert "in its 95% interval (75.0%)" in shown
+    assert "outside its 95% interval (25.0%)" in shown
+    assert "99.9% interval" in texts(plots.predicted_observed(y, (mean, std), level=0.999))
+
+
+def coverage_line(ax: Any) -> np.ndarray:
+    return np.asarray(next(line for line in ax.get_lines() if line.get_label() == "this model").get_ydata())
+
+
+def test_calibration_is_the_coverage_of_central_intervals() -> None:
+    y, (mean, std) = data(4_000)
+    line = coverage_line(plots.calibration(y, (mean, std)))
+    levels = np.linspace(0, 1, 101)
+    for k in (10, 50, 95):
+        from statistics import NormalDist
+
+        half = NormalDist().inv_cdf(0.5 + levels[k] / 2) * std
+        assert math.isclose(line[k], float(np.mean(np.abs(y - mean) <= half)), abs_tol=1e-12)
+    assert np.abs(line - levels).max() < 0.03
+    narrow, wide = (
+        coverage_line(plots.calibration(*data(4_000, 0.5))),
+        coverage_line(plots.calibration(*data(4_000, 2.0))),
+    )
+    assert narrow[50] < 0.35 < 0.75 < wide[50]
+    assert "95% intervals hold" in texts(plots.calibration(y, (mean, std)))
+
+
+def test_pit_is_flat_for_calibrated_predictions() -> None:
+    ax = plots.pit_histogram(*data(10_000))
+    heights = [patch.get_height() for patch in ax.patches if patch.get_width() < 0.2]
+    assert len(heights) == 10
+    assert math.isclose(sum(heights), 1.0)
+    assert max(heights) - min(heights) < 0.03
+    valley = [p.get_height() for p in plots.pit_histogram(*data(10_000, 0.3)).patches if p.get_width() < 0.2]
+    assert valley[0] > 3 * valley[5]
+
+
+def test_certain_predictions_and_missing_values_do_not_break() -> None:
+    y = np.array([1.0, 2.0, np.nan, 4.0])
+    prediction = (np.array([1.0, 3.0, 3.0, np.inf]), np.array([0.0, 0.0, 1.0, 1.0]))
+    line = coverage_line(plots.calibration(y, prediction))
+    assert (line[0], line[99], line[100]) == (0.5, 0.5, 1.0)  # one exactly right, one wrong with certainty
+    rendered(plots.predicted_observed(y, prediction))
+    rendered(plots.pit_histogram(y, prediction))
+
+
+def test_predictions_of_another_length_or_kind_are_refused() -> None:
+    with pytest.raises(ShapeError, match="got 2 for 3 means"):
+        plots.calibration(np.zeros(2), (np.zeros(3), np.ones(3)))
+    with pytest.raises(ShapeError, match=r"must have shape \(n,\)"):
+        plots.calibration(np.zeros((2, 1)), (np.zeros(2), np.ones(2)))
+    with pytest.raises(DomainError, match="Prediction or a pair"):
+        plots.calibration(np.zeros(2), np.zeros(2))
+    with pytest.raises(DomainError, match="`bins`"):
+        plots.pit_histogram(*data(3), bins=0)
+
+
+# -- parameters ---------------------------------------------------------------------------------------------------
+def test_relevance_names_columns_most_relevant_first() -> None:
+    kernel = (
+        2.0
+        * fgp.kernels.Matern(2.5, torch.tensor([4.0, 0.5]), active_dims=[2, 0])
+        * fgp.kernels.Categorical(torch.tensor([1.0]), active_dims=[1])
+    )
+    ax = plots.relevance(fgp.GP(kernel), ["$age^2$", "colour", "<b>"], unit="per year")
+    labels = [t.get_text() for t in ax.get_yticklabels()][::-1]
+    assert labels == ["$age^2$ · Matern", "colour · Categorical", "<b> · Matern"]
+    assert [round(patch.get_width(), 6) for patch in ax.patches] == [0.25, 2.0, 1.0]
+    assert "1 / lengthscale, per year" in texts(ax)
+    assert "drop of log correlation" in texts(ax)
+    rendered(ax)  # "$age^2$" is a name, not mathematics
+
+
+def test_a_wide_range_is_logarithmic_and_many_columns_are_cut() -> None:
+    ax = plots.relevance(fgp.GP(fgp.kernels.RBF(torch.logspace(-2, 3, 1_000))))
+    assert ax.get_xscale() == "linear"  # the 25 most relevant lie close together
+    assert "the 25 most relevant of 1,000" in texts(ax)
+    ax = plots.relevance(fgp.GP(fgp.kernels.RBF(torch.tensor([1e-8, 1.0, 1e8]))))
+    assert ax.get_xscale() == "log"
+    assert "(log scale)" in ax.get_xlabel()
+    rendered(ax)
+
+
+def test_what_has_no_lengthscale_says_so() -> None:
+    assert "no lengthscale" in texts(plots.relevance(fgp.GP(fgp.kernels.Linear())))
+    assert "all columns" in texts(plots.relevance(fgp.GP(fgp.kernels.RBF(2.0))))
+    with pytest.raises(ShapeError, match="one model"):
+        plots.relevance(fgp.GP(fgp.kernels.RBF(torch.ones(2, 3))))
+    with pytest.raises(ShapeError, match="`names`"):
+        plots.relevance(fgp.GP(fgp.kernels.RBF(torch.ones(3))), ["a"])
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+def history(starts: int, length: int) -> list[SimpleNamespace]:
+    return [
+        SimpleNamespace(start=f"start {s}", index=i, value=-10.0 - s - 100 * math.exp(-i))
+        for s in range(starts)
+        for i in range(length)
+    ]
+
+
+def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
+    entries = [*history(3, 5), SimpleNamespace(start="subset 0", index=0, value=50.0)]
+    entries.append(SimpleNamespace(start="start 1", index=9, value=float("nan")))
+    ax = plots.training_trace(entries)
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    assert set(lines) == {"start 0, the best", "start 1", "start 2"}
+    best = -10.0 - 100 * math.exp(-4)
+    assert np.allclose(lines["start 1"].get_ydata()[:4], [best - e.value for e in entries[5:9]])
+    assert lines["start 0, the best"].get_ydata()[-1] == 1e-3, "zero has no logarithm: shown at the floor"
+    assert "1 evaluations had no finite value" in texts(ax)
+    rendered(ax)
+
+
+@pytest.mark.parametrize(("starts", "length"), [(0, 0), (1, 1), (12, 3), (1, 100_000)])
+def test_any_history(starts: int, length: int) -> None:
+    ax = plots.training_trace(history(starts, length))
+    rendered(ax)
+    if starts == 12:
+        assert "11 other starts" in texts(ax)
+
+
+def test_samples_have_the_posterior_covariance_where_it_has_no_cholesky_factor() -> None:
+    from flashgp.plots.posterior import _samples
+
+    line = np.linspace(0.0, 0.01, 300)
+    covariance = 4.0 * np.exp(-0.5 * np.square(line[:, None] - line[None, :]))
+    with pytest.raises(np.linalg.LinAlgError):
+        np.linalg.cholesky(covariance)
+    drawn = _samples(np.full(300, 7.0), covariance, 4_000, seed=0)
+    error = np.cov(drawn[:, ::60].T) - covariance[::60, ::60]
+    assert np.abs(error).max() < 4 * 4.0 * math.sqrt(2 / 4_000)  # four standard errors of a variance of 4
+    assert abs(drawn.mean() - 7.0) < 4 * 2.0 / math.sqrt(4_000)
