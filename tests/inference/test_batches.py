@@ -1,0 +1,140 @@
+"""A batch of models is a loop over models, bit for bit; one that fails is named and changes nothing in the others."""
+
+import warnings
+
+import pytest
+import torch
+from inference.plain_gp import F64, data, relative
+
+import flashgp as fgp
+
+k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
+
+VARIANCE = torch.tensor([1.0, 2.5, 0.4], dtype=F64)
+LENGTHSCALE = torch.tensor([[0.7, 1.2], [1.5, 0.6], [1.0, 1.0]], dtype=F64)
+MEAN = torch.tensor([0.0, 1.0, -0.5], dtype=F64)
+NOISE = torch.tensor([0.1, 0.03, 0.2], dtype=F64)
+
+
+def model(member: int | None = None) -> fgp.GP:
+    """Three models, or one of them."""
+    part = slice(None) if member is None else member
+    return fgp.GP(
+        VARIANCE[part] * k.Matern(2.5, LENGTHSCALE[part]), m.Constant(MEAN[part]), lik.Gaussian(NOISE[part])
+    )
+
+
+def members(n: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    pairs = [data(n, seed=s) for s in range(3)]
+    return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
+
+
+@pytest.mark.parametrize("shared_x", [False, True])
+@pytest.mark.parametrize("shared_y", [False, True])
+def test_a_batch_is_a_loop(shared_x: bool, shared_y: bool) -> None:
+    x, y = members()
+    x_test, y_test = data(5, seed=7)
+    given_x, given_y = x[0] if shared_x else x, y[0] if shared_y else y
+    batch = model()
+    posterior = batch.condition(given_x, given_y)
+    found, loo = posterior.predict(x_test), posterior.leave_one_out()
+    value = batch.log_marginal_likelihood(given_x, given_y)
+    gradients = torch.autograd.grad(value.sum(), list(batch.parameters()))
+    samples = found.sample(4, seed=1)
+    assert samples.shape == (4, 3, 5)
+    for i in range(3):
+        alone = model(i)
+        one_x, one_y = x[0 if shared_x else i], y[0 if shared_y else i]
+        one = alone.condition(one_x, one_y)
+        wanted = one.predict(x_test)
+        for name in ("mean", "variance", "observation_variance"):
+            assert relative(getattr(found, name)[i], getattr(wanted, name)) < 1e-13
+        assert relative(found.covariance()[i], wanted.covariance()) < 1e-13
+        assert relative(found.log_prob(y_test)[i], wanted.log_prob(y_test)) < 1e-12
+        assert relative(found.joint_log_prob(y_test)[i], wanted.joint_log_prob(y_test)) < 1e-12
+        assert relative(found.quantile(0.1)[i], wanted.quantile(0.1)) < 1e-13
+        assert relative(loo.mean[i], one.leave_one_out().mean) < 1e-12
+        assert relative(posterior.log_marginal_likelihood()[i], one.log_marginal_likelihood()) < 1e-13
+        single = alone.log_marginal_likelihood(one_x, one_y)
+        assert relative(value[i], single) < 1e-13
+        for g, w in zip(gradients, torch.autograd.grad(single, list(alone.parameters())), strict=True):
+            assert relative(g[i], w) < 1e-11
+
+
+def test_one_set_of_parameters_for_a_batch_of_data() -> None:
+    x, y = members()
+    gp = model(1)
+    value = gp.log_marginal_likelihood(x, y)
+    assert value.shape == (3,)
+    gradients = torch.autograd.grad(value.sum(), list(gp.parameters()))
+    singles = [gp.log_marginal_likelihood(x[i], y[i]) for i in range(3)]
+    assert relative(value, torch.stack(singles)) < 1e-13
+    for g, w in zip(gradients, torch.autograd.grad(sum(singles), list(gp.parameters())), strict=True):
+        assert relative(g, w) < 1e-12
+
+
+def test_two_batch_dimensions_and_test_points_of_their_own() -> None:
+    x, y = members()
+    x, y = x.expand(2, 3, 9, 2), torch.stack([y, y + 1.0])
+    gp = model()
+    x_test = torch.randn(2, 3, 4, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = gp.condition(x, y).predict(x_test)
+    assert found.mean.shape == (2, 3, 4)
+    for i in range(2):
+        for j in range(3):
+            wanted = model(j).condition(x[i, j], y[i, j]).predict(x_test[i, j])
+            assert relative(found.mean[i, j], wanted.mean) < 1e-13
+            assert relative(found.variance[i, j], wanted.variance) < 1e-13
+    with pytest.raises(fgp.ShapeError, match="does not broadcast"):
+        gp.condition(x, y).predict(torch.zeros(5, 4, 2, dtype=F64))
+
+
+def test_outputs_in_a_batch() -> None:
+    x, y = members()
+    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE), outputs=2)
+    targets = torch.stack([y, -y], -1)
+    found = gp.condition(x, targets).predict(x[0])
+    assert found.mean.shape == found.variance.shape == found.observation_variance.shape == (3, 9, 2)
+    for i in range(3):
+        alone = fgp.GP(VARIANCE[i] * k.Matern(2.5, LENGTHSCALE[i]), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE[i]), outputs=2)
+        wanted = alone.condition(x[i], targets[i]).predict(x[0])
+        assert relative(found.mean[i], wanted.mean) < 1e-13
+        assert relative(found.observation_variance[i], wanted.observation_variance) < 1e-13
+
+
+def noise_free() -> fgp.GP:
+    return fgp.GP(k.RBF(torch.ones(3, 2)), m.Zero(), lik.Gaussian(0.0))
+
+
+def test_only_the_member_that_fails_gets_a_jitter() -> None:
+    """Member 1 repeats its first row with the same y: the second pivot is exactly 0, a jitter repairs it; eq. (M-31)."""
+    x, y = members()
+    good = noise_free().condition(x, y)
+    bad_x, bad_y = x.clone(), y.clone()
+    bad_x[1, 1], bad_y[1, 1] = bad_x[1, 0], bad_y[1, 0]
+    with pytest.warns(fgp.FlashGPWarning, match=r"batch members \[1\]"):
+        found = noise_free().condition(bad_x, bad_y)
+    assert found.report.jitter[0] == found.report.jitter[2] == 0.0
+    assert found.report.jitter[1] in [pytest.approx(9 * torch.finfo(F64).eps * step, rel=1e-9) for step in (1, 10, 100)]
+    assert any("jitter" in event for event in found.report.events)
+    x_test, _ = data(4, seed=8)
+    for i in (0, 2):
+        assert torch.equal(found.factor.lower[i], good.factor.lower[i])
+        assert torch.equal(found.representer_weights[i], good.representer_weights[i])
+        assert torch.equal(found.predict(x_test).mean[i], good.predict(x_test).mean[i])
+        assert torch.equal(found.predict(x_test).variance[i], good.predict(x_test).variance[i])
+        assert torch.equal(found.log_marginal_likelihood()[i], good.log_marginal_likelihood()[i])
+
+
+def test_a_member_that_cannot_be_repaired_is_named() -> None:
+    x, y = members()
+    x[1, 1] = x[1, 0]  # a repeated row with another y, and no noise
+    for call in (noise_free().condition, noise_free().log_marginal_likelihood, noise_free().log_joint):
+        with pytest.raises(fgp.NotPositiveDefiniteError, match=r"batch member \(1,\)") as caught:
+            call(x, y)
+        assert caught.value.indices == ((1,),)
+        assert caught.value.jitters == ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = noise_free().condition(x, y, jitter=1e-6)  # asked for: no warning, but in the report
+    assert found.report.jitter == pytest.approx([1e-6] * 3)

@@ -1,0 +1,154 @@
+"""CONTRACTS' case 18: whatever torch modes the user has on, results are the same, and the modes are left as they were."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from inference.plain_gp import F64, data, model, relative
+
+import flashgp as fgp
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def low_matmul_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+MODES = {
+    "float64 by default": lambda: default_dtype(torch.float64),
+    "float16 by default": lambda: default_dtype(torch.float16),
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "deterministic": deterministic,
+    "low matmul precision": low_matmul_precision,
+}
+
+
+def flags() -> tuple[object, ...]:
+    return (
+        torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled(),
+        torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(),
+        torch.get_float32_matmul_precision(), torch.get_rng_state().sum().item(),
+    )  # fmt: skip
+
+
+@pytest.fixture(params=MODES, ids=str)
+def mode(request: pytest.FixtureRequest) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    return MODES[request.param]
+
+
+def answers(gp: fgp.GP, x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor) -> dict[str, torch.Tensor]:
+    posterior = gp.condition(x, y)
+    found = posterior.predict(x_test)
+    single = gp.condition(x.float(), y.float(), dtype=torch.float32).predict(x_test.float())
+    operator = gp.kernel.operator(x.float(), x_test.float())
+    return {
+        "mean": found.mean,
+        "variance": found.variance,
+        "quantile": found.quantile(0.9),
+        "sample": found.sample(2, seed=0),
+        "joint": found.joint_log_prob(torch.zeros(len(x_test), dtype=F64)),
+        "leave one out": posterior.leave_one_out().mean,
+        "float32 mean": single.mean,
+        "float32 variance": single.variance,
+        "likelihood": gp.log_marginal_likelihood(x, y),
+        "float32 likelihood": gp.log_marginal_likelihood(x.float(), y.float(), dtype=torch.float32),
+        "operator": operator @ torch.ones(len(x_test), 2, dtype=torch.float32),
+        "block": operator.to_dense(),
+    }
+
+
+def test_answers_and_flags(mode: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    x, y = data(20)
+    x_test, _ = data(5, seed=3)
+    gp = model()
+    wanted = answers(gp, x, y, x_test)
+    with mode():
+        before = flags()
+        found = answers(gp, x, y, x_test)
+        assert flags() == before
+    for what, value in wanted.items():
+        assert found[what].dtype == value.dtype, what
+        assert relative(found[what], value) <= (1e-14 if value.dtype == F64 else 1e-6), what
+
+
+def test_fit(mode: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    x, y = data(10)
+    wanted = fgp.fit(model(), x, y, max_iterations=5)
+    gp = model()
+    with mode():
+        before = flags()
+        found = fgp.fit(gp, x, y, max_iterations=5)
+        assert flags() == before
+    assert [e.theta for e in found.history] == [e.theta for e in wanted.history]
+    assert not any(p.is_inference() for p in found.gp.parameters())
+
+
+def test_gradients(mode: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Where the mode allows gradients at all."""
+    x, y = data(20)
+    gp = model()
+
+    def gradient(dtype: torch.dtype) -> torch.Tensor:
+        value = gp.log_marginal_likelihood(x.to(dtype), y.to(dtype), dtype=dtype)
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, list(gp.parameters()))])
+
+    def operator_gradient() -> torch.Tensor:
+        total = (gp.kernel.operator(x.float()) @ torch.ones(20, 3, dtype=torch.float32)).square().sum()
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(total, list(gp.kernel.parameters()))])
+
+    wanted = gradient(F64), gradient(torch.float32), operator_gradient()
+    with mode():
+        if not torch.is_grad_enabled():
+            pytest.skip("no gradients in this mode")
+        found = gradient(F64), gradient(torch.float32), operator_gradient()
+    assert relative(found[0], wanted[0]) == 0.0
+    assert relative(found[1], wanted[1]) < 1e-6
+    assert relative(found[2], wanted[2]) < 1e-6
+
+
+def test_what_was_made_in_inference_mode_lasts() -> None:
+    """A posterior made there, and data made there, carry gradients later."""
+    x, y = data(12)
+    gp = model()
+    with torch.inference_mode():
+        posterior = gp.condition(x, y)
+        x_inside, y_inside = data(12)
+    x_test = data(4, seed=3)[0].requires_grad_()
+
+    def slope(p: fgp.Posterior) -> torch.Tensor:
+        found = p.predict(x_test)
+        return torch.autograd.grad(found.mean.sum() + found.variance.sum(), x_test)[0]
+
+    wanted = slope(gp.condition(x, y))
+    assert torch.equal(slope(posterior), wanted)
+    assert torch.equal(slope(gp.condition(x_inside, y_inside)), wanted)
+    gp.log_marginal_likelihood(x_inside, y_inside).backward()
+    assert all(p.grad is not None for p in gp.parameters())
+    assert fgp.fit(gp, x_inside, y_inside, max_iterations=2).history
