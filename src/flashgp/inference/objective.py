@@ -190,27 +190,38 @@ class FlatObjective:
         return -(total + prior), -(gradient + prior_gradient)
 
     def batch(self, thetas: list[numpy.ndarray]) -> list[tuple[float, numpy.ndarray] | NotPositiveDefiniteError]:
-        """Several vectors in one tensor program; a member that fails returns its error, the others their values."""
-        if len(thetas) == 1 or not self.batchable:
-            return [self._one(theta) for theta in thetas]
+        """Several vectors: one tensor program on an accelerator, one by one where that is cheaper (decision 4).
+
+        A member that cannot be factorised returns its error, the others their values.
+        """
+        if len(thetas) > 1 and self.batchable and self.x.device.type != "cpu":
+            try:
+                return list(self.together(thetas))
+            except NotPositiveDefiniteError:
+                pass  # find out which, one by one
+        return [self._one(theta) for theta in thetas]
+
+    def together(self, thetas: list[numpy.ndarray]) -> list[tuple[float, numpy.ndarray]]:
+        """Several vectors in one tensor program, a leading batch dimension on every parameter.
+
+        Raises: NotPositiveDefiniteError naming the members that failed.
+        """
         stacked = torch.from_numpy(numpy.stack(thetas))
         named = {
-            s.name: stacked[:, s.start : s.stop].reshape(-1, *s.tensor.shape).clone().requires_grad_()
+            s.name: stacked[:, s.start : s.stop].reshape(-1, *s.tensor.shape).to(s.tensor.device).requires_grad_()
             for s in self.slots
         }
-        try:
-            with torch.enable_grad():
-                value = self.gp._at(named, self.x, self.y, lambda gp: self._totals(gp, len(thetas)))
-                grads = torch.autograd.grad(value.sum(), list(named.values()), allow_unused=True)
-        except NotPositiveDefiniteError:
-            return [self._one(theta) for theta in thetas]  # rare: find out which, one by one
+        with torch.enable_grad():
+            value = self.gp._at(named, self.x, self.y, lambda gp: self._totals(gp, len(thetas)))
+            grads = torch.autograd.grad(value.sum(), list(named.values()), allow_unused=True)
         flat = [
-            torch.zeros(len(thetas), s.stop - s.start, dtype=torch.float64) if g is None else g.reshape(len(thetas), -1)
+            torch.zeros(len(thetas), s.stop - s.start, dtype=torch.float64)
+            if g is None
+            else g.reshape(len(thetas), -1).cpu()
             for g, s in zip(grads, self.slots, strict=True)
         ]
-        gradients = torch.cat(flat, dim=1).numpy()
-        results: list[tuple[float, numpy.ndarray] | NotPositiveDefiniteError] = []
-        for theta, v, g in zip(thetas, value.tolist(), gradients, strict=True):
+        results = []
+        for theta, v, g in zip(thetas, value.tolist(), torch.cat(flat, dim=1).numpy(), strict=True):
             prior, prior_gradient = self.priors.value_and_gradient(theta)
             results.append((-(v + prior), -(g + prior_gradient)))
         return results
