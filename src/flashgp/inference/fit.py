@@ -1,7 +1,7 @@
 """fit: maximise the log joint by L-BFGS-B, from starts the data suggest; resumable, interruptible, repeatable.
 
-Small problems run several starts in lockstep, one batched evaluation at a time; large ones choose their start on a
-subset. The log of evaluations is the checkpoint (docs/design.md, fit).
+Small problems run several starts in lockstep, one joint evaluation at a time; large ones fit their starts to a subset
+first and go on from the best. The log of evaluations is the checkpoint (docs/design.md, fit).
 """
 
 import copy
@@ -224,10 +224,12 @@ def fit(
     interrupted = False
     try:
         thetas = _starts(objective, roles, given, count, initial, seed)
-        if len(thetas) > 1 and not small:
+        if not small and (len(thetas) > 1 or n > 2 * SUBSET_ROWS):
             recorder.phase = "choosing a start on a subset"
             thetas = [_best_on_subset(gp, work_x, work_y, settings, roles, priors, thetas, seed, recorder)]
-            report.events.append(f"start chosen among {count} on {min(SUBSET_ROWS, n)} of {n} rows")
+            report.events.append(
+                f"the best of {count} start{'s' if count > 1 else ''} on {min(SUBSET_ROWS, n)} of {n} rows was fitted to all"
+            )
         recorder.phase = "fitting"
         _minimise(objective, roles, thetas, max_iterations, recorder, "start")
     except (KeyboardInterrupt, _TimeUp) as stop:
