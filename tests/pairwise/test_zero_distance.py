@@ -127,7 +127,11 @@ def test_forward_mode_by_one_term_of_a_sum() -> None:
     def block(variance: Tensor) -> Tensor:
         return differentiable.block(kernel.form, [variance], rows, None)
 
-    assert torch.equal(torch.func.jacfwd(block)(torch.tensor(1.5, dtype=f64)), torch.ones(3, 3, dtype=f64))
+    variance = torch.tensor(1.5, dtype=f64)
+    assert torch.equal(torch.func.jacfwd(block)(variance), torch.ones(3, 3, dtype=f64))
+    value, tangent = torch.func.jvp(block, (variance,), (torch.ones_like(variance),))
+    assert tangent.shape == value.shape == (3, 3)
+    assert torch.equal(tangent, torch.ones(3, 3, dtype=f64))
 
 
 def test_function_transforms() -> None:
