@@ -41,8 +41,8 @@ def diagonal(form: Form, theta: Sequence[Tensor], rows: Rows) -> Tensor:
         if kind == "product":
             statistics.append(feature.square().sum(-1))
         else:
-            value = 0.0 if kind == "distance" else 1.0
-            statistics.append(torch.full((rows.count,), value, dtype=torch.float64, device=rows.device))
+            own = 0.0 if kind == "distance" else 1.0
+            statistics.append(torch.full((rows.count,), own, dtype=torch.float64, device=rows.device))
     scalars = [*rows.scalars, *rows.scalars]
     value = evaluate(form, statistics, scalars, [t.unsqueeze(-1) if t.dim() else t for t in theta])
     batch = torch.broadcast_shapes(rows.batch_shape, *(t.shape for t in theta))

@@ -325,7 +325,9 @@ class Program:
         exec(compile(self.source, f"<flashgp program of {self.form.profile.key[:80]}>", "exec"), scope)
         return scope
 
-    def value(self, statistics: Sequence[Tensor], scalars: Sequence[Tensor], theta: Sequence[Scalar], own: bool) -> Tensor:
+    def value(
+        self, statistics: Sequence[Tensor], scalars: Sequence[Tensor], theta: Sequence[Scalar], own: bool
+    ) -> Tensor:
         """g over a tile. `own`: the statistics may be overwritten and all have the tile's full shape."""
         (result,) = self._value(*statistics, *scalars, *theta, own)
         return result
@@ -457,4 +459,4 @@ def evaluate(form: Form, statistics: Sequence[Tensor], scalars: Sequence[Tensor]
     Returns: (*batch, n, m), or a shape that broadcasts to it when the profile is constant.
     """
     tensors = (*statistics, *scalars, *theta)
-    return _Evaluate.apply(form.profile, form, *tensors)  # type: ignore[no-any-return]
+    return _Evaluate.apply(form.profile, form, *tensors)

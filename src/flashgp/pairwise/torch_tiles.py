@@ -56,7 +56,8 @@ class TorchTiles(Backend):
     def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
         program = program_of(form)
         statistics, scalars, own = _diagonal_statistics(form, rows, dtype)
-        value = program.value(statistics, scalars, [t.unsqueeze(-1).to(dtype) if t.dim() else t.to(dtype) for t in theta], own)
+        values = [t.unsqueeze(-1).to(dtype) if t.dim() else t.to(dtype) for t in theta]
+        value = program.value(statistics, scalars, values, own)
         shape = (*broadcast_batch(rows.batch_shape, *(t.shape for t in theta)), rows.count)
         return torch.as_tensor(value, dtype=dtype, device=rows.device).expand(shape)
 
@@ -199,7 +200,7 @@ class _Job:
         shape = (*self.batch_shape, i.stop - i.start, j.stop - j.start)
         if isinstance(value, float):
             return torch.full(shape, value, dtype=self.dtype, device=self.rows.device)
-        return value if value.shape == shape else value.expand(shape)  # type: ignore[no-any-return]
+        return value if value.shape == shape else value.expand(shape)
 
     def partials(self, i: slice, j: slice) -> tuple[Any, list[Partial]]:
         statistics, scalars = self.statistics.tile(i, j)
