@@ -1,6 +1,5 @@
 """The workspace counts what is alive, refuses what does not fit, fails where it is told, and gives memory back."""
 
-
 import pytest
 import torch
 

@@ -155,6 +155,8 @@ class SmallProblem:
                 at, part = count + symbol.index, scalar * weighted.sum(1 if symbol.kind == "left" else 0)
             else:
                 at, feature = symbol.index, self.features[symbol.index]
+                if symbol.kind == "distance":  # around the mean: an offset would take the digits of the difference
+                    feature = feature - feature.mean(0)
                 part = weighted @ feature
                 if symbol.kind == "distance":
                     part = weighted.sum(1)[:, None] * feature - part
