@@ -78,6 +78,7 @@ def test_nested_kernels_survive_parameters_and_clone() -> None:
     assert model.kernel is kernel
     assert model.kernel_ is not kernel
     assert model.kernel_ is model.gp_.kernel
+    assert clone(model).set_params(optimise=False, kernel=kernel).fit(x, y).kernel_ is not kernel
     other = fgp.kernels.RBF(1.0)
     assert model.set_params(kernel=other, starts=2).get_params()["kernel"] is other
     assert "Matern" in repr(copied)

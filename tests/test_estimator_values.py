@@ -1,6 +1,7 @@
 """The numbers of GPRegressor: against scikit-learn's, against closed forms, and in any units."""
 
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,8 @@ def test_repeated_points_with_different_targets() -> None:
     np.testing.assert_allclose(mean, exact.mean, rtol=1e-12)
     np.testing.assert_allclose(std, exact.observation_variance.sqrt(), rtol=1e-12)
     assert type(model.posterior_.gp) is fgp.GP
+    scales = [scaling.y_scale for scaling in given(d=1).fit(x, y).scaling_]
+    np.testing.assert_allclose(scales, y.std(0), rtol=1e-14)
 
 
 def test_fitting_weights_that_average_one() -> None:
@@ -209,6 +212,8 @@ def test_row_variances_are_for_the_rows_passed() -> None:
     with pytest.warns(fgp.FlashGPWarning, match="the first is row 3"):
         dropped = copy.deepcopy(noisy).set_params(missing="drop").fit(x, gap)
     np.testing.assert_array_equal(dropped.gp_.likelihood.row_variance.numpy(), np.delete(variances, 3))
+    weighted = copy.deepcopy(noisy).fit(x, y, np.arange(12.0) % 2)
+    np.testing.assert_array_equal(weighted.gp_.likelihood.row_variance.numpy(), variances[1::2])
     assert noisy.likelihood.row_variance.shape == (12,)
     with pytest.raises(fgp.ShapeError, match="row_variance"):
         noisy.fit(x[:5], y[:5])
@@ -234,6 +239,15 @@ def test_constant_targets(value: float) -> None:
     np.testing.assert_allclose(mean, value, rtol=1e-12)
     assert np.isfinite(std).all()
     assert (std < max(abs(value), 1.0) * 2.0).all()
+
+
+def test_a_constant_target_is_its_own_scale() -> None:
+    x, _ = table(10)
+    small, large = (
+        fgp.GPRegressor(optimise=False).fit(x, np.full(10, value)).predict(x, return_std=True)[1]
+        for value in (1e-9, 5.0)
+    )
+    np.testing.assert_allclose(small / 1e-9, large / 5.0, rtol=1e-12)
 
 
 def test_constant_columns() -> None:
@@ -287,6 +301,8 @@ def test_standardisation_keeps_digits_at_the_ends_of_the_range() -> None:
         assert abs(standard.mean()) < 1e-12 + np.finfo(float).eps * offset / scale  # of the offset itself
         assert standard.std() == pytest.approx(1.0, rel=1e-12 + (np.finfo(float).eps * offset / scale) ** 2)
         np.testing.assert_allclose(units.undo(standard), values, rtol=1e-15, atol=4e-16 * abs(scale))
+    many = 1e6 + np.random.default_rng(0).standard_normal((200_000, 2))
+    assert abs(Standardisation.of(many).offset[0] - math.fsum(many[:, 0]) / 200_000) <= 2.0 * math.ulp(1e6)
     counts = np.arange(1, 51)
     repeated = Standardisation.of(base.repeat(counts, axis=0))
     weighted = Standardisation.of(base, counts.astype(float))
