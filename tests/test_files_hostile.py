@@ -446,6 +446,57 @@ def test_a_prior_outside_its_domain(path: Path, genuine: bytes) -> None:
     assert "a LogNormal distribution" in refusal(path, sealed(header, bytes(changed)))
 
 
+def with_tensors(data: bytes, **tensors: torch.Tensor) -> bytes:
+    """The file with tensors of any size in the place of others ("__" in a name stands for a dot), sealed again."""
+    header, body = parts(data)
+    new, start = b"", 0
+    for name, slot in header.items():
+        if name == "__metadata__":
+            continue
+        content = body[slice(*slot["data_offsets"])]
+        tensor = tensors.pop(name.replace(".", "__"), None)
+        if tensor is not None:
+            content, slot["shape"] = tensor.numpy().tobytes(), list(tensor.shape)
+        slot["data_offsets"] = [start, start + len(content)]
+        start += len(content)
+        new += content
+    assert not tensors
+    return sealed(header, new)
+
+
+def test_shapes_that_do_not_broadcast(path: Path, genuine: bytes) -> None:
+    ones = torch.ones(3, 15, dtype=torch.float64)
+    assert "`factor` of" in refusal(path, with_tensors(genuine, factor=ones, jitter=torch.zeros(3).double()))
+    key = f"{SHARED}.prior.".replace(".", "__")
+    message = refusal(path, with_tensors(genuine, **{f"{key}loc": torch.ones(3), f"{key}scale": torch.ones(3)}))
+    assert "arguments that broadcast to (2,)" in message
+    message = refusal(path, with_tensors(genuine, **{f"{key}loc": torch.ones(2)}))
+    assert "arguments of one shape" in message
+    message = refusal(path, with_tensors(genuine, **{SHARED.replace(".", "__") + "__raw": torch.ones(4, 2).double()}))
+    assert "`kernel` of the model file must be of a batch shape" in message
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.mask).sum(-1)
+
+
+def test_a_boolean_that_is_neither(path: Path) -> None:
+    x = torch.ones(2, 2, dtype=torch.float64)
+    with pytest.warns(fgp.FlashGPWarning, match="'mean'"):
+        fgp.save(fgp.GP(fgp.kernels.RBF(), Masked()).condition(x, x[:, 0]), path)
+    assert fgp.load(path, {"mean": Masked()}).gp.mean.mask.tolist() == [True, False]
+    header, body = parts(path.read_bytes())
+    start = header["mean.mask"]["data_offsets"][0]
+    path.write_bytes(sealed(header, body[:start] + b"\x02" + body[start + 1 :]))
+    with pytest.raises(fgp.ModelFileError, match="booleans 0 and 1"):
+        fgp.load(path, {"mean": Masked()})
+
+
 # -- damage at random -------------------------------------------------------------------------------------------------
 def flips(genuine: bytes, count: int) -> Iterator[tuple[bytes, bool]]:
     """Copies with one to three bytes changed, half of them in the header; and whether only padding was hit."""

@@ -98,7 +98,7 @@ class _Describer:
         self.tensors[f"{key}.raw"] = parameter.raw
         name = None
         if parameter.prior is not None:
-            name, arguments = prior_tensors(parameter.prior, key)
+            name, arguments = prior_tensors(parameter.prior, parameter.raw.shape, key)
             self.tensors |= {f"{key}.prior.{argument}": value for argument, value in arguments.items()}
         self.parameters[key] = {
             "lower": number_json(parameter.domain.lower),

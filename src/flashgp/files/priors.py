@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from flashgp.files.validation import broadcasts
 from flashgp.foundations.errors import DomainError
 from flashgp.table.json_fields import refused
 
@@ -28,13 +29,21 @@ PRIORS: dict[str, tuple[type[Distribution], tuple[str, ...]]] = {
 }
 
 
-def prior_tensors(prior: Distribution, where: str) -> tuple[str, dict[str, Tensor]]:
-    """The name and the arguments of a prior. Raises: DomainError for one that is not in PRIORS."""
+def prior_tensors(prior: Distribution, shape: torch.Size, where: str) -> tuple[str, dict[str, Tensor]]:
+    """The name and the arguments of a prior of a value of that shape.
+
+    Raises: DomainError for one that is not in PRIORS, or of a shape that does not broadcast to the value's.
+    """
     name = type(prior).__name__
     if PRIORS.get(name, (None,))[0] is not type(prior):
         raise DomainError(
             f"the prior of `{where}` must be one of {', '.join(PRIORS)} of torch.distributions to be saved, got "
             f"{name}; choose one of these"
+        )
+    if not broadcasts(prior.batch_shape, shape):
+        raise DomainError(
+            f"the prior of `{where}` must have a shape that broadcasts to {tuple(shape)} to be saved, got "
+            f"{tuple(prior.batch_shape)}; give it the shape of the value"
         )
     return name, {argument: getattr(prior, argument).detach() for argument in PRIORS[name][1]}
 
@@ -48,11 +57,10 @@ def prior_from_tensors(name: Any, read: Callable[[str], Tensor], shape: torch.Si
     values = [read(argument) for argument in arguments]
     if not all(v.dtype in (torch.float32, torch.float64) and v.shape == values[0].shape for v in values):
         raise refused(f"{where}.prior", "float32 or float64 arguments of one shape", name)
+    if not broadcasts(values[0].shape, shape):
+        raise refused(f"{where}.prior", f"arguments that broadcast to {tuple(shape)}", str(tuple(values[0].shape)))
     try:
-        fits = torch.broadcast_shapes(values[0].shape, shape) == shape
         prior: Distribution = kind(*values, validate_args=True)
     except (ValueError, RuntimeError) as error:
         raise refused(f"{where}.prior", f"a {name} distribution ({str(error)[:120]})", "arguments outside it") from None
-    if not fits:
-        raise refused(f"{where}.prior", f"arguments that broadcast to {tuple(shape)}", list(values[0].shape))
     return prior

@@ -45,7 +45,7 @@ def json_report(value: Any) -> Report:
             if field is not None and type(field) is not int:
                 raise refused(where, "an integer or null", field)
         elif field is not None:
-            fields[name] = _nested(field, where)
+            fields[name] = _nested(field, where) if name == "jitter" else json_number(field, where)
     return Report(**fields)
 
 

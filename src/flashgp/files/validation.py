@@ -21,7 +21,16 @@ from flashgp.means import REGISTRY, evaluate_mean
 from flashgp.solvers.cholesky import Factor
 from flashgp.table.json_fields import refused
 
-__all__ = ["REFUSED", "check_batch", "check_memory", "check_rows", "check_shapes", "check_values", "refusing"]
+__all__ = [
+    "REFUSED",
+    "broadcasts",
+    "check_batch",
+    "check_memory",
+    "check_rows",
+    "check_shapes",
+    "check_values",
+    "refusing",
+]
 
 SMALL_BYTES = 64 * 2**20  # below this the free memory is not asked for
 # What our own constructors and checks raise when a file gives them nonsense: errors of the file, not of the caller.
@@ -59,7 +68,7 @@ def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[in
             raise refused(name, "float64, or float32 for x and y", str(dtype))
     if n:
         lower, jitter, entries = reader.shape("factor"), reader.shape("jitter"), n * (n + 1) // 2
-        if lower[-1:] != (entries,) or not _broadcasts(lower[:-1], batch) or jitter != lower[:-1]:
+        if lower[-1:] != (entries,) or not broadcasts(lower[:-1], batch) or jitter != lower[:-1]:
             raise refused("factor", f"of shape (*batch, {entries}), with one jitter for each", f"{lower}, {jitter}")
         dtypes = {container.slots[name].dtype for name in ("factor", "jitter")}
         if len(dtypes) > 1 or not dtypes < {torch.float32, torch.float64}:
@@ -70,7 +79,8 @@ def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[in
     return n, batch
 
 
-def _broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+def broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to the other one as it is."""
     try:
         return torch.broadcast_shapes(shape, batch) == batch
     except RuntimeError:
@@ -78,6 +88,7 @@ def _broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
 
 
 def check_memory(needed: int, what: str) -> None:
+    """Raises: MemoryBudgetError when more bytes are needed than the CPU has free."""
     if needed <= SMALL_BYTES:
         return
     available = available_bytes(torch.device("cpu"))
@@ -91,6 +102,7 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def check_values(data: Mapping[str, Tensor], factor: Factor | None) -> None:
+    """Raises: ModelFileError for NaN, an infinity, a pivot that is not positive or a negative jitter."""
     with refusing("a tensor"):
         for name, value in data.items():
             check_finite(value, name)
@@ -131,5 +143,5 @@ def check_batch(
         prior = evaluate_mean(gp.mean, data["x"], outputs)
         shapes["mean"] = prior.shape[: prior.dim() - (1 if outputs is None else 2)]
     for name, shape in shapes.items():
-        if not _broadcasts(tuple(shape), batch):
+        if not broadcasts(tuple(shape), batch):
             raise refused(name, f"of a batch shape that broadcasts to {batch}", str(tuple(shape)))
