@@ -116,7 +116,9 @@ def posterior_1d(
                 color=INK, alpha=0.5, transform=ax.get_xaxis_transform(), label="data", zorder=5)  # fmt: skip
         note(ax, "other inputs at their median" if at is None else "other inputs held fixed", "upper right")
     ax.set_xlim(line[0], line[-1])
-    legend(ax, loc="best", ncols=2)
+    legend(
+        ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=5, columnspacing=1.0, handlelength=1.4, borderaxespad=0.2
+    )
     return ax
 
 
