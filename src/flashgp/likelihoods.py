@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -104,7 +105,7 @@ def _per_row(value: Any, name: str, smallest: float) -> Tensor | None:
         return None
     rows = as_float_tensor(value, name).detach().to(torch.float64)
     check_finite(rows, name)
-    if rows.dim() == 0:
+    if rows.dim() == 0 or (not isinstance(value, Tensor) and numpy.ndim(value) == 0):
         raise ShapeError(f"`{name}` must have shape (*batch, n), got a number; use noise_variance for one variance")
     if bool((rows < smallest).any()):
         row = int((rows < smallest).nonzero()[0][-1])

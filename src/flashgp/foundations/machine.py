@@ -3,6 +3,7 @@
 Built-in conservative values; a measured profile comes with `flashgp tune` in a later step. A plan says which it used.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ BUILT_IN = MachineProfile(
 
 def parse_bytes(text: str | int | float, name: str = "memory") -> int:
     """'8GiB', '500 MB' or a number of bytes as an int. Raises: DomainError."""
-    if isinstance(text, int | float) and not isinstance(text, bool) and text > 0:
+    if isinstance(text, int | float) and not isinstance(text, bool) and 0 < text < math.inf:
         return int(text)
     if isinstance(text, str):
         compact = text.replace(" ", "").lower()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.program import program_of
+from flashgp.pairwise.statistics import FAR_SQUARED
 
 __all__ = ["SMALL_ROWS", "SmallProblem"]
 
@@ -83,6 +84,12 @@ def _routines() -> tuple[Any, Any, Any, Any]:
     from scipy.spatial.distance import cdist
 
     return dpotrf, dpotrs, cdist, None
+
+
+def _by_differences(weighted: Array, feature: Array) -> Array:
+    """sum_j c_ij (u_i - u_j), eq. (M-24), column by column of the differences themselves."""
+    columns = [(weighted * (column[:, None] - column)).sum(1) for column in feature.T]
+    return numpy.stack(columns, axis=1)
 
 
 class SmallProblem:
@@ -157,10 +164,13 @@ class SmallProblem:
                 at, feature = symbol.index, self.features[symbol.index]
                 if symbol.kind == "distance":  # around the mean: an offset would take the digits of the difference
                     feature = feature - feature.mean(0)
-                part = weighted @ feature
-                if symbol.kind == "distance":
-                    part = weighted.sum(1)[:, None] * feature - part
+                    if feature.shape[1] * float(numpy.abs(feature).max(initial=0.0)) ** 2 > FAR_SQUARED[torch.float64]:
+                        part = _by_differences(weighted, feature)
+                    else:
+                        part = weighted.sum(1)[:, None] * feature - weighted @ feature
                     scalar = 2.0 * scalar
+                else:
+                    part = weighted @ feature
                 part *= 2.0 * scalar
             total[at] = part if total[at] is None else total[at] + part
         return total

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 
-__all__ = ["DIRECT_PAIRS", "TileStatistics"]
+__all__ = ["DIRECT_PAIRS", "FAR_SQUARED", "TileStatistics"]
 
 DIRECT_PAIRS = 2**16  # up to here direct differences are as quick as a matrix product (docs/decisions/0003)
 DISTANCE_BUDGET = {torch.float64: 1e-11, torch.float32: 1e-8}  # largest admitted error of q from cancellation
+# Features whose squared distance from their centre, times eps, passes 1e-9 (1e-3 in float32) pull gradients back by
+# differences: the difference of two sums, eq. (M-24), would be all rounding where the terms are far larger than it.
+FAR_SQUARED = {torch.float64: 1e-9 / torch.finfo(torch.float64).eps, torch.float32: 1e-3 / torch.finfo(torch.float32).eps}
 
 
 class TileStatistics:

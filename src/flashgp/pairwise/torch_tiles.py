@@ -11,7 +11,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.program import Partial, Program, Scalar, program_of
-from flashgp.pairwise.statistics import TileStatistics
+from flashgp.pairwise.statistics import FAR_SQUARED, TileStatistics
 
 __all__ = ["TorchTiles", "tile_rows"]
 
@@ -150,6 +150,7 @@ class _Job:
             rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta)
         )
         self._sides: dict[int, tuple[Tensor, Tensor]] = {}
+        self._far: dict[int, Tensor | None] = {}
         device = rows.device
         self.theta: list[Scalar] = [
             t.item() if t.dim() == 0 and device.type == "cpu" else t.to(dtype)[..., None, None] for t in theta
@@ -193,6 +194,14 @@ class _Job:
                 u, v = u - centre, v - centre
             self._sides[index] = (u.to(self.dtype), v.to(self.dtype))
         return self._sides[index]
+
+    def far(self, index: int) -> Tensor | None:
+        """Members whose distances pull back by differences, (*batch, 1, 1); None when no member's do."""
+        if index not in self._far:
+            reach = [side.square().sum(-1).amax(-1) for side in self.sides("distance", index) if side.shape[-2]]
+            far = None if not reach else torch.stack(torch.broadcast_tensors(*reach)).amax(0) > FAR_SQUARED[self.dtype]
+            self._far[index] = far[..., None, None] if far is not None and bool(far.any()) else None
+        return self._far[index]
 
     def value(self, i: slice, j: slice) -> Tensor:
         statistics, scalars = self.statistics.tile(i, j)
@@ -299,16 +308,34 @@ def _pull_statistic(
     job = total.job
     left, right = job.sides(kind, index)
     u, v = left[..., i, :], right[..., j, :]
+    far = job.far(index) if kind == "distance" else None
+    if far is not None:
+        far_u, far_v = _by_differences(weighted, job.rows.features[index][..., i, :], job.cols.features[index][..., j, :])
     if job.symmetric and i == j and not weighted.requires_grad:
         # Symmetric weights over one whole tile: both sides are the same sum, counted twice.
         part = weighted @ u
         if kind == "distance":
-            part = (weighted.sum(-1).unsqueeze(-1) * u).sub_(part).mul_(2.0)
+            part = (weighted.sum(-1).unsqueeze(-1) * u).sub_(part)
+            part = (part if far is None else torch.where(far, far_u, part)).mul_(2.0)
         total.add_rows(total.rows, index, i, part * (scalar * 2.0), job.rows)
         return
     to_u, to_v = weighted @ v, weighted.mT @ u
     if kind == "distance":
-        to_u = (weighted.sum(-1).unsqueeze(-1) * u - to_u) * 2.0
-        to_v = (weighted.sum(-2).unsqueeze(-1) * v - to_v) * 2.0
+        to_u = weighted.sum(-1).unsqueeze(-1) * u - to_u
+        to_v = weighted.sum(-2).unsqueeze(-1) * v - to_v
+        if far is not None:
+            to_u, to_v = torch.where(far, far_u, to_u), torch.where(far, far_v, to_v)
+        to_u, to_v = to_u * 2.0, to_v * 2.0
     total.add_rows(total.rows, index, i, to_u * scalar, job.rows)
     total.add_rows(total.cols, index, j, to_v * scalar, job.cols)
+
+
+def _by_differences(weighted: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_j c_ij (u_i - v_j) and sum_i c_ij (v_j - u_i), eq. (M-24), column by column: one tile more, no cancellation."""
+    to_u, to_v = [], []
+    for column in range(u.shape[-1]):
+        difference = (u[..., column].unsqueeze(-1) - v[..., column].unsqueeze(-2)).to(weighted.dtype)
+        part = weighted * difference
+        to_u.append(part.sum(-1))
+        to_v.append(-part.sum(-2))
+    return torch.stack(to_u, dim=-1), torch.stack(to_v, dim=-1)

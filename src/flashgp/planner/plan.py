@@ -58,6 +58,9 @@ class Plan:
         try:
             fields = json.loads(text)
             plan = cls(**fields)
+            for name, kind in cls.__annotations__.items():
+                if not isinstance(fields[name], (int, float) if kind is float else kind) or isinstance(fields[name], bool):
+                    raise TypeError(f"{name} is {fields[name]!r}")
         except (ValueError, TypeError) as error:
             raise DomainError(f"`text` must be what Plan.to_json wrote, got something else ({error})") from None
         if plan.dtype not in _DTYPES or plan.route != "direct":
