@@ -1,0 +1,269 @@
+"""What is allocated: strips in predictions, two n x n buffers in a gradient, no graph over pairs, and clean failures."""
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from inference.plain_gp import F64, data, model, relative
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashgp as fgp
+from flashgp.bench.memory import PeakMeter
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference import likelihood_gradient, prediction
+from flashgp.pairwise import torch_tiles
+
+MIB = 2**20
+
+
+class Allocations(TorchDispatchMode):
+    """Sees every tensor torch makes: the largest storage, and the most bytes alive at once in storages above a size."""
+
+    def __init__(self, counted_bytes: int = 0) -> None:
+        super().__init__()
+        self.counted_bytes = counted_bytes
+        self.largest = self.alive = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, torch.Tensor):
+                self.look_at(value.untyped_storage())
+        return out
+
+    def look_at(self, storage: torch.UntypedStorage) -> None:
+        size, key = storage.nbytes(), storage._cdata
+        self.largest = max(self.largest, size)
+        if size < self.counted_bytes or key in self.seen:
+            return
+        self.seen.add(key)
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+        weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.alive -= size
+
+
+def test_the_watcher_sees() -> None:
+    with Allocations(1000) as seen:
+        one = torch.zeros(1000, dtype=F64)
+        two = one + 1
+        view = two[:10]
+        del one, two
+        torch.zeros(10)
+        three = torch.ones(500, dtype=F64)
+        del view, three
+    assert seen.largest == 8000
+    assert seen.peak == 16000
+    assert seen.alive == 0
+
+
+@contextlib.contextmanager
+def saved_bytes() -> Iterator[list[int]]:
+    """The bytes of every tensor an autograd graph keeps."""
+    saved: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        yield saved
+
+
+# -- predictions -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_prediction_holds_strips_only(monkeypatch: pytest.MonkeyPatch, requires_grad: bool) -> None:
+    """n x n_test would be 32 MB, n_test x n_test 3 GB; nothing passes the tile's 2 MiB or the strip's 1 MiB."""
+    monkeypatch.setattr(prediction, "STRIP_BYTES", MIB)
+    x, y = data(200, 3)
+    posterior = model(3).condition(x, y)
+    x_test, _ = data(20_000, 3, seed=3)
+    x_test.requires_grad_(requires_grad)
+    with torch.set_grad_enabled(False), Allocations() as seen:
+        found = posterior.predict(x_test)
+        assert found.mean.shape == found.variance.shape == found.observation_variance.shape == (20_000,)
+        found.interval()
+    assert seen.largest <= 2 * MIB + 20_000 * 8
+
+
+def test_strips_and_tiles_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data(50, 2)
+    x_test, _ = data(301, seed=3)
+    whole = model().condition(x, y).predict(x_test)
+    wanted = [whole.mean, whole.variance, whole.covariance(), whole.sample(2, seed=0)]
+    for strip, tile in ((1, 2**18), (8 * 50 * 7, 2**18), (2**25, 97), (8 * 50 * 300, 50)):
+        monkeypatch.setattr(prediction, "STRIP_BYTES", strip)
+        monkeypatch.setitem(torch_tiles.TILE_PAIRS, "cpu", tile)
+        found = model().condition(x, y).predict(x_test)
+        assert relative(found.mean, wanted[0]) < 1e-12
+        assert relative(found.variance, wanted[1]) < 1e-12
+        assert relative(found.covariance(), wanted[2]) < 1e-12
+
+
+def test_tiles_do_not_change_likelihood_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood_gradient, "SMALL_ROWS", 0)
+    x, y = data(60, 2)
+    results = []
+    for tile in (2**18, 601, 60, 1):
+        monkeypatch.setitem(torch_tiles.TILE_PAIRS, "cpu", tile)
+        gp = model()
+        value = gp.log_marginal_likelihood(x, y)
+        results.append((value.detach(), torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, list(gp.parameters()))])))
+    for value, gradient in results[1:]:
+        assert relative(value, results[0][0]) < 1e-13
+        assert relative(gradient, results[0][1]) < 1e-11
+
+
+def test_a_joint_covariance_beyond_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data(5)
+    monkeypatch.setattr(prediction, "available_bytes", lambda device: 10**9)
+    found = model().condition(x, y).predict(torch.zeros(10_000, 2, dtype=F64))
+    for call in (found.covariance, found.sample, lambda: found.joint_log_prob(torch.zeros(10_000, dtype=F64))):
+        with pytest.raises(fgp.MemoryBudgetError, match=r"ask for fewer points, or for \.variance") as caught:
+            call()
+        assert caught.value.needed_bytes == 2 * 10_000**2 * 8
+        assert caught.value.available_bytes == 10**9
+
+
+def test_a_thousand_columns_make_no_third_dimension() -> None:
+    """CONTRACTS' case 8: n x n x d would be 2 GB."""
+    n, d = 520, 1000
+    x, y = data(n, d)
+    gp = fgp.GP(fgp.kernels.Matern(2.5, torch.full((d,), 30.0)), None, fgp.likelihoods.Gaussian(0.1))
+    with Allocations() as seen:
+        gp.log_marginal_likelihood(x, y).backward()
+        gp.condition(x, y).predict(x[:300]).variance.sum()
+    assert seen.largest <= n * (d + 2) * 8, "no more than the features, d + 2 numbers a row"
+
+
+# -- likelihood and gradient -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_a_gradient_holds_two_buffers(dtype: torch.dtype) -> None:
+    """Eq. (M-34): the factor overwrites K, the inverse the factor, dL/dK the inverse."""
+    n = 1100
+    x, y = data(n, 3)
+    gp = model(3)
+    buffer = n * n * dtype.itemsize
+    with Allocations(buffer // 2) as seen:
+        gp.log_marginal_likelihood(x, y, dtype=dtype).backward()
+    assert buffer <= seen.peak <= 2 * buffer
+    assert seen.alive == 0
+
+
+def test_the_operating_system_counts_the_same() -> None:
+    """What LAPACK takes for itself included: two buffers and a few tiles."""
+    n = 2000
+    x, y = data(n, 3)
+    gp = model(3)
+    buffer = n * n * 8
+    with PeakMeter() as meter:
+        gp.log_marginal_likelihood(x, y).backward()
+    assert meter.peak_bytes <= 2.5 * buffer
+
+
+def test_no_graph_over_pairs() -> None:
+    n = 300
+    x, y = data(n, 3)
+    gp = model(3)
+    with saved_bytes() as saved:
+        gp.log_joint(x, y).backward()
+        theta = {name: p.detach().expand(1, *p.shape).clone().requires_grad_() for name, p in gp.named_parameters()}
+        gp.log_joint(x, y, theta=theta).sum().backward()
+    assert saved
+    assert max(saved) <= n * 8 * 8, "features and targets, n times a few numbers"
+    with saved_bytes() as saved:
+        torch.linalg.cholesky(torch.eye(n, dtype=F64, requires_grad=True))
+    assert max(saved) == n * n * 8, "the hook would have seen one"
+
+
+# -- budgets and injected failures -----------------------------------------------------------------------------------
+def counted(monkeypatch: pytest.MonkeyPatch, fail_at: int | None) -> list[Workspace]:
+    """Every large request of the library, through any workspace, fails at the k-th; the workspaces used come back."""
+    used: list[Workspace] = []
+    state = {"requests": 0}
+    real = Workspace._admit
+
+    def admit(self: Workspace, size: int) -> None:
+        state["requests"] += 1
+        if self not in used:
+            used.append(self)
+        if state["requests"] == fail_at:
+            raise fgp.MemoryBudgetError("as if memory had run out", needed_bytes=size, available_bytes=0)
+        real(self, size)
+
+    monkeypatch.setattr(Workspace, "_admit", admit)
+    return used
+
+
+CALLS: dict[str, Callable[[fgp.GP, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "condition": lambda gp, x, y: gp.condition(x, y).representer_weights,
+    "predict": lambda gp, x, y: gp.condition(x, y).predict(x).variance,
+    "covariance": lambda gp, x, y: gp.condition(x, y).predict(x).covariance(),
+    "gradient": lambda gp, x, y: torch.autograd.grad(gp.log_marginal_likelihood(x, y), gp.likelihood.noise_variance.raw)[0],
+    "fit": lambda gp, x, y: torch.tensor(fgp.fit(gp, x, y, starts=1, max_iterations=1).history[-1].theta, dtype=F64),
+}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_memory_running_out_at_every_request(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONTRACTS' case 12: a clean error with the bytes, nothing changed, nothing left alive, and the next call works."""
+    x, y = data(600, 2)  # a gradient asks the workspace from more than one tile on
+    gp = model()
+    before = [p.detach().clone() for p in gp.parameters()]
+    wanted = CALLS[call](gp, x, y)
+    fail_at = 0
+    while True:
+        fail_at += 1
+        with monkeypatch.context() as patch:
+            used = counted(patch, fail_at)
+            try:
+                found = CALLS[call](gp, x, y)
+                break
+            except fgp.MemoryBudgetError as error:
+                assert error.needed_bytes > MIB
+                assert error.available_bytes == 0
+        assert all(w.live_bytes == 0 for w in used)
+        assert all(torch.equal(p, q) for p, q in zip(gp.parameters(), before, strict=True))
+        assert all(p.grad is None for p in gp.parameters())
+    assert fail_at > 1, "no request was made"
+    assert torch.equal(found, wanted)
+    assert torch.equal(CALLS[call](gp, x, y), wanted)
+
+
+def test_a_workspace_enforces_its_budget() -> None:
+    workspace = Workspace(3 * MIB)
+    one = workspace.empty((2, MIB), torch.uint8, torch.device("cpu"))
+    with pytest.raises(fgp.MemoryBudgetError, match="larger memory= or use float32") as caught:
+        workspace.empty((2, MIB), torch.uint8, torch.device("cpu"))
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (2 * MIB, MIB)
+    assert workspace.live_bytes == workspace.peak_bytes == 2 * MIB
+    view = one[0]
+    del one
+    assert workspace.live_bytes == 2 * MIB, "a view keeps the storage alive"
+    del view
+    assert workspace.live_bytes == 0
+    with workspace.hold(3 * MIB):
+        assert workspace.live_bytes == 3 * MIB
+    assert (workspace.live_bytes, workspace.peak_bytes, workspace.requests) == (0, 3 * MIB, 3)
+    failing = Workspace(fail_at=2)
+    failing.empty((2, MIB), torch.uint8, torch.device("cpu"))
+    with pytest.raises(fgp.MemoryBudgetError):
+        failing.empty((2, MIB), torch.uint8, torch.device("cpu"))
+    assert math.isclose(failing.peak_bytes, 2 * MIB)
+
+
+def test_condition_reports_what_it_took() -> None:
+    x, y = data(900, 3)
+    report = model(3).condition(x, y).report
+    assert 900 * 900 * 8 <= report.peak_bytes <= report.predicted_bytes
+    single = model(3).condition(x, y, dtype=torch.float32).report
+    assert single.peak_bytes < report.peak_bytes
+    assert single.predicted_bytes < report.predicted_bytes

@@ -1,0 +1,126 @@
+"""Plans: bytes and seconds by formula, refusals with numbers, and the same plan run again."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.machine import BUILT_IN, parse_bytes
+from flashgp.planner.plan import plan_direct
+
+CPU = torch.device("cpu")
+
+
+def build(n: int = 2000, **options: object) -> fgp.Plan:
+    given = {"features": 6, "temporaries": 3, "memory": "8GiB", **options}
+    return plan_direct(n, 4, **given)
+
+
+@pytest.mark.parametrize(("n", "outputs", "batch", "dtype"), [(2000, 1, 1, None), (600, 3, 2, None), (2000, 1, 1, torch.float32), (10, 1, 1, None)])
+def test_bytes_and_seconds(n: int, outputs: int, batch: int, dtype: torch.dtype | None) -> None:
+    """Eqs. (M-35) and (M-36), written out."""
+    plan = build(n, outputs=outputs, batch=batch, dtype=dtype)
+    size, rate = (4, BUILT_IN.cholesky_float32) if dtype == torch.float32 else (8, BUILT_IN.cholesky_float64)
+    rows = min(n, max(1, 2**18 // (n * batch)))
+    assert plan.peak_bytes == batch * (n * n * size + 3 * rows * n * 8 + 4 * n * 6 * 8 + 6 * n * outputs * 8)
+    pairs, cubic, calls = n * n * batch / BUILT_IN.pairs, n**3 * batch / rate, 40 * BUILT_IN.call_seconds
+    assert plan.seconds == pytest.approx(cubic / 3 + 1.5 * pairs + calls)
+    assert plan.fit_step_seconds == pytest.approx(cubic + 2 * pairs + calls)
+    assert plan.torch_dtype == (dtype or torch.float64)
+    assert plan.available_bytes == 8 * 2**30
+
+
+def test_the_public_plan() -> None:
+    gp = fgp.GP(1.0 * fgp.kernels.RBF(torch.ones(3)), outputs=2)
+    plan = fgp.plan(gp, n=5000, d=3, memory="16GiB")
+    assert (plan.n, plan.d, plan.outputs, plan.batch, plan.route, plan.backend) == (5000, 3, 2, 1, "direct", "torch")
+    text = str(plan)
+    for part in ("n = 5,000, d = 3, 2 outputs", "Cholesky of all rows, float64", "MiB of 16.0 GiB", "built-in"):
+        assert part in text
+    assert "<table>" in plan._repr_html_()
+    batch = fgp.GP(torch.ones(3) * fgp.kernels.RBF())
+    assert fgp.plan(batch, n=10, d=1).batch == 3
+    assert "3 models" in str(fgp.plan(batch, n=10, d=1))
+    with pytest.raises(fgp.DomainError, match="`n` must be 0 or more"):
+        fgp.plan(gp, n=-1, d=3)
+    with pytest.raises(fgp.DomainError, match="`d` at least 1"):
+        fgp.plan(gp, n=1, d=0)
+    with pytest.raises(fgp.DomainError, match="half precision is never computed in"):
+        fgp.plan(gp, n=1, d=3, dtype=torch.float16)
+
+
+def test_a_plan_is_frozen_and_survives_json() -> None:
+    plan = build()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.n = 3
+    assert fgp.Plan.from_json(plan.to_json()) == plan
+    fields = json.loads(plan.to_json())
+    for text in ("", "[]", "3", "{}", "null", plan.to_json()[:-1], json.dumps({**fields, "extra": 1}), json.dumps({**fields, "n": "5"}), json.dumps({**fields, "d": True})):
+        with pytest.raises(fgp.DomainError, match=r"must be what Plan\.to_json wrote"):
+            fgp.Plan.from_json(text)
+    for wrong in ({"dtype": "float16"}, {"route": "os.system"}):
+        with pytest.raises(fgp.DomainError, match="which this version does not know"):
+            fgp.Plan.from_json(json.dumps({**fields, **wrong}))
+
+
+def test_too_large_says_what_would_fit() -> None:
+    needed = build(4000, memory="1TiB").peak_bytes
+    with pytest.raises(fgp.MemoryBudgetError, match="float32 .* and fits") as caught:
+        build(4000, memory=100 * 10**6)
+    assert caught.value.needed_bytes == needed
+    assert caught.value.available_bytes == 100 * 10**6
+    cheapest = caught.value.cheapest_plan
+    assert cheapest.dtype == "float32"
+    assert cheapest.peak_bytes <= 100 * 10**6
+    assert build(4000, memory=100 * 10**6, dtype=torch.float32).peak_bytes == cheapest.peak_bytes
+    for options in ({"memory": "1MB"}, {"memory": "1MB", "dtype": torch.float32}):
+        with pytest.raises(fgp.MemoryBudgetError, match="take fewer rows") as caught:
+            build(4000, **options)
+        assert caught.value.cheapest_plan is None
+
+
+def test_condition_and_fit_refuse_before_they_allocate() -> None:
+    x, y = torch.zeros(1000, 2, dtype=torch.float64), torch.zeros(1000, dtype=torch.float64)
+    gp = fgp.GP(fgp.kernels.RBF())
+    for call in (gp.condition, lambda *a, **k: fgp.fit(gp, *a, **k)):
+        with pytest.raises(fgp.MemoryBudgetError, match="`memory` allows 1.0 MiB") as caught:
+            call(x, y, memory="1MiB")
+        assert caught.value.needed_bytes == fgp.plan(gp, n=1000, d=2).peak_bytes
+
+
+def test_a_plan_is_replayed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    y = x.sum(-1)
+    gp = fgp.GP(fgp.kernels.RBF())
+    single = fgp.plan(gp, n=40, d=2, dtype=torch.float32)
+    for posterior in (gp.condition(x, y, plan=single), fgp.fit(gp, x, y, plan=single, max_iterations=2).posterior):
+        assert posterior.plan == single
+        assert posterior.report.dtype == "float32"
+        assert posterior.factor.lower.dtype == torch.float32
+    again = gp.condition(x, y, plan=fgp.Plan.from_json(single.to_json()))
+    first = gp.condition(x, y, plan=single)
+    assert torch.equal(again.representer_weights, first.representer_weights)
+
+
+def test_a_plan_of_other_sizes_is_refused() -> None:
+    x, y = torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    gp = fgp.GP(fgp.kernels.RBF())
+    for n, d in ((5, 2), (4, 3)):
+        with pytest.raises(fgp.DomainError, match=rf"`plan` is for n={n}, d={d}, got data with n=4, d=2"):
+            gp.condition(x, y, plan=fgp.plan(gp, n=n, d=d))
+        with pytest.raises(fgp.DomainError, match="`plan` is for"):
+            fgp.fit(gp, x, y, plan=fgp.plan(gp, n=n, d=d))
+
+
+@pytest.mark.parametrize(("text", "size"), [("8GiB", 2**33), ("1.5 kb", 1500), ("2TiB", 2**41), ("7", 7), ("3MB", 3_000_000), (5, 5), (5.9, 5), (2**62, 2**62)])
+def test_amounts_of_memory(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GB", "8 XB", "1e999GB", "nan", 0, -3, True, None, float("nan"), float("inf")])
+def test_no_amounts_of_memory(text: object) -> None:
+    with pytest.raises(fgp.DomainError, match="`memory` must be a positive number of bytes"):
+        parse_bytes(text)
