@@ -179,8 +179,11 @@ def learner() -> fgp.GP:
 def test_flags_domains_priors_and_sharing_come_back(tmp_path: Path) -> None:
     gp = learner()
     x, y = points(10), points(10, 1, seed=1)[:, 0]
-    posterior = gp.condition(x, y, differentiable=True)  # keeps the gp itself, with its flags
-    loaded = fgp.load(saved(posterior, tmp_path / "m")).gp
+    posterior = gp.condition(x, y)
+    held = fgp.load(saved(posterior, tmp_path / "m")).gp
+    assert held.trainable_names() == posterior.gp.trainable_names() == [n for n, p in gp.named_parameters() if p.requires_grad]
+    assert not any(p.requires_grad for p in held.parameters())
+    loaded = held.released()
     assert {n: p.requires_grad for n, p in loaded.named_parameters()} == {
         n: p.requires_grad for n, p in gp.named_parameters()
     }

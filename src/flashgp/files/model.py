@@ -56,9 +56,8 @@ def save(
     posterior = model if isinstance(model, Posterior) else getattr(model, "posterior", None)
     if not isinstance(posterior, Posterior):
         raise DomainError(f"`model` must be a Posterior or a Fit, got {type(model).__name__}; use gp.condition(x, y)")
-    learned = posterior.gp if model is posterior else model.gp  # a fit's gp knows what is trainable
-    trainable = {name: value.requires_grad for name, value in learned.named_parameters()}
-    description, tensors = describe(posterior.gp, trainable)
+    trains = set(posterior.gp.trainable_names())
+    description, tensors = describe(posterior.gp, {name: name in trains for name, _ in posterior.gp.named_parameters()})
     tensors |= {name: getattr(posterior, name) for name in _DATA}
     entries, layouts = laid_out(tensors)
     attempts: list[float] = []
@@ -104,7 +103,7 @@ def load(
         reader = Reader(container, config["layouts"])
         n, batch = check_shapes(container, reader, config["outputs"])
         check_memory(sum(s.stop - s.start for s in container.slots.values()) * (2 if n else 1), "the model")
-        gp = rebuild(config, reader, modules)
+        gp = rebuild(config, reader, modules).held()
         data = {name: reader(name) for name in _DATA}
         factor = None
         if n:

@@ -131,6 +131,7 @@ class Parameter(nn.Module):
             )
         self.prior = prior
         self.event_dim = 0
+        self.held = False
         self._constrained_by_user = constraint is not None
         self.domain = Domain.of(constraint)
         self.raw = nn.Parameter(torch.empty_like(tensor), requires_grad=trainable)
@@ -177,7 +178,19 @@ class Parameter(nn.Module):
 
     @property
     def trainable(self) -> bool:
-        return self.raw.requires_grad
+        """Whether optimisers may change it; also while a posterior holds it still."""
+        return self.raw.requires_grad or self.held
+
+    def hold(self) -> None:
+        """Stop gradients, and remember whether it was trainable."""
+        self.held = self.trainable
+        self.raw.requires_grad_(False)
+
+    def release(self) -> None:
+        """Undo `hold`."""
+        if self.held:
+            self.raw.requires_grad_(True)
+        self.held = False
 
     def column(self) -> Tensor:
         """The value of a per-column parameter ready to meet x (*batch, n, d): (*batch, 1, d or 1), or a scalar."""

@@ -4,7 +4,6 @@ Small problems run several starts in lockstep, one joint evaluation at a time; l
 first and go on from the best. The log of evaluations is the checkpoint (docs/design.md, fit).
 """
 
-import copy
 import logging
 import math
 import time
@@ -194,7 +193,7 @@ def fit(
         raise ShapeError(f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead")
     target = chosen_device(device, x)
     work_x, work_y = x.detach().to(target), y.detach().to(target)
-    gp = copy.deepcopy(gp)
+    gp = gp.released()
     if plan is None:
         plan = plan_for(
             gp, x.shape[-2], x.shape[-1], batch=x.shape[:-2].numel(), memory=memory, device=target, dtype=dtype
@@ -253,8 +252,7 @@ def fit(
             )
     objective.assign(best)
     _describe(report, recorder, objective, roles, best)
-    fitted = _detached(objective)
-    posterior = fitted.condition(x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter)
+    posterior = gp.condition(x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter)
     for name in ("route", "backend", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
         setattr(report, name, getattr(posterior.report, name))
     report.plan = plan
@@ -263,7 +261,7 @@ def fit(
     report.iterations = len(recorder.history)
     report.predicted_seconds = len(recorder.history) * plan.fit_step_seconds + plan.seconds
     report.seconds = time.perf_counter() - recorder.began
-    return Fit(fitted, posterior, recorder.history, report, interrupted)
+    return Fit(gp, posterior, recorder.history, report, interrupted)
 
 
 def _check_options(starts: Any, initial: Any, priors: Any, max_iterations: Any, time_limit: Any) -> None:
@@ -488,11 +486,3 @@ def _entry_names(objective: FlatObjective) -> list[str]:
         size = slot.stop - slot.start
         names += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
     return names
-
-
-def _detached(objective: FlatObjective) -> GP:
-    """The GP with parameters of its own again (not views of the objective's buffer)."""
-    for slot in objective.slots:
-        slot.tensor.data = slot.tensor.data.clone()
-        slot.tensor.grad = None
-    return objective.gp

@@ -1,5 +1,6 @@
 """GP: the prior, a description of covariance function, mean and likelihood, and what it says about data."""
 
+import copy
 import html
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,7 @@ class GP(nn.Module):
         self.mean = mean
         self.likelihood = likelihood
         self.outputs = outputs
+        self._held_names: tuple[str, ...] = ()
 
     # -- what users call ----------------------------------------------------------------------------------------
     def condition(
@@ -189,6 +191,29 @@ class GP(nn.Module):
                 places.setdefault(id(tensor), []).append(f"gp.{path}.{leaf}" if path else f"gp.{leaf}")
         named = {place: value for name, value in given.items() for place in places[id(known[name])]}
         return torch.func.functional_call(_Call(self, function), named, (), tie_weights=False)  # type: ignore[no-any-return]
+
+    def held(self) -> "GP":
+        """A copy that carries no gradients; it remembers what was trainable, for `released`."""
+        gp = copy.deepcopy(self)
+        gp._held_names = tuple(gp.trainable_names())
+        for _, parameter in named_parameter_objects(gp):
+            parameter.hold()
+        return gp.requires_grad_(False)
+
+    def released(self) -> "GP":
+        """A copy in which what was trainable before `held` is so again."""
+        gp = copy.deepcopy(self)
+        for _, parameter in named_parameter_objects(gp):
+            parameter.release()
+        for name, tensor in gp.named_parameters():
+            if name in gp._held_names:
+                tensor.requires_grad_(True)
+        gp._held_names = ()
+        return gp
+
+    def trainable_names(self) -> list[str]:
+        """The names, as `named_parameters` has them, of all tensors that fitting may change."""
+        return [name for name, tensor in self.named_parameters() if tensor.requires_grad or name in self._held_names]
 
     # -- what inference uses ------------------------------------------------------------------------------------
     def evaluate_likelihood(self, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:

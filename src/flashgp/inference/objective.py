@@ -98,15 +98,7 @@ class FlatObjective:
                 self.slots.append(_Slot(name, tensor, owners.get(id(tensor)), at, at + tensor.numel()))
                 at += tensor.numel()
         self.size = at
-        # All trainable tensors become views of one buffer: a new vector is one copy.
-        self._buffer = torch.zeros(at, dtype=torch.float64)
         self._tensors = [s.tensor for s in self.slots]
-        self._direct = all(s.tensor.dtype == torch.float64 and s.tensor.device.type == "cpu" for s in self.slots)
-        for slot in self.slots:
-            view = self._buffer[slot.start : slot.stop].view(slot.tensor.shape)
-            view.copy_(slot.tensor.detach())
-            if self._direct:
-                slot.tensor.data = view
         self.batchable = all(slot.owner is not None for slot in self.slots) and not _foreign(gp)
         self.priors = FlatPriors()
         self._slow_priors: list[Parameter] = []
@@ -152,11 +144,10 @@ class FlatObjective:
 
     def assign(self, theta: numpy.ndarray) -> None:
         """Set the parameters."""
-        self._buffer.copy_(torch.from_numpy(theta))
-        if not self._direct:
-            with torch.no_grad():
-                for s in self.slots:
-                    s.tensor.copy_(self._buffer[s.start : s.stop].view(s.tensor.shape))
+        values = torch.from_numpy(theta)
+        with torch.no_grad():
+            for s in self.slots:
+                s.tensor.copy_(values[s.start : s.stop].view(s.tensor.shape))
 
     # -- evaluation ---------------------------------------------------------------------------------------------
     def __call__(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:

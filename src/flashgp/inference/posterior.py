@@ -4,7 +4,6 @@ With K^ = K + noise and r = y - m(x): representer_weights = K^-1 r, eq. (M-30). 
 the prior, so changing parameters afterwards changes nothing here.
 """
 
-import copy
 import math
 import time
 import warnings
@@ -220,7 +219,7 @@ def condition(
         x, y = x.to(target), y.to(target)
     if not differentiable:
         x, y = x.detach(), y.detach()
-        gp = copy.deepcopy(gp).requires_grad_(False)
+        gp = gp.held()
     n, d = x.shape[-2:]
     if plan is None:
         plan = plan_for(gp, n, d, batch=x.shape[:-2].numel(), memory=memory, device=target, dtype=dtype)

@@ -23,7 +23,7 @@ from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.solvers.cholesky import factorise_keeping
+from flashgp.solvers.cholesky import Factor, factorise_keeping
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
@@ -99,7 +99,7 @@ class Prediction:
         y = check_targets(y, "y", self._x, self._outputs).double()
         error = y - self.mean.double()
         error = error if self._outputs is not None else error.unsqueeze(-1)
-        factor = factorise_keeping(self._joint(observed=True))
+        factor = self._joint_factor(observed=True)
         self._note_jitter(factor.jitter)
         solved = factor.half_solve(error)
         n, p = error.shape[-2:]
@@ -126,7 +126,7 @@ class Prediction:
         generator = torch.Generator(device=mean.device).manual_seed(drawn)
         if mean.shape[-2] == 0:
             return self._given(mean.expand(count, *mean.shape))
-        factor = factorise_keeping(self._joint(observed=observed))
+        factor = self._joint_factor(observed=observed)
         self._note_jitter(factor.jitter)
         noise = torch.randn((count, *mean.shape), generator=generator, dtype=torch.float64, device=mean.device)
         return self._given(mean + factor.lower @ noise)
@@ -238,6 +238,17 @@ class Prediction:
                 noise = post.gp.likelihood.variance(self._x.device).unsqueeze(-1)
                 joint = joint + torch.diag_embed(noise.expand(*joint.shape[:-1]))
         return joint
+
+    def _joint_factor(self, *, observed: bool) -> Factor:
+        """The factor of the joint covariance; its rounding is that of the prior's entries it is a difference of."""
+        joint = self._joint(observed=observed)
+        post = self._posterior
+        with torch.no_grad():
+            rows = post.gp.kernel.rows(self._x)
+            prior = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).diagonal().mean(-1)
+        dtype = joint.dtype if post.factor is None else post.factor.lower.dtype
+        size = (post.count + joint.shape[-1]) * torch.finfo(dtype).eps
+        return factorise_keeping(joint, rounding=(size * prior.detach()).expand(joint.shape[:-2]))
 
     def _note_jitter(self, jitter: Tensor) -> None:
         if bool((jitter > 0).any()):

@@ -49,7 +49,9 @@ class Factor:
         return torch.cholesky_inverse(self.lower, out=self.lower)
 
 
-def factorise(build: Callable[[], Tensor], jitter: float | None = None, *, repair: bool = True) -> Factor:
+def factorise(
+    build: Callable[[], Tensor], jitter: float | None = None, *, repair: bool = True, rounding: Tensor | None = None
+) -> Factor:
     """The Cholesky factor of the matrix that `build` makes, symmetric, shape (*batch, n, n), eq. (M-30).
 
     Args:
@@ -57,6 +59,8 @@ def factorise(build: Callable[[], Tensor], jitter: float | None = None, *, repai
         jitter: None for the ladder n eps (1, 10, 100) after a failure, relative to the mean diagonal; a number is
             added from the start, relative likewise, and nothing more is tried.
         repair: False when the failure cannot be blamed on rounding: then no jitter is tried.
+        rounding: the absolute rounding error of the matrix, (*batch,), where its entries are differences of larger
+            numbers; the ladder is then 1, 10, 100 times this. None for n eps times the mean diagonal.
     Raises: NotPositiveDefiniteError with the smallest pivot, the jitters tried and the failing batch indices.
     Cost: n^3 / 3 flops per attempt, one n x n buffer.
     """
@@ -65,8 +69,9 @@ def factorise(build: Callable[[], Tensor], jitter: float | None = None, *, repai
     matrix = build()
     n, batch = matrix.shape[-1], matrix.shape[:-2]
     ladder = [0.0] if jitter is None else [jitter]
+    scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1) if rounding is None else rounding
     if jitter is None and repair:
-        ladder += [step * n * torch.finfo(matrix.dtype).eps for step in JITTER_STEPS]
+        ladder += [step * (n * torch.finfo(matrix.dtype).eps if rounding is None else 1.0) for step in JITTER_STEPS]
     added = torch.zeros(batch, dtype=matrix.dtype, device=matrix.device)
     needed: Tensor | None = None  # members that failed in the last attempt
     for attempt, relative in enumerate(ladder):
@@ -74,7 +79,7 @@ def factorise(build: Callable[[], Tensor], jitter: float | None = None, *, repai
             matrix = build()
         if relative:
             diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-            step = relative * diagonal.mean(-1)
+            step = relative * scale
             added = step if needed is None else torch.where(needed, step, added)
             diagonal += added.unsqueeze(-1)
         lower, info = _factor_in_place(matrix)
@@ -84,9 +89,14 @@ def factorise(build: Callable[[], Tensor], jitter: float | None = None, *, repai
     raise _failure(lower, info, batch, ladder, jitter, repair, n)
 
 
-def factorise_keeping(matrix: Tensor, jitter: float | None = None, *, repair: bool = True) -> Factor:
-    """The factor of a matrix that is kept, differentiable in it: the jitter is found on a detached copy first."""
-    found = factorise(lambda: matrix.detach().clone(memory_format=torch.contiguous_format), jitter, repair=repair)
+def factorise_keeping(
+    matrix: Tensor, jitter: float | None = None, *, repair: bool = True, rounding: Tensor | None = None
+) -> Factor:
+    """`factorise` of a matrix that is kept, differentiable in it: the jitter is found on a detached copy first."""
+    kept = matrix.detach()
+    found = factorise(
+        lambda: kept.clone(memory_format=torch.contiguous_format), jitter, repair=repair, rounding=rounding
+    )
     if not (torch.is_grad_enabled() and matrix.requires_grad):
         return found
     lower = torch.linalg.cholesky(matrix + torch.diag_embed(found.jitter.unsqueeze(-1).expand(matrix.shape[:-1])))
