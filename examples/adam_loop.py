@@ -1,4 +1,4 @@
-"""A training loop of your own: torch.optim.Adam on minus the log joint. The gradient is closed form, no graph over pairs.
+"""A training loop of your own: torch.optim.Adam on minus the log joint. Its gradient is closed form.
 
 Run: python examples/adam_loop.py
 """
@@ -8,7 +8,9 @@ import torch
 import flashgp as fgp
 
 
-def train(gp: fgp.GP, x: torch.Tensor, y: torch.Tensor, *, steps: int = 150, learning_rate: float = 0.05) -> list[float]:
+def train(
+    gp: fgp.GP, x: torch.Tensor, y: torch.Tensor, *, steps: int = 150, learning_rate: float = 0.05
+) -> list[float]:
     """Move gp's parameters in place; returns the log joint after every step, in nats."""
     optimiser = torch.optim.Adam(gp.parameters(), lr=learning_rate)
     history = []

@@ -40,7 +40,14 @@ def kinetic(momentum: Theta) -> Tensor:
 
 
 def hmc_step(
-    gp: fgp.GP, x: Tensor, y: Tensor, theta: Theta, generator: torch.Generator, *, step_size: float = 0.1, steps: int = 8
+    gp: fgp.GP,
+    x: Tensor,
+    y: Tensor,
+    theta: Theta,
+    generator: torch.Generator,
+    *,
+    step_size: float = 0.1,
+    steps: int = 8,
 ) -> tuple[Theta, Tensor]:
     """One Metropolis-corrected transition of every chain; returns theta and which chains moved."""
     momentum = {name: torch.randn(v.shape, generator=generator, dtype=v.dtype) for name, v in theta.items()}
@@ -48,9 +55,7 @@ def hmc_step(
     proposal, end, value = leapfrog(gp, x, y, theta, momentum, step_size=step_size, steps=steps)
     after = value - kinetic(end)
     accepted = torch.rand(before.shape, generator=generator, dtype=before.dtype).log() < after - before
-    pick = {
-        name: torch.where(accepted.view(-1, *(1,) * (v.dim() - 1)), proposal[name], v) for name, v in theta.items()
-    }
+    pick = {name: torch.where(accepted.view(-1, *(1,) * (v.dim() - 1)), proposal[name], v) for name, v in theta.items()}
     return pick, accepted
 
 

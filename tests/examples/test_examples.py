@@ -44,7 +44,7 @@ def test_lightning_step(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hmc_conserves_energy(root: Path) -> None:
-    """Leapfrog's energy error falls with the square of the step, and going back returns: the gradient is the density's."""
+    """Leapfrog's energy error falls as the square of the step, and back leads home: the gradient is the density's."""
     module = load(root, "hmc_step")
     gp, x, y = module.problem()
     generator = torch.Generator().manual_seed(3)

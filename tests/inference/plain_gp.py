@@ -1,4 +1,4 @@
-"""Gaussian process regression written a second time: an inverse, a determinant, nothing of the library's but parameters.
+"""Gaussian process regression written a second time: an inverse, a determinant, only parameters from the library.
 
 Differentiable in parameters, x and y by plain torch autograd; leave-one-out really leaves out.
 """
@@ -6,10 +6,10 @@ Differentiable in parameters, x and y by plain torch autograd; leave-one-out rea
 import math
 
 import torch
-from kernels.plain_formulas import plain
 from torch import Tensor
 
 import flashgp as fgp
+from kernels.plain_formulas import plain
 
 F64 = torch.float64
 

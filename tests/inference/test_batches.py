@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from inference.plain_gp import F64, data, relative
 
 import flashgp as fgp
+from inference.plain_gp import F64, data, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
 
@@ -19,9 +19,7 @@ NOISE = torch.tensor([0.1, 0.03, 0.2], dtype=F64)
 def model(member: int | None = None) -> fgp.GP:
     """Three models, or one of them."""
     part = slice(None) if member is None else member
-    return fgp.GP(
-        VARIANCE[part] * k.Matern(2.5, LENGTHSCALE[part]), m.Constant(MEAN[part]), lik.Gaussian(NOISE[part])
-    )
+    return fgp.GP(VARIANCE[part] * k.Matern(2.5, LENGTHSCALE[part]), m.Constant(MEAN[part]), lik.Gaussian(NOISE[part]))
 
 
 def members(n: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +94,9 @@ def test_outputs_in_a_batch() -> None:
     found = gp.condition(x, targets).predict(x[0])
     assert found.mean.shape == found.variance.shape == found.observation_variance.shape == (3, 9, 2)
     for i in range(3):
-        alone = fgp.GP(VARIANCE[i] * k.Matern(2.5, LENGTHSCALE[i]), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE[i]), outputs=2)
+        alone = fgp.GP(
+            VARIANCE[i] * k.Matern(2.5, LENGTHSCALE[i]), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE[i]), outputs=2
+        )
         wanted = alone.condition(x[i], targets[i]).predict(x[0])
         assert relative(found.mean[i], wanted.mean) < 1e-13
         assert relative(found.observation_variance[i], wanted.observation_variance) < 1e-13
@@ -107,7 +107,7 @@ def noise_free() -> fgp.GP:
 
 
 def test_only_the_member_that_fails_gets_a_jitter() -> None:
-    """Member 1 repeats its first row with the same y: the second pivot is exactly 0, a jitter repairs it; eq. (M-31)."""
+    """Member 1 repeats its first row with the same y: its second pivot is 0, a jitter repairs it, eq. (M-31)."""
     x, y = members()
     good = noise_free().condition(x, y)
     bad_x, bad_y = x.clone(), y.clone()

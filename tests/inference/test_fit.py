@@ -6,9 +6,9 @@ import math
 import numpy
 import pytest
 import torch
-from inference.plain_gp import F64, data, model, relative
 
 import flashgp as fgp
+from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
 
@@ -22,7 +22,7 @@ def state(gp: fgp.GP) -> dict[str, torch.Tensor]:
 
 
 def test_reaches_the_optimum_of_scikit_learn() -> None:
-    """priors="given" without priors is plain maximum likelihood: from where we end, scikit-learn finds nothing better."""
+    """priors="given" without any is maximum likelihood: from where we end, scikit-learn finds nothing better."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
@@ -98,7 +98,12 @@ def test_weak_priors_are_these() -> None:
     ends = torch.tensor([math.log(v), float(y.mean()), math.log(v / 10)], dtype=F64)
     start = torch.cat([ends[:1], (spread * math.sqrt(3)).log(), ends[1:]])
     order = [name for name, _ in gp.named_parameters()]
-    assert order == ["kernel.variance.raw", "kernel.kernel.lengthscale.raw", "mean.value.raw", "likelihood.noise_variance.raw"]
+    assert order == [
+        "kernel.variance.raw",
+        "kernel.kernel.lengthscale.raw",
+        "mean.value.raw",
+        "likelihood.noise_variance.raw",
+    ]
     theta = torch.tensor(first.theta, dtype=F64)
     assert relative(theta, start) < 1e-14
 
@@ -121,14 +126,14 @@ def test_the_argument_is_not_changed() -> None:
     gp = model()
     before, x_before, y_before = state(gp), x.detach().clone(), y.clone()
     rng = torch.get_rng_state()
-    numpy_state = numpy.random.get_state()[1].copy()
+    numpy_state = numpy.random.get_state()[1].copy()  # noqa: NPY002 - the global generator is what is watched
     fit = fgp.fit(gp, x, y, max_iterations=5)
     assert all(torch.equal(before[name], value) for name, value in gp.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in gp.parameters())
     assert torch.equal(x, x_before)
     assert torch.equal(y, y_before)
     assert torch.equal(torch.get_rng_state(), rng)
-    assert (numpy.random.get_state()[1] == numpy_state).all()
+    assert (numpy.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
     fitted = list(fit.gp.parameters())
     assert all(p.requires_grad and p.is_leaf for p in fitted)
     assert len({p.untyped_storage().data_ptr() for p in fitted}) == len(fitted), "parameters must own their memory"
@@ -298,7 +303,9 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
         assert len(cut.history) >= count
         assert any("interrupted" in event for event in cut.report.events)
         best = max(cut.history, key=lambda e: e.value)
-        assert torch.equal(torch.cat([p.detach().reshape(-1) for p in cut.gp.parameters()]), torch.tensor(best.theta, dtype=F64))
+        assert torch.equal(
+            torch.cat([p.detach().reshape(-1) for p in cut.gp.parameters()]), torch.tensor(best.theta, dtype=F64)
+        )
         assert relative(cut.posterior.log_marginal_likelihood(), cut.gp.log_marginal_likelihood(x, y)) < 1e-12
     assert not whole.interrupted
 

@@ -3,9 +3,9 @@
 import numpy
 import pytest
 import torch
-from inference.plain_gp import F64, PlainGP, data, model, relative
 
 import flashgp as fgp
+from inference.plain_gp import F64, PlainGP, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
 
@@ -101,7 +101,9 @@ def test_arrays_of_every_layout() -> None:
 
 
 @pytest.mark.parametrize("mean", [m.Constant(0.2), m.Linear(torch.tensor([0.3, 0.1]), 0.2)], ids=["constant", "linear"])
-@pytest.mark.parametrize("noise", [lik.Gaussian(0.1), lik.Gaussian(0.1, row_variance=torch.linspace(0.1, 0.3, 8))], ids=["one", "rows"])
+@pytest.mark.parametrize(
+    "noise", [lik.Gaussian(0.1), lik.Gaussian(0.1, row_variance=torch.linspace(0.1, 0.3, 8))], ids=["one", "rows"]
+)
 def test_differentiable_condition(mean: torch.nn.Module, noise: fgp.likelihoods.Gaussian) -> None:
     """To parameters, x and y, against plain autograd, through everything a posterior says."""
     x, y = data(8)
@@ -149,7 +151,9 @@ def test_condition_is_detached_otherwise() -> None:
         y.add_(1.0)
     assert relative(gp.condition(x, y).predict(x.detach()).mean, before) > 1e-3
     found = posterior.predict(x.detach() - 1.0).mean
-    assert relative(found, before) < 1e-12, "a posterior is a value: later changes of parameters or data do not reach it"
+    assert relative(found, before) < 1e-12, (
+        "a posterior is a value: later changes of parameters or data do not reach it"
+    )
 
 
 def test_theta_by_chains() -> None:
@@ -183,7 +187,15 @@ def test_theta_by_chains() -> None:
 def test_theta_jacobian() -> None:
     """The density of the unconstrained values, eq. (M-38): prior times |d value / d raw|, eq. (M-18)."""
     x, y = data(5)
-    gp = fgp.GP(k.RBF(fgp.Parameter(0.7, prior=torch.distributions.LogNormal(torch.tensor(0.2, dtype=F64), torch.tensor(0.5, dtype=F64)))), m.Zero(), lik.Gaussian(0.1))
+    gp = fgp.GP(
+        k.RBF(
+            fgp.Parameter(
+                0.7, prior=torch.distributions.LogNormal(torch.tensor(0.2, dtype=F64), torch.tensor(0.5, dtype=F64))
+            )
+        ),
+        m.Zero(),
+        lik.Gaussian(0.1),
+    )
     # log N(raw; 0.2, 0.5): the Jacobian turns a LogNormal density of the value into a normal one of its logarithm.
     raw = gp.kernel.lengthscale.raw.detach()
     normal = torch.distributions.Normal(torch.tensor(0.2, dtype=F64), torch.tensor(0.5, dtype=F64)).log_prob(raw)

@@ -1,4 +1,4 @@
-"""Inputs that break other libraries: repeats without noise, tiny noise, NaN, every dtype, every switch point of size."""
+"""Inputs that break other libraries: repeats without noise, tiny noise, NaN, every dtype, every switch of size."""
 
 import math
 import warnings
@@ -6,12 +6,12 @@ import warnings
 import numpy
 import pytest
 import torch
-from inference.plain_gp import F64, PlainGP, data, model, relative
 
 import flashgp as fgp
 from flashgp.inference.likelihood_gradient import SMALL_ROWS
 from flashgp.pairwise.statistics import DIRECT_PAIRS
 from flashgp.pairwise.torch_tiles import TILE_PAIRS
+from inference.plain_gp import F64, PlainGP, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
 
@@ -22,7 +22,9 @@ def test_repeats_that_disagree_without_noise() -> None:
     x, y = torch.zeros(4, 1, dtype=F64), torch.arange(4.0, dtype=F64)
     gp = fgp.GP(2.0 * k.RBF(), m.Zero(), lik.Gaussian(0.0))
     for call in (gp.condition, gp.log_marginal_likelihood):
-        with pytest.raises(fgp.NotPositiveDefiniteError, match="rows repeat with different targets and no noise") as caught:
+        with pytest.raises(
+            fgp.NotPositiveDefiniteError, match="rows repeat with different targets and no noise"
+        ) as caught:
             call(x, y)
         assert caught.value.smallest_pivot <= 0.0
         assert caught.value.indices == ()
@@ -212,7 +214,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [9, SMALL_ROWS + 10])
 def test_lengthscales_of_nothing_and_everything(kind: str, n: int) -> None:
-    """CONTRACTS' case 17: K is near v I or v 1 1^T, with r = 0 off the diagonal too; nothing is NaN, and all is right."""
+    """CONTRACTS' case 17: K is near v I or v 1 1^T, with r = 0 off the diagonal too; nothing is NaN, all is right."""
     x, y = data(n)
     x[1] = x[0]
     y[1] = y[0]

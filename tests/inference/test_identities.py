@@ -1,4 +1,4 @@
-"""Identities that hold for any Gaussian process: no data, one row, repeated rows, permutations, more data, linearity."""
+"""Identities that hold for any Gaussian process: no data, one row, repeats, permutations, more data, linearity."""
 
 import math
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inference.plain_gp import F64, data, model, relative
 
 import flashgp as fgp
+from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
 EPS = torch.finfo(F64).eps
@@ -160,7 +160,9 @@ def test_the_mean_is_linear_in_y(seed: int, a: float, b: float) -> None:
         return gp.condition(x, target).predict(x_test).mean
 
     wanted = a * mean(y) + b * mean(z)
-    assert float((mean(a * y + b * z) - wanted).abs().max()) <= 1e-12 * (1 + abs(a) + abs(b)) * float(mean(y).abs().max() + mean(z).abs().max())
+    assert float((mean(a * y + b * z) - wanted).abs().max()) <= 1e-12 * (1 + abs(a) + abs(b)) * float(
+        mean(y).abs().max() + mean(z).abs().max()
+    )
 
 
 def test_y_moved_and_scaled() -> None:
@@ -214,6 +216,9 @@ def test_several_outputs_are_separate_fits_with_one_factor() -> None:
     value = together.log_marginal_likelihood(x, targets)
     assert relative(value, total) < 1e-13
     gradient = torch.autograd.grad(value, [together.kernel.variance.raw])[0]
-    single = [fgp.GP(kernel, m.Constant(mean), noise).log_marginal_likelihood(x, targets[:, i]) for i, mean in enumerate(means)]
+    single = [
+        fgp.GP(kernel, m.Constant(mean), noise).log_marginal_likelihood(x, targets[:, i])
+        for i, mean in enumerate(means)
+    ]
     wanted = torch.autograd.grad(sum(single), [kernel.variance.raw])[0]
     assert relative(gradient, wanted) < 1e-12

@@ -1,13 +1,13 @@
-"""CONTRACTS' case 18: whatever torch modes the user has on, results are the same, and the modes are left as they were."""
+"""CONTRACTS' case 18: whatever torch modes the user has on, results are the same, and the modes are left alone."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from inference.plain_gp import F64, data, model, relative
 
 import flashgp as fgp
+from inference.plain_gp import F64, data, model, relative
 
 
 @contextlib.contextmanager

@@ -1,16 +1,16 @@
-"""The certificate: |mean error| is below the reported bound, eq. (M-37); float32 routes are refined to it, eq. (M-32)."""
+"""The certificate: |mean error| is below the reported bound, eq. (M-37); float32 is refined to it, eq. (M-32)."""
 
 import math
 import warnings
 
 import pytest
 import torch
-from inference.plain_gp import F64, data, model, relative
 from torch import Tensor
 
 import flashgp as fgp
 from flashgp.inference import posterior as module
 from flashgp.solvers.cholesky import refine
+from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
 
@@ -101,7 +101,7 @@ def test_a_tighter_tolerance_takes_more_corrections() -> None:
 
 
 def test_what_float32_cannot_reach_is_said() -> None:
-    """Noise far below float32's rounding: the matrix needs a jitter there, and the refinement of that says how far off."""
+    """Noise far below float32's rounding: the matrix needs a jitter there, and the report says how far off that is."""
     x = torch.linspace(0, 1, 80, dtype=F64)[:, None]
     y = torch.sin(6 * x[:, 0])
     gp = fgp.GP(k.RBF(0.5), m.Zero(), lik.Gaussian(1e-9))
@@ -135,4 +135,7 @@ def test_float32_data_are_computed_in_float64() -> None:
     assert found.mean.dtype == found.variance.dtype == torch.float32
     assert torch.equal(found.mean, exact.mean.float())
     assert torch.equal(found.variance, exact.variance.float())
-    assert torch.equal(found.quantile(0.9), exact.quantile(0.9).float()) or relative(found.quantile(0.9), exact.quantile(0.9)) < 2e-7
+    assert (
+        torch.equal(found.quantile(0.9), exact.quantile(0.9).float())
+        or relative(found.quantile(0.9), exact.quantile(0.9)) < 2e-7
+    )

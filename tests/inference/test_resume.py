@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from inference.plain_gp import data, model
 
 import flashgp as fgp
 from flashgp.inference import checkpoint as checkpoints
 from flashgp.inference.fit import Fit
+from inference.plain_gp import data, model
 
 Trajectory = list[tuple[str, float, tuple[float, ...]]]
 
@@ -128,7 +128,7 @@ fgp.fit(model(), x, y, max_iterations=6, checkpoint=sys.argv[2], progress=progre
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 def test_kill_9(tmp_path: Path, root: Path, source_environment: dict[str, str]) -> None:
-    """CONTRACTS' case 13: during a step and during the write; the resumed trajectory has the uninterrupted one's bits."""
+    """CONTRACTS' case 13: during a step and during the write; resumed, it has the uninterrupted bits."""
     script = CHILD.format(tests=str(root / "tests"))
     hows = ("during a step", "during the write")
     paths = {how: tmp_path / how.replace(" ", "_") / "log" for how in hows}
@@ -155,7 +155,11 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     normal, gamma = torch.distributions.Normal, torch.distributions.Gamma
 
     def build(kernel: object = None, mean: object = None, likelihood: object = None) -> fgp.GP:
-        return fgp.GP(kernel or k.RBF(1.0, active_dims=[0]), mean or m.Constant(), likelihood or lik.Gaussian(0.1, row_variance=noise))
+        return fgp.GP(
+            kernel or k.RBF(1.0, active_dims=[0]),
+            mean or m.Constant(),
+            likelihood or lik.Gaussian(0.1, row_variance=noise),
+        )
 
     first = fgp.fit(build(), x, y, max_iterations=3, checkpoint=path)
     others = {
@@ -168,7 +172,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         "mean": lambda **o: fgp.fit(build(mean=m.Zero()), x, y, **o),
         "fixed value": lambda **o: fgp.fit(build(mean=m.Constant(fgp.Parameter(1.0, trainable=False))), x, y, **o),
         "prior": lambda **o: fgp.fit(build(mean=m.Constant(fgp.Parameter(0.0, prior=normal(0.0, 1.0)))), x, y, **o),
-        "prior's numbers": lambda **o: fgp.fit(build(k.RBF(fgp.Parameter(1.0, prior=gamma(2.0, 1.0)), active_dims=[0])), x, y, **o),
+        "prior's numbers": lambda **o: fgp.fit(
+            build(k.RBF(fgp.Parameter(1.0, prior=gamma(2.0, 1.0)), active_dims=[0])), x, y, **o
+        ),
         "seed": lambda **o: fgp.fit(build(), x, y, seed=1, **o),
         "dtype": lambda **o: fgp.fit(build(), x, y, dtype=torch.float32, **o),
         "jitter": lambda **o: fgp.fit(build(), x, y, jitter=1e-3, **o),

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from inference.plain_gp import F64, data, model
 
 import flashgp as fgp
+from inference.plain_gp import F64, data, model
 
 COUNT = 4000
 

@@ -18,9 +18,7 @@ def test_what_follows_the_subset_moves_the_model_that_is_returned(monkeypatch: p
     large = fgp.fit(gp, x, y, starts=1, priors="given")
     values = [e.value for e in large.history if e.start.startswith("start")]
     assert max(values) > values[0]
-    assert torch.isclose(
-        large.gp.log_joint(x, y), torch.tensor(max(values), dtype=torch.float64), rtol=1e-9, atol=0
-    )
+    assert torch.isclose(large.gp.log_joint(x, y), torch.tensor(max(values), dtype=torch.float64), rtol=1e-9, atol=0)
     monkeypatch.setattr(fitting, "BATCHED_PAIRS", 2**20)
     whole = fgp.fit(gp, x, y, priors="given")
     assert abs(float(large.gp.log_joint(x, y) - whole.gp.log_joint(x, y))) < 0.01

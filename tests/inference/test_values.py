@@ -6,11 +6,11 @@ import numpy
 import pytest
 import scipy.stats
 import torch
-from inference.plain_gp import F64, PlainGP, condition_number, data, model, relative
 from torch import Tensor
 
 import flashgp as fgp
 from flashgp.means import evaluate_mean
+from inference.plain_gp import F64, PlainGP, condition_number, data, model, relative
 
 EPS = torch.finfo(F64).eps
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
@@ -40,7 +40,9 @@ MODELS = {
     "linear mean": lambda: fgp.GP(k.Matern(0.5), m.Linear(torch.tensor([0.5, -1.0]), 0.2), lik.Gaussian(0.1)),
     "foreign mean": lambda: fgp.GP(k.Matern(1.5), Foreign(), lik.Gaussian(0.1)),
     "sum in a product": lambda: fgp.GP(
-        (k.Linear(0.5) + 2.0 * k.RBF(1.1)) * k.RationalQuadratic(0.9, active_dims=[1]) + 0.3, m.Constant(-1.0), lik.Gaussian(0.1)
+        (k.Linear(0.5) + 2.0 * k.RBF(1.1)) * k.RationalQuadratic(0.9, active_dims=[1]) + 0.3,
+        m.Constant(-1.0),
+        lik.Gaussian(0.1),
     ),
     "product in a sum": lambda: fgp.GP(
         k.Periodic(1.3, 2.0, active_dims=[0]) * k.Matern(2.5, 2.0) + k.Polynomial(2, 0.3), m.Zero(), lik.Gaussian(0.3)
@@ -182,7 +184,9 @@ def test_mean_functions() -> None:
     assert torch.equal(evaluate_mean(m.Zero(), x, None), torch.zeros(4, dtype=F64))
     assert torch.equal(evaluate_mean(m.Constant(1.5), x, None), torch.full((4,), 1.5, dtype=F64))
     assert relative(evaluate_mean(m.Linear(slope, 0.5), x, None), x @ slope + 0.5) < 4 * EPS
-    assert torch.equal(evaluate_mean(m.Constant(torch.tensor([1.0, 2.0]), outputs=2), x, 2)[1], torch.tensor([1.0, 2.0], dtype=F64))
+    assert torch.equal(
+        evaluate_mean(m.Constant(torch.tensor([1.0, 2.0]), outputs=2), x, 2)[1], torch.tensor([1.0, 2.0], dtype=F64)
+    )
     assert evaluate_mean(m.Linear(slope), x, 3).shape == (4, 1)
 
 

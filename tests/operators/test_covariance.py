@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from inference.plain_gp import F64, data, relative
-from kernels.plain_formulas import plain
 
 import flashgp as fgp
+from inference.plain_gp import F64, data, relative
+from kernels.plain_formulas import plain
 
 k = fgp.kernels
 KERNELS = {

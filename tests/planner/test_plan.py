@@ -18,7 +18,10 @@ def build(n: int = 2000, **options: object) -> fgp.Plan:
     return plan_direct(n, 4, **given)
 
 
-@pytest.mark.parametrize(("n", "outputs", "batch", "dtype"), [(2000, 1, 1, None), (600, 3, 2, None), (2000, 1, 1, torch.float32), (10, 1, 1, None)])
+@pytest.mark.parametrize(
+    ("n", "outputs", "batch", "dtype"),
+    [(2000, 1, 1, None), (600, 3, 2, None), (2000, 1, 1, torch.float32), (10, 1, 1, None)],
+)
 def test_bytes_and_seconds(n: int, outputs: int, batch: int, dtype: torch.dtype | None) -> None:
     """Eqs. (M-35) and (M-36), written out."""
     plan = build(n, outputs=outputs, batch=batch, dtype=dtype)
@@ -57,7 +60,17 @@ def test_a_plan_is_frozen_and_survives_json() -> None:
         plan.n = 3
     assert fgp.Plan.from_json(plan.to_json()) == plan
     fields = json.loads(plan.to_json())
-    for text in ("", "[]", "3", "{}", "null", plan.to_json()[:-1], json.dumps({**fields, "extra": 1}), json.dumps({**fields, "n": "5"}), json.dumps({**fields, "d": True})):
+    for text in (
+        "",
+        "[]",
+        "3",
+        "{}",
+        "null",
+        plan.to_json()[:-1],
+        json.dumps({**fields, "extra": 1}),
+        json.dumps({**fields, "n": "5"}),
+        json.dumps({**fields, "d": True}),
+    ):
         with pytest.raises(fgp.DomainError, match=r"must be what Plan\.to_json wrote"):
             fgp.Plan.from_json(text)
     for wrong in ({"dtype": "float16"}, {"route": "os.system"}):
@@ -67,7 +80,7 @@ def test_a_plan_is_frozen_and_survives_json() -> None:
 
 def test_too_large_says_what_would_fit() -> None:
     needed = build(4000, memory="1TiB").peak_bytes
-    with pytest.raises(fgp.MemoryBudgetError, match="float32 .* and fits") as caught:
+    with pytest.raises(fgp.MemoryBudgetError, match=r"float32 .* and fits") as caught:
         build(4000, memory=100 * 10**6)
     assert caught.value.needed_bytes == needed
     assert caught.value.available_bytes == 100 * 10**6
@@ -85,7 +98,7 @@ def test_condition_and_fit_refuse_before_they_allocate() -> None:
     x, y = torch.zeros(1000, 2, dtype=torch.float64), torch.zeros(1000, dtype=torch.float64)
     gp = fgp.GP(fgp.kernels.RBF())
     for call in (gp.condition, lambda *a, **k: fgp.fit(gp, *a, **k)):
-        with pytest.raises(fgp.MemoryBudgetError, match="`memory` allows 1.0 MiB") as caught:
+        with pytest.raises(fgp.MemoryBudgetError, match=r"`memory` allows 1\.0 MiB") as caught:
             call(x, y, memory="1MiB")
         assert caught.value.needed_bytes == fgp.plan(gp, n=1000, d=2).peak_bytes
 
@@ -115,12 +128,26 @@ def test_a_plan_of_other_sizes_is_refused() -> None:
             fgp.fit(gp, x, y, plan=fgp.plan(gp, n=n, d=d))
 
 
-@pytest.mark.parametrize(("text", "size"), [("8GiB", 2**33), ("1.5 kb", 1500), ("2TiB", 2**41), ("7", 7), ("3MB", 3_000_000), (5, 5), (5.9, 5), (2**62, 2**62)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GiB", 2**33),
+        ("1.5 kb", 1500),
+        ("2TiB", 2**41),
+        ("7", 7),
+        ("3MB", 3_000_000),
+        (5, 5),
+        (5.9, 5),
+        (2**62, 2**62),
+    ],
+)
 def test_amounts_of_memory(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GB", "8 XB", "1e999GB", "nan", 0, -3, True, None, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1GB", "8 XB", "1e999GB", "nan", 0, -3, True, None, float("nan"), float("inf")]
+)
 def test_no_amounts_of_memory(text: object) -> None:
     with pytest.raises(fgp.DomainError, match="`memory` must be a positive number of bytes"):
         parse_bytes(text)

@@ -82,7 +82,9 @@ def test_the_ladder_stops_where_it_suffices(step: int) -> None:
 
 def test_what_no_rung_repairs() -> None:
     A = spectrum(torch.tensor([-0.1, 1.0, 2.0]))
-    with pytest.raises(NotPositiveDefiniteError, match=r"\(3 x 3\) must be positive definite, but pivot \d is") as caught:
+    with pytest.raises(
+        NotPositiveDefiniteError, match=r"\(3 x 3\) must be positive definite, but pivot \d is"
+    ) as caught:
         factorise(lambda: A.clone())
     assert caught.value.jitters == pytest.approx([3 * EPS * s for s in JITTER_STEPS])
     assert caught.value.smallest_pivot <= 0
@@ -148,7 +150,9 @@ def test_keeping_and_differentiating() -> None:
     bad = spectrum(torch.tensor([-0.1, 1.0, 2.0])).requires_grad_()
     factor = factorise_keeping(bad, 0.5)
     assert factor.lower.requires_grad
-    assert torch.allclose((factor.lower @ factor.lower.mT).detach(), bad.detach() + factor.jitter * torch.eye(3), atol=100 * EPS)
+    assert torch.allclose(
+        (factor.lower @ factor.lower.mT).detach(), bad.detach() + factor.jitter * torch.eye(3), atol=100 * EPS
+    )
 
 
 # -- refinement ------------------------------------------------------------------------------------------------------
@@ -168,7 +172,9 @@ def test_refinement_converges() -> None:
         solution, relative, steps = refine(solve, multiply, rhs, target)
         assert steps == corrections
         assert relative <= target
-        assert relative == pytest.approx(float(((rhs - A @ solution).norm(dim=-2) / rhs.norm(dim=-2)).amax()), rel=1e-2, abs=1e-15)
+        assert relative == pytest.approx(
+            float(((rhs - A @ solution).norm(dim=-2) / rhs.norm(dim=-2)).amax()), rel=1e-2, abs=1e-15
+        )
         assert float((solution - exact).norm()) <= 50 * relative * float(exact.norm())
 
 

@@ -36,7 +36,7 @@ def exact_precision(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 
 def ordinary_tensors(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run a function outside inference mode (and without gradients, as the caller asked), so that what it makes lasts."""
+    """Run a function outside inference mode (still without gradients), so that what it makes lasts."""
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
