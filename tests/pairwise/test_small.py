@@ -15,7 +15,7 @@ f64 = torch.float64
 def test_matrix_and_pullback_are_those_of_the_loops(case: Case, n: int) -> None:
     """(M-1) and (M-24) to (M-26) for one model, among repeated rows."""
     given = job(case, n, None)
-    problem = SmallProblem(given.form, given.theta, given.rows)
+    problem = SmallProblem.of(given.form, given.theta, given.rows)
     wanted = REFERENCE.block(given.form, given.theta, given.rows, None, dtype=f64)
     assert relative_error(torch.from_numpy(problem.matrix), wanted) <= 50 * EPS
     found = problem.pull(given.weights.numpy())
@@ -32,7 +32,7 @@ def test_an_offset_costs_no_digits() -> None:
     x = (x * 2**20).round() / 2**20
     kernel = kernels.SquaredExponential([1.0, 0.5])
     weights = torch.ones(30, 30, dtype=f64).numpy()
-    near, far = (SmallProblem(kernel.form, [], kernel.rows(p).detach()).pull(weights)[0] for p in (x, x + 1e9))
+    near, far = (SmallProblem.of(kernel.form, [], kernel.rows(p).detach()).pull(weights)[0] for p in (x, x + 1e9))
     assert relative_error(torch.from_numpy(far), torch.from_numpy(near)) <= 100 * EPS
 
 
@@ -40,7 +40,7 @@ def test_what_was_given_is_left_alone() -> None:
     """Tiles are overwritten and the matrix is factorised in place; features, row scalars and weights are not."""
     given = job(Case("Coregionalization", 0, 3), 7, None)
     before = [t.clone() for t in (*given.rows.tensors, given.weights)]
-    problem = SmallProblem(given.form, given.theta, given.rows)
+    problem = SmallProblem.of(given.form, given.theta, given.rows)
     matrix = problem.matrix.copy()
     solved = problem.solve(torch.ones(7, dtype=f64).numpy(), given.right.numpy().copy())
     assert solved is not None

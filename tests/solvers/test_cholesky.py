@@ -56,6 +56,10 @@ def test_it_is_made_in_the_matrix() -> None:
     assert torch.allclose(factorise(lambda: upper_only.clone()).lower, factor.lower, atol=100 * EPS)
 
 
+def test_the_rungs() -> None:
+    assert JITTER_STEPS == (1.0, 10.0, 100.0), "times n eps, eq. (M-31)"
+
+
 @pytest.mark.parametrize("step", range(len(JITTER_STEPS)))
 def test_the_ladder_stops_where_it_suffices(step: int) -> None:
     """Eq. (M-31): n eps times 1, 10, 100 of the mean diagonal; a least eigenvalue between two rungs needs the upper."""
@@ -90,7 +94,7 @@ def test_what_no_rung_repairs() -> None:
     assert caught.value.smallest_pivot <= 0
     assert caught.value.indices == ()
     with pytest.raises(NotPositiveDefiniteError, match="tried: none") as caught:
-        factorise(lambda: A.clone(), repair=False)
+        factorise(lambda: A.clone(), repair=lambda: False)
     assert caught.value.jitters == ()
 
 

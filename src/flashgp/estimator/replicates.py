@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from flashgp.inference.gp import GP
-from flashgp.inference.likelihood_gradient import DirectSettings
 
 __all__ = ["Distinct", "ReplicatedGP", "distinct_rows"]
 
@@ -80,10 +79,7 @@ class ReplicatedGP(GP):
         assert weight is not None
         self.scatter_per_row = scatter / weight.shape[-1]  # of a subset of the rows: its share
 
-    def evaluate_likelihood(self, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
-        return super().evaluate_likelihood(settings, x, y) + self.within(x.device)
-
-    def within(self, device: torch.device) -> Tensor:
+    def beyond_matrix(self, device: torch.device) -> Tensor:
         """The log of the factor behind N(y' | f, v / W), over all rows; shape (*batch,), nats."""
         weight = self.likelihood.row_weight
         assert weight is not None

@@ -1,5 +1,6 @@
 """Argument checks at the public door: each is made once and names the argument, what arrived and what to do."""
 
+import math
 from typing import Any
 
 import torch
@@ -51,11 +52,11 @@ def check_finite(tensor: Tensor, name: str) -> None:
     """DomainError naming the first row and column that holds a NaN or an infinity."""
     if tensor.numel() == 0 or tensor.is_meta or _transformed(tensor):
         return
-    with torch.no_grad():
-        # One reduction decides the usual case: a sum is finite unless an entry is not (or it overflows).
-        if bool(tensor.detach().sum().isfinite()):
-            return
-        bad = (~tensor.detach().isfinite()).nonzero()
+    plain = tensor.detach()
+    # One reduction decides the usual case: a sum is finite unless an entry is not (or it overflows).
+    if math.isfinite(plain.sum().item()):
+        return
+    bad = (~plain.isfinite()).nonzero()
     if bad.shape[0] == 0:
         return
     place = bad[0].tolist()
@@ -119,7 +120,8 @@ def check_targets(y: Any, name: str, x: Tensor, outputs: int | None) -> Tensor:
         raise ShapeError(f"`{name}` must have shape {wanted} with n = {n} like `x`, got {tuple(y.shape)}; {advice}")
     batch_y = y.shape[: y.dim() - len(tail)]
     try:
-        torch.broadcast_shapes(batch_y, x.shape[:-2])
+        if batch_y and x.dim() > 2:
+            torch.broadcast_shapes(batch_y, x.shape[:-2])
     except RuntimeError:
         raise ShapeError(
             f"`{name}` has batch shape {tuple(batch_y)}, which does not broadcast with x's {tuple(x.shape[:-2])}; "

@@ -203,7 +203,7 @@ def fit(
     given = {name: p.value.detach().clone() for name, p in named_parameter_objects(gp)}
     workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
     settings = DirectSettings(
-        TorchTiles(), plan.torch_dtype, jitter, repair=gp.repairable(work_x, work_y), workspace=workspace
+        TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(work_x, work_y), workspace=workspace
     )
     objective = FlatObjective(gp, work_x, work_y, settings, roles, weak=priors == "weak")
     n = x.shape[-2]

@@ -14,6 +14,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.likelihood_gradient import DirectSettings, log_marginal_likelihood
+from flashgp.inference.small_model import SmallModel, small_likelihood
 from flashgp.kernels.kernel import Kernel
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, evaluate_mean
@@ -127,7 +128,7 @@ class GP(nn.Module):
         y = check_targets(y, "y", x, self.outputs)
         if theta is not None:
             return self._at(theta, x, y, lambda gp: gp.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter))
-        settings = DirectSettings(TorchTiles(), dtype or torch.float64, jitter, repair=self.repairable(x, y))
+        settings = DirectSettings(TorchTiles(), dtype or torch.float64, jitter, repair=lambda: self.repairable(x, y))
         return self.evaluate_likelihood(settings, x, y)
 
     @exact_precision
@@ -218,8 +219,19 @@ class GP(nn.Module):
     # -- what inference uses ------------------------------------------------------------------------------------
     def evaluate_likelihood(self, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
         """The log marginal likelihood of checked data."""
-        residual, noise, rows, theta = self.likelihood_inputs(x, y)
-        return log_marginal_likelihood(settings, self.kernel.form, theta, rows, residual, noise)
+        value = None
+        if settings.dtype == torch.float64 and not settings.jitter and torch.is_grad_enabled():
+            small = SmallModel.of(self, x, y)
+            value = None if small is None else small_likelihood(small)
+        if value is None:
+            residual, noise, rows, theta = self.likelihood_inputs(x, y)
+            value = log_marginal_likelihood(settings, self.kernel.form, theta, rows, residual, noise)
+        beyond = self.beyond_matrix(x.device)
+        return value if beyond is None else value + beyond
+
+    def beyond_matrix(self, device: torch.device) -> Tensor | None:
+        """A term of the log likelihood besides that of y under the covariance matrix, (*batch,); None for none."""
+        return None
 
     def likelihood_inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""

@@ -12,7 +12,7 @@ Source: Rasmussen & Williams (2006), eqs. 2.30 and 5.9.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,14 +35,14 @@ LOG_2PI = math.log(2.0 * math.pi)
 class DirectSettings:
     """How a direct computation runs, and where it writes what happened.
 
-    Fields: backend; dtype of the matrix; jitter and repair as in `factorise`; workspace; jitters, filled with every
+    Fields: backend; dtype of the matrix; jitter and repair as in `factorise` (asked only after a failure); workspace; jitters, filled with every
     relative jitter tried.
     """
 
     backend: Backend
     dtype: torch.dtype = torch.float64
     jitter: float | None = None
-    repair: bool = True
+    repair: Callable[[], bool] = lambda: True
     workspace: Workspace = field(default_factory=Workspace)
     jitters: list[float] = field(default_factory=list)
 
@@ -155,7 +155,7 @@ def _small(
     form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
     """The same by the NumPy path; None when the matrix is not positive definite (then the ladder of jitters decides)."""
-    problem = SmallProblem(form, theta, rows)
+    problem = SmallProblem.of(form, theta, rows)
     solved = problem.solve(noise.detach().numpy(), residual.detach().numpy())
     if solved is None:
         return None

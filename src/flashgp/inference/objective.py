@@ -19,6 +19,7 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.gp import GP
 from flashgp.inference.initial import RoleStart
 from flashgp.inference.likelihood_gradient import DirectSettings, value_and_gradients
+from flashgp.inference.small_model import SmallModel
 
 __all__ = ["FlatObjective", "FlatPriors"]
 
@@ -106,6 +107,8 @@ class FlatObjective:
             if slot.owner is not None:
                 self._add_prior(slot, roles.get(slot.owner) if weak else None)
         self.priors.freeze()
+        self._small = SmallModel.of(gp, x, y) if settings.dtype == torch.float64 and not settings.jitter else None
+        self._has_beyond = gp.beyond_matrix(x.device) is not None
 
     def _add_prior(self, slot: _Slot, role: RoleStart | None) -> None:
         owner = slot.owner
@@ -153,6 +156,8 @@ class FlatObjective:
     def __call__(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
         """(minus log joint, gradient) at one vector. Raises: NotPositiveDefiniteError."""
         self.assign(theta)
+        if self._small is not None and (found := self._small()) is not None:
+            return self._from_small(theta, *found)
         with torch.enable_grad():
             residual, noise, rows, values = self.gp.likelihood_inputs(self.x, self.y)
             inputs = (residual, noise, *rows.tensors, *values)
@@ -167,11 +172,10 @@ class FlatObjective:
                 if tensor.requires_grad and slope is not None:
                     outputs.append(tensor)
                     grads.append(slope if slope.shape == tensor.shape else slope.sum_to_size(tensor.shape))
-            for owner in self._slow_priors:
-                prior = owner.log_prior().sum()
-                total += float(prior)
-                outputs.append(prior)
-                grads.append(torch.ones_like(prior))
+            for term in self._extra_terms():
+                total += float(term)
+                outputs.append(term)
+                grads.append(torch.ones_like(term))
             found = torch.autograd.grad(outputs, self._tensors, grads, allow_unused=True) if outputs else ()
         gradient = numpy.zeros(self.size)
         for part, slot in zip(found, self.slots, strict=False):
@@ -179,6 +183,33 @@ class FlatObjective:
                 gradient[slot.start : slot.stop] = part.reshape(-1).cpu().numpy()
         prior, prior_gradient = self.priors.value_and_gradient(theta)
         return -(total + prior), -(gradient + prior_gradient)
+
+    def _extra_terms(self) -> list[Tensor]:
+        """Terms of the log joint that autograd takes care of: uncommon priors, what replicated rows say about noise."""
+        terms = [owner.log_prior().sum() for owner in self._slow_priors]
+        beyond = self.gp.beyond_matrix(self.x.device)
+        if beyond is not None:
+            terms.append(beyond.sum())
+        return [term for term in terms if term.requires_grad] + [t.detach().requires_grad_() for t in terms if not t.requires_grad]
+
+    def _from_small(
+        self, theta: numpy.ndarray, value: float, slopes: dict[Parameter, numpy.ndarray]
+    ) -> tuple[float, numpy.ndarray]:
+        """The small model's answer as a flat one."""
+        gradient = numpy.zeros(self.size)
+        for slot in self.slots:
+            if slot.owner in slopes:
+                gradient[slot.start : slot.stop] = numpy.ravel(slopes[slot.owner])
+        if self._slow_priors or self._has_beyond:
+            with torch.enable_grad():
+                terms = self._extra_terms()
+                found = torch.autograd.grad(terms, self._tensors, [torch.ones_like(t) for t in terms], allow_unused=True)
+            value += sum(float(t) for t in terms)
+            for part, slot in zip(found, self.slots, strict=True):
+                if part is not None:
+                    gradient[slot.start : slot.stop] += part.reshape(-1).numpy()
+        prior, prior_gradient = self.priors.value_and_gradient(theta)
+        return -(value + prior), -(gradient + prior_gradient)
 
     def batch(self, thetas: list[numpy.ndarray]) -> list[tuple[float, numpy.ndarray] | NotPositiveDefiniteError]:
         """Several vectors: one tensor program on an accelerator, one by one where that is cheaper (decision 4).

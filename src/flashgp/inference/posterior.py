@@ -227,7 +227,7 @@ def condition(
         raise DomainError(f"`plan` is for n={plan.n}, d={plan.d}, got data with n={n}, d={d}; make a plan for these sizes")
     workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
     settings = DirectSettings(
-        TorchTiles(), plan.torch_dtype, jitter, repair=gp.repairable(x, y), workspace=workspace
+        TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(x, y), workspace=workspace
     )
     with torch.set_grad_enabled(differentiable):
         rows = gp.kernel.rows(x)

@@ -1,6 +1,7 @@
 """The constant covariance function, eq. (M-14)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -36,6 +37,9 @@ class Constant(Leaf):
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return ()
+
+    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+        return [], lambda gradients: {}
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:
         return (self.variance,)

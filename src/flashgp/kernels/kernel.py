@@ -7,7 +7,7 @@ products, gradients, device code) is derived from these by the layers above.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy
@@ -142,6 +142,15 @@ class Leaf(Kernel):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         """One tensor per statistic from the selected columns of x."""
 
+    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+        """Optional, for small problems: `_features` in NumPy, and their pullback to the parameters, eq. (M-26).
+
+        Args: x, the selected columns (n, d); values, this kernel's parameter values by name.
+        Returns: one array per statistic, and a function from gradients by these to gradients by values, by name.
+            A kernel that does not state it takes the general path, where autograd does the same.
+        """
+        raise NotImplementedError
+
     def _scalars(self, x: Tensor) -> tuple[Tensor, ...]:
         """Row scalars from the selected columns of x; none unless a kernel says so."""
         return ()
@@ -194,6 +203,13 @@ class Leaf(Kernel):
                         f"column of x, got {entries}; pass a number, or a tensor with {x.shape[-1]} entries"
                     )
         return x
+
+    @staticmethod
+    def _per_column(gradient: Any, value: Any) -> Any:
+        """The gradient by a per-column value from one (n, d) of contributions: summed to the value's own shape."""
+        return gradient.sum() if value.size == 1 and value.ndim == 0 else gradient.sum(0) if value.size > 1 else (
+            gradient.sum().reshape(1)
+        )
 
     per_column: ClassVar[frozenset[str]] = frozenset({"lengthscale", "variance", "period", "frequency"})
 

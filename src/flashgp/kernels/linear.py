@@ -1,6 +1,6 @@
 """Linear and polynomial covariance functions, eqs. (M-12) and (M-13): functions of an inner product."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +37,15 @@ class Linear(Leaf):
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x * self.variance.column().to(x.device).sqrt(),)
+
+    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+        weighted = x * values["variance"] ** 0.5
+
+        def pull(gradients: Sequence[Any]) -> dict[str, Any]:
+            variance = values["variance"]
+            return {"variance": self._per_column(gradients[0] * weighted, variance) / (2.0 * variance)}
+
+        return [weighted], pull
 
 
 class Polynomial(Linear):

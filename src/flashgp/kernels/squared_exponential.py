@@ -1,6 +1,7 @@
 """The squared exponential covariance function, eq. (M-5)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -31,6 +32,15 @@ class Stationary(Leaf):
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x / self.lengthscale.column().to(x.device),)
+
+    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+        scale = values["lengthscale"]
+        scaled = x / scale
+
+        def pull(gradients: Sequence[Any]) -> dict[str, Any]:
+            return {"lengthscale": self._per_column(gradients[0] * scaled, scale) / -scale}
+
+        return [scaled], pull
 
 
 class SquaredExponential(Stationary):

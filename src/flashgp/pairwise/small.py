@@ -1,7 +1,7 @@
 """The small exact problem: value and gradient of the log marginal likelihood in a few NumPy and LAPACK calls.
 
-Up to SMALL_ROWS rows the arithmetic of one evaluation takes less time than the calls that start it, and a NumPy call
-costs a third of a torch call (docs/decisions/0004). The formulas are the same generated program as everywhere, run
+Up to SMALL_ROWS rows the calls that start the arithmetic weigh as much as the arithmetic, and a NumPy call costs a
+third of a torch call (docs/decisions/0004). The formulas are the same generated program as everywhere, run
 with NumPy operations; eqs. (M-33) and (M-34) for one model in float64 on the CPU.
 """
 
@@ -20,7 +20,8 @@ from flashgp.pairwise.statistics import FAR_SQUARED
 
 __all__ = ["SMALL_ROWS", "SmallProblem"]
 
-SMALL_ROWS = 128
+SMALL_ROWS = 256
+SCIPY_ROWS = 128  # above, torch's threaded factorisation is quicker than SciPy's
 Array = numpy.ndarray
 
 
@@ -96,19 +97,25 @@ class SmallProblem:
     """One model's covariance matrix with the tiles its gradient needs.
 
     Args:
-        form, theta, rows: as for a backend; one model, float64, on the CPU, at most SMALL_ROWS rows.
+        form, theta: as for a backend; features: one (n, d') array per statistic, codes (n,); count: n, at most
+            SMALL_ROWS; scalars: one (n,) array per row scalar.
     """
 
-    def __init__(self, form: Form, theta: Sequence[Tensor], rows: Rows) -> None:
+    def __init__(
+        self, form: Form, theta: Sequence[float], features: Sequence[Array], count: int, scalars: Sequence[Array] = ()
+    ) -> None:
         self.form = form
-        self.features = [f.detach().numpy() for f in rows.features]
-        statistics = [self._statistic(kind, f) for kind, f in zip(form.statistics, self.features, strict=True)]
-        scalars = [a.detach().numpy() for a in rows.scalars]
+        self.features = features
+        statistics = [self._statistic(kind, f) for kind, f in zip(form.statistics, features, strict=True)]
         sides = [a[:, None] for a in scalars] + [a[None, :] for a in scalars]
-        values = [float(t) for t in theta]
-        scalar, tile, *self._partials = _partials_of(form)(*statistics, *sides, *values, True)
-        n = rows.count
-        self.matrix: Array = numpy.full((n, n), scalar) if tile is None else tile * scalar
+        scalar, tile, *self._partials = _partials_of(form)(*statistics, *sides, *theta, True)
+        self.matrix: Array = numpy.full((count, count), scalar) if tile is None else tile * scalar
+
+    @classmethod
+    def of(cls, form: Form, theta: Sequence[Tensor], rows: Rows) -> "SmallProblem":
+        """The problem of what a backend takes: one model, float64, on the CPU."""
+        features = [f.detach().numpy() for f in rows.features]
+        return cls(form, [float(t.detach()) for t in theta], features, rows.count, [a.detach().numpy() for a in rows.scalars])
 
     @staticmethod
     def _statistic(kind: str, feature: Array) -> Array:
@@ -127,7 +134,11 @@ class SmallProblem:
         matrix = self.matrix
         matrix.ravel()[:: n + 1] += noise
         # A symmetric row-major matrix read by columns is itself: factorised where it stands.
-        lower, info = dpotrf(matrix.T, lower=1, overwrite_a=1, clean=1)
+        if n <= SCIPY_ROWS:
+            lower, info = dpotrf(matrix.T, lower=1, overwrite_a=1, clean=1)
+        else:
+            factor, status = torch.linalg.cholesky_ex(torch.from_numpy(matrix.T))
+            lower, info = factor.numpy(), int(status)
         if info:
             return None
         weights, _ = dpotrs(lower, residual, lower=1)

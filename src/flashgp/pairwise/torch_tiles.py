@@ -17,6 +17,7 @@ __all__ = ["TorchTiles", "tile_rows"]
 
 TILE_PAIRS = {"cpu": 2**18}  # pairs per tile: two float64 tiles fit a 4 MiB cache (docs/decisions/0003)
 ACCELERATOR_TILE_PAIRS = 2**24
+TAPED_PAIRS = 2**20  # a whole block this small keeps its derivatives until the gradient (docs/decisions/0003)
 
 
 def tile_rows(columns: int, batch: int, device: torch.device) -> int:
@@ -100,7 +101,8 @@ class TorchTiles(Backend):
         workspace: Workspace | None = None,
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
         job = _Job(form, theta, rows, None, dtype)
-        if rows.count > tile_rows(rows.count, job.batch_shape.numel(), rows.device) or not job.single_fits:
+        pairs = rows.count**2 * job.batch_shape.numel()
+        if pairs > TAPED_PAIRS or not job.single_fits:
             return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
         everything = slice(0, rows.count)
         (scalar, tile), partials = job.partials(everything, everything)

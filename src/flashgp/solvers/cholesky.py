@@ -50,7 +50,7 @@ class Factor:
 
 
 def factorise(
-    build: Callable[[], Tensor], jitter: float | None = None, *, repair: bool = True, rounding: Tensor | None = None
+    build: Callable[[], Tensor], jitter: float | None = None, *, repair: Callable[[], bool] = lambda: True, rounding: Tensor | None = None
 ) -> Factor:
     """The Cholesky factor of the matrix that `build` makes, symmetric, shape (*batch, n, n), eq. (M-30).
 
@@ -58,7 +58,7 @@ def factorise(
         build: makes the matrix; called again for every further attempt, since the factor overwrites it.
         jitter: None for the ladder n eps (1, 10, 100) after a failure, relative to the mean diagonal; a number is
             added from the start, relative likewise, and nothing more is tried.
-        repair: False when the failure cannot be blamed on rounding: then no jitter is tried.
+        repair: says, after a failure, whether rounding may be blamed for it; if not, no jitter is tried.
         rounding: the absolute rounding error of the matrix, (*batch,), where its entries are differences of larger
             numbers; the ladder is then 1, 10, 100 times this. None for n eps times the mean diagonal.
     Raises: NotPositiveDefiniteError with the smallest pivot, the jitters tried and the failing batch indices.
@@ -70,27 +70,32 @@ def factorise(
     n, batch = matrix.shape[-1], matrix.shape[:-2]
     ladder = [0.0] if jitter is None else [jitter]
     scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1) if rounding is None else rounding
-    if jitter is None and repair:
-        ladder += [step * (n * torch.finfo(matrix.dtype).eps if rounding is None else 1.0) for step in JITTER_STEPS]
+    unit = n * torch.finfo(matrix.dtype).eps if rounding is None else 1.0
     added = torch.zeros(batch, dtype=matrix.dtype, device=matrix.device)
-    needed: Tensor | None = None  # members that failed in the last attempt
-    for attempt, relative in enumerate(ladder):
-        if attempt:
-            matrix = build()
-        if relative:
-            diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-            step = relative * scale
-            added = step if needed is None else torch.where(needed, step, added)
-            diagonal += added.unsqueeze(-1)
+    needed = torch.zeros(batch, dtype=torch.bool, device=matrix.device)
+    repairable = True
+    attempt = 0
+    while True:
+        if ladder[attempt]:
+            step = ladder[attempt] * scale
+            added = step if attempt == 0 else torch.where(needed, step, added)
+            matrix.diagonal(dim1=-2, dim2=-1).add_(added.unsqueeze(-1))
         lower, info = _factor_in_place(matrix)
         if not bool(info.any()):
-            return Factor(lower, added, ladder[: attempt + 1][1:] if jitter is None else [jitter])
+            return Factor(lower, added, ladder[1:] if jitter is None else [jitter])
         needed = info > 0  # a member that succeeded keeps its jitter; one that failed gets the next step
-    raise _failure(lower, info, batch, ladder, jitter, repair, n)
+        if attempt == 0 and jitter is None:
+            repairable = repair()
+        attempt += 1
+        if jitter is not None or not repairable or attempt > len(JITTER_STEPS):
+            break
+        ladder.append(JITTER_STEPS[attempt - 1] * unit)
+        matrix = build()
+    raise _failure(lower, info, batch, ladder, repairable, n)
 
 
 def factorise_keeping(
-    matrix: Tensor, jitter: float | None = None, *, repair: bool = True, rounding: Tensor | None = None
+    matrix: Tensor, jitter: float | None = None, *, repair: Callable[[], bool] = lambda: True, rounding: Tensor | None = None
 ) -> Factor:
     """`factorise` of a matrix that is kept, differentiable in it: the jitter is found on a detached copy first."""
     kept = matrix.detach()
@@ -113,7 +118,7 @@ def _factor_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _failure(
-    lower: Tensor, info: Tensor, batch: torch.Size, ladder: list[float], jitter: float | None, repair: bool, n: int
+    lower: Tensor, info: Tensor, batch: torch.Size, ladder: list[float], repair: bool, n: int
 ) -> NotPositiveDefiniteError:
     indices = [tuple(index) for index in info.nonzero().tolist()] if batch else []
     first = indices[0] if indices else ()
