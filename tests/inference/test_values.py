@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.inference import likelihood_gradient
 from flashgp.means import evaluate_mean
 from inference.plain_gp import F64, PlainGP, condition_number, data, model, relative
 
@@ -60,6 +61,14 @@ def gp(request: pytest.FixtureRequest) -> fgp.GP:
     return MODELS[request.param]()
 
 
+@pytest.fixture(params=["small", "tiles"])
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small problems take a NumPy path; the same numbers must come from the torch tiles."""
+    if request.param == "tiles":
+        monkeypatch.setattr(likelihood_gradient, "SMALL_ROWS", 0)
+    return request.param
+
+
 def tolerance(plain: PlainGP) -> float:
     """Both sides lose up to the condition number times the unit roundoff; 10 for the sums around it."""
     return 10 * len(plain.x) * EPS * max(10.0, condition_number(plain.K))
@@ -74,6 +83,7 @@ def test_log_marginal_likelihood(gp: fgp.GP) -> None:
         assert relative(found, wanted) < tolerance(plain)
 
 
+@pytest.mark.usefixtures("route")
 def test_gradient_against_autograd_and_differences(gp: fgp.GP) -> None:
     """Eq. (M-34) pulled back to every parameter, x and y."""
     x, y = data()
@@ -202,6 +212,7 @@ def peers(d: int, noise: Tensor) -> tuple[fgp.GP, object]:
     return ours, GaussianProcessRegressor(theirs, alpha=noise.numpy(), optimizer=None)
 
 
+@pytest.mark.usefixtures("route")
 def test_value_and_gradient_of_scikit_learn() -> None:
     """Twenty random parameter vectors with condition at most 1e8: relative 1e-8 in value and gradient."""
     x, y = data(30, 3)
