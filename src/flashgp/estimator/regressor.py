@@ -175,7 +175,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         value = posterior.log_marginal_likelihood()
         self._scatter = None
         if isinstance(gp, ReplicatedGP):
-            value = value + gp.within(value.device).detach()
+            value = value + gp.beyond_matrix(value.device).detach()
             self._scatter = gp.scatter_per_row * x.shape[0]
             # The marginal likelihood of repeats is the estimator's business: what users get is an ordinary GP.
             gp = GP(gp.kernel, gp.mean, gp.likelihood, gp.outputs)

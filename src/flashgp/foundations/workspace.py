@@ -54,6 +54,15 @@ class Workspace:
         weakref.finalize(tensor.untyped_storage(), self._release, size)
         return tensor
 
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that an operation made, until its storage is freed; each storage once."""
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if size > COUNTED_BYTES:
+            self._admit(size)
+            weakref.finalize(storage, self._release, size)
+        return tensor
+
     @contextlib.contextmanager
     def hold(self, size: int) -> Iterator[None]:
         """Count bytes that are allocated elsewhere (the temporaries of a tile loop) while the block runs."""

@@ -173,7 +173,7 @@ class FlatObjective:
                     outputs.append(tensor)
                     grads.append(slope if slope.shape == tensor.shape else slope.sum_to_size(tensor.shape))
             for term in self._extra_terms():
-                total += float(term)
+                total += term.item()
                 outputs.append(term)
                 grads.append(torch.ones_like(term))
             found = torch.autograd.grad(outputs, self._tensors, grads, allow_unused=True) if outputs else ()
@@ -204,7 +204,7 @@ class FlatObjective:
             with torch.enable_grad():
                 terms = self._extra_terms()
                 found = torch.autograd.grad(terms, self._tensors, [torch.ones_like(t) for t in terms], allow_unused=True)
-            value += sum(float(t) for t in terms)
+            value += sum(t.item() for t in terms)
             for part, slot in zip(found, self.slots, strict=True):
                 if part is not None:
                     gradient[slot.start : slot.stop] += part.reshape(-1).numpy()

@@ -105,11 +105,15 @@ class TorchTiles(Backend):
         if pairs > TAPED_PAIRS or not job.single_fits:
             return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
         everything = slice(0, rows.count)
+        workspace = workspace or Workspace()
         (scalar, tile), partials = job.partials(everything, everything)
+        for kept in {id(p.tile): p.tile for p in partials if p.tile is not None}.values():
+            workspace.adopt(kept)
         shape = (*job.batch_shape, rows.count, rows.count)
         block = torch.full(shape, scalar, dtype=dtype, device=rows.device) if tile is None else tile * scalar
         if block.shape != shape:
             block = block.expand(shape)
+        workspace.adopt(block)
         return block, lambda weights: _pull(job, [(everything, everything, weights, partials)])
 
     def bilinear_gradient(
