@@ -10,7 +10,7 @@ import torch
 import flashgp as fgp
 from flashgp.inference.likelihood_gradient import SMALL_ROWS
 from flashgp.pairwise.statistics import DIRECT_PAIRS
-from flashgp.pairwise.torch_tiles import TILE_PAIRS
+from flashgp.pairwise.torch_tiles import TAPED_PAIRS, TILE_PAIRS
 from inference.plain_gp import F64, PlainGP, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
@@ -175,10 +175,10 @@ def test_means_of_the_wrong_shape() -> None:
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
-SWITCHES = [SMALL_ROWS, math.isqrt(DIRECT_PAIRS), math.isqrt(TILE_PAIRS["cpu"])]
+SWITCHES = [SMALL_ROWS, math.isqrt(DIRECT_PAIRS), math.isqrt(TILE_PAIRS["cpu"]), math.isqrt(TAPED_PAIRS)]
 
 
-@pytest.mark.parametrize("n", sorted({800, 801, *(s + step for s in SWITCHES for step in (0, 1))}))
+@pytest.mark.parametrize("n", sorted({801, *(s + step for s in SWITCHES for step in (0, 1))}))
 def test_nothing_jumps_at_a_switch(n: int) -> None:
     """CONTRACTS' case 11: on both sides of every internal switch, value and gradient are those of plain torch."""
     x, y = data(n, 2)

@@ -162,18 +162,18 @@ def test_a_gradient_holds_two_buffers(dtype: torch.dtype) -> None:
 
 
 def test_the_operating_system_counts_the_same() -> None:
-    """What LAPACK takes for itself included: two buffers and a few tiles."""
-    n = 2000
+    """What LAPACK takes for itself included: two buffers and a few tiles, well below a third."""
+    n = 1500
     x, y = data(n, 3)
     gp = model(3)
     buffer = n * n * 8
-    gp.log_marginal_likelihood(x[:1000], y[:1000]).backward()  # what libraries keep for themselves from then on
+    gp.log_marginal_likelihood(x[:600], y[:600]).backward()  # what libraries keep for themselves from then on
     peaks = []
-    for _ in range(3):  # pages that libraries happen to take or give back come on top, now and then
+    for _ in range(2):  # pages that they happen to take or give back come on top, now and then
         with PeakMeter() as meter:
             gp.log_marginal_likelihood(x, y).backward()
         peaks.append(meter.peak_bytes)
-    assert min(peaks) <= 2.7 * buffer
+    assert min(peaks) <= 2 * buffer + 20 * MIB
 
 
 def test_no_graph_over_pairs() -> None:
