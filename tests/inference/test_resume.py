@@ -69,13 +69,38 @@ def test_killed_again_while_resuming(tmp_path: Path) -> None:
     x, y = data(8)
     path = tmp_path / "log"
     whole = trajectory(fgp.fit(model(), x, y, max_iterations=6))
-    for count in (20, 5, 18):
+    for count in (20, 5):
         with pytest.raises(Killed):
             fgp.fit(model(), x, y, max_iterations=6, checkpoint=path, progress=killed_after(count))
     last = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
     assert trajectory(last) == whole
     replayed = next(int(event.split()[1]) for event in last.report.events if event.startswith("resumed"))
     assert replayed >= 20, "the second kill, early in the replay, must not cost what the first had logged"
+
+
+def test_a_log_that_no_longer_fits_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version may step elsewhere from the same start: what is logged from there on is replaced."""
+    from flashgp.inference import fit as module
+
+    monkeypatch.setattr(module, "fingerprint", lambda *parts: "the same")
+    x, y = data(8)
+    path = tmp_path / "log"
+    one = {"starts": 1, "initial": "given", "max_iterations": 6}
+    fgp.fit(model(), x, y, checkpoint=path, **one)
+
+    fresh = fgp.fit(model(), x, y, **one)
+    stored = checkpoints.EvaluationLog(path, "the same")._old["start 0"]
+    stored[3] = (stored[3][0] + 1e-3, *stored[3][1:])
+    changed = checkpoints.EvaluationLog(None, "the same")
+    changed.path = path
+    for theta, value, gradient in stored:
+        changed.add_round([("start 0", theta, value, gradient)])
+    changed.write()
+
+    for replayed in (3, len(fresh.history)):
+        again = fgp.fit(model(), x, y, checkpoint=path, **one)
+        assert trajectory(again) == trajectory(fresh)
+        assert any(f"resumed: {replayed} evaluations" in event for event in again.report.events)
 
 
 @pytest.mark.parametrize("count", [5, 6, 7])

@@ -187,6 +187,15 @@ def test_likelihood_densities() -> None:
     numpy.testing.assert_allclose(total.detach(), variance + 0.3, rtol=1e-15)
 
 
+def test_a_likelihood_of_some_rows() -> None:
+    whole = lik.Gaussian(0.3, row_variance=rows(), row_weight=rows(12, 6))
+    index = torch.tensor([7, 0, 3])
+    part = whole.rows(index)
+    device = torch.device("cpu")
+    assert torch.equal(part.diagonal(3, device), whole.diagonal(12, device)[index])
+    assert part.noise_variance is whole.noise_variance
+
+
 def test_mean_functions() -> None:
     """Eq. (M-27), with one output and with several."""
     x, _ = data(4, 2)
