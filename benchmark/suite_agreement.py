@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }  # fmt: skip
     print(row)
     if not options.toy:
-        write_record(RECORDS / "agreement.json", {"title": "Agreement with scikit-learn", "columns": COLUMNS, "rows": [row]})
+        write_record(
+            RECORDS / "agreement.json", {"title": "Agreement with scikit-learn", "columns": COLUMNS, "rows": [row]}
+        )
     return 0
 
 

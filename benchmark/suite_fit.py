@@ -94,9 +94,7 @@ def against_sklearn(n: int, d: int, repeats: int) -> dict[str, Any]:
     y = y - y.mean()
     wide = (1e-5, 1e5)
     kernel = ConstantKernel(1.0, wide) * RBF(numpy.ones(d), wide) + WhiteKernel(0.1, wide)
-    gp = fgp.GP(
-        1.0 * fgp.kernels.SquaredExponential(torch.ones(d)), fgp.means.Zero(), fgp.likelihoods.Gaussian(0.1)
-    )
+    gp = fgp.GP(1.0 * fgp.kernels.SquaredExponential(torch.ones(d)), fgp.means.Zero(), fgp.likelihoods.Gaussian(0.1))
 
     def ours() -> Any:
         return fgp.fit(gp, x, y, starts=1, initial="given", priors="given")

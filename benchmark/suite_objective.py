@@ -1,9 +1,11 @@
 """One training step: the log marginal likelihood and its gradient by every parameter, against GPyTorch.
 
 Both use exp for positivity, the same values and the same data; both return the value and the gradient by the
-logarithms of the lengthscales, of the variance and of the noise, and by the mean. The reference is plain float64 torch with autograd.
+logarithms of the lengthscales, of the variance and of the noise, and by the mean. The reference is the textbook
+formula in dense float64.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -89,9 +91,7 @@ def reference(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     value = -0.5 * (y @ a + 2 * lower.diagonal().log().sum() + n * math.log(2 * math.pi))
     slope = 0.5 * (torch.outer(a, a) - torch.cholesky_inverse(lower))
     weighted = slope * k
-    by_log_lengthscale = [
-        (weighted * (z[:, i, None] - z[None, :, i]).square()).sum() for i in range(d)
-    ]
+    by_log_lengthscale = [(weighted * (z[:, i, None] - z[None, :, i]).square()).sum() for i in range(d)]
     rest = [weighted.sum(), NOISE * slope.diagonal().sum(), a.sum()]
     return [value, torch.stack(by_log_lengthscale), torch.stack(rest)]
 
@@ -124,19 +124,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if gpytorch is not None:
             candidates["gpytorch"] = gpytorch_step(gpytorch, x, y)
         result = compare(
-            candidates, (x, y), reference=reference, tolerance=1e-6 if dtype == torch.float64 else 2e-3,
+            candidates, (x, y), reference=reference, tolerance=1e-6 if dtype == torch.float64 else 1e-3,
             repeats=3 if options.toy else (41 if n <= 200 else 15 if n <= 800 else 5), warmup=3,
         )  # fmt: skip
         print(result)
         if gpytorch is None:
             continue
-        rows.append(result.claim(work=work, against="GPyTorch, Cholesky", ours="flashgp", peer="gpytorch", target=target))
+        rows.append(
+            result.claim(work=work, against="GPyTorch, Cholesky", ours="flashgp", peer="gpytorch", target=target)
+        )
         if n <= 200:
-            timed = interleaved({"fit": inside_fit(x, y), "peer": lambda: candidates["gpytorch"](x, y)}, 41, 5)
+            timed = interleaved(
+                {"fit": inside_fit(x, y), "peer": functools.partial(candidates["gpytorch"], x, y)}, 41, 5
+            )
             row = dict(rows[-1])
             ours, theirs = timed["fit"].seconds, timed["peer"].seconds
             row |= {"work": work + ", as fit calls it", "ours_seconds": ours, "peer_seconds": theirs}
-            row |= {"ratio": theirs / ours, "target": target}
+            row |= {"ratio": theirs / ours, "target": target, "met": theirs / ours >= target}
             rows.append(row)
     if rows and not options.toy and not options.only:
         title = "One training step against GPyTorch"

@@ -1,4 +1,4 @@
-"""Where the small path pays: one objective with gradient on NumPy, on torch tiles, and four starts batched or one by one."""
+"""Where the small path pays: one objective on NumPy and on torch tiles, four starts batched or one by one."""
 
 import sys
 from collections.abc import Sequence

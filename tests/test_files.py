@@ -181,7 +181,8 @@ def test_flags_domains_priors_and_sharing_come_back(tmp_path: Path) -> None:
     x, y = points(10), points(10, 1, seed=1)[:, 0]
     posterior = gp.condition(x, y)
     held = fgp.load(saved(posterior, tmp_path / "m")).gp
-    assert held.trainable_names() == posterior.gp.trainable_names() == [n for n, p in gp.named_parameters() if p.requires_grad]
+    trainable = [name for name, p in gp.named_parameters() if p.requires_grad]
+    assert held.trainable_names() == posterior.gp.trainable_names() == trainable
     assert not any(p.requires_grad for p in held.parameters())
     loaded = held.released()
     assert {n: p.requires_grad for n, p in loaded.named_parameters()} == {

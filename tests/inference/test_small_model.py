@@ -1,4 +1,4 @@
-"""The small model in NumPy against the general path, for every kernel that states small features, eqs. (M-33), (M-34)."""
+"""The small model in NumPy against the general path, for every kernel that states small features: (M-33), (M-34)."""
 
 import numpy
 import pytest
@@ -91,7 +91,7 @@ def test_backward_scales_and_refuses_a_second_order() -> None:
 
 
 def test_replicated_rows_reach_the_fit() -> None:
-    """What equal rows say about the noise is part of the objective of `fit`; seen red when the flat objective left it out."""
+    """What equal rows say about the noise is part of the objective of `fit`; seen red when that left it out."""
     generator = numpy.random.default_rng(0)
     x = numpy.repeat(generator.uniform(0, 6, (12, 1)), 8, axis=0)
     y = numpy.sin(x[:, 0]) + 0.3 * generator.standard_normal(len(x))

@@ -71,7 +71,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
     count = bad.shape[0]
     others = f" ({count} such entries)" if count > 1 else ""
     raise DomainError(
-        f"`{name}` must be finite, got {text} at {where}{others}; drop such rows (missing=\"drop\" does so in "
+        f'`{name}` must be finite, got {text} at {where}{others}; drop such rows (missing="drop" does so in '
         "GPRegressor and on the command line) or fill them in"
     )
 

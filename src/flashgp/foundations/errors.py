@@ -42,7 +42,8 @@ class ModelFileError(FlashGPError, ValueError):
 class NotPositiveDefiniteError(FlashGPError, ArithmeticError):
     """A covariance matrix could not be factorised.
 
-    Fields: smallest_pivot (float or None), jitters (absolute jitters tried), indices (failing batch members; empty without a batch).
+    Fields: smallest_pivot (float or None), jitters (relative jitters tried), indices (failing batch members; empty
+    without a batch).
     """
 
     def __init__(

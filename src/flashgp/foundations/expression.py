@@ -382,9 +382,7 @@ def _expand(factors: Iterable[Expression]) -> Expression:
     """Multiply expressions out, term by term, down to opaque powers."""
     total = number(1)
     for factor in factors:
-        parts = [
-            _monomial_product(left, right) for left in total.terms for right in _opened(factor).terms
-        ]
+        parts = [_monomial_product(left, right) for left in total.terms for right in _opened(factor).terms]
         total = functools.reduce(lambda a, b: a + b, parts, number(0))
     return total
 
@@ -455,9 +453,7 @@ def _factor_derivative(atom: Atom, power: int, symbol: Symbol) -> Expression:
 def _times(factor: Expression, inner: Expression) -> Expression:
     """factor * inner, one monomial over the terms of inner, so that powers of r meet their partners."""
     monomial = factor._as_monomial()
-    return functools.reduce(
-        lambda total, term: total + _monomial_product(monomial, term), inner.terms, number(0)
-    )
+    return functools.reduce(lambda total, term: total + _monomial_product(monomial, term), inner.terms, number(0))
 
 
 def _rename_atom(atom: Atom, rename: Mapping[Symbol, Symbol]) -> Expression:

@@ -223,9 +223,7 @@ class Parameter(nn.Module):
         return f"{_brief(self.value.detach())}, {self.domain}" + ("" if self.trainable else ", fixed")
 
 
-def as_parameter(
-    value: "float | Tensor | Parameter", domain: Domain, name: str, *, event_dim: int = 0
-) -> Parameter:
+def as_parameter(value: "float | Tensor | Parameter", domain: Domain, name: str, *, event_dim: int = 0) -> Parameter:
     """The Parameter of a numeric argument: a Parameter passes through (and is shared), a number becomes one.
 
     `event_dim` is the number of trailing dimensions that belong to one model; all dimensions before are batch.

@@ -190,7 +190,9 @@ def fit(
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     if x.shape[-2] == 0:
-        raise ShapeError(f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead")
+        raise ShapeError(
+            f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
+        )
     target = chosen_device(device, x)
     work_x, work_y = x.detach().to(target), y.detach().to(target)
     gp = gp.released()
@@ -227,7 +229,7 @@ def fit(
             recorder.phase = "choosing a start on a subset"
             thetas = [_best_on_subset(gp, work_x, work_y, settings, roles, priors, thetas, seed, recorder)]
             report.events.append(
-                f"the best of {count} start{'s' if count > 1 else ''} on {min(SUBSET_ROWS, n)} of {n} rows was fitted to all"
+                f"{count} start{'s' if count > 1 else ''} fitted to {min(SUBSET_ROWS, n)} of {n} rows, the best to all"
             )
         recorder.phase = "fitting"
         _minimise(objective, roles, thetas, max_iterations, recorder, "start")
@@ -253,7 +255,16 @@ def fit(
     objective.assign(best)
     _describe(report, recorder, objective, roles, best)
     posterior = gp.condition(x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter)
-    for name in ("route", "backend", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
+    for name in (
+        "route",
+        "backend",
+        "device",
+        "dtype",
+        "relative_residual",
+        "error_bound",
+        "jitter",
+        "predicted_bytes",
+    ):
         setattr(report, name, getattr(posterior.report, name))
     report.plan = plan
     report.events += posterior.report.events
@@ -279,7 +290,11 @@ def _check_options(starts: Any, initial: Any, priors: Any, max_iterations: Any, 
 
 def _marks(gp: GP) -> list[object]:
     """All that tells one model from another, for the fingerprint: structure, values, domains, priors."""
-    marks: list[object] = [gp.outputs, gp.kernel.form.profile.key, sorted(n for n, p in gp.named_parameters() if p.requires_grad)]
+    marks: list[object] = [
+        gp.outputs,
+        gp.kernel.form.profile.key,
+        sorted(n for n, p in gp.named_parameters() if p.requires_grad),
+    ]
     for name, module in gp.named_modules():
         describe = getattr(module, "structure", None)
         marks.append((name, describe() if callable(describe) else type(module).__qualname__))

@@ -56,7 +56,9 @@ class GP(nn.Module):
         mean = Constant(outputs=outputs) if mean is None else mean
         likelihood = Gaussian() if likelihood is None else likelihood
         if not isinstance(mean, nn.Module):
-            raise DomainError(f"`mean` must be a torch.nn.Module, got {type(mean).__name__}; use flashgp.means.Constant()")
+            raise DomainError(
+                f"`mean` must be a torch.nn.Module, got {type(mean).__name__}; use flashgp.means.Constant()"
+            )
         if not isinstance(likelihood, Gaussian):
             raise DomainError(
                 f"`likelihood` must be flashgp.likelihoods.Gaussian, got {type(likelihood).__name__}; exact inference "
@@ -99,7 +101,15 @@ class GP(nn.Module):
         from flashgp.inference.posterior import condition
 
         return condition(
-            self, x, y, plan=plan, memory=memory, device=device, dtype=dtype, tolerance=tolerance, jitter=jitter,
+            self,
+            x,
+            y,
+            plan=plan,
+            memory=memory,
+            device=device,
+            dtype=dtype,
+            tolerance=tolerance,
+            jitter=jitter,
             differentiable=differentiable,
         )
 
@@ -163,7 +173,7 @@ class GP(nn.Module):
         return total
 
     def _at(self, theta: Mapping[str, Tensor], x: Tensor, y: Tensor, function: Callable[["GP"], Tensor]) -> Tensor:
-        """What a function of the GP gives at other unconstrained values, whose chain dimensions come before all others."""
+        """What a function of the GP gives at other unconstrained values; their chain dimensions come first."""
         known = dict(self.named_parameters())
         owners = {id(parameter.raw): parameter for _, parameter in named_parameter_objects(self)}
         batches = [x.dim() - 2, y.dim() - (1 if self.outputs is None else 2)]
@@ -178,7 +188,8 @@ class GP(nn.Module):
             chains = value.dim() - len(shape)
             if chains < 0 or value.shape[chains:] != shape:
                 raise ShapeError(
-                    f"`theta[{name!r}]` must have shape (*chains, {', '.join(map(str, shape))}), got {tuple(value.shape)}"
+                    f"`theta[{name!r}]` must have shape (*chains, {', '.join(map(str, shape))}), got "
+                    f"{tuple(value.shape)}; put chain dimensions before the parameter's own"
                 )
             owner = owners.get(id(known[name]))
             if chains and owner is not None:  # a parameter without the batch dimensions of others, or of the data

@@ -35,7 +35,8 @@ LOG_2PI = math.log(2.0 * math.pi)
 class DirectSettings:
     """How a direct computation runs, and where it writes what happened.
 
-    Fields: backend; dtype of the matrix; jitter and repair as in `factorise` (asked only after a failure); workspace; jitters, filled with every
+    Fields: backend; dtype of the matrix; jitter and repair as in `factorise` (repair is asked only after a failure);
+    workspace; jitters, filled with every
     relative jitter tried.
     """
 
@@ -48,7 +49,12 @@ class DirectSettings:
 
 
 def factorise_covariance(
-    settings: DirectSettings, form: Form, theta: Sequence[Tensor], rows: Rows, noise: Tensor, first: Tensor | None = None
+    settings: DirectSettings,
+    form: Form,
+    theta: Sequence[Tensor],
+    rows: Rows,
+    noise: Tensor,
+    first: Tensor | None = None,
 ) -> Factor:
     """The Cholesky factor of K + diag(noise), noise (*batch, n or 1); jitters go to the settings.
 
@@ -135,7 +141,12 @@ def value_and_gradients(
 
 
 def _is_small(
-    settings: DirectSettings, tensors: Sequence[Tensor], residual: Tensor, noise: Tensor, theta: Sequence[Tensor], rows: Rows
+    settings: DirectSettings,
+    tensors: Sequence[Tensor],
+    residual: Tensor,
+    noise: Tensor,
+    theta: Sequence[Tensor],
+    rows: Rows,
 ) -> bool:
     """One model in float64 on the CPU, without jitter from the start, in plain tensors."""
     return (
@@ -154,7 +165,7 @@ def _is_small(
 def _small(
     form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
-    """The same by the NumPy path; None when the matrix is not positive definite (then the ladder of jitters decides)."""
+    """The same by the NumPy path; None when the matrix is not positive definite (the ladder of jitters decides)."""
     problem = SmallProblem.of(form, theta, rows)
     solved = problem.solve(noise.detach().numpy(), residual.detach().numpy())
     if solved is None:
@@ -166,7 +177,9 @@ def _small(
         if part is None:
             gradients.append(None)
         else:
-            gradients.append(torch.tensor(part, dtype=torch.float64) if isinstance(part, float) else torch.from_numpy(part))
+            gradients.append(
+                torch.tensor(part, dtype=torch.float64) if isinstance(part, float) else torch.from_numpy(part)
+            )
     return torch.tensor(value, dtype=torch.float64), gradients
 
 
@@ -174,8 +187,10 @@ def _rank_update(inverse: Tensor, weights: Tensor, p: int) -> Tensor:
     """1/2 (A A^T - p K^-1) in the memory of the inverse, eq. (M-34)."""
     if inverse.dim() == 2:
         return inverse.addmm_(weights, weights.mT, beta=-0.5 * p, alpha=0.5)
-    return inverse.baddbmm_(weights, weights.mT, beta=-0.5 * p, alpha=0.5) if inverse.dim() == 3 else (
-        inverse.mul_(-0.5 * p).add_(weights @ weights.mT, alpha=0.5)
+    return (
+        inverse.baddbmm_(weights, weights.mT, beta=-0.5 * p, alpha=0.5)
+        if inverse.dim() == 3
+        else (inverse.mul_(-0.5 * p).add_(weights @ weights.mT, alpha=0.5))
     )
 
 

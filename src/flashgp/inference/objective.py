@@ -61,7 +61,9 @@ class FlatPriors:
             grown = numpy.exp(theta[at])
             value = lower + grown
             z = (numpy.log(value) - mean) / sd
-            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * math.log(2 * math.pi) + density * numpy.log(value)).sum())
+            total -= float(
+                (0.5 * z * z + numpy.log(sd) + 0.5 * math.log(2 * math.pi) + density * numpy.log(value)).sum()
+            )
             numpy.add.at(gradient, at, -(z / sd + density) * grown / value)
         if self._gamma is not None:
             at, lower, shape, rate = self._gamma
@@ -190,7 +192,9 @@ class FlatObjective:
         beyond = self.gp.beyond_matrix(self.x.device)
         if beyond is not None:
             terms.append(beyond.sum())
-        return [term for term in terms if term.requires_grad] + [t.detach().requires_grad_() for t in terms if not t.requires_grad]
+        return [term for term in terms if term.requires_grad] + [
+            t.detach().requires_grad_() for t in terms if not t.requires_grad
+        ]
 
     def _from_small(
         self, theta: numpy.ndarray, value: float, slopes: dict[Parameter, numpy.ndarray]
@@ -203,7 +207,9 @@ class FlatObjective:
         if self._slow_priors or self._has_beyond:
             with torch.enable_grad():
                 terms = self._extra_terms()
-                found = torch.autograd.grad(terms, self._tensors, [torch.ones_like(t) for t in terms], allow_unused=True)
+                found = torch.autograd.grad(
+                    terms, self._tensors, [torch.ones_like(t) for t in terms], allow_unused=True
+                )
             value += sum(t.item() for t in terms)
             for part, slot in zip(found, self.slots, strict=True):
                 if part is not None:

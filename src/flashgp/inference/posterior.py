@@ -46,8 +46,8 @@ class LeaveOneOut:
 class Posterior:
     """A Gaussian process given data. Made by `gp.condition`; immutable.
 
-    Fields: gp, the prior as it was (a detached copy); x, y, the training data; representer_weights K^-1 (y - m), (*batch, n, outputs or 1),
-    float64; factor, the Cholesky factor of K + noise (None without data); report; plan.
+    Fields: gp, the prior as it was (a detached copy); x, y, the training data; representer_weights K^-1 (y - m),
+    (*batch, n, outputs or 1), float64; factor, the Cholesky factor of K + noise (None without data); report; plan.
     """
 
     def __init__(
@@ -224,7 +224,9 @@ def condition(
     if plan is None:
         plan = plan_for(gp, n, d, batch=x.shape[:-2].numel(), memory=memory, device=target, dtype=dtype)
     elif (plan.n, plan.d) != (n, d):
-        raise DomainError(f"`plan` is for n={plan.n}, d={plan.d}, got data with n={n}, d={d}; make a plan for these sizes")
+        raise DomainError(
+            f"`plan` is for n={plan.n}, d={plan.d}, got data with n={n}, d={d}; make a plan for these sizes"
+        )
     workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
     settings = DirectSettings(
         TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(x, y), workspace=workspace
@@ -345,6 +347,8 @@ def _inverse_diagonal(factor: Factor) -> Tensor:
         # Columns start..stop of L^-1 are zero above `start`: only the trailing block is solved.
         strip = torch.zeros(n - start, stop - start, dtype=lower.dtype, device=lower.device)
         strip.diagonal().fill_(1.0)
-        solved = torch.linalg.solve_triangular(lower[..., start:, start:], strip.expand(*lower.shape[:-2], *strip.shape), upper=False)
+        solved = torch.linalg.solve_triangular(
+            lower[..., start:, start:], strip.expand(*lower.shape[:-2], *strip.shape), upper=False
+        )
         parts.append(solved.square().sum(-2))
     return torch.cat(parts, dim=-1).double()

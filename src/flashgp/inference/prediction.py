@@ -185,9 +185,7 @@ class Prediction:
             return prior.expand(*batch, rows.count).unsqueeze(-1)
         lower = post.factor.lower
         step = max(1, STRIP_BYTES // (8 * post.count * max(1, batch.numel())))
-        parts = [
-            self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)
-        ]
+        parts = [self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)]
         explained = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         variance = prior - explained
         floor = -FAR_BELOW_ZERO * post.count * torch.finfo(lower.dtype).eps * prior.detach().abs()

@@ -163,7 +163,9 @@ def small_likelihood(model: SmallModel) -> Tensor | None:
     raws = [p.raw for p in slopes if p.raw.requires_grad]
     if not raws:
         return torch.tensor(value, dtype=torch.float64)
-    gradients = [torch.from_numpy(numpy.asarray(g).reshape(p.raw.shape)) for p, g in slopes.items() if p.raw.requires_grad]
+    gradients = [
+        torch.from_numpy(numpy.asarray(g).reshape(p.raw.shape)) for p, g in slopes.items() if p.raw.requires_grad
+    ]
     return _Known.apply(value, gradients, *raws)  # type: ignore[no-any-return]
 
 

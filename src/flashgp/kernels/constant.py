@@ -38,7 +38,9 @@ class Constant(Leaf):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return ()
 
-    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(
+        self, x: Any, values: dict[str, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
         return [], lambda gradients: {}
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:

@@ -142,7 +142,9 @@ class Leaf(Kernel):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         """One tensor per statistic from the selected columns of x."""
 
-    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(
+        self, x: Any, values: dict[str, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
         """Optional, for small problems: `_features` in NumPy, and their pullback to the parameters, eq. (M-26).
 
         Args: x, the selected columns (n, d); values, this kernel's parameter values by name.
@@ -207,8 +209,12 @@ class Leaf(Kernel):
     @staticmethod
     def _per_column(gradient: Any, value: Any) -> Any:
         """The gradient by a per-column value from one (n, d) of contributions: summed to the value's own shape."""
-        return gradient.sum() if value.size == 1 and value.ndim == 0 else gradient.sum(0) if value.size > 1 else (
-            gradient.sum().reshape(1)
+        return (
+            gradient.sum()
+            if value.size == 1 and value.ndim == 0
+            else gradient.sum(0)
+            if value.size > 1
+            else (gradient.sum().reshape(1))
         )
 
     per_column: ClassVar[frozenset[str]] = frozenset({"lengthscale", "variance", "period", "frequency"})

@@ -38,7 +38,9 @@ class Linear(Leaf):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x * self.variance.column().to(x.device).sqrt(),)
 
-    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(
+        self, x: Any, values: dict[str, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
         weighted = x * values["variance"] ** 0.5
 
         def pull(gradients: Sequence[Any]) -> dict[str, Any]:

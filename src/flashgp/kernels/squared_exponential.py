@@ -33,7 +33,9 @@ class Stationary(Leaf):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x / self.lengthscale.column().to(x.device),)
 
-    def small_features(self, x: Any, values: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(
+        self, x: Any, values: dict[str, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
         scale = values["lengthscale"]
         scaled = x / scale
 

@@ -1,7 +1,7 @@
 """The covariance of two sets of rows as a lazy, differentiable linear operator: nothing of size n m until asked."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -48,7 +48,9 @@ class CovarianceOperator:
         self.backend: Backend = backend or TorchTiles()
 
     @classmethod
-    def of(cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, dtype: torch.dtype | None = None) -> "CovarianceOperator":
+    def of(
+        cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, dtype: torch.dtype | None = None
+    ) -> "CovarianceOperator":
         """The operator of a kernel between checked points."""
         theta = [t.to(x1.device) for t in kernel.theta()]
         return cls(kernel.form, theta, kernel.rows(x1), None if x2 is None else kernel.rows(x2), dtype or x1.dtype)
@@ -68,7 +70,7 @@ class CovarianceOperator:
         return self.rows.device
 
     @property
-    def T(self) -> "CovarianceOperator":  # noqa: N802 - the name torch and NumPy users expect
+    def T(self) -> "CovarianceOperator":
         """The transpose; a symmetric operator is its own."""
         if self.cols is None:
             return self
@@ -120,9 +122,7 @@ class CovarianceOperator:
         if torch.is_grad_enabled() and (right.requires_grad or any(t.requires_grad for t in tensors)):
             out = _Product.apply(self, matrix, *tensors)
         else:
-            out = self.backend.product(
-                self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace
-            )
+            out = self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
         return out.squeeze(-1) if vector else out  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -169,11 +169,15 @@ def _compute(dtype: torch.dtype) -> torch.dtype:
 def _swapped(form: Form) -> Form:
     from flashgp.foundations.expression import Symbol
 
-    rename = {s: Symbol("right" if s.kind == "left" else "left", s.index) for s in form.profile.symbols if s.kind in ("left", "right")}
+    rename = {
+        s: Symbol("right" if s.kind == "left" else "left", s.index)
+        for s in form.profile.symbols
+        if s.kind in ("left", "right")
+    }
     return Form(form.profile.renamed(rename), form.statistics, form.scalar_count, form.parameter_count)
 
 
-def _flat(gradient: PairGradient, tensors: Sequence[Tensor]) -> list[Optional[Tensor]]:
+def _flat(gradient: PairGradient, tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """Gradients in the order of the operator's tensors, in their shapes and dtypes."""
     found = [*gradient.rows, *gradient.cols, *gradient.theta]
     return [

@@ -83,8 +83,7 @@ def _inverse_at(x: Tensor, power: int, own: bool) -> Tensor:
 
 
 _RUNTIME: dict[str, Callable[..., Any]] = {
-    f.__name__: f
-    for f in (_scale, _axpy, _shift, _times, _exp, _log1p, _cos, _sin, _sqrt, _power, _inverse_at)
+    f.__name__: f for f in (_scale, _axpy, _shift, _times, _exp, _log1p, _cos, _sin, _sqrt, _power, _inverse_at)
 }
 
 
@@ -337,9 +336,7 @@ class Program:
     ) -> tuple[tuple[Scalar, Tensor | None], list[Partial]]:
         """g as (scalar, tile or None for ones), and its derivatives by every statistic, row scalar and parameter."""
         scalar, tile, *flat = self._partials(*statistics, *scalars, *theta, own)
-        parts = [
-            Partial(symbol, flat[2 * k], flat[2 * k + 1]) for k, symbol in enumerate(self.present)
-        ]
+        parts = [Partial(symbol, flat[2 * k], flat[2 * k + 1]) for k, symbol in enumerate(self.present)]
         return (scalar, tile), parts
 
     def _compile_value(self) -> tuple[Callable[..., Any], str, int]:

@@ -71,7 +71,9 @@ def _inverse_at(x: Array, power: int, own: bool) -> Array:
     return numpy.power(x, float(-power), out=result, where=x != 0.0)
 
 
-_RUNTIME = {f.__name__: f for f in (_scale, _axpy, _shift, _times, _exp, _log1p, _cos, _sin, _sqrt, _power, _inverse_at)}
+_RUNTIME = {
+    f.__name__: f for f in (_scale, _axpy, _shift, _times, _exp, _log1p, _cos, _sin, _sqrt, _power, _inverse_at)
+}
 
 
 @functools.lru_cache(maxsize=256)
@@ -115,7 +117,9 @@ class SmallProblem:
     def of(cls, form: Form, theta: Sequence[Tensor], rows: Rows) -> "SmallProblem":
         """The problem of what a backend takes: one model, float64, on the CPU."""
         features = [f.detach().numpy() for f in rows.features]
-        return cls(form, [float(t.detach()) for t in theta], features, rows.count, [a.detach().numpy() for a in rows.scalars])
+        return cls(
+            form, [float(t.detach()) for t in theta], features, rows.count, [a.detach().numpy() for a in rows.scalars]
+        )
 
     @staticmethod
     def _statistic(kind: str, feature: Array) -> Array:
@@ -125,10 +129,8 @@ class SmallProblem:
             return feature @ feature.T
         return (feature[:, None] == feature[None, :]).astype(numpy.float64)
 
-    def solve(
-        self, noise: Array, residual: Array
-    ) -> tuple[float, Array, Array] | None:
-        """(log marginal likelihood, K^-1 r, lower factor) with `noise` on the diagonal; None if it is not positive definite."""
+    def solve(self, noise: Array, residual: Array) -> tuple[float, Array, Array] | None:
+        """(log likelihood, K^-1 r, lower factor) with `noise` on the diagonal; None if not positive definite."""
         dpotrf, dpotrs, _, _ = _routines()
         n, p = residual.shape
         matrix = self.matrix
@@ -154,7 +156,7 @@ class SmallProblem:
         return inverse
 
     def pull(self, slope: Array) -> list[Array | float | None]:
-        """Gradients by features, row scalars and theta, in the order of `Rows.tensors` then theta, eqs. (M-24) to (M-26)."""
+        """Gradients in the order of `Rows.tensors`, then by theta, eqs. (M-24) to (M-26)."""
         form = self.form
         count = len(form.statistics)
         total: list[Any] = [None] * (count + form.scalar_count + form.parameter_count)

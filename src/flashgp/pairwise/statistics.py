@@ -18,7 +18,10 @@ DIRECT_PAIRS = 2**16  # up to here direct differences are as quick as a matrix p
 DISTANCE_BUDGET = {torch.float64: 1e-11, torch.float32: 1e-8}  # largest admitted error of q from cancellation
 # Features whose squared distance from their centre, times eps, passes 1e-9 (1e-3 in float32) pull gradients back by
 # differences: the difference of two sums, eq. (M-24), would be all rounding where the terms are far larger than it.
-FAR_SQUARED = {torch.float64: 1e-9 / torch.finfo(torch.float64).eps, torch.float32: 1e-3 / torch.finfo(torch.float32).eps}
+FAR_SQUARED = {
+    torch.float64: 1e-9 / torch.finfo(torch.float64).eps,
+    torch.float32: 1e-3 / torch.finfo(torch.float32).eps,
+}
 
 
 class TileStatistics:
@@ -30,9 +33,7 @@ class TileStatistics:
         bounded_slope: per distance, whether an error of q stays small in g.
     """
 
-    def __init__(
-        self, form: Form, rows: Rows, cols: Rows, dtype: torch.dtype, bounded_slope: dict[int, bool]
-    ) -> None:
+    def __init__(self, form: Form, rows: Rows, cols: Rows, dtype: torch.dtype, bounded_slope: dict[int, bool]) -> None:
         self.dtype = dtype
         self.makers: list[Callable[[slice, slice], Tensor]] = []
         small = rows.count * cols.count <= DIRECT_PAIRS
@@ -67,9 +68,7 @@ class TileStatistics:
             return lambda i, j: (left[..., i, :] - right[..., j, :].mT).square_().to(self.dtype)
 
         def make(i: slice, j: slice) -> Tensor:
-            distances = torch.cdist(
-                left[..., i, :], right[..., j, :], compute_mode="donot_use_mm_for_euclid_dist"
-            )
+            distances = torch.cdist(left[..., i, :], right[..., j, :], compute_mode="donot_use_mm_for_euclid_dist")
             return distances.square_().to(self.dtype)
 
         return make

@@ -126,9 +126,7 @@ class TorchTiles(Backend):
         first, second = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
         return _pull(job, _pieces(job, lambda i, j: first[..., i, :] @ second[..., j, :].mT))
 
-    def diagonal_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor
-    ) -> PairGradient:
+    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
         with torch.enable_grad():
             leaf = [t.detach().requires_grad_(t.is_floating_point()) for t in rows.tensors]
             values = [t.detach().requires_grad_() for t in theta]
@@ -144,17 +142,13 @@ class TorchTiles(Backend):
 class _Job:
     """One call: the program, the statistics of its rows, theta in the cheapest form, and the panels to visit."""
 
-    def __init__(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> None:
         self.form, self.rows, self.dtype = form, rows, dtype
         self.symmetric = cols is None
         self.cols = rows if cols is None else cols
         self.program: Program = program_of(form)
         self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope)
-        self.batch_shape = broadcast_batch(
-            rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta)
-        )
+        self.batch_shape = broadcast_batch(rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta))
         self._sides: dict[int, tuple[Tensor, Tensor]] = {}
         self._far: dict[int, Tensor | None] = {}
         device = rows.device
@@ -316,7 +310,9 @@ def _pull_statistic(
     u, v = left[..., i, :], right[..., j, :]
     far = job.far(index) if kind == "distance" else None
     if far is not None:
-        far_u, far_v = _by_differences(weighted, job.rows.features[index][..., i, :], job.cols.features[index][..., j, :])
+        far_u, far_v = _by_differences(
+            weighted, job.rows.features[index][..., i, :], job.cols.features[index][..., j, :]
+        )
     if job.symmetric and i == j and not weighted.requires_grad:
         # Symmetric weights over one whole tile: both sides are the same sum, counted twice.
         part = weighted @ u
@@ -337,7 +333,7 @@ def _pull_statistic(
 
 
 def _by_differences(weighted: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_j c_ij (u_i - v_j) and sum_i c_ij (v_j - u_i), eq. (M-24), column by column: one tile more, no cancellation."""
+    """sum_j c_ij (u_i - v_j) and sum_i c_ij (v_j - u_i), eq. (M-24), by columns: one tile more, no cancellation."""
     to_u, to_v = [], []
     for column in range(u.shape[-1]):
         difference = (u[..., column].unsqueeze(-1) - v[..., column].unsqueeze(-2)).to(weighted.dtype)

@@ -59,7 +59,9 @@ class Plan:
             fields = json.loads(text)
             plan = cls(**fields)
             for name, kind in cls.__annotations__.items():
-                if not isinstance(fields[name], (int, float) if kind is float else kind) or isinstance(fields[name], bool):
+                if not isinstance(fields[name], (int, float) if kind is float else kind) or isinstance(
+                    fields[name], bool
+                ):
                     raise TypeError(f"{name} is {fields[name]!r}")
         except (ValueError, TypeError) as error:
             raise DomainError(f"`text` must be what Plan.to_json wrote, got something else ({error})") from None
@@ -110,7 +112,9 @@ def plan_direct(
     device = torch.device(device)
     dtype = dtype or torch.float64
     if dtype not in _DTYPES.values():
-        raise DomainError(f"`dtype` must be torch.float64 or torch.float32, got {dtype}; half precision is never computed in")
+        raise DomainError(
+            f"`dtype` must be torch.float64 or torch.float32, got {dtype}; half precision is never computed in"
+        )
     matrix = n * n * dtype.itemsize * batch
     rows = min(n, tile_rows(n, batch, device))
     # A tile's temporaries: float64 statistics before the cast, and what the generated code keeps.
@@ -139,13 +143,22 @@ def plan_direct(
     return plan
 
 
-def _does_not_fit(plan: Plan, n: int, d: int, features: int, temporaries: int, outputs: int, batch: int, device: Any) -> MemoryBudgetError:
+def _does_not_fit(
+    plan: Plan, n: int, d: int, features: int, temporaries: int, outputs: int, batch: int, device: Any
+) -> MemoryBudgetError:
     advice = "take fewer rows, or raise memory= on a machine that has it"
     cheapest: Plan | None = None
     if plan.dtype == "float64":
         cheapest = plan_direct(
-            n, d, features=features, temporaries=temporaries, outputs=outputs, batch=batch,
-            memory=2**62, device=device, dtype=torch.float32,
+            n,
+            d,
+            features=features,
+            temporaries=temporaries,
+            outputs=outputs,
+            batch=batch,
+            memory=2**62,
+            device=device,
+            dtype=torch.float32,
         )
         if cheapest.peak_bytes <= plan.available_bytes:
             advice = f"dtype=torch.float32 (refined in float64) needs {readable_bytes(cheapest.peak_bytes)} and fits"

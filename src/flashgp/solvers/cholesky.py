@@ -50,7 +50,11 @@ class Factor:
 
 
 def factorise(
-    build: Callable[[], Tensor], jitter: float | None = None, *, repair: Callable[[], bool] = lambda: True, rounding: Tensor | None = None
+    build: Callable[[], Tensor],
+    jitter: float | None = None,
+    *,
+    repair: Callable[[], bool] = lambda: True,
+    rounding: Tensor | None = None,
 ) -> Factor:
     """The Cholesky factor of the matrix that `build` makes, symmetric, shape (*batch, n, n), eq. (M-30).
 
@@ -95,7 +99,11 @@ def factorise(
 
 
 def factorise_keeping(
-    matrix: Tensor, jitter: float | None = None, *, repair: Callable[[], bool] = lambda: True, rounding: Tensor | None = None
+    matrix: Tensor,
+    jitter: float | None = None,
+    *,
+    repair: Callable[[], bool] = lambda: True,
+    rounding: Tensor | None = None,
 ) -> Factor:
     """`factorise` of a matrix that is kept, differentiable in it: the jitter is found on a detached copy first."""
     kept = matrix.detach()
