@@ -20,7 +20,7 @@ from common import RECORDS, SHARED_DATA, arguments, peer
 import flashgp as fgp
 from flashgp.bench import read_record, write_record
 
-SETS = ("concrete", "energy", "airfoil", "yacht", "wine", "housing")
+SETS = ("yacht", "housing", "energy", "concrete", "airfoil", "wine")
 SPLITS = range(5)
 ADAM_STEPS = 150
 COLUMNS = [

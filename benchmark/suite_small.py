@@ -10,7 +10,7 @@ from common import RECORDS, arguments, interleaved, smooth_data
 
 import flashgp as fgp
 from flashgp.bench import write_record
-from flashgp.inference import likelihood_gradient
+from flashgp.inference import likelihood_gradient, small_model
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.objective import FlatObjective
 from flashgp.pairwise.torch_tiles import TorchTiles
@@ -30,16 +30,22 @@ def row_of(n: int, repeats: int) -> dict[str, Any]:
     objective = FlatObjective(gp, x, y, DirectSettings(TorchTiles()), {}, weak=False)
     theta = objective.vector()
 
-    def at(limit: int) -> Any:
-        with mock.patch.object(likelihood_gradient, "SMALL_ROWS", limit):
-            return objective(theta)
+    # The same objective twice, one of them made where no problem counts as small.
+    with mock.patch.object(small_model, "SMALL_ROWS", 10**6):
+        in_numpy = FlatObjective(gp, x, y, DirectSettings(TorchTiles()), {}, weak=False)
+    with mock.patch.object(small_model, "SMALL_ROWS", 0):
+        in_torch = FlatObjective(gp, x, y, DirectSettings(TorchTiles()), {}, weak=False)
+
+    def on_tiles() -> Any:
+        with mock.patch.object(likelihood_gradient, "SMALL_ROWS", 0):
+            return in_torch(theta)
 
     four = [theta + 0.01 * k for k in range(4)]
     timed = interleaved(
         {
-            "numpy": lambda: at(10**6),
-            "torch": lambda: at(0),
-            "four": lambda: [objective(t) for t in four],
+            "numpy": lambda: in_numpy(theta),
+            "torch": on_tiles,
+            "four": lambda: [in_numpy(t) for t in four],
             "batch": lambda: objective.together(four),
         },
         repeats,

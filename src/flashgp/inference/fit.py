@@ -29,6 +29,7 @@ from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.lockstep import Outcome, run_lockstep
 from flashgp.inference.objective import FlatObjective
 from flashgp.inference.posterior import Posterior, chosen_device, plan_for
+from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.plan import SMALL_BYTES, Plan
 
@@ -40,9 +41,10 @@ BATCHED_PAIRS = 2**20  # starts run together while starts * n^2 stays below this
 SUBSET_ROWS = 400  # rows on which the start of a large problem is chosen
 DEFAULT_STARTS = 4
 START_SPREAD = 1.0  # standard deviation of random starts around the data-driven one, in log units
-RELATIVE_DECREASE = 1e-9  # L-BFGS-B stops when a step improves the objective relatively by less
-LARGEST_GRADIENT = 1e-3  # or when no projected gradient entry is larger (nats per unit of log parameter)
+LEAST_DECREASE = 1e-4  # nats: L-BFGS-B stops when a step improves the objective by less
+LARGEST_GRADIENT = 1e-2  # or when no projected gradient entry is larger (nats per unit of log parameter)
 SUBSET_ITERATIONS = 60
+SUBSET_WINDOW = math.log(30.0)  # how far from its start the subset may move a positive value: beyond lie plateaus
 
 
 @dataclass(frozen=True)
@@ -225,11 +227,11 @@ def fit(
     interrupted = False
     try:
         thetas = _starts(objective, roles, given, count, initial, seed)
-        if not small and (len(thetas) > 1 or n > 2 * SUBSET_ROWS):
+        if len(thetas) > 1 and not small:
             recorder.phase = "choosing a start on a subset"
             thetas = [_best_on_subset(gp, work_x, work_y, settings, roles, priors, thetas, seed, recorder)]
             report.events.append(
-                f"{count} start{'s' if count > 1 else ''} fitted to {min(SUBSET_ROWS, n)} of {n} rows, the best to all"
+                f"{count} starts fitted to {min(SUBSET_ROWS, n)} of {n} rows, the best to all"
             )
         recorder.phase = "fitting"
         _minimise(objective, roles, thetas, max_iterations, recorder, "start")
@@ -433,14 +435,15 @@ def _minimise(
                 options={
                     "maxiter": max_iterations,
                     "maxfun": 2 * max_iterations + 20,
-                    "ftol": RELATIVE_DECREASE,
+                    "ftol": LEAST_DECREASE / max(1, objective.rows),
                     "gtol": LARGEST_GRADIENT,
                 },
             )
         except NotPositiveDefiniteError:
             log.debug("%s %d could not be evaluated at its start", label, run)
 
-    run_lockstep(thetas, run_one, evaluate)
+    with quiet_openblas():
+        run_lockstep(thetas, run_one, evaluate)
 
 
 def _best_on_subset(
@@ -467,7 +470,14 @@ def _best_on_subset(
     finally:
         gp.likelihood = likelihood
     best = _best(recorder, "subset")
-    return thetas[0] if best is None else best
+    if best is None:
+        return thetas[0]
+    # Few rows may send a lengthscale off to where the gradient of all rows is zero: hold it within sight.
+    window = numpy.full(len(best), numpy.inf)
+    for slot in objective.slots:
+        if slot.owner is not None and slot.owner.domain.kind == "positive":
+            window[slot.start : slot.stop] = SUBSET_WINDOW
+    return numpy.clip(best, thetas[0] - window, thetas[0] + window)
 
 
 def _best(recorder: _Recorder, label: str) -> numpy.ndarray | None:

@@ -92,6 +92,7 @@ class FlatObjective:
         self, gp: GP, x: Tensor, y: Tensor, settings: DirectSettings, roles: Mapping[Parameter, RoleStart], weak: bool
     ) -> None:
         self.gp, self.x, self.y, self.settings = gp, x, y, settings
+        self.rows = x.shape[-2]
         self.failures = 0
         owners = {id(p.raw): p for _, p in named_parameter_objects(gp)}
         self.slots: list[_Slot] = []

@@ -21,7 +21,7 @@ from flashgp.pairwise.statistics import FAR_SQUARED
 __all__ = ["SMALL_ROWS", "SmallProblem"]
 
 SMALL_ROWS = 256
-SCIPY_ROWS = 128  # above, torch's threaded factorisation is quicker than SciPy's
+SCIPY_ROWS = 64  # above, linear algebra goes to torch: quicker there, and one pool of threads instead of two
 Array = numpy.ndarray
 
 
@@ -89,6 +89,13 @@ def _routines() -> tuple[Any, Any, Any, Any]:
     return dpotrf, dpotrs, cdist, None
 
 
+def _product(a: Array, b: Array) -> Array:
+    """a @ b by one thread of NumPy, or by torch: two pools of threads that take turns get in each other's way."""
+    if a.size <= SCIPY_ROWS**2:
+        return a @ b
+    return torch.mm(torch.from_numpy(a), torch.from_numpy(numpy.ascontiguousarray(b))).numpy()
+
+
 def _by_differences(weighted: Array, feature: Array) -> Array:
     """sum_j c_ij (u_i - u_j), eq. (M-24), column by column of the differences themselves."""
     columns = [(weighted * (column[:, None] - column)).sum(1) for column in feature.T]
@@ -126,7 +133,7 @@ class SmallProblem:
         if kind == "distance":
             return _routines()[2](feature, feature, "sqeuclidean")  # type: ignore[no-any-return]
         if kind == "product":
-            return feature @ feature.T
+            return _product(feature, feature.T)
         return (feature[:, None] == feature[None, :]).astype(numpy.float64)
 
     def solve(self, noise: Array, residual: Array) -> tuple[float, Array, Array] | None:
@@ -138,12 +145,13 @@ class SmallProblem:
         # A symmetric row-major matrix read by columns is itself: factorised where it stands.
         if n <= SCIPY_ROWS:
             lower, info = dpotrf(matrix.T, lower=1, overwrite_a=1, clean=1)
+            weights = None if info else dpotrs(lower, residual, lower=1)[0]
         else:
-            factor, status = torch.linalg.cholesky_ex(torch.from_numpy(matrix.T))
+            factor, status = torch.linalg.cholesky_ex(torch.from_numpy(matrix))
             lower, info = factor.numpy(), int(status)
-        if info:
+            weights = None if info else torch.cholesky_solve(torch.from_numpy(residual), factor).numpy()
+        if weights is None:
             return None
-        weights, _ = dpotrs(lower, residual, lower=1)
         log_determinant = 2.0 * float(numpy.log(lower.diagonal()).sum())
         fit = float(numpy.vdot(residual, weights))
         return -0.5 * (fit + p * log_determinant + n * p * math.log(2.0 * math.pi)), weights, lower
@@ -152,7 +160,8 @@ class SmallProblem:
         """dL/dK = 1/2 (A A^T - p K^-1), eq. (M-34)."""
         inverse = torch.cholesky_inverse(torch.from_numpy(lower)).numpy()
         inverse *= -0.5 * weights.shape[1]
-        inverse += weights @ (0.5 * weights.T)
+        for column in weights.T:
+            inverse += column[:, None] * (0.5 * column)
         return inverse
 
     def pull(self, slope: Array) -> list[Array | float | None]:
@@ -180,10 +189,10 @@ class SmallProblem:
                     if feature.shape[1] * float(numpy.abs(feature).max(initial=0.0)) ** 2 > FAR_SQUARED[torch.float64]:
                         part = _by_differences(weighted, feature)
                     else:
-                        part = weighted.sum(1)[:, None] * feature - weighted @ feature
+                        part = weighted.sum(1)[:, None] * feature - _product(weighted, feature)
                     scalar = 2.0 * scalar
                 else:
-                    part = weighted @ feature
+                    part = _product(weighted, feature)
                 part *= 2.0 * scalar
             total[at] = part if total[at] is None else total[at] + part
         return total

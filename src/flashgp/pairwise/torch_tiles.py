@@ -114,7 +114,13 @@ class TorchTiles(Backend):
         if block.shape != shape:
             block = block.expand(shape)
         workspace.adopt(block)
-        return block, lambda weights: _pull(job, [(everything, everything, weights, partials)])
+        tape = [partials]
+
+        def pull(weights: Tensor) -> PairGradient:
+            assert tape, "a tape is used up by its first gradient"
+            return _pull(job, [(everything, everything, weights, tape.pop())])
+
+        return block, pull
 
     def bilinear_gradient(
         self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
@@ -281,7 +287,9 @@ def _pull(job: _Job, pieces: _Pieces) -> PairGradient:
             elif id(partial.tile) in products:
                 weighted = products[id(partial.tile)]
             else:
-                weighted = products[id(partial.tile)] = weight * partial.tile
+                # The tile has served: its memory takes the product, since fresh pages would cost as much again.
+                own = partial.tile.shape == weight.shape
+                weighted = products[id(partial.tile)] = partial.tile.mul_(weight) if own else weight * partial.tile
             symbol, scalar = partial.symbol, partial.scalar
             if symbol.kind == "parameter":
                 total.add_theta(symbol.index, weighted.sum((-2, -1)) * _flat(scalar))
