@@ -230,9 +230,7 @@ def fit(
         if len(thetas) > 1 and not small:
             recorder.phase = "choosing a start on a subset"
             thetas = [_best_on_subset(gp, work_x, work_y, settings, roles, priors, thetas, seed, recorder)]
-            report.events.append(
-                f"{count} starts fitted to {min(SUBSET_ROWS, n)} of {n} rows, the best to all"
-            )
+            report.events.append(f"{count} starts fitted to {min(SUBSET_ROWS, n)} of {n} rows, the best to all")
         recorder.phase = "fitting"
         _minimise(objective, roles, thetas, max_iterations, recorder, "start")
     except (KeyboardInterrupt, _TimeUp) as stop:

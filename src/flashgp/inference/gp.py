@@ -202,7 +202,7 @@ class GP(nn.Module):
             for leaf, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
                 places.setdefault(id(tensor), []).append(f"gp.{path}.{leaf}" if path else f"gp.{leaf}")
         named = {place: value for name, value in given.items() for place in places[id(known[name])]}
-        return torch.func.functional_call(_Call(self, function), named, (), tie_weights=False)  # type: ignore[no-any-return]
+        return torch.func.functional_call(_Call(self, function), named, (), tie_weights=False)
 
     def held(self) -> "GP":
         """A copy that carries no gradients; it remembers what was trainable, for `released`."""

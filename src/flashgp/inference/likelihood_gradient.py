@@ -95,7 +95,7 @@ def log_marginal_likelihood(
     """
     tensors = (residual, noise, *rows.tensors, *theta)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return _LogMarginalLikelihood.apply(settings, form, rows, *tensors)  # type: ignore[no-any-return]
+        return _LogMarginalLikelihood.apply(settings, form, rows, *tensors)
     return value_and_gradients(settings, form, rows, tensors, [False] * len(tensors))[0]
 
 
@@ -205,7 +205,7 @@ class _LogMarginalLikelihood(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         results: list[Tensor | None] = [None, None, None]
         for (shape, dtype), saved in zip(ctx.shapes, ctx.gradients, strict=True):

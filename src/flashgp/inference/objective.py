@@ -179,9 +179,9 @@ class FlatObjective:
                 total += term.item()
                 outputs.append(term)
                 grads.append(torch.ones_like(term))
-            found = torch.autograd.grad(outputs, self._tensors, grads, allow_unused=True) if outputs else ()
+            pulled = torch.autograd.grad(outputs, self._tensors, grads, allow_unused=True) if outputs else ()
         gradient = numpy.zeros(self.size)
-        for part, slot in zip(found, self.slots, strict=False):
+        for part, slot in zip(pulled, self.slots, strict=False):
             if part is not None:
                 gradient[slot.start : slot.stop] = part.reshape(-1).cpu().numpy()
         prior, prior_gradient = self.priors.value_and_gradient(theta)

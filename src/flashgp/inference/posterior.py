@@ -76,7 +76,7 @@ class Posterior:
 
     @property
     def plan(self) -> Plan | None:
-        return self.report.plan  # type: ignore[no-any-return]
+        return self.report.plan
 
     @property
     def count(self) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Prediction"]
 
 STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
+KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
 FAR_BELOW_ZERO = 100.0  # times n eps k(x, x): a computed variance below minus this is not rounding
 
 
@@ -45,6 +46,7 @@ class Prediction:
         self._x = x
         self._mean: Tensor | None = None
         self._variance: Tensor | None = None
+        self._cross: Tensor | None = None  # K_sx of a few points, from the mean to the variance
         condition = posterior.report
         self.report = Report(
             route=condition.route, backend=condition.backend, device=str(x.device), dtype=condition.dtype,
@@ -162,7 +164,11 @@ class Prediction:
         if post.factor is None:
             batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
-        return prior + post.covariance_to(rows, torch.float64) @ weights
+        cross = post.covariance_to(rows, torch.float64)
+        if rows.count * post.count * max(1, post.batch_shape.numel()) <= KEPT_NUMBERS:
+            self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
+            return prior + self._cross @ weights
+        return prior + cross @ weights
 
     def _error_bound(self, rows: Rows) -> float | None:
         """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
@@ -205,8 +211,10 @@ class Prediction:
         factor = self._posterior.factor
         assert factor is not None
         # Rows of K_sx are contiguous, so its transpose is what LAPACK wants: no copy.
-        strip = self._posterior.covariance_to(rows, factor.lower.dtype).to_dense()
-        return factor.half_solve(strip.mT)
+        dtype = factor.lower.dtype
+        if self._cross is not None and self._cross.dtype == dtype and self._cross.shape[-2] == rows.count:
+            return factor.half_solve(self._cross.mT)
+        return factor.half_solve(self._posterior.covariance_to(rows, dtype).to_dense().mT)
 
     def _explained(self, rows: Rows) -> Tensor:
         return self._half(rows).square().sum(-2, dtype=torch.float64)

@@ -166,7 +166,7 @@ def small_likelihood(model: SmallModel) -> Tensor | None:
     gradients = [
         torch.from_numpy(numpy.asarray(g).reshape(p.raw.shape)) for p, g in slopes.items() if p.raw.requires_grad
     ]
-    return _Known.apply(value, gradients, *raws)  # type: ignore[no-any-return]
+    return _Known.apply(value, gradients, *raws)
 
 
 class _Known(torch.autograd.Function):
@@ -178,6 +178,6 @@ class _Known(torch.autograd.Function):
         return torch.tensor(value, dtype=torch.float64)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *(g * gradient for g in ctx.gradients))

@@ -85,7 +85,7 @@ class CovarianceOperator:
         dtype = dtype or self.dtype
         tensors = self._tensors()
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return _Block.apply(self, dtype, *tensors)  # type: ignore[no-any-return]
+            return _Block.apply(self, dtype, *tensors)
         block = self.backend.block(
             self.form, self.theta, self.rows, self.cols, dtype=_compute(dtype), workspace=self.workspace
         )
@@ -123,7 +123,7 @@ class CovarianceOperator:
             out = _Product.apply(self, matrix, *tensors)
         else:
             out = self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
-        return out.squeeze(-1) if vector else out  # type: ignore[no-any-return]
+        return out.squeeze(-1) if vector else out
 
     def __repr__(self) -> str:
         return f"CovarianceOperator(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"

@@ -1,7 +1,7 @@
 """The small exact problem: value and gradient of the log marginal likelihood in a few NumPy and LAPACK calls.
 
-Up to SMALL_ROWS rows the calls that start the arithmetic weigh as much as the arithmetic, and a NumPy call costs a
-third of a torch call (docs/decisions/0004). The formulas are the same generated program as everywhere, run
+Up to SMALL_ROWS rows the calls that start the arithmetic weigh as much as the arithmetic, and a NumPy call starts
+sooner than a torch call (docs/decisions/0004). The formulas are the same generated program as everywhere, run
 with NumPy operations; eqs. (M-33) and (M-34) for one model in float64 on the CPU.
 """
 
@@ -131,7 +131,7 @@ class SmallProblem:
     @staticmethod
     def _statistic(kind: str, feature: Array) -> Array:
         if kind == "distance":
-            return _routines()[2](feature, feature, "sqeuclidean")  # type: ignore[no-any-return]
+            return _routines()[2](feature, feature, "sqeuclidean")
         if kind == "product":
             return _product(feature, feature.T)
         return (feature[:, None] == feature[None, :]).astype(numpy.float64)
