@@ -411,16 +411,19 @@ def _minimise(
 
     def run_one(run: int, start: numpy.ndarray, ask: Callable[[numpy.ndarray], Outcome]) -> None:
         last: list[tuple[float, numpy.ndarray]] = []
+        base: list[float] = []
 
         def function(scaled: numpy.ndarray) -> tuple[float, numpy.ndarray]:
             outcome = ask(scaled * unit)
             if not isinstance(outcome, NotPositiveDefiniteError):
                 last[:] = [outcome]
-                return outcome[0], outcome[1] * unit
+                # Counted from the first value: SciPy's stopping rule is relative, and units of y only add a constant.
+                base.append(outcome[0])
+                return outcome[0] - base[0], outcome[1] * unit
             if not last:
                 raise outcome
             # The line search has gone where the matrix cannot be factorised: a value well above sends it back.
-            worst = last[0][0]
+            worst = last[0][0] - base[0]
             return worst + 10.0 * (1.0 + abs(worst)), numpy.zeros_like(scaled)
 
         try:
