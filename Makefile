@@ -43,7 +43,7 @@ bench: $(VENV)/.bench
 	set -e; for suite in benchmark/suite_*.py; do $(python) $$suite; done
 
 tables: $(VENV)/.dev
-	$(python) -m flashgp.bench.tables README.md
+	$(python) -m flashgp.bench.tables README.md docs/decisions/*.md
 
 clean:
 	rm -rf $(VENV) demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
