@@ -83,7 +83,7 @@ def refusal(path: Path, data: bytes, error: type[Exception] = fgp.ModelFileError
         fgp.load(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.perf_counter() - began < 5.0
+    assert time.perf_counter() - began < 60.0  # a bound on hanging, not on speed
     assert peak < 2**20 + 40 * len(data)
     return str(caught.value)
 

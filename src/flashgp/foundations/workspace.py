@@ -1,6 +1,7 @@
 """Workspace: the one place large buffers come from. It counts them, enforces the plan, and can be told to fail.
 
-Every buffer of more than 1 MiB that the library allocates is asked for here. The count is of live bytes; its
+Conditioning and fitting ask here for every buffer of more than 1 MiB; prediction works in strips of bounded
+size. The count is of live bytes; its
 high-water mark is the `peak_bytes` of a report. Buffers below the threshold are allocated and not counted.
 """
 

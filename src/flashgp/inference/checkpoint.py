@@ -27,7 +27,8 @@ def fingerprint(*parts: object) -> str:
             digest.update(f"{part.dtype}{part.shape}".encode())
             digest.update(numpy.ascontiguousarray(part).tobytes())
         else:
-            digest.update(repr(part).encode())
+            text = repr(part)
+            digest.update(f"{len(text)}:{text}".encode())
     return digest.hexdigest()
 
 
@@ -63,6 +64,11 @@ class EvaluationLog:
         self._cursor: dict[str, int] = {}
         self._written = time.monotonic()
         self._old: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise DomainError(
+                f"`checkpoint` must be a file that can be written, got {str(path)!r}; name one in an existing folder "
+                "where you may write"
+            )
         if path is not None and path.exists():
             self._old = self._read(path)
 

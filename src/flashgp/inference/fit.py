@@ -4,9 +4,11 @@ Small problems run several starts in lockstep, one joint evaluation at a time; l
 first and go on from the best. The log of evaluations is the checkpoint (docs/design.md, fit).
 """
 
+import dataclasses
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
+from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.report import Report
@@ -28,7 +30,7 @@ from flashgp.inference.initial import DataFacts, RoleStart, role_starts
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.lockstep import Outcome, run_lockstep
 from flashgp.inference.objective import FlatObjective
-from flashgp.inference.posterior import Posterior, chosen_device, plan_for
+from flashgp.inference.posterior import Posterior, check_plan, chosen_device, plan_for
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.plan import SMALL_BYTES, Plan
@@ -108,7 +110,6 @@ class _Recorder:
     history: list[Evaluation] = field(default_factory=list)
     best: dict[str, tuple[float, numpy.ndarray]] = field(default_factory=dict)
     failures: int = 0
-    fresh: int = 0
     phase: str = ""
 
     def record_round(self, outcomes: list[tuple[str, numpy.ndarray, Outcome]]) -> None:
@@ -176,7 +177,8 @@ def fit(
 
     Args:
         x, y: rows (*batch, n, d) and targets (*batch, n) or (*batch, n, outputs); n at least 1.
-        starts: runs from different initial values; None for 4 while they run batched, else 1 chosen on a subset.
+        starts: runs from different initial values, on 400 rows first when n is large, where the best goes on to all
+            rows; None for 4, or 1 for initial="given" and for models with modules of your own.
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
         priors: "weak" adds weakly informative priors to parameters without one (inference/initial.py), "given" none.
         max_iterations: of L-BFGS-B, per start; time_limit: seconds, the best so far is returned after it.
@@ -188,9 +190,11 @@ def fit(
     Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated.
     Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer.
     """
-    _check_options(starts, initial, priors, max_iterations, time_limit)
+    _check_options(starts, initial, priors, max_iterations, time_limit, tolerance, seed)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
+    if plan is not None:
+        check_plan(plan, gp, x, memory, dtype, chosen_device(device, x))
     if x.shape[-2] == 0:
         raise ShapeError(
             f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
@@ -240,7 +244,13 @@ def fit(
             if isinstance(stop, KeyboardInterrupt)
             else f"the time limit of {time_limit:g} s ended the fit: the best parameters so far are returned"
         )
-    recorder.evaluations.write()
+    try:
+        recorder.evaluations.write()
+    except OSError as error:  # a full disk must not cost the fit
+        report.events.append(f"the checkpoint could not be written: {error}")
+        warnings.warn(
+            f"`checkpoint` could not be written ({error}); the fit itself is complete", FlashGPWarning, stacklevel=2
+        )
     best = _best(recorder, "start")
     best = _best(recorder, "subset") if best is None else best
     if best is None:
@@ -270,22 +280,40 @@ def fit(
     report.events += posterior.report.events
     report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)
     report.iterations = len(recorder.history)
-    report.predicted_seconds = len(recorder.history) * plan.fit_step_seconds + plan.seconds
+    on_all_rows = sum(e.start.startswith("start") for e in recorder.history)
+    report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
     report.seconds = time.perf_counter() - recorder.began
     return Fit(gp, posterior, recorder.history, report, interrupted)
 
 
-def _check_options(starts: Any, initial: Any, priors: Any, max_iterations: Any, time_limit: Any) -> None:
-    if starts is not None and (not isinstance(starts, int) or starts < 1):
-        raise DomainError(f"`starts` must be None or a positive integer, got {starts!r}")
+def _check_options(
+    starts: Any, initial: Any, priors: Any, max_iterations: Any, time_limit: Any, tolerance: Any, seed: Any
+) -> None:
+    """Every option before any work."""
+
+    def whole(value: Any, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    def positive(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+    advice = "leave it out for the default"
+    if starts is not None and not whole(starts, 1):
+        raise DomainError(f"`starts` must be None or a positive integer, got {starts!r}; {advice}")
     if initial not in ("data", "given"):
-        raise DomainError(f"`initial` must be 'data' or 'given', got {initial!r}")
+        raise DomainError(f"`initial` must be 'data' or 'given', got {initial!r}; {advice}")
     if priors not in ("weak", "given"):
-        raise DomainError(f"`priors` must be 'weak' or 'given', got {priors!r}")
-    if not isinstance(max_iterations, int) or max_iterations < 1:
-        raise DomainError(f"`max_iterations` must be a positive integer, got {max_iterations!r}")
-    if time_limit is not None and not time_limit > 0:
-        raise DomainError(f"`time_limit` must be positive seconds or None, got {time_limit!r}")
+        raise DomainError(f"`priors` must be 'weak' or 'given', got {priors!r}; {advice}")
+    if not whole(max_iterations, 1):
+        raise DomainError(f"`max_iterations` must be a positive integer, got {max_iterations!r}; {advice}")
+    if time_limit is not None and not positive(time_limit):
+        raise DomainError(f"`time_limit` must be positive seconds or None, got {time_limit!r}; {advice}")
+    if not positive(tolerance):
+        raise DomainError(
+            f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; {advice}"
+        )
+    if not whole(seed, 0):
+        raise DomainError(f"`seed` must be 0 or a positive integer, got {seed!r}; {advice}")
 
 
 def _marks(gp: GP) -> list[object]:
@@ -403,7 +431,6 @@ def _minimise(
                 answers[run] = known if known[0] < math.inf else NotPositiveDefiniteError("as the checkpoint says")
         waiting = [run for run in asked if run not in answers]
         if waiting:
-            recorder.fresh += len(waiting)
             results = objective.batch([asked[run] for run in waiting])
             answers.update(zip(waiting, results, strict=True))
         recorder.record_round([(f"{label} {run}", theta, answers[run]) for run, theta in asked.items()])
@@ -466,7 +493,9 @@ def _best_on_subset(
     gp.likelihood = likelihood.rows(index)
     try:
         rows_y = y[..., index] if gp.outputs is None else y[..., index, :]
-        objective = FlatObjective(gp, x[..., index, :], rows_y, settings, roles, weak=priors == "weak")
+        rows_x = x[..., index, :]
+        part = dataclasses.replace(settings, repair=lambda: gp.repairable(rows_x, rows_y))
+        objective = FlatObjective(gp, rows_x, rows_y, part, roles, weak=priors == "weak")
         _minimise(objective, roles, thetas, SUBSET_ITERATIONS, recorder, "subset")
     finally:
         gp.likelihood = likelihood

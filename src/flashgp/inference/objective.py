@@ -93,7 +93,6 @@ class FlatObjective:
     ) -> None:
         self.gp, self.x, self.y, self.settings = gp, x, y, settings
         self.rows = x.shape[-2]
-        self.failures = 0
         owners = {id(p.raw): p for _, p in named_parameter_objects(gp)}
         self.slots: list[_Slot] = []
         at = 0

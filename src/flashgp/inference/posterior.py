@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report
@@ -28,7 +28,7 @@ from flashgp.pairwise.torch_tiles import TorchTiles, tile_rows
 from flashgp.planner.plan import SMALL_BYTES, Plan, plan_direct
 from flashgp.solvers.cholesky import Factor, factorise_keeping, refine
 
-__all__ = ["LeaveOneOut", "Posterior", "chosen_device", "condition", "plan_for"]
+__all__ = ["LeaveOneOut", "Posterior", "check_plan", "chosen_device", "condition", "plan_for"]
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,19 @@ def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
     if device == "auto":
         return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise DomainError(f"`device` must be None, 'auto' or a torch device, got {device!r} ({error})") from None
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DomainError(
+            f"`device` must be None, 'auto' or a torch device, got {device!r} ({error}); for example 'cpu'"
+        ) from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise DomainError(f"`device` must be a cpu or cuda device, got {device!r}; pass 'cpu'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise BackendUnavailableError(
+            f"`device` must be one that torch can use, got {device!r} with {torch.cuda.device_count()} CUDA devices "
+            "in sight; pass 'cpu', or install a CUDA build of torch"
+        )
+    return chosen
 
 
 def plan_for(
@@ -191,6 +201,25 @@ def plan_for(
     )
 
 
+def check_plan(plan: Plan, gp: GP, x: Tensor, memory: Any, dtype: torch.dtype | None, device: torch.device) -> None:
+    """A handed-in plan is run exactly: it must fit the data, and nothing beside it may say otherwise.
+
+    Raises: DomainError.
+    """
+    made_for = (plan.n, plan.d, plan.outputs, plan.batch)
+    given = (*x.shape[-2:], gp.outputs or 1, x.shape[:-2].numel() * gp.kernel.batch_shape.numel())
+    if made_for != given:
+        raise DomainError(
+            f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
+        )
+    other_dtype = dtype is not None and dtype != plan.torch_dtype
+    if memory is not None or other_dtype or torch.device(plan.device).type != device.type:
+        raise DomainError(
+            f"`plan` settles memory, dtype ({plan.dtype}) and device ({plan.device}), got another one beside it; "
+            "pass the plan alone"
+        )
+
+
 @ordinary_tensors
 @exact_precision
 def condition(
@@ -208,8 +237,11 @@ def condition(
 ) -> Posterior:
     """See `GP.condition`."""
     started = time.perf_counter()
-    if not tolerance > 0:
-        raise DomainError(f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}")
+    if not isinstance(tolerance, int | float) or not tolerance > 0:
+        raise DomainError(
+            f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; "
+            "for example 1e-3"
+        )
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     events: list[str] = []
@@ -223,10 +255,10 @@ def condition(
     n, d = x.shape[-2:]
     if plan is None:
         plan = plan_for(gp, n, d, batch=x.shape[:-2].numel(), memory=memory, device=target, dtype=dtype)
-    elif (plan.n, plan.d) != (n, d):
-        raise DomainError(
-            f"`plan` is for n={plan.n}, d={plan.d}, got data with n={n}, d={d}; make a plan for these sizes"
-        )
+    else:
+        check_plan(plan, gp, x, memory, dtype, target)
+    if differentiable and plan.torch_dtype != torch.float64:
+        raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
     workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
     settings = DirectSettings(
         TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(x, y), workspace=workspace
@@ -310,7 +342,7 @@ def _solve_with_graph(
     settings: DirectSettings, gp: GP, rows: Rows, theta: tuple[Tensor, ...], residual: Tensor, noise: Tensor
 ) -> tuple[Factor, Tensor]:
     """The same in autograd: the matrix has a closed-form pullback, the factorisation is torch's."""
-    matrix = CovarianceOperator(gp.kernel.form, theta, rows, None, settings.dtype).to_dense()
+    matrix = CovarianceOperator(gp.kernel.form, theta, rows, None, settings.dtype, settings.workspace).to_dense()
     matrix = matrix + torch.diag_embed(noise.to(matrix.dtype).expand(*matrix.shape[:-1]))
     factor = factorise_keeping(matrix, settings.jitter, repair=settings.repair)
     settings.jitters += factor.attempts

@@ -47,6 +47,7 @@ class Prediction:
         self._mean: Tensor | None = None
         self._variance: Tensor | None = None
         self._cross: Tensor | None = None  # K_sx of a few points, from the mean to the variance
+        self._graph = False  # whether what is kept carries gradients
         condition = posterior.report
         self.report = Report(
             route=condition.route, backend=condition.backend, device=str(x.device), dtype=condition.dtype,
@@ -57,6 +58,7 @@ class Prediction:
     @property
     def mean(self) -> Tensor:
         """E f(x*), units of y."""
+        self._forget_without_graph()
         if self._mean is None:
             self._compute(variance=False)
         return self._given(self._mean)
@@ -64,6 +66,7 @@ class Prediction:
     @property
     def variance(self) -> Tensor:
         """Var f(x*) of the latent function, units of y squared, the same for every output."""
+        self._forget_without_graph()
         if self._variance is None:
             self._compute(variance=True)
         return self._given(self._variance)
@@ -143,11 +146,20 @@ class Prediction:
         assert values is not None
         return (values if self._outputs is not None else values.squeeze(-1)).to(self._x.dtype)
 
+    def _wants_graph(self) -> bool:
+        return torch.is_grad_enabled() and (self._x.requires_grad or self._posterior.differentiable)
+
+    def _forget_without_graph(self) -> None:
+        """What was computed without gradients is computed again once they are asked for."""
+        if self._wants_graph() and not self._graph:
+            self._mean = self._variance = self._cross = None
+            self._graph = True
+
     @exact_precision
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
         post = self._posterior
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._x.requires_grad or post.differentiable)):
+        with torch.set_grad_enabled(self._wants_graph()):
             rows = post.gp.kernel.rows(self._x)
             if self._mean is None:
                 self._mean = self._latent_mean(rows)
@@ -165,7 +177,7 @@ class Prediction:
             batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
         cross = post.covariance_to(rows, torch.float64)
-        if rows.count * post.count * max(1, post.batch_shape.numel()) <= KEPT_NUMBERS:
+        if cross.shape.numel() <= KEPT_NUMBERS:
             self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
             return prior + self._cross @ weights
         return prior + cross @ weights
@@ -223,7 +235,8 @@ class Prediction:
     def _joint(self, *, observed: bool) -> Tensor:
         n = self._x.shape[-2]
         post = self._posterior
-        needed = 2 * n * n * 8 * post.batch_shape.numel()
+        self._forget_without_graph()
+        needed = 2 * n * n * 8 * torch.broadcast_shapes(self._x.shape[:-2], post.batch_shape).numel()
         if needed > 2**28 and needed > (free := available_bytes(self._x.device)):
             raise MemoryBudgetError(
                 f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
@@ -231,7 +244,7 @@ class Prediction:
                 needed_bytes=needed,
                 available_bytes=free,
             )
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (self._x.requires_grad or post.differentiable)):
+        with torch.set_grad_enabled(self._wants_graph()):
             rows = post.gp.kernel.rows(self._x)
             joint = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).to_dense()
             if post.factor is not None and n:

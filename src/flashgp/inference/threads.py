@@ -6,6 +6,7 @@ alone, for the time of the optimisation, and is undone after it; torch's threads
 """
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +22,20 @@ def _openblas() -> Any:
     return ThreadpoolController().select(internal_api="openblas")
 
 
+_lock = threading.Lock()
+_inside: list[Any] = []  # one entry per optimisation that runs now; the first holds the limiter
+
+
 @contextmanager
 def quiet_openblas() -> Iterator[None]:
-    """OpenBLAS uses one thread inside the block, and what it used before after it."""
-    with _openblas().limit(limits=1):
+    """OpenBLAS uses one thread while any such block runs, and what it used before after the last of them."""
+    with _lock:
+        _inside.append(_openblas().limit(limits=1) if not _inside else None)
+    try:
         yield
+    finally:
+        with _lock:
+            limiter = _inside[0]
+            _inside.pop()
+            if not _inside:
+                limiter.restore_original_limits()

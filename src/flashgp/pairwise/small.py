@@ -82,11 +82,11 @@ def _partials_of(form: Form) -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def _routines() -> tuple[Any, Any, Any, Any]:
+def _routines() -> tuple[Any, Any, Any]:
     from scipy.linalg.lapack import dpotrf, dpotrs
     from scipy.spatial.distance import cdist
 
-    return dpotrf, dpotrs, cdist, None
+    return dpotrf, dpotrs, cdist
 
 
 def _product(a: Array, b: Array) -> Array:
@@ -138,7 +138,7 @@ class SmallProblem:
 
     def solve(self, noise: Array, residual: Array) -> tuple[float, Array, Array] | None:
         """(log likelihood, K^-1 r, lower factor) with `noise` on the diagonal; None if not positive definite."""
-        dpotrf, dpotrs, _, _ = _routines()
+        dpotrf, dpotrs, _ = _routines()
         n, p = residual.shape
         matrix = self.matrix
         matrix.ravel()[:: n + 1] += noise

@@ -98,10 +98,13 @@ def _utf8(key: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _write_csv(file: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    # Quoting as in RFC 4180, lines end in a bare newline.
+    # Quoting as in RFC 4180, lines end in a bare newline. The writer quotes a carriage return only where it is part of
+    # the line's end, so a table that holds one gets both characters.
+    texts = [*arrays, *(cell for values in arrays.values() if values.dtype.kind == "O" for cell in values)]
+    end = "\r\n" if any("\r" in text for text in texts) else "\n"
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     try:
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.writer(text, lineterminator=end)
         writer.writerow(arrays)
         rows = len(next(iter(arrays.values())))
         for start in range(0, rows, _CHUNK_ROWS):
