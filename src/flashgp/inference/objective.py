@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, LogNormal, Normal
 
-from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.foundations.parameters import Domain, Parameter, named_parameter_objects
 from flashgp.inference.gp import GP
 from flashgp.inference.initial import RoleStart
 from flashgp.inference.likelihood_gradient import DirectSettings, value_and_gradients
@@ -139,6 +139,7 @@ class FlatObjective:
             for entry, m, s in zip(entries, column(prior.loc), column(prior.scale), strict=True):
                 self.priors.normal.append((entry, m, s))
         else:
+            _check_support(slot.name.removesuffix(".raw"), owner)
             self._slow_priors.append(owner)
 
     # -- vectors ------------------------------------------------------------------------------------------------
@@ -266,6 +267,21 @@ class FlatObjective:
             return self(theta)
         except NotPositiveDefiniteError as error:
             return error
+
+
+def _check_support(name: str, owner: Parameter) -> None:
+    """DomainError for a prior that is not defined on all of its parameter's domain: the search would leave it."""
+    assert owner.prior is not None
+    try:
+        support = Domain.of(owner.prior.support)
+    except DomainError:
+        return  # a support of another kind: torch judges it
+    if support.lower > owner.domain.lower or support.upper < owner.domain.upper:
+        raise DomainError(
+            f"`prior` of {name} must be defined wherever the parameter may go ({owner.domain}), got "
+            f"{type(owner.prior).__name__} on ({support.lower:g}, {support.upper:g}); pass the Parameter constraint="
+            f"torch.distributions.constraints.interval({support.lower:g}, {support.upper:g})"
+        )
 
 
 def _foreign(gp: GP) -> bool:

@@ -1,7 +1,7 @@
 """One thread for SciPy's own linear algebra while an optimiser runs.
 
 L-BFGS-B calls BLAS on matrices of a few entries. OpenBLAS wakes its pool for them, whose threads then spin and take
-the cores from torch's threads: evaluations become several times slower (docs/decisions/0004). The limit is on OpenBLAS
+the cores from torch's threads, so that every evaluation waits for them (docs/decisions/0004). The limit is on OpenBLAS
 alone, for the time of the optimisation, and is undone after it; torch's threads and settings are not touched.
 """
 

@@ -97,7 +97,7 @@ class TileStatistics:
             if bound.dim():
                 q.masked_fill_(q <= bound[..., None, None], 0.0)
             else:
-                torch.threshold_(q, least, 0.0)  # four times as quick
+                torch.threshold_(q, least, 0.0)
             q = q.to(self.dtype)
             if direct is not None:
                 q[far] = direct(i, j)
