@@ -11,6 +11,7 @@ The lengthscale prior grows with sqrt(d) so that its correlation at typical dist
 dimension (Hvarfner, Hellsten & Nardi, 2024). Nothing here is attached to the model: `fit` adds it to its objective.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,13 +60,15 @@ class DataFacts:
 @dataclass(frozen=True)
 class RoleStart:
     """For one parameter: where to start, the weak prior on its logarithm (or None), its bounds, all in value; and for
-    one on the whole real line the unit in which steps are of size 1 (a power of two, so that no digit changes)."""
+    one on the whole real line the unit in which steps are of size 1 (a power of two, so that no digit changes).
+    input_scale: whether a long one makes columns of x not count."""
 
     start: Tensor
     log_prior: tuple[Tensor, float] | None
     lower: float
     upper: float
     unit: Tensor | None = None
+    input_scale: bool = False
 
 
 def role_starts(gp: GP, facts: DataFacts) -> dict[Parameter, RoleStart]:
@@ -117,7 +120,7 @@ def _role_start(
             start = ones * scale * math.sqrt(d)
             shift, sd = LENGTHSCALE_PRIOR
             prior = (start.log() + shift, sd)
-            return _bounded(start, prior)
+            return dataclasses.replace(_bounded(start, prior), input_scale=True)
         case "period" if spread is not None:
             return _bounded(parameter.value.detach().cpu().clone(), None)
         case "output_variance":
