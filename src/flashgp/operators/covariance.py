@@ -1,25 +1,31 @@
 """The covariance of two sets of rows as a lazy, differentiable linear operator: nothing of size n m until asked."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.workspace import Workspace
+from flashgp.operators import autograd
 from flashgp.pairwise import differentiable
-from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
-from flashgp.pairwise.torch_tiles import TorchTiles, tile_rows
+from flashgp.pairwise.backend import Backend
+from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.torch_tiles import tile_rows
 
 if TYPE_CHECKING:
     from flashgp.kernels.kernel import Kernel
 
-__all__ = ["CovarianceOperator"]
+__all__ = ["CovarianceOperator", "default_backend"]
 
-assert TorchTiles.name in BACKENDS  # importing the portable backend registers it
+
+def default_backend() -> Backend:
+    """Compiled loops for large problems on the CPU, torch tiles for everything else."""
+    return CpuTiles()
 
 
 class CovarianceOperator:
@@ -45,7 +51,7 @@ class CovarianceOperator:
     ) -> None:
         self.form, self.theta, self.rows, self.cols, self.dtype = form, tuple(theta), rows, cols, dtype
         self.workspace = workspace or Workspace()
-        self.backend: Backend = backend or TorchTiles()
+        self.backend: Backend = backend or default_backend()
 
     @classmethod
     def of(
@@ -84,19 +90,21 @@ class CovarianceOperator:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
         dtype = dtype or self.dtype
         tensors = self._tensors()
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return _Block.apply(self, dtype, *tensors)
-        block = self.backend.block(
-            self.form, self.theta, self.rows, self.cols, dtype=_compute(dtype), workspace=self.workspace
-        )
-        return block.to(dtype).expand((*self.shape,))
+        if _dual(tensors):
+            return self.portable_block(dtype)
+        if _followed(tensors):
+            return autograd.block(self, _compute(dtype)).to(dtype)
+        if dtype != _compute(dtype):
+            return self._stored_in_half(dtype)
+        block = self.backend.block(self.form, self.theta, self.rows, self.cols, dtype=dtype, workspace=self.workspace)
+        return block.expand((*self.shape,))
 
     @exact_precision
     def diagonal(self) -> Tensor:
         """k(x1_i, x2_i) of a symmetric operator, (*batch, n)."""
         if self.cols is not None:
             raise ShapeError("`diagonal` needs an operator of one set of points, got two; use k.operator(x1)")
-        if torch.is_grad_enabled() and any(t.requires_grad for t in self._tensors()):
+        if _dual(self._tensors()) or _followed(self._tensors()):
             return differentiable.diagonal(self.form, self.theta, self.rows).to(self.dtype)
         return self.backend.diagonal(self.form, self.theta, self.rows, dtype=self.dtype)
 
@@ -119,8 +127,10 @@ class CovarianceOperator:
                 f"{right.device}; move it with .to(...)"
             )
         tensors = self._tensors()
-        if torch.is_grad_enabled() and (right.requires_grad or any(t.requires_grad for t in tensors)):
-            out = _Product.apply(self, matrix, *tensors)
+        if _dual((right, *tensors)):
+            out = self.differentiable_product(matrix)
+        elif _followed((right, *tensors)):
+            out = autograd.product(self, matrix)
         else:
             out = self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
         return out.squeeze(-1) if vector else out
@@ -146,19 +156,50 @@ class CovarianceOperator:
             self.backend,
         )
 
+    def event_dims(self) -> list[int]:
+        """Dimensions of each of `_tensors` that are not batch dimensions."""
+        rows = [2 if f.is_floating_point() else 1 for f in self.rows.features] + [1] * len(self.rows.scalars)
+        return [*rows, *(() if self.cols is None else rows), *(0 for _ in self.theta)]
+
+    def _stored_in_half(self, dtype: torch.dtype) -> Tensor:
+        """The dense block in a half precision, computed in float32 panel by panel."""
+        out = self.workspace.empty(tuple(self.shape), dtype, self.device)
+        cols = self.rows if self.cols is None else self.cols
+        for i in self._panels():
+            part = self.rows.part(i.start, i.stop)
+            out[..., i, :] = self.backend.block(self.form, self.theta, part, cols, dtype=_compute(dtype))
+        return out
+
     def _panels(self) -> list[slice]:
         n, m = self.shape[-2:]
         step = tile_rows(m, self.shape[:-2].numel(), self.device)
         return [slice(i, min(n, i + step)) for i in range(0, n, step)]
 
-    def _differentiable_product(self, right: Tensor) -> Tensor:
-        """K @ right with an autograd graph to any order."""
+    def portable_block(self, dtype: torch.dtype) -> Tensor:
+        """The dense block in plain torch: any order of derivative, forward mode."""
+        return differentiable.block(self.form, self.theta, self.rows, self.cols).to(dtype)
+
+    def differentiable_product(self, right: Tensor) -> Tensor:
+        """K @ right on portable tiles: any order of derivative, forward mode; the graph holds every tile."""
         parts = []
         cols = self.rows if self.cols is None else self.cols
         for i in self._panels():
             tile = differentiable.block(self.form, self.theta, self.rows.part(i.start, i.stop), cols)
             parts.append(tile.to(right.dtype) @ right)
         return torch.cat(parts, dim=-2)
+
+
+def _followed(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd, or a transform of torch.func, follows any of them."""
+    functorch = torch._C._functorch
+    return any(functorch.is_functorch_wrapped_tensor(t) for t in tensors) or (
+        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    )
+
+
+def _dual(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them carries a tangent of forward mode."""
+    return any(t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def _compute(dtype: torch.dtype) -> torch.dtype:
@@ -175,70 +216,3 @@ def _swapped(form: Form) -> Form:
         if s.kind in ("left", "right")
     }
     return Form(form.profile.renamed(rename), form.statistics, form.scalar_count, form.parameter_count)
-
-
-def _flat(gradient: PairGradient, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients in the order of the operator's tensors, in their shapes and dtypes."""
-    found = [*gradient.rows, *gradient.cols, *gradient.theta]
-    return [
-        None if g is None or not t.is_floating_point() else g.sum_to_size(t.shape).to(t.dtype)
-        for g, t in zip(found, tensors, strict=True)
-    ]
-
-
-class _Product(torch.autograd.Function):
-    """K V with the one-pass gradient of eq. (M-21); under create_graph the backward is differentiable again."""
-
-    @staticmethod
-    def forward(ctx: Any, operator: CovarianceOperator, right: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.operator = operator
-        ctx.save_for_backward(right, *tensors)
-        op = operator._with([t.detach() for t in tensors])
-        return op.backend.product(op.form, op.theta, op.rows, op.cols, right.detach(), workspace=op.workspace)
-
-    @staticmethod
-    @exact_precision
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        right, *tensors = ctx.saved_tensors
-        op = ctx.operator._with(tensors)
-        if torch.is_grad_enabled():
-            inputs = [t for t in (right, *tensors) if t.requires_grad]
-            out = op._differentiable_product(right)
-            found = iter(torch.autograd.grad(out, inputs, gradient, create_graph=True, allow_unused=True))
-            return (None, *(next(found) if t.requires_grad else None for t in (right, *tensors)))
-        to_right = None
-        if ctx.needs_input_grad[1]:
-            back = op.T
-            to_right = back.backend.product(back.form, back.theta, back.rows, back.cols, gradient.contiguous())
-            to_right = to_right.sum_to_size(right.shape)
-        if not any(ctx.needs_input_grad[2:]):
-            return (None, to_right, *(None for _ in tensors))
-        pulled = op.backend.bilinear_gradient(op.form, op.theta, op.rows, op.cols, gradient, right)
-        return (None, to_right, *_flat(pulled, tensors))
-
-
-class _Block(torch.autograd.Function):
-    """The dense block with its pullback; no autograd graph over its entries."""
-
-    @staticmethod
-    def forward(ctx: Any, operator: CovarianceOperator, dtype: torch.dtype, *tensors: Tensor) -> Tensor:
-        ctx.operator, ctx.dtype = operator, dtype
-        ctx.save_for_backward(*tensors)
-        op = operator._with([t.detach() for t in tensors])
-        block = op.backend.block(op.form, op.theta, op.rows, op.cols, dtype=_compute(dtype), workspace=op.workspace)
-        return block.to(dtype).expand(op.shape).clone() if block.shape != op.shape else block.to(dtype)
-
-    @staticmethod
-    @exact_precision
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        op = ctx.operator._with(tensors)
-        if torch.is_grad_enabled():
-            inputs = [t for t in tensors if t.requires_grad]
-            out = differentiable.block(op.form, op.theta, op.rows, op.cols).to(gradient.dtype)
-            found = iter(torch.autograd.grad(out, inputs, gradient, create_graph=True, allow_unused=True))
-            return (None, None, *(next(found) if t.requires_grad else None for t in tensors))
-        weights = gradient.to(_compute(gradient.dtype))
-        if op.cols is None:
-            weights = 0.5 * (weights + weights.mT)
-        return (None, None, *_flat(op.backend.block_gradient(op.form, op.theta, op.rows, op.cols, weights), tensors))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -108,6 +108,19 @@ class CpuTiles(Backend):
         self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
     ) -> PairGradient:
         return self._portable.block_gradient(form, theta, rows, cols, weights)
+
+    def taped_block(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        *,
+        dtype: torch.dtype,
+        workspace: Workspace | None = None,
+    ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
+        if not self.serves(form, rows, None, dtype):
+            return self._portable.taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
+        return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
 
     def bilinear_gradient(
         self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
