@@ -29,6 +29,7 @@ _LATE = {
     "bench": ("flashgp.bench", None),
     "fit": ("flashgp.inference.fit", "fit"),
     "load": ("flashgp.files", "load"),
+    "operators": ("flashgp.operators", None),
     "plan": ("flashgp.inference.posterior", "plan_for"),
     "plots": ("flashgp.plots", None),
     "save": ("flashgp.files", "save"),
@@ -56,13 +57,14 @@ __all__ = [
     "likelihoods",
     "load",
     "means",
+    "operators",
     "plan",
     "plots",
     "save",
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, plots
+    from flashgp import bench, operators, plots
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
     from flashgp.inference.fit import fit

@@ -1,17 +1,18 @@
 """The covariance of two sets of rows as a lazy, differentiable linear operator: nothing of size n m until asked."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators import autograd
+from flashgp.operators.linear import LinearOperator
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles
@@ -28,7 +29,7 @@ def default_backend() -> Backend:
     return CpuTiles()
 
 
-class CovarianceOperator:
+class CovarianceOperator(LinearOperator):
     """K_ij = k(x1_i, x2_j), shape (*batch, n, m); differentiable in parameters, inputs and right-hand sides.
 
     First derivatives run tile by tile in one pass, eq. (M-21). Higher ones go through differentiable tiles.
@@ -109,34 +110,36 @@ class CovarianceOperator:
         return self.backend.diagonal(self.form, self.theta, self.rows, dtype=self.dtype)
 
     @exact_precision
-    def __matmul__(self, right: Tensor) -> Tensor:
-        """K @ right for right (m,), or (*batch, m, t): (n,) or (*batch, n, t). Cost: n m (d + t) flops, one tile."""
-        if not isinstance(right, Tensor):
-            return NotImplemented
-        vector = right.dim() == 1
-        matrix = right.unsqueeze(-1) if vector else right
-        m = self.shape[-1]
-        if matrix.shape[-2] != m:
-            raise ShapeError(
-                f"`right` must have {m} rows like the operator {tuple(self.shape)} has columns, got "
-                f"{tuple(right.shape)}; transpose one of them"
-            )
-        if right.device != self.device or right.dtype != self.dtype:
-            raise DomainError(
-                f"`right` must be {self.dtype} on {self.device} like the operator, got {right.dtype} on "
-                f"{right.device}; move it with .to(...)"
-            )
+    def _apply(self, matrix: Tensor) -> Tensor:
+        """K @ matrix. Cost: n m (d + t) flops, half the covariances when symmetric; one tile."""
         tensors = self._tensors()
-        if _dual((right, *tensors)):
-            out = self.differentiable_product(matrix)
-        elif _followed((right, *tensors)):
-            out = autograd.product(self, matrix)
-        else:
-            out = self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
-        return out.squeeze(-1) if vector else out
+        if _dual((matrix, *tensors)):
+            return self.differentiable_product(matrix)
+        if _followed((matrix, *tensors)):
+            return autograd.product(self, matrix)
+        return self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
 
-    def __repr__(self) -> str:
-        return f"CovarianceOperator(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+    def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
+        """A part of the matrix, not computed: K[i, j] for slices, integer or boolean tensors, lists; K[i] for rows.
+
+        An integer row gives that row as a tensor (*batch, m), an integer column that column.
+        """
+        left, right = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
+        cols = self.rows if self.cols is None else self.cols
+        whole = right == slice(None) if isinstance(right, slice) else False
+        same = self.cols is None and isinstance(left, slice) and isinstance(right, slice) and left == right
+        part = self._between(
+            self.rows.take(_positions(left, self.rows.count)),
+            None if same else cols if whole else cols.take(_positions(right, cols.count)),
+        )
+        if isinstance(left, int) or isinstance(right, int):
+            dense = part.to_dense()
+            dense = dense.squeeze(-1) if isinstance(right, int) else dense
+            return dense.squeeze(-1 if isinstance(right, int) else -2) if isinstance(left, int) else dense
+        return part
+
+    def _between(self, rows: Rows, cols: Rows | None) -> "CovarianceOperator":
+        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, self.backend)
 
     # -- plumbing: the tensors that can carry gradients, flat ----------------------------------------------------
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -187,6 +190,24 @@ class CovarianceOperator:
             tile = differentiable.block(self.form, self.theta, self.rows.part(i.start, i.stop), cols)
             parts.append(tile.to(right.dtype) @ right)
         return torch.cat(parts, dim=-2)
+
+
+def _positions(index: Any, count: int) -> Tensor | slice:
+    """An index of one side as a slice or positions."""
+    if isinstance(index, slice):
+        return index
+    if isinstance(index, int):
+        if not -count <= index < count:
+            raise ShapeError(f"`index` must be within {count} rows or columns, got {index}")
+        return slice(index % count, index % count + 1)
+    positions = torch.as_tensor(index)
+    if positions.dim() != 1:
+        raise ShapeError(f"`index` must be an integer, a slice or one-dimensional, got {tuple(positions.shape)}")
+    if positions.dtype == torch.bool:
+        positions = positions.nonzero()[:, 0]
+    if positions.numel() and not (-count <= int(positions.min()) and int(positions.max()) < count):
+        raise ShapeError(f"`index` must be within {count} rows or columns, got {int(positions.max())}")
+    return positions
 
 
 def _followed(tensors: Sequence[Tensor]) -> bool:
