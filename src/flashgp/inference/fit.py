@@ -282,6 +282,7 @@ def fit(
     ):
         setattr(report, name, getattr(posterior.report, name))
     report.plan = plan
+    report.events += [event for event in workspace.events if event not in posterior.report.events]
     report.events += posterior.report.events
     report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)
     report.iterations = len(recorder.history)

@@ -134,9 +134,9 @@ class Posterior:
     def result_dtype(self) -> torch.dtype:
         return self.x.dtype
 
-    def covariance_to(self, rows: Rows, dtype: torch.dtype) -> CovarianceOperator:
+    def covariance_to(self, rows: Rows, dtype: torch.dtype, workspace: Workspace | None = None) -> CovarianceOperator:
         """The prior covariance between other rows and the training rows."""
-        return CovarianceOperator(self.gp.kernel.form, self.theta, rows, self.rows, dtype)
+        return CovarianceOperator(self.gp.kernel.form, self.theta, rows, self.rows, dtype, workspace)
 
     def __repr__(self) -> str:
         return f"Posterior of {self.count:,} rows\n{self.gp!r}\n{self.report}"
@@ -284,6 +284,7 @@ def condition(
         else:
             factor, weights = _solve(settings, gp, rows, theta, residual, noise, tolerance, report)
     _report_jitter(report, settings, factor)
+    report.events += workspace.events
     report.peak_bytes = workspace.peak_bytes
     report.seconds = time.perf_counter() - started
     return Posterior(gp, x, y, rows, theta, factor, weights, residual, report, differentiable)
