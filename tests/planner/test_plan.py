@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.machine import BUILT_IN, parse_bytes
+from flashgp.foundations.machine import parse_bytes
+from flashgp.foundations.profile import BUILT_IN
 from flashgp.planner.plan import plan_direct
 
 CPU = torch.device("cpu")
@@ -25,10 +26,10 @@ def build(n: int = 2000, **options: object) -> fgp.Plan:
 def test_bytes_and_seconds(n: int, outputs: int, batch: int, dtype: torch.dtype | None) -> None:
     """Eqs. (M-35) and (M-36), written out."""
     plan = build(n, outputs=outputs, batch=batch, dtype=dtype)
-    size, rate = (4, BUILT_IN.cholesky_float32) if dtype == torch.float32 else (8, BUILT_IN.cholesky_float64)
+    size, rate = (4, BUILT_IN.cpu.cholesky_float32) if dtype == torch.float32 else (8, BUILT_IN.cpu.cholesky_float64)
     rows = min(n, max(1, 2**18 // (n * batch)))
     assert plan.peak_bytes == batch * (n * n * size + 3 * rows * n * 8 + 4 * n * 6 * 8 + 6 * n * outputs * 8)
-    pairs, cubic, calls = n * n * batch / BUILT_IN.pairs, n**3 * batch / rate, 40 * BUILT_IN.call_seconds
+    pairs, cubic, calls = n * n * batch / BUILT_IN.cpu.block_pairs, n**3 * batch / rate, 40 * BUILT_IN.cpu.call_seconds
     assert plan.seconds == pytest.approx(cubic / 3 + 1.5 * pairs + calls)
     assert plan.fit_step_seconds == pytest.approx(cubic + 2 * pairs + calls)
     assert plan.torch_dtype == (dtype or torch.float64)

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashgp.inference.gp import GP
-from flashgp.inference.posterior import plan_for
+from flashgp.inference.planning import plan_for
 
 from .console import Console
 from .fitting import DTYPES, TableOptions, prepare
