@@ -20,6 +20,10 @@ from flashgp.planner.products import ProductPlan, plan_product
 
 __all__ = ["check_plan", "chosen_device", "plan_for", "planned_device"]
 
+# Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
+# library keeps: freed blocks below 32 MiB are not given back to the system one by one.
+RESULTS = 12
+
 
 def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
     """x's own device by default; "auto" an accelerator when there is one. Raises: DomainError."""
@@ -114,11 +118,12 @@ def plan_for(
     devices = [here, other] if other is not None else [chosen_device(device, torch.zeros(0))]
     profile = profile or (BUILT_IN if deterministic else current_profile())
     if n_test is not None:
-        extra_bytes, extra_seconds = size.variance(n_test, devices[-1], profile)
+        other_bytes, other_seconds = size.variance(n_test, devices[-1], profile)
         return plan_product(
             gp.kernel.form, n_test, n, d=size.features, t=size.outputs, batch=size.batch, memory=memory,
             device=devices, route=route, profile=profile, deterministic=deterministic, dtype=torch.float64,
-            extra_bytes=extra_bytes, extra_seconds=extra_seconds,
+            kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=other_bytes,
+            other_seconds=other_seconds,
         )  # fmt: skip
     return plan_direct(
         n, d, features=size.features + d, temporaries=size.temporaries, outputs=size.outputs, batch=size.batch,
@@ -154,11 +159,11 @@ class _Size:
         strip = min(STRIP_BYTES, 8 * self.n * n_test * self.batch)
         rows = min(max(1, STRIP_BYTES // (8 * max(1, self.n) * self.batch)), n_test)
         tile = 8 * self.temporaries * min(rows, tile_rows(self.n, self.batch, device)) * self.n * self.batch
-        results = 8 * 6 * n_test * self.batch * self.outputs
+        features = 8 * (n_test + self.n) * self.features * self.batch
         strips = math.ceil(n_test / max(1, rows))
         flops = self.batch * n_test * self.n * self.n
         seconds = flops / rates.gemm_float64 + 2 * self.batch * n_test * self.n / rates.block_pairs
-        return 3 * strip + tile + results, seconds + strips * rates.call_seconds
+        return 3 * strip + tile + features, seconds + strips * rates.call_seconds
 
 
 def check_plan(plan: Plan, gp: GP, x: Tensor, memory: Any, dtype: torch.dtype | None, device: torch.device) -> None:

@@ -125,8 +125,9 @@ def plan_product(
     route: str | None = None,
     backend: str | None = None,
     deterministic: bool = False,
-    extra_bytes: int = 0,
-    extra_seconds: float = 0.0,
+    kept_bytes: int = 0,
+    other_bytes: int = 0,
+    other_seconds: float = 0.0,
 ) -> ProductPlan:
     """The quickest way to compute K V that fits, eqs. (M-55) to (M-58).
 
@@ -138,8 +139,8 @@ def plan_product(
         device: where; of several, the quickest is chosen.
         profile: whose rates; the machine's current one by default, the built-in one with deterministic.
         route, backend: take these, whatever their seconds.
-        extra_bytes, extra_seconds: of what comes with the products whatever their route, as the variance does with a
-            prediction's mean, eq. (M-59).
+        kept_bytes: of what is held all the while; other_bytes, other_seconds: of other work before or after, as the
+            variance of a prediction is to its mean, eq. (M-59).
     Raises: MemoryBudgetError if nothing fits, with the least bytes that any route needs; BackendUnavailableError if
         what is forced needs a package that is missing; DomainError.
     """
@@ -157,7 +158,7 @@ def plan_product(
     devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
     size = _Size(form, n, n if m is None else m, m is None, d, t, batch, products, dtype, profile)
     candidates = [
-        replace(one, peak_bytes=one.peak_bytes + extra_bytes, seconds=one.seconds + extra_seconds)
+        replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
         for where in devices
         for one in _candidates(size, where)
     ]
@@ -214,7 +215,8 @@ class _Size:
 
     def operand_bytes(self) -> int:
         """Result and mirrored part; features with their centred and extended copies: the common terms of (M-55)."""
-        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 4 * self.d * 8)
+        features = 3 * (self.d + len(self.form.statistics))
+        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 8 * features)
 
     def tile_bytes(self, device: torch.device) -> int:
         """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
