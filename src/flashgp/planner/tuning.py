@@ -1,10 +1,9 @@
 """`fgp.tune`: measures the machine profile in seconds.
 
-Every rate is the median of a few timed calls after one that warms up. Products K V are measured for each backend that
+Every rate comes from a few timed calls after one that warms up. Products K V are measured for each backend that
 this installation can run, at a few representative shapes, on a Matern-5/2 kernel.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ __all__ = ["POINTS", "Step", "tune"]
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
 MEASURED_SECONDS = 0.08  # of timed calls per rate
 QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
-MOST_ROWS = 8192
-_SECOND_SET = {"cpu": 1, "accelerator": 4}  # sizes relative to those of the CPU
+MOST_GROWTH = 16  # of the rows, until a call is long enough
+SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the matrices measured on each
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _kind(device: torch.device) -> str:
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call, after one that is not counted."""
+    """Seconds of a call, after one that is not counted: the lower quartile, since other work only ever adds time."""
 
     def once() -> float:
         started = time.perf_counter()
@@ -108,12 +107,12 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     taken = [once() for _ in range(3)]
     while sum(taken) < MEASURED_SECONDS:
         taken.append(once())
-    return statistics.median(taken)
+    return sorted(taken)[len(taken) // 4]
 
 
 def _rate_steps(device: torch.device) -> dict[str, Callable[[], float]]:
     """How to measure each field of DeviceRates."""
-    n = 1024 * _SECOND_SET[_kind(device)]
+    n = SIZES[_kind(device)]
 
     def gemm(dtype: torch.dtype) -> float:
         a = torch.ones(n, n, dtype=dtype, device=device)
@@ -179,12 +178,12 @@ def _shapes(device: torch.device) -> Iterator[tuple[torch.device, str, str, bool
 def _product_rate(device: torch.device, backend: str, dtype: torch.dtype, symmetric: bool, d: int, t: int) -> float:
     """Pairs per second of K V on as many rows as make a call long enough to time."""
     kernel, made = Matern(2.5), BACKENDS[backend]()
-    n = 1024 * _SECOND_SET[_kind(device)]
+    n = SIZES[_kind(device)]
     while True:
         rows = kernel.rows(_points(n, d, device)).detach()
         right = torch.ones(n, t, dtype=dtype, device=device)
         cols = None if symmetric else rows
         seconds = _seconds(lambda: made.product(kernel.form, [], rows, cols, right), device)  # noqa: B023
-        if seconds >= QUICK_SECONDS or n >= MOST_ROWS * _SECOND_SET[_kind(device)] ** 2:
+        if seconds >= QUICK_SECONDS or n >= MOST_GROWTH * SIZES[_kind(device)]:
             return n * n / seconds
         n *= 2
