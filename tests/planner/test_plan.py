@@ -183,7 +183,7 @@ def test_alternatives_that_do_not_fit_say_so() -> None:
     assert [a.reason.startswith("does not fit in ") for a in plan.alternatives] == [True]
 
 
-def test_a_plan_names_its_rates() -> None:
+def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in ones unless a profile is given, and it says so."""
     assert build().notes == ("built-in rates, no measured ones: `flashgp tune` measures this machine's in seconds",)
     assert "deterministic=True" in build(deterministic=True).notes[0]
@@ -193,6 +193,8 @@ def test_a_plan_names_its_rates() -> None:
     assert (plan.profile, plan.notes) == ("measured", ())
     assert "measured rates" in str(plan)
     assert plan.seconds < fgp.plan(fgp.GP(fgp.kernels.RBF()), n=2000, d=4).seconds
+    monkeypatch.setattr("flashgp.planner.plan.current_profile", lambda: profile)
+    assert (build().profile, build(deterministic=True).profile) == ("measured", "built-in")
 
 
 def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
