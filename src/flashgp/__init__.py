@@ -30,9 +30,10 @@ _LATE = {
     "fit": ("flashgp.inference.fit", "fit"),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
-    "plan": ("flashgp.inference.posterior", "plan_for"),
+    "plan": ("flashgp.inference.planning", "plan_for"),
     "plots": ("flashgp.plots", None),
     "save": ("flashgp.files", "save"),
+    "tune": ("flashgp.planner.tuning", "tune"),
 }
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "plan",
     "plots",
     "save",
+    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -68,9 +70,10 @@ if TYPE_CHECKING:
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
     from flashgp.inference.fit import fit
+    from flashgp.inference.planning import plan_for as plan
     from flashgp.inference.posterior import Posterior
-    from flashgp.inference.posterior import plan_for as plan
     from flashgp.planner.plan import Plan
+    from flashgp.planner.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

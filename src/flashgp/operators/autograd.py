@@ -150,7 +150,9 @@ class _ProductGradient(torch.autograd.Function):
         operator: "CovarianceOperator", gradient: Tensor, right: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         op = operator._with([t.detach() for t in tensors])
-        pulled = op.backend.bilinear_gradient(op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach())
+        pulled = op.backend.bilinear_gradient(
+            op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach(), workspace=op.workspace
+        )
         return _filled(_flat(pulled, tensors), tensors)
 
     @staticmethod
@@ -232,7 +234,8 @@ class _BlockGradient(torch.autograd.Function):
         weights = weights.detach()
         if op.cols is None:
             weights = 0.5 * (weights + weights.mT)
-        return _filled(_flat(op.backend.block_gradient(op.form, op.theta, op.rows, op.cols, weights), tensors), tensors)
+        pulled = op.backend.block_gradient(op.form, op.theta, op.rows, op.cols, weights, workspace=op.workspace)
+        return _filled(_flat(pulled, tensors), tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -105,9 +105,16 @@ class CpuTiles(Backend):
         return out
 
     def block_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        weights: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
-        return self._portable.block_gradient(form, theta, rows, cols, weights)
+        return self._portable.block_gradient(form, theta, rows, cols, weights, workspace=workspace)
 
     def taped_block(
         self,
@@ -123,10 +130,18 @@ class CpuTiles(Backend):
         return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
 
     def bilinear_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        left: Tensor,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
         if not self.serves(form, rows, cols, right.dtype) or right.shape[-1] == 0:
-            return self._portable.bilinear_gradient(form, theta, rows, cols, left, right)
+            return self._portable.bilinear_gradient(form, theta, rows, cols, left, right, workspace=workspace)
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         batch = broadcast_batch(batch, left.shape[:-2])
