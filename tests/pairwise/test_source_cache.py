@@ -1,0 +1,165 @@
+"""Compiled loops and their cache under bad luck: many processes, broken files, foreign directories, forks."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.pairwise import source_cache
+from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
+from flashgp.pairwise.source_cache import cache_directory, import_generated
+
+numba_needed = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
+WORK = """
+import sys, torch, warnings
+import flashgp as fgp
+from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.cpu.engine import compile_seconds
+warnings.simplefilter("error" if len(sys.argv) < 2 else sys.argv[1])
+kernel = fgp.kernels.RBF(1.3)
+x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
+found = CpuTiles(0).product(kernel.form, [], kernel.rows(x).detach(), None, torch.ones(50, 1, dtype=torch.float64))
+wanted = kernel(x).to_dense().detach().sum(1, keepdim=True)
+assert torch.allclose(found, wanted, rtol=1e-13), (found - wanted).abs().max()
+print(compile_seconds())
+"""
+
+
+def run(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WORK, *arguments],
+        env={**os.environ, "FLASHGP_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLASHGP_CACHE_DIR", str(tmp_path))
+    source_cache.cache_directory.cache_clear()
+    yield tmp_path
+    source_cache.cache_directory.cache_clear()
+
+
+@numba_needed
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_at_once_then_from_the_cache_then_broken_files(tmp_path: Path, count: int) -> None:
+    """Processes compile the same kernel at once; the next loads it; what is broken is a miss and is mended."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORK],
+            env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    for process in processes:
+        _, error = process.communicate()
+        assert process.returncode == 0, error
+    files = list((tmp_path / "generated").rglob("*.nb?"))
+    assert files
+    assert not list((tmp_path / "generated").glob("*.tmp"))
+    stamps = {f: f.stat().st_mtime_ns for f in files}
+    assert run(tmp_path).returncode == 0
+    assert {f: f.stat().st_mtime_ns for f in files} == stamps  # nothing was compiled again
+    for number, f in enumerate(files):
+        f.write_bytes(b"" if number % 2 else b"garbage" * 50)
+    sources = list((tmp_path / "generated").glob("*.py"))
+    sources[0].write_text("raise RuntimeError('not ours')")  # a source that says something else is written anew
+    again = run(tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    monkeypatch.setenv("FLASHGP_CACHE_DIR", str(blocked))
+    source_cache.cache_directory.cache_clear()
+    try:
+        with pytest.warns(fgp.FlashGPWarning, match="compiled anew in every process"):
+            path = cache_directory()
+        assert path.is_dir()
+        assert import_generated("answer = 42\n", "blocked").answer == 42
+    finally:
+        source_cache.cache_directory.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
+def test_a_directory_that_others_may_write_to_is_not_used(empty_cache: Path) -> None:
+    folder = empty_cache / "generated"
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o777)
+    with pytest.warns(fgp.FlashGPWarning, match="others may write"):
+        assert cache_directory() != folder
+
+
+def test_owner_only_and_by_content(empty_cache: Path) -> None:
+    one = import_generated("value = 1\n", "versions")
+    assert import_generated("value = 1\n", "versions") is one
+    assert import_generated("value = 1\n", "other versions") is not one
+    assert import_generated("value = 2\n", "versions").value == 2
+    if hasattr(os, "getuid"):
+        assert (empty_cache / "generated").stat().st_mode & 0o077 == 0
+
+
+def _in_child(queue: "multiprocessing.Queue[float]") -> None:
+    queue.put(_total())
+
+
+def _total() -> float:
+    kernel = fgp.kernels.RBF(1.3)
+    x = torch.linspace(0, 1, 3000, dtype=torch.float64)[:, None]
+    right = torch.ones(3000, 1, dtype=torch.float64)
+    return float(CpuTiles(0).product(kernel.form, [], kernel.rows(x).detach(), None, right).sum())
+
+
+@numba_needed
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_threads_survive_a_fork(method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    wanted = _total()  # the pool of this process is in use before the child is made
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=_in_child, args=(queue,))
+    process.start()
+    assert queue.get(timeout=120) == pytest.approx(wanted, rel=1e-14)
+    process.join(60)
+    assert process.exitcode == 0
+    assert _total() == wanted
+
+
+@numba_needed
+def test_callers_threads_are_left_alone() -> None:
+    before = torch.get_num_threads()
+    _total()
+    assert torch.get_num_threads() == before
+
+
+@numba_needed
+def test_an_error_in_one_thread_reaches_the_caller() -> None:
+    import threading
+
+    from flashgp.pairwise.cpu.pool import run_together
+
+    seen: list[bool] = []
+
+    def fails(stop: threading.Event) -> None:
+        raise ArithmeticError("not today")
+
+    def waits(stop: threading.Event) -> None:
+        seen.append(stop.wait(30))
+
+    for tasks in ([fails, waits], [waits, fails]):
+        with pytest.raises(ArithmeticError, match="not today"):
+            run_together(tasks)
+    assert seen == [True, True]
