@@ -14,9 +14,10 @@ from typing import Any, get_args
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "flashgp"
 
 # Called for every pair of points by the reference backend, where the wrapper would dominate; or compiled by numba,
-# which cannot compile the wrapper. No tensor is handled in either.
+# which cannot compile the wrapper; or traced by torch.compile, which cannot either.
 UNCHECKED = (
     "flashgp.foundations.expression",
+    "flashgp.operators.compiled",
     "flashgp.pairwise.cpu.arithmetic",
     "flashgp.pairwise.cpu.pulls",
     "flashgp.pairwise.cpu.sweeps",

@@ -6,6 +6,8 @@ products, gradients, device code) is derived from these by the layers above.
 """
 
 import functools
+import itertools
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,13 +25,21 @@ from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 if TYPE_CHECKING:
     from flashgp.operators.covariance import CovarianceOperator
 
-__all__ = ["Kernel", "Leaf", "Numeric"]
+__all__ = ["Kernel", "Leaf", "Numeric", "kernel_of"]
 
 Numeric = float | Tensor | Parameter
 
 
 class Kernel(nn.Module, ABC):
     """A covariance function k(x, x'). Combine with +, * and numbers; `k(x1, x2)` is a lazy matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = _named(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.token = _named(self)  # a copy is a kernel of its own
 
     @property
     @abstractmethod
@@ -73,6 +83,8 @@ class Kernel(nn.Module, ABC):
         """
         from flashgp.operators.covariance import CovarianceOperator  # the one sanctioned late import
 
+        if torch.compiler.is_compiling():
+            return CovarianceOperator.while_compiling(self, x1, x2)
         x1 = check_points(x1, "x1")
         return CovarianceOperator.of(self, x1, None if x2 is None else check_points(x2, "x2", like=x1))
 
@@ -105,6 +117,25 @@ class Kernel(nn.Module, ABC):
         from flashgp.kernels.composition import Scaled
 
         return Scaled(self, other) if _is_operand(other) else NotImplemented
+
+
+_KERNELS: "weakref.WeakValueDictionary[str, Kernel]" = weakref.WeakValueDictionary()
+_COUNT = itertools.count()
+
+
+def _named(kernel: "Kernel") -> str:
+    """A name of this kernel within this process: how compiled code finds it."""
+    token = f"kernel {next(_COUNT)}"
+    _KERNELS[token] = kernel
+    return token
+
+
+def kernel_of(token: str) -> "Kernel":
+    """The kernel of a name. Raises: DomainError when it is gone."""
+    kernel = _KERNELS.get(token)
+    if kernel is None:
+        raise DomainError(f"`token` names {token}, which no longer exists; keep the kernel as long as what uses it")
+    return kernel
 
 
 def _is_operand(other: object) -> bool:

@@ -12,6 +12,7 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators import autograd
+from flashgp.operators.compiled import CompiledOperator
 from flashgp.operators.linear import LinearOperator
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
@@ -61,6 +62,11 @@ class CovarianceOperator(LinearOperator):
         """The operator of a kernel between checked points."""
         theta = [t.to(x1.device) for t in kernel.theta()]
         return cls(kernel.form, theta, kernel.rows(x1), None if x2 is None else kernel.rows(x2), dtype or x1.dtype)
+
+    @staticmethod
+    def while_compiling(kernel: "Kernel", x1: Tensor, x2: Tensor | None) -> Any:
+        """What torch.compile sees in its place."""
+        return CompiledOperator(kernel, x1, x2)
 
     @property
     def symmetric(self) -> bool:

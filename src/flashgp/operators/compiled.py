@@ -1,0 +1,117 @@
+"""Products inside torch.compile: one opaque operation with a derivative, no graph break, no recompile per value.
+
+The compiler sees `flashgp::product(kernel, x1, x2, V, raw values)`; the operation finds the kernel by its name, puts
+the raw values in and multiplies as in eager mode, by whatever backend serves. Its backward is a second operation.
+Second derivatives through a compiled product are refused: leave that product out of the compiled region.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+
+if TYPE_CHECKING:
+    from flashgp.kernels.kernel import Kernel
+
+__all__ = ["CompiledOperator"]
+
+
+class CompiledOperator:
+    """`k.operator(x1, x2)` as torch.compile sees it: it multiplies; everything else belongs outside."""
+
+    def __init__(self, kernel: "Kernel", x1: Tensor, x2: Tensor | None) -> None:
+        self.kernel, self.x1, self.x2 = kernel, x1, x2
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
+        """`operator @ tensor`: the compiler asks here, in either order, before it looks for __matmul__."""
+        one, two = args
+        return one.times(two) if isinstance(one, CompiledOperator) else two.times(one)
+
+    def times(self, right: Tensor) -> Tensor:
+        """The product with (m,) or (*batch, m, t)."""
+        matrix = right.unsqueeze(-1) if right.dim() == 1 else right
+        raws = list(self.kernel.parameters())
+        out = torch.ops.flashgp.product(self.kernel.token, self.x1, self.x2, matrix, raws)
+        return out.squeeze(-1) if right.dim() == 1 else out
+
+
+class _Times(torch.nn.Module):
+    """kernel(x1, x2) @ right as a module, so that raw values can be put in."""
+
+    def __init__(self, kernel: "Kernel") -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x1: Tensor, x2: Tensor | None, right: Tensor) -> Tensor:
+        return self.kernel.operator(x1, x2) @ right
+
+
+def _value(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> Tensor:
+    from flashgp.kernels.kernel import kernel_of
+
+    kernel = kernel_of(token)
+    named = {f"kernel.{name}": raw for (name, _), raw in zip(kernel.named_parameters(), raws, strict=True)}
+    return torch.func.functional_call(_Times(kernel), named, (x1, x2, right))
+
+
+@torch.library.custom_op("flashgp::product", mutates_args=())
+def _product(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        return _value(token, x1, x2, right, raws).contiguous()
+
+
+@torch.library.custom_op("flashgp::product_backward", mutates_args=())
+def _product_backward(
+    gradient: Tensor, token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]
+) -> list[Tensor]:
+    points = [x1] if x2 is None else [x1, x2]
+    leaves = [t.detach().requires_grad_() for t in (*points, right, *raws)]
+    # Inside an operation the dispatcher leaves autograd out, and every gradient would be zero: let it in again.
+    autograd = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with autograd, torch.enable_grad():
+        out = _value(
+            token, leaves[0], None if x2 is None else leaves[1], leaves[len(points)], leaves[len(points) + 1 :]
+        )
+        if not out.requires_grad:
+            raise FlashGPError("gradients of a compiled product were lost; multiply outside torch.compile")
+        found = torch.autograd.grad(out, leaves, gradient, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in zip(found, leaves, strict=True)]
+
+
+@_product.register_fake
+def _(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> Tensor:
+    other = x1 if x2 is None else x2
+    if right.dtype != x1.dtype:
+        raise DomainError(f"`right` must be {x1.dtype} like the points, got {right.dtype}; move it with .to(...)")
+    if other.shape[-1] != x1.shape[-1]:
+        raise ShapeError(f"`x2` must have {x1.shape[-1]} columns like x1, got {other.shape[-1]}")
+    batch = torch.broadcast_shapes(x1.shape[:-2], other.shape[:-2], right.shape[:-2])
+    return right.new_empty((*batch, x1.shape[-2], right.shape[-1]))
+
+
+@_product_backward.register_fake
+def _(gradient: Tensor, token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> list[Tensor]:
+    points = [x1] if x2 is None else [x1, x2]
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (*points, right, *raws)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    token, x1, x2, right, raws = inputs
+    ctx.token, ctx.square = token, x2 is None
+    ctx.save_for_backward(x1, *(() if x2 is None else (x2,)), right, *raws)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x1, *rest = ctx.saved_tensors
+    x2 = None if ctx.square else rest.pop(0)
+    right, *raws = rest
+    found = torch.ops.flashgp.product_backward(gradient.contiguous(), ctx.token, x1, x2, right, raws)
+    by_x1, *others = found
+    by_x2 = None if ctx.square else others.pop(0)
+    return None, by_x1, by_x2, others[0], others[1:]
+
+
+_product.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,71 @@
+"""torch.compile(fullgraph=True) of a product with its backward: two shapes, no recompile per value."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+
+F64 = torch.float64
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("rectangular", [False, True])
+def test_value_and_gradients_in_two_shapes(rectangular: bool) -> None:
+    kernel = 1.5 * fgp.kernels.Matern(1.5, torch.tensor([0.7, 1.1])) + fgp.kernels.Linear(0.3)
+
+    def total(x: Tensor, z: Tensor | None, v: Tensor) -> Tensor:
+        return (kernel.operator(x, z) @ v).sum()
+
+    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+    for n, m in ((7, 5), (11, 4)):
+        x = numbers(n, 2).requires_grad_()
+        z = numbers(m, 2, seed=1).requires_grad_() if rectangular else None
+        v = numbers(m if rectangular else n, 3, seed=2).requires_grad_()
+        leaves = [t for t in (x, z, v, *kernel.parameters()) if t is not None]
+        wanted = torch.autograd.grad(total(x, z, v), leaves)
+        found = torch.autograd.grad(compiled(x, z, v), leaves)
+        for one, two in zip(found, wanted, strict=True):
+            assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_no_recompile_per_value() -> None:
+    kernel = fgp.kernels.RBF(1.0)
+    count = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda x, v: (kernel.operator(x) @ v).sum(), fullgraph=True, backend=count)
+    for step in range(4):
+        x, v = numbers(6, 2, seed=step), numbers(6, seed=step + 9)
+        with torch.no_grad():
+            for parameter in kernel.parameters():
+                parameter.fill_(0.1 * step)
+        assert torch.allclose(compiled(x, v), (kernel.operator(x) @ v).sum(), rtol=1e-13)
+    assert count.frame_count == 1
+
+
+def test_copies_are_kernels_of_their_own() -> None:
+    import copy
+    import pickle
+
+    kernel = fgp.kernels.RBF(1.0)
+    for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert other.token != kernel.token
+        assert fgp.kernels.kernel.kernel_of(other.token) is other
+
+
+def test_the_operation_keeps_torchs_contract() -> None:
+    kernel = fgp.kernels.RBF(1.0)
+    raws = [p.detach().clone().requires_grad_() for p in kernel.parameters()]
+    x, v = numbers(5, 2).requires_grad_(), numbers(5, 3).requires_grad_()
+    torch.library.opcheck(torch.ops.flashgp.product.default, (kernel.token, x, None, v, raws))
