@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from flashgp.foundations.errors import DomainError, ShapeError
+
 __all__ = ["PairFunction", "over_batch"]
 
 
@@ -60,7 +62,16 @@ class PairFunction:
 
     def __call__(self, x: Tensor, z: Tensor, *values: Tensor) -> Tensor:
         """f of two points, a scalar tensor."""
-        return self.function(x, z, **dict(zip(self.names, values, strict=True))).reshape(())
+        result: Any = self.function(x, z, **dict(zip(self.names, values, strict=True)))
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            got = result.dtype if isinstance(result, Tensor) else type(result).__name__
+            raise DomainError(f"`function` must return one number, a floating tensor, got {got}; use torch operations")
+        if result.numel() != 1:
+            raise ShapeError(
+                f"`function` must return one number, got shape {tuple(result.shape)} from points of {x.shape[-1]} "
+                "columns; sum over the columns"
+            )
+        return result.reshape(())
 
     def pairs(self, x: Tensor, z: Tensor, values: Sequence[Tensor]) -> Tensor:
         """f of all pairs of x (*batch, n, d) and z (*batch, m, d): (*batch, n, m), all at once; differentiable."""

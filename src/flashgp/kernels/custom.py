@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -64,9 +65,9 @@ class Custom(Leaf):
         self.function = function
         self.names = tuple(parameters)
         for name, value in parameters.items():
-            if hasattr(self, name):
+            if hasattr(type(self), name) or name in vars(self) or name.startswith("_"):
                 raise DomainError(f"`function` must not name a parameter {name!r}, a name kernels use; rename it")
-            dims = value.raw.dim() if isinstance(value, Parameter) else torch.as_tensor(value).dim()
+            dims = value.raw.dim() if isinstance(value, Parameter) else numpy.ndim(value)
             setattr(self, name, as_parameter(value, Domain(), name, event_dim=dims))
         self.columns = self._given_columns(columns)
         self._traces: dict[Any, Fusion | str] = _Remembered()
@@ -157,6 +158,11 @@ class Custom(Leaf):
             tensors = [t[..., :0, :] if k < features else t[..., :0] for k, t in enumerate(tensors)]
         split = len(own.features)
         return Rows(tuple(tensors[:split]), tuple(tensors[split:]), *shape)
+
+    def forget(self) -> None:
+        """Look at the function again when its form is next asked for, with the values its parameters have then."""
+        self._traces.clear()
+        self._settled.clear()
 
     def options(self) -> dict[str, Any]:
         dims = None if self.active_dims is None else len(self.active_dims)
@@ -270,18 +276,14 @@ class Custom(Leaf):
         return found
 
     def _check_symmetry(self) -> None:
-        """Raises: DomainError naming a random pair and both values where they differ; or what is no number."""
+        """Raises: DomainError naming a random pair and both values where they differ."""
         columns = self._form_at()[0]
-        values = self._single_values()
+        function, values = self._pair_function(), self._single_values()
         checked: list[tuple[Tensor, Tensor, float, float]] = []
         with torch.no_grad():
             for x, z in random_pairs(columns):
-                results = [self.function(a, b, **values) for a, b in ((x, z), (z, x))]
-                for result in results:
-                    if not isinstance(result, Tensor) or result.numel() != 1 or not result.is_floating_point():
-                        got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                        raise DomainError(f"`function` must return one number, got {got}; sum over the columns")
-                checked.append((x, z, float(results[0]), float(results[1])))
+                one, two = (float(function(a, b, *values.values())) for a, b in ((x, z), (z, x)))
+                checked.append((x, z, one, two))
         size = max((abs(k) for *_, a, b in checked for k in (a, b) if math.isfinite(k)), default=1.0)
         for x, z, one, two in checked:
             if not (one == two or abs(one - two) <= SYMMETRY * size or (math.isnan(one) and math.isnan(two))):

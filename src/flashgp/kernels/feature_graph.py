@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["Graph", "Node", "evaluate", "functional", "schema_name"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Node:
     """An operation on nodes and constants, or a leaf: target "point", "parameter" (args: its name) or "literal".
 

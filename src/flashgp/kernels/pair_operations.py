@@ -297,22 +297,17 @@ class PairOperations:
 
     def _polarised(self, kind: str, u: Node, v: Node) -> Quadratic:
         """D u * D v, or u(x) v(x') made symmetric, as a difference of two squares, eq. (M-50)."""
+        (u, a), (v, b) = _stripped(u, shapes=False), _stripped(v, shapes=False)
+        scale = exact(a * b)
         if u is v:
-            return Quadratic((Term(kind, u, number(1)),))
+            return Quadratic((Term(kind, u, scale),))
         for one, other in ((u, v), (v, u)):
             weight = _factor(one, other)
             if weight is not None and torch.broadcast_shapes(weight.shape, other.shape) == other.shape:
-                if math.prod(weight.shape) > 1 and not self.is_positive(weight):
-                    break
-                return self._weighted(Quadratic((Term(kind, other, number(1)),)), Fixed(weight))
-        # u and v are brought to one size first (by a power of two, at the values of the trace): the two squares
-        # cancel least then. Any scale gives the same product.
-        sizes = [float(node.example.detach().double().norm()) for node in (u, v)]
-        scale = 2.0 ** round(0.5 * math.log2(sizes[1] / sizes[0])) if min(sizes) > 0 else 1.0
-        u, v = self.graph.call(aten.mul.Tensor, u, scale), self.graph.call(aten.div.Tensor, v, scale)
+                return self._weighted(Quadratic((Term(kind, other, scale),)), Fixed(weight))
         terms = []
         for call, sign in ((aten.add.Tensor, 1), (aten.sub.Tensor, -1)):
-            terms.append(Term(kind, self.graph.call(call, u, v), number(Fraction(sign, 4))))
+            terms.append(Term(kind, self.graph.call(call, u, v), scale * Fraction(sign, 4)))
         return Quadratic(tuple(terms))
 
     def _weighted(self, a: Quadratic, weight: Any) -> Quadratic:
@@ -325,15 +320,22 @@ class PairOperations:
             raise NotFused("a product of two points with a larger tensor")
         if math.prod(node.shape) == 1:
             return self._weighted(a, self._element(Fixed(node), 0))
-        terms: list[Term] = []
-        for t in a.terms:
-            if self.is_positive(node):
-                scaled = self.graph.call(aten.mul.Tensor, t.node, self.graph.call(aten.sqrt.default, node))
-                terms.append(Term(t.kind, scaled, t.scale))
-            else:
-                both = self._polarised(t.kind, self.graph.call(aten.mul.Tensor, t.node, node), t.node)
-                terms += [Term(b.kind, b.node, b.scale * t.scale) for b in both.terms]
-        return Quadratic(tuple(terms))
+        size = self.graph.call(aten.sqrt.default, node)
+        if self.is_positive(node):
+            parts = [(size, number(1))]
+        else:  # the positive and the negative weights apart
+            size = self.graph.call(aten.sqrt.default, self.graph.call(aten.abs.default, node))
+            masks = [self.graph.call(which, node, 0) for which in (aten.gt.Scalar, aten.lt.Scalar)]
+            parts = [
+                (self.graph.call(aten.mul.Tensor, size, m), number(s)) for m, s in zip(masks, (1, -1), strict=True)
+            ]
+        return Quadratic(
+            tuple(
+                Term(t.kind, self.graph.call(aten.mul.Tensor, t.node, root_of), t.scale * sign)
+                for t in a.terms
+                for root_of, sign in parts
+            )
+        )
 
     def _double(self, node: Node) -> Node:
         """A weight in float64: the root of an integer would be float32."""
@@ -408,20 +410,19 @@ class PairOperations:
         return self._do_sum(self._do_mul(a, b))
 
     def _gram(self, one: Node, other: Node, kind: str) -> Quadratic | None:
-        """v . w as +-|B^T u|^2 where v = +-B B^T u and w = +-u, a quadratic form that is seen to be one."""
-        (v, minus_v), (u, minus_u) = _stripped(one), _stripped(other)
+        """v . w as a b c |B^T u|^2 where v = a B B^T (b u) and w = c u: a quadratic form that is seen to be one."""
+        (v, a), (u, c) = _stripped(one), _stripped(other)
         if v.target not in (aten.mm.default, aten.mv.default):
             return None
         matrix, vector = v.args if v.args[1].of_point else v.args[::-1]
-        point, minus = _stripped(vector)
+        point, b = _stripped(vector)
         if point is not u or matrix.of_point or len(u.shape) != 1 or schema_name(matrix.target) != "mm":
             return None
         left, right = matrix.args
         if not (_is_transpose(right, left) or _is_transpose(left, right)):
             return None
         transpose = right if _is_transpose(right, left) else self.graph.call(aten.t.default, left)
-        sign = -1 if minus_v ^ minus_u ^ minus else 1
-        return Quadratic((Term(kind, self.graph.call(aten.mv.default, transpose, u), number(sign)),))
+        return Quadratic((Term(kind, self.graph.call(aten.mv.default, transpose, u), exact(a * b * c)),))
 
     _do_vdot = _do_dot
 
@@ -571,13 +572,18 @@ def _factor(product: Node, of: Node) -> Node | None:
     return others[0] if known else None
 
 
-def _stripped(node: Node) -> tuple[Node, bool]:
-    """A vector below changes of sign and of single dimensions, and whether its sign changed."""
-    minus = False
-    while schema_name(node.target) in ("neg", "squeeze", "unsqueeze", "view", "reshape", "alias", "clone"):
-        minus ^= schema_name(node.target) == "neg"
+def _stripped(node: Node, *, shapes: bool = True) -> tuple[Node, float]:
+    """A vector below factors that are numbers (and changes of single dimensions), and the product of the factors."""
+    factor = 1.0
+    while True:
+        name = schema_name(node.target)
+        if name == "mul" and isinstance(node.args[1], int | float):
+            factor *= node.args[1]
+        elif name == "neg":
+            factor = -factor
+        elif not shapes or name not in ("squeeze", "unsqueeze", "view", "reshape", "alias", "clone"):
+            return node, factor
         node = node.args[0]
-    return node, minus
 
 
 def _is_transpose(node: Node, of: Node) -> bool:
