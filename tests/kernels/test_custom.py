@@ -96,7 +96,9 @@ def test_symmetric_operators(written: Written) -> None:
     weights = points(7, 2, 5)
     inputs = [x, *kernel.parameters()]
     operator = kernel.operator(x)
-    assert relative_error(operator.diagonal(), wanted.diagonal().detach()) <= VALUE
+    assert relative_error(operator.diagonal().detach(), wanted.diagonal().detach()) <= VALUE
+    with torch.no_grad():
+        assert relative_error(kernel.operator(x).diagonal(), wanted.diagonal().detach()) <= VALUE
     found = torch.autograd.grad((weights * (operator @ right)).sum() + operator.diagonal().sum(), inputs)
     # Central differences along one direction: at equal points the formulas themselves have 0/0 or ties.
     steps = [points(1, t.numel(), 6 + k).reshape(t.shape) for k, t in enumerate(inputs)]
@@ -193,16 +195,18 @@ class _Largest(TorchDispatchMode):
 def test_a_tiled_function_makes_no_tensor_of_all_pairs_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces hold PIECE_NUMBERS at most, whatever n, m and d; the values do not depend on them."""
     kernel = TILED[0].kernel
-    x, right = points(40, 30, 1), points(40, 1, 2)
-    wanted = kernel.operator(x) @ right
-    gradient = torch.autograd.grad(wanted.sum(), kernel.warp.raw)[0]
+    x, z, right = points(40, 30, 1).requires_grad_(), points(37, 30, 3).requires_grad_(), points(37, 1, 2)
+    inputs = [kernel.warp.raw, x, z]
+    wanted = kernel.operator(x, z) @ right
+    gradients = torch.autograd.grad(wanted.sum(), inputs)
     monkeypatch.setattr(opaque, "PIECE_NUMBERS", 2048)
     with _Largest() as watch:
-        product = kernel.operator(x) @ right
-        again = torch.autograd.grad(product.sum(), kernel.warp.raw)[0]
-    assert 40 * 40 <= watch.most <= 2048 < 40 * 40 * 30
+        product = kernel.operator(x, z) @ right
+        again = torch.autograd.grad(product.sum(), inputs)
+    assert 40 * 37 <= watch.most <= 2048 < 40 * 37 * 30
     assert relative_error(product.detach(), wanted.detach()) <= VALUE
-    assert relative_error(again, gradient) <= GRADIENT
+    for one, two in zip(again, gradients, strict=True):
+        assert relative_error(one, two) <= GRADIENT
     assert opaque.temporary_bytes(kernel.form, kernel.rows(x)) >= 8 * 2048
 
 
@@ -233,6 +237,9 @@ def test_it_fits_predicts_and_comes_back_from_a_file(written: Written, tmp_path:
 
 def test_the_form_follows_what_is_positive() -> None:
     """Weights of unknown sign are two statistics, positive ones are one, eq. (M-50)."""
+    for weight in (torch.exp, torch.abs, torch.square, lambda w: w * w.exp(), lambda w: 1 + w**2, lambda w: 2 / w**2):
+        kernel = Custom(lambda x, z, w, weight=weight: torch.exp(-((x - z) ** 2 @ weight(w))), w=[0.7, 1.1])
+        assert kernel.form.statistics == ("distance",) * (2 if weight(torch.tensor(-1.0)) < 0 else 1)
     real = Custom(polynomial, offset=0.5, weights=torch.tensor([0.5, 1.0]))
     positive = Custom(polynomial, offset=0.5, weights=Parameter(torch.tensor([0.5, 1.0]), constraints.positive))
     assert real.form.statistics == ("product", "product")
