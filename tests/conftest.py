@@ -15,6 +15,9 @@ import shape_check
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# No result of a test may depend on what `flashgp tune` once measured here; child processes inherit it.
+os.environ["FLASHGP_PROFILE"] = "built-in"
+
 if os.environ.get("FLASHGP_CHECK_SHAPES", "1") == "0":
     SHAPES = "not checked: FLASHGP_CHECK_SHAPES=0"
 elif importlib.util.find_spec("beartype") is None:

@@ -13,8 +13,14 @@ from typing import Any, get_args
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "flashgp"
 
-# Called for every pair of points by the reference backend: the wrapper would dominate, and no tensor is handled.
-UNCHECKED = ("flashgp.foundations.expression",)
+# Called for every pair of points by the reference backend, where the wrapper would dominate; or compiled by numba,
+# which cannot compile the wrapper. No tensor is handled in either.
+UNCHECKED = (
+    "flashgp.foundations.expression",
+    "flashgp.pairwise.cpu.arithmetic",
+    "flashgp.pairwise.cpu.pulls",
+    "flashgp.pairwise.cpu.sweeps",
+)
 
 
 def check_on_return(function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:

@@ -314,6 +314,36 @@ def test_plan_of_numbers_and_of_a_table(folder: Path) -> None:
     assert (said["n"], said["d"]) == (60, 3)
 
 
+def test_a_plan_shows_the_routes_not_chosen_and_the_prediction() -> None:
+    text = run("plan", "--rows", 1000, "--columns", 8, "--test-rows", 5000).stdout
+    for part in ("why not", "refined", "prediction of 5,000 rows", "recomputed", "built-in rates"):
+        assert part in text
+    said = json.loads(run("plan", "--rows", 1000, "--columns", 8, "--test-rows", 5000, "--json").stdout)
+    assert [a["route"] for a in said["alternatives"]] == ["refined"]
+    assert (said["prediction"]["n"], said["prediction"]["m"]) == (5000, 1000)
+
+
+def test_tune(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashgp.foundations import profile_store
+    from flashgp.planner import tuning
+
+    monkeypatch.setenv("FLASHGP_PROFILE", str(folder / "profiles"))
+    monkeypatch.setattr(profile_store, "_known", {})
+    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "POINTS", ((3, 1),))
+    monkeypatch.setitem(tuning.SIZES, "cpu", 64)
+    assert "built-in" in run("tune", "--show").stdout
+    result = run("tune", "--json")
+    said = json.loads(result.stdout)
+    assert said["profile"]["name"] == "measured"
+    assert Path(said["path"]).is_file()
+    assert any("kept in" in note for note in said["notes"])
+    assert "built-in" not in run("tune", "--show").stdout
+    assert json.loads(run("tune", "--show", "--json").stdout)["profile"] == said["profile"]
+    assert json.loads(run("plan", "--rows", 10, "--columns", 2, "--json").stdout)["profile"] == "measured"
+
+
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers() -> None:
     result = run("plan", "--rows", 100_000, "--columns", 3, "--memory", "1GiB", "--json", code=1)
     error = json.loads(result.stdout)["error"]
@@ -468,10 +498,10 @@ def test_the_module_runs_as_a_program(source_environment: dict[str, str]) -> Non
     assert result.stdout.startswith("flashgp 0.")
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "plan"])
+@pytest.mark.parametrize("command", ["fit", "predict", "plan", "tune"])
 def test_each_command_has_help(command: str) -> None:
     text = run(command, "--help").stdout
     for option in ("--json", "--quiet", "--debug"):
         assert option in text
-    if command != "predict":
+    if command in ("fit", "plan"):
         assert "fixed(number)" in text

@@ -29,9 +29,11 @@ _LATE = {
     "bench": ("flashgp.bench", None),
     "fit": ("flashgp.inference.fit", "fit"),
     "load": ("flashgp.files", "load"),
-    "plan": ("flashgp.inference.posterior", "plan_for"),
+    "operators": ("flashgp.operators", None),
+    "plan": ("flashgp.inference.planning", "plan_for"),
     "plots": ("flashgp.plots", None),
     "save": ("flashgp.files", "save"),
+    "tune": ("flashgp.planner.tuning", "tune"),
 }
 
 __all__ = [
@@ -56,19 +58,22 @@ __all__ = [
     "likelihoods",
     "load",
     "means",
+    "operators",
     "plan",
     "plots",
     "save",
+    "tune",
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, plots
+    from flashgp import bench, operators, plots
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
     from flashgp.inference.fit import fit
+    from flashgp.inference.planning import plan_for as plan
     from flashgp.inference.posterior import Posterior
-    from flashgp.inference.posterior import plan_for as plan
     from flashgp.planner.plan import Plan
+    from flashgp.planner.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -115,7 +115,7 @@ REFUSED: list[tuple[str, Any, type[FlashGPError], list[str]]] = [
     ("a negative scale", lambda: SpectralMixture([1.0], [1.0], [-1.0]), DomainError, ["`scales`", "positive"]),
     ("too many", lambda: SpectralMixture([1.0] * 33, [1.0] * 33, [1.0] * 33), DomainError, ["at most 32", "33"]),
     ("columns", lambda: SpectralMixture([1.0], [1.0], [1.0]).operator(random(3, 2)), ShapeError, ["`means`"]),
-    ("no components", lambda: SpectralMixture.from_data(random(5, 1), random(5), 0), DomainError, ["`components`", "0"]),
+    ("none", lambda: SpectralMixture.from_data(random(5, 1), random(5), 0), DomainError, ["`components`", "0"]),
     ("one row", lambda: SpectralMixture.from_data(random(1, 1), random(1)), ShapeError, ["`x`", "(1, 1)"]),
     ("other rows", lambda: SpectralMixture.from_data(random(5, 1), random(4)), ShapeError, ["`y`", "(4,)"]),
 ]  # fmt: skip

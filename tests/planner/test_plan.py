@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.machine import BUILT_IN, parse_bytes
+from flashgp.foundations.machine import parse_bytes
+from flashgp.foundations.profile import BUILT_IN
 from flashgp.planner.plan import plan_direct
 
 CPU = torch.device("cpu")
@@ -25,10 +26,10 @@ def build(n: int = 2000, **options: object) -> fgp.Plan:
 def test_bytes_and_seconds(n: int, outputs: int, batch: int, dtype: torch.dtype | None) -> None:
     """Eqs. (M-35) and (M-36), written out."""
     plan = build(n, outputs=outputs, batch=batch, dtype=dtype)
-    size, rate = (4, BUILT_IN.cholesky_float32) if dtype == torch.float32 else (8, BUILT_IN.cholesky_float64)
+    size, rate = (4, BUILT_IN.cpu.cholesky_float32) if dtype == torch.float32 else (8, BUILT_IN.cpu.cholesky_float64)
     rows = min(n, max(1, 2**18 // (n * batch)))
     assert plan.peak_bytes == batch * (n * n * size + 3 * rows * n * 8 + 4 * n * 6 * 8 + 6 * n * outputs * 8)
-    pairs, cubic, calls = n * n * batch / BUILT_IN.pairs, n**3 * batch / rate, 40 * BUILT_IN.call_seconds
+    pairs, cubic, calls = n * n * batch / BUILT_IN.cpu.block_pairs, n**3 * batch / rate, 40 * BUILT_IN.cpu.call_seconds
     assert plan.seconds == pytest.approx(cubic / 3 + 1.5 * pairs + calls)
     assert plan.fit_step_seconds == pytest.approx(cubic + 2 * pairs + calls)
     assert plan.torch_dtype == (dtype or torch.float64)
@@ -70,10 +71,12 @@ def test_a_plan_is_frozen_and_survives_json() -> None:
         json.dumps({**fields, "extra": 1}),
         json.dumps({**fields, "n": "5"}),
         json.dumps({**fields, "d": True}),
+        json.dumps({**fields, "alternatives": [1]}),
+        json.dumps({name: value for name, value in fields.items() if name != "alternatives"}),
     ):
         with pytest.raises(fgp.DomainError, match=r"must be what Plan\.to_json wrote"):
             fgp.Plan.from_json(text)
-    for wrong in ({"dtype": "float16"}, {"route": "os.system"}):
+    for wrong in ({"dtype": "float16"}, {"route": "os.system"}, {"route": "refined"}):
         with pytest.raises(fgp.DomainError, match="which this version does not know"):
             fgp.Plan.from_json(json.dumps({**fields, **wrong}))
 
@@ -151,3 +154,67 @@ def test_amounts_of_memory(text: str | int, size: int) -> None:
 def test_no_amounts_of_memory(text: object) -> None:
     with pytest.raises(fgp.DomainError, match="`memory` must be a positive number of bytes"):
         parse_bytes(text)
+
+
+# -- routes ----------------------------------------------------------------------------------------------------------
+def test_the_other_route_stands_in_the_plan() -> None:
+    plan = build()
+    (other,) = plan.alternatives
+    assert (plan.route, other.route, other.dtype) == ("direct", "refined", "float32")
+    assert other.reason == "float32 rounds variances and likelihood: only on request"
+    single = build(dtype=torch.float32)
+    assert (other.peak_bytes, other.seconds) == (single.peak_bytes, single.seconds)
+    assert (single.route, single.alternatives[0].reason) == ("refined", "float32 was asked for")
+    assert build(route="refined") == single
+    assert build(route="direct", dtype=torch.float64) == plan
+    for part in ("refined", "why not", other.reason):
+        assert part in str(plan)
+    assert plan._repr_html_().count("<table>") == 2
+    assert fgp.Plan.from_json(plan.to_json()).alternatives == plan.alternatives
+    with pytest.raises(fgp.DomainError, match=r"`route` 'refined' factors in float32, got dtype=torch\.float64"):
+        build(route="refined", dtype=torch.float64)
+    with pytest.raises(fgp.DomainError, match="`route` must be one of direct, refined, got 'quick'"):
+        fgp.plan(fgp.GP(fgp.kernels.RBF()), n=5, d=1, route="quick")
+
+
+def test_alternatives_that_do_not_fit_say_so() -> None:
+    single = build(4000, memory="1TiB", dtype=torch.float32)
+    plan = build(4000, memory=single.peak_bytes, dtype=torch.float32)
+    assert [a.reason.startswith("does not fit in ") for a in plan.alternatives] == [True]
+
+
+def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The built-in ones unless a profile is given, and it says so."""
+    assert build().notes == ("built-in rates, no measured ones: `flashgp tune` measures this machine's in seconds",)
+    assert "deterministic=True" in build(deterministic=True).notes[0]
+    quick = dataclasses.replace(BUILT_IN.cpu, cholesky_float64=5e13)
+    profile = dataclasses.replace(BUILT_IN, name="measured", cpu=quick)
+    plan = fgp.plan(fgp.GP(fgp.kernels.RBF()), n=2000, d=4, profile=profile)
+    assert (plan.profile, plan.notes) == ("measured", ())
+    assert "measured rates" in str(plan)
+    assert plan.seconds < fgp.plan(fgp.GP(fgp.kernels.RBF()), n=2000, d=4).seconds
+    monkeypatch.setattr("flashgp.planner.plan.current_profile", lambda: profile)
+    assert (build().profile, build(deterministic=True).profile) == ("measured", "built-in")
+
+
+def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """device="auto": by the rates and by what fits; nothing is allocated."""
+    cuda = torch.device("cuda")
+    monkeypatch.setattr("flashgp.inference.planning.accelerator", lambda: cuda)
+    monkeypatch.setattr(
+        "flashgp.planner.choice.available_bytes", lambda device: 2**34 if device.type == "cpu" else 2**30
+    )
+    gp = fgp.GP(fgp.kernels.RBF())
+    large = fgp.plan(gp, n=8000, d=2, device="auto")
+    assert (large.device, large.available_bytes) == ("cuda", 2**30)
+    others = [(a.device, a.route) for a in large.alternatives]
+    assert others == [("cuda", "refined"), ("cpu", "refined"), ("cpu", "direct")]
+    assert fgp.plan(gp, n=12_000, d=2, device="auto").device == "cpu", "does not fit the other"
+    slow = dataclasses.replace(BUILT_IN.accelerator, call_seconds=1.0)
+    profile = dataclasses.replace(BUILT_IN, accelerator=slow)
+    assert fgp.plan(gp, n=100, d=2, device="auto", profile=profile).device == "cpu"
+    x = torch.zeros(100, 2, dtype=torch.float64)
+    x[:, 0] = torch.arange(100)
+    monkeypatch.setattr("flashgp.inference.planning.current_profile", lambda: profile)
+    assert gp.condition(x, x[:, 0], device="auto").report.device == "cpu"
+    assert fgp.fit(gp, x, x[:, 0], device="auto", max_iterations=1, starts=1).report.device == "cpu"

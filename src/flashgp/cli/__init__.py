@@ -1,4 +1,4 @@
-"""The command line: `flashgp fit | predict | plan`, also as `python -m flashgp`. The only place that imports typer."""
+"""The command line, `flashgp` or `python -m flashgp`: fit, predict, plan, tune. The only place that imports typer."""
 
 from .application import main
 

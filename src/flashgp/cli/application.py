@@ -1,4 +1,4 @@
-"""The commands and their options. What they do is in fitting, predicting and planning.
+"""The commands and their options. What they do is in fitting, predicting, planning and tuning.
 
 Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
 interrupted with nothing written.
@@ -21,6 +21,7 @@ from .fitting import FitOptions, TableOptions, run_fit
 from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
 from .planning import run_plan
 from .predicting import PredictOptions, run_predict
+from .tuning import run_tune
 
 __all__ = ["application", "main"]
 
@@ -28,7 +29,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 application = typer.Typer(
     name="flashgp",
-    help="Exact Gaussian process regression on tables: fit, predict, plan.",
+    help="Exact Gaussian process regression on tables: fit, predict, plan, tune.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,7 +74,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
-    """Exact Gaussian process regression on tables: fit, predict, plan."""
+    """Exact Gaussian process regression on tables: fit, predict, plan, tune."""
     if version:
         typer.echo(f"flashgp {flashgp.__version__}")
         raise typer.Exit
@@ -198,6 +199,9 @@ def plan(
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=0, help="Rows to fit, without a table.")] = None,
     columns: Annotated[int | None, typer.Option("--columns", min=1, help="Numeric inputs, without a table.")] = None,
+    test_rows: Annotated[
+        int | None, typer.Option("--test-rows", min=0, help="Also plan the prediction of so many rows.")
+    ] = None,
     kernel: Kernel = None,
     memory: Memory = None,
     device: Device = "auto",
@@ -211,7 +215,10 @@ def plan(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Bytes and seconds that a fit of a TABLE, or of so many rows and columns, would take; nothing is allocated."""
+    """Bytes and seconds that a fit of a TABLE, or of so many rows and columns, would take; nothing is allocated.
+
+    Every route is priced: the table shows those not chosen and why. `flashgp tune` measures the rates.
+    """
     if table is None and (rows is None or columns is None):
         raise typer.BadParameter("give TABLE and --target, or --rows and --columns")
     if table is not None and (target is None or rows is not None or columns is not None):
@@ -234,11 +241,25 @@ def plan(
             dtype,
         )
     _run(
-        lambda console: run_plan(data, rows or 0, columns or 0, _memory(memory), device, dtype, console),
+        lambda console: run_plan(data, rows or 0, columns or 0, _memory(memory), device, dtype, console, test_rows),
         as_json,
         quiet,
         debug,
     )
+
+
+@application.command()
+def tune(
+    show: Annotated[bool, typer.Option("--show", help="Print the profile in use; measure nothing.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure this machine in seconds, so that plans predict with its own rates.
+
+    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on.
+    """
+    _run(lambda console: run_tune(show, console), as_json, quiet, debug)
 
 
 def main() -> None:

@@ -107,6 +107,20 @@ class Console:
         else:
             yield _lines()
 
+    @contextmanager
+    def stages(self) -> Iterator[Callable[[str, float], None] | None]:
+        """A callback (what is done next, fraction done) for work in known stages: a bar on a terminal, else nothing."""
+        if self.quiet or not sys.stderr.isatty():
+            yield None
+            return
+        from rich import progress as rich
+        from rich.console import Console as Terminal
+
+        columns = (rich.BarColumn(bar_width=24), rich.TextColumn("{task.description}", markup=False))
+        with rich.Progress(*columns, console=Terminal(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=1.0)
+            yield lambda what, fraction: bar.update(task, completed=fraction, description=what)
+
 
 @contextmanager
 def _bar() -> Iterator[Callable[["Progress"], None]]:

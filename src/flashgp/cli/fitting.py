@@ -12,7 +12,7 @@ import torch
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.report import readable_bytes, readable_seconds
 from flashgp.inference.gp import GP
-from flashgp.inference.posterior import plan_for
+from flashgp.inference.planning import plan_for
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
 from flashgp.scaling import Scaling

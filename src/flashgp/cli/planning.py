@@ -4,7 +4,10 @@ from dataclasses import asdict
 from typing import Any
 
 from flashgp.inference.gp import GP
-from flashgp.inference.posterior import plan_for
+from flashgp.inference.planning import plan_for
+from flashgp.planner.choice import table_of
+from flashgp.planner.plan import Plan
+from flashgp.planner.products import ProductPlan
 
 from .console import Console
 from .fitting import DTYPES, TableOptions, prepare
@@ -21,16 +24,31 @@ def run_plan(
     device: str,
     dtype: str | None,
     console: Console,
+    test_rows: int | None = None,
 ) -> dict[str, Any]:
-    """The direct route's plan for a table, or for so many rows and numeric columns.
+    """The plan for a table, or for so many rows and numeric columns, with the routes that were not chosen.
 
-    Returns: the plan as JSON values. Raises: MemoryBudgetError when it does not fit; FlashGPError for the table.
+    Returns: the plan as JSON values; with test_rows that of predicting so many rows under "prediction".
+    Raises: MemoryBudgetError when it does not fit; FlashGPError for the table.
     """
     if data is not None:
-        plan = prepare(data, console).plan
+        prepared = prepare(data, console)
+        gp, plan = prepared.gp, prepared.plan
     else:
         gp = GP(default_kernel(columns, ()))
         chosen = DTYPES[dtype] if dtype else None
         plan = plan_for(gp, rows, columns, memory=memory, device=device, dtype=chosen)
-    console.pairs("plan", plan.lines())
-    return {"command": "plan", **asdict(plan)}
+    _show("plan", plan, console)
+    said = {"command": "plan", **asdict(plan)}
+    if test_rows is not None:
+        prediction = plan_for(gp, plan.n, plan.d, n_test=test_rows, memory=memory, device=device)
+        _show(f"prediction of {test_rows:,} rows", prediction, console)
+        said["prediction"] = asdict(prediction)
+    return said
+
+
+def _show(title: str, plan: Plan | ProductPlan, console: Console) -> None:
+    console.pairs(title, plan.lines())
+    if plan.alternatives:
+        head, *rows = table_of(plan.alternatives)
+        console.table(head, rows, numeric=(4, 5))

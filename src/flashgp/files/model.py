@@ -26,7 +26,8 @@ from flashgp.files.layout import Reader, laid_out
 from flashgp.files.report_fields import json_report, report_json
 from flashgp.files.validation import check_batch, check_memory, check_rows, check_shapes, check_values, refusing
 from flashgp.foundations.errors import DomainError, FlashGPWarning
-from flashgp.inference.posterior import Posterior, chosen_device
+from flashgp.inference.planning import chosen_device
+from flashgp.inference.posterior import Posterior
 from flashgp.solvers.cholesky import Factor
 from flashgp.table.json_fields import json_fields, json_list, json_text, refused
 

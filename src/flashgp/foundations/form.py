@@ -109,6 +109,13 @@ class Rows:
             stop - start,
         )
 
+    def take(self, index: Tensor | slice) -> "Rows":
+        """The rows at a slice (a view) or at positions, in their order."""
+        count = len(range(*index.indices(self.count))) if isinstance(index, slice) else int(index.numel())
+        return self._map(
+            lambda f: f[..., index, :] if f.is_floating_point() else f[..., index], lambda a: a[..., index], count
+        )
+
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Rows":
         """Floating tensors in another dtype, everything on another device."""
         moved = self._map(

@@ -1,47 +1,19 @@
-"""The machine profile: the rates a plan predicts seconds from, and the memory that is really free.
-
-Built-in conservative values; a measured profile comes with `flashgp tune` in a later step. A plan says which it used.
-"""
+"""The memory that is really free on this machine, now; amounts of memory as people write them."""
 
 import math
-import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["BUILT_IN", "MachineProfile", "available_bytes", "parse_bytes"]
+__all__ = ["available_bytes", "parse_bytes"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+ROOT = "/"  # of /proc and /sys; tests put files of their own there
+NO_LIMIT = 2**60  # how version 1 of control groups writes that there is none, and more than any machine has
 FREE_MEMORY_SHARE = 0.8  # of what is free at this moment: other processes live too
-
-
-@dataclass(frozen=True)
-class MachineProfile:
-    """Rates of one machine. Units: flops per second by dtype, kernel pairs per second, seconds per call."""
-
-    name: str
-    cholesky_float64: float
-    cholesky_float32: float
-    triangular_float64: float
-    pairs: float
-    call_seconds: float
-
-    def cholesky(self, dtype: torch.dtype) -> float:
-        return self.cholesky_float64 if dtype == torch.float64 else self.cholesky_float32
-
-
-BUILT_IN = MachineProfile(
-    name="built-in",
-    cholesky_float64=5e10,
-    cholesky_float32=1e11,
-    triangular_float64=4e10,
-    pairs=1e8,
-    call_seconds=1e-4,
-)
 
 
 def parse_bytes(text: str | int | float, name: str = "memory") -> int:
@@ -61,27 +33,70 @@ def parse_bytes(text: str | int | float, name: str = "memory") -> int:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that may be taken on a device right now: the machine's free memory within the control group's limit."""
+    """Bytes that may be taken on a device right now: what is free, within every limit this process is under.
+
+    On the host: the free memory of the machine, and of each control group around this process. On an accelerator: its
+    free memory, and what torch's allocator keeps for itself without using it.
+    """
     if device.type != "cpu":
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free * FREE_MEMORY_SHARE)
+        free, _total = torch.accelerator.get_memory_info(device)
+        idle = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
+        return int((free + max(0, idle)) * FREE_MEMORY_SHARE)
+    root = Path(ROOT)
+    free = min([_machine_free(root), *_control_groups_free(root)])
+    return int(free * FREE_MEMORY_SHARE)
+
+
+def _machine_free(root: Path) -> int:
+    """What the kernel says could be had without swapping; other processes' memory is not in it."""
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
     import psutil
 
-    free = int(psutil.virtual_memory().available)
-    limit = _control_group_free()
-    return int((free if limit is None else min(free, limit)) * FREE_MEMORY_SHARE)
+    return int(psutil.virtual_memory().available)
 
 
-def _control_group_free() -> int | None:
-    """Bytes left in a Linux control group (version 2, then 1); None where there is none."""
-    for limit_name, used_name in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        if os.name != "posix" or not Path(limit_name).exists():
+def _control_groups_free(root: Path) -> list[int]:
+    """Bytes left in each Linux control group around this process that has a limit, versions 2 and 1.
+
+    A process is in one group per hierarchy, and in all groups above it; inside a container only the part of the path
+    below its own top may be visible. What the page cache holds is given up on demand and does not count as used.
+    """
+    found = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" and not controllers:
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
             continue
-        try:
-            return max(0, int(Path(limit_name).read_text()) - int(Path(used_name).read_text()))
-        except (ValueError, OSError):  # "max": no limit
-            continue
-    return None
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            left = _group_free(top.joinpath(*parts[:depth]), *names)
+            if left is not None:
+                found.append(left)
+    return found
+
+
+def _group_free(folder: Path, limit: str, used: str, cache: str) -> int | None:
+    try:
+        most = int(_text(folder / limit))
+        if most >= NO_LIMIT:
+            return None
+        left = most - int(_text(folder / used))
+    except ValueError:  # "max", or no such file: no limit here
+        return None
+    for line in _text(folder / "memory.stat").splitlines():
+        if line.startswith(f"{cache} "):
+            left += int(line.split()[1])
+    return max(0, left)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,6 +1,7 @@
 """Report: what was planned and what then happened, carried by every answer."""
 
 import html
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -34,17 +35,19 @@ class Report:
     plan: Any = None
 
     def lines(self) -> list[tuple[str, str]]:
-        """(name, readable value) of every field that is set."""
+        """(name, readable value) of every field that is set; what was predicted stands beside what was measured."""
         shown = []
         for f in fields(self):
             value = getattr(self, f.name)
-            if value is None or value == "" or value == [] or f.name == "plan":
+            if f.name in _PAIRS:
+                name, measured, readable = _PAIRS[f.name]
+                sides = ((value, "predicted"), (getattr(self, measured), "measured"))
+                text = ", ".join(f"{readable(side)} {what}" for side, what in sides if side is not None)
+                shown += [(name, text)] if text else []
                 continue
-            if f.name.endswith("_bytes"):
-                text = readable_bytes(value)
-            elif f.name.endswith("seconds"):
-                text = readable_seconds(value)
-            elif isinstance(value, float):
+            if value is None or value == "" or value == [] or f.name in ("plan", "peak_bytes", "seconds"):
+                continue
+            if isinstance(value, float):
                 text = f"{value:.3g}"
             elif f.name == "events":
                 text = "; ".join(value)
@@ -79,3 +82,10 @@ def readable_seconds(seconds: float) -> str:
     if seconds < 120.0:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min"
+
+
+# What was predicted, the name of the pair, what was measured, and how both are written.
+_PAIRS: dict[str, tuple[str, str, Callable[[float], str]]] = {
+    "predicted_bytes": ("peak memory", "peak_bytes", readable_bytes),
+    "predicted_seconds": ("time", "seconds", readable_seconds),
+}

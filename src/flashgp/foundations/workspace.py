@@ -3,6 +3,7 @@
 Conditioning and fitting ask here for every buffer of more than 1 MiB; prediction works in strips of bounded
 size. The count is of live bytes; its
 high-water mark is the `peak_bytes` of a report. Buffers below the threshold are allocated and not counted.
+What was done to get along with less memory is noted in `events`, which reports pick up.
 """
 
 import contextlib
@@ -15,9 +16,18 @@ from torch import Tensor
 
 from flashgp.foundations.errors import MemoryBudgetError
 
-__all__ = ["COUNTED_BYTES", "Workspace"]
+__all__ = ["COUNTED_BYTES", "Workspace", "ran_out_of_memory"]
 
 COUNTED_BYTES = 2**20  # buffers above one MiB are counted (docs/design.md, memory)
+# How torch's host allocator says it, by platform; accelerators raise torch.OutOfMemoryError.
+_EXHAUSTED = ("can't allocate memory", "not enough memory")
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: ours, Python's, or torch's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _EXHAUSTED)
 
 
 class Workspace:
@@ -26,6 +36,7 @@ class Workspace:
     Args:
         budget_bytes: the most that may be alive at once; None for no limit.
         fail_at: the counted request (1, 2, ...) that raises as if memory had run out; for tests.
+    Fields: live_bytes, peak_bytes, requests; events, one line for each change that lack of memory made necessary.
     Raises (on request): MemoryBudgetError when a buffer would pass the budget or cannot be had.
     """
 
@@ -35,6 +46,7 @@ class Workspace:
         self.live_bytes = 0
         self.peak_bytes = 0
         self.requests = 0
+        self.events: list[str] = []
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised contiguous tensor; its bytes are counted until its storage is freed."""
@@ -75,6 +87,11 @@ class Workspace:
             yield
         finally:
             self._release(size)
+
+    def note(self, event: str) -> None:
+        """Record an event, once however often it happens."""
+        if event not in self.events:
+            self.events.append(event)
 
     def _admit(self, size: int) -> None:
         self.requests += 1

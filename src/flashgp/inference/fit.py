@@ -30,7 +30,8 @@ from flashgp.inference.initial import DataFacts, RoleStart, role_starts
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.lockstep import Outcome, run_lockstep
 from flashgp.inference.objective import FlatObjective
-from flashgp.inference.posterior import Posterior, check_plan, chosen_device, plan_for
+from flashgp.inference.planning import check_plan, plan_for, planned_device
+from flashgp.inference.posterior import Posterior
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.plan import SMALL_BYTES, Plan
@@ -196,18 +197,19 @@ def fit(
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     if plan is not None:
-        check_plan(plan, gp, x, memory, dtype, chosen_device(device, x))
+        check_plan(plan, gp, x, memory, dtype, planned_device(plan, device, x))
     if x.shape[-2] == 0:
         raise ShapeError(
             f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
         )
-    target = chosen_device(device, x)
-    work_x, work_y = x.detach().to(target), y.detach().to(target)
     gp = gp.released()
     if plan is None:
+        where = x.device if device is None else device
         plan = plan_for(
-            gp, x.shape[-2], x.shape[-1], batch=x.shape[:-2].numel(), memory=memory, device=target, dtype=dtype
+            gp, x.shape[-2], x.shape[-1], batch=x.shape[:-2].numel(), memory=memory, device=where, dtype=dtype
         )
+    target = planned_device(plan, device, x)
+    work_x, work_y = x.detach().to(target), y.detach().to(target)
     facts = DataFacts.of(work_x, work_y, gp.outputs)
     roles = role_starts(gp, facts)
     given = {name: p.value.detach().clone() for name, p in named_parameter_objects(gp)}
@@ -282,6 +284,7 @@ def fit(
     ):
         setattr(report, name, getattr(posterior.report, name))
     report.plan = plan
+    report.events += [event for event in workspace.events if event not in posterior.report.events]
     report.events += posterior.report.events
     report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)
     report.iterations = len(recorder.history)

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning, ShapeError
+from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
 from flashgp.inference.likelihood_gradient import LOG_2PI, DirectSettings, factorise_covariance
+from flashgp.inference.planning import check_plan, plan_for, planned_device
 from flashgp.inference.prediction import Prediction
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import TorchTiles, tile_rows
-from flashgp.planner.plan import SMALL_BYTES, Plan, plan_direct
+from flashgp.planner.plan import SMALL_BYTES, Plan
 from flashgp.solvers.cholesky import Factor, factorise_keeping, refine
 
-__all__ = ["LeaveOneOut", "Posterior", "check_plan", "chosen_device", "condition", "plan_for"]
+__all__ = ["LeaveOneOut", "Posterior", "condition"]
 
 
 @dataclass(frozen=True)
@@ -134,90 +134,15 @@ class Posterior:
     def result_dtype(self) -> torch.dtype:
         return self.x.dtype
 
-    def covariance_to(self, rows: Rows, dtype: torch.dtype) -> CovarianceOperator:
+    def covariance_to(self, rows: Rows, dtype: torch.dtype, workspace: Workspace | None = None) -> CovarianceOperator:
         """The prior covariance between other rows and the training rows."""
-        return CovarianceOperator(self.gp.kernel.form, self.theta, rows, self.rows, dtype)
+        return CovarianceOperator(self.gp.kernel.form, self.theta, rows, self.rows, dtype, workspace)
 
     def __repr__(self) -> str:
         return f"Posterior of {self.count:,} rows\n{self.gp!r}\n{self.report}"
 
     def _repr_html_(self) -> str:
         return f"{self.gp._repr_html_()}{self.report._repr_html_()}"
-
-
-def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
-    """x's own device by default; "auto" an accelerator when there is one. Raises: DomainError."""
-    if device is None:
-        return x.device
-    if device == "auto":
-        return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise DomainError(
-            f"`device` must be None, 'auto' or a torch device, got {device!r} ({error}); for example 'cpu'"
-        ) from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise DomainError(f"`device` must be a cpu or cuda device, got {device!r}; pass 'cpu'")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise BackendUnavailableError(
-            f"`device` must be one that torch can use, got {device!r} with {torch.cuda.device_count()} CUDA devices "
-            "in sight; pass 'cpu', or install a CUDA build of torch"
-        )
-    return chosen
-
-
-def plan_for(
-    gp: GP,
-    n: int,
-    d: int,
-    *,
-    batch: int = 1,
-    memory: str | int | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-) -> Plan:
-    """What conditioning (and fitting) a GP on n rows of d columns takes: `fgp.plan`.
-
-    Args:
-        memory: budget in bytes or text like "8GiB"; None for what is free now.
-    Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
-    """
-    if n < 0 or d < 1:
-        raise DomainError(f"`n` must be 0 or more and `d` at least 1, got n={n}, d={d}")
-    program = program_of(gp.kernel.form)
-    probe = gp.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
-    features = sum(f.shape[-1] if f.dim() > 1 else 1 for f in probe.features) + len(probe.scalars) + d
-    return plan_direct(
-        n,
-        d,
-        features=features,
-        temporaries=max(program.value_temporaries, program.partial_temporaries),
-        outputs=gp.outputs or 1,
-        batch=batch * gp.kernel.batch_shape.numel(),
-        memory=memory,
-        device=chosen_device(device, torch.zeros(0)),
-        dtype=dtype,
-    )
-
-
-def check_plan(plan: Plan, gp: GP, x: Tensor, memory: Any, dtype: torch.dtype | None, device: torch.device) -> None:
-    """A handed-in plan is run exactly: it must fit the data, and nothing beside it may say otherwise.
-
-    Raises: DomainError.
-    """
-    made_for = (plan.n, plan.d, plan.outputs, plan.batch)
-    given = (*x.shape[-2:], gp.outputs or 1, x.shape[:-2].numel() * gp.kernel.batch_shape.numel())
-    if made_for != given:
-        raise DomainError(
-            f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
-        )
-    other_dtype = dtype is not None and dtype != plan.torch_dtype
-    if memory is not None or other_dtype or torch.device(plan.device).type != device.type:
-        raise DomainError(
-            f"`plan` settles memory, dtype ({plan.dtype}) and device ({plan.device}), got another one beside it; "
-            "pass the plan alone"
-        )
 
 
 @ordinary_tensors
@@ -245,18 +170,20 @@ def condition(
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     events: list[str] = []
-    target = chosen_device(device, x)
+    n, d = x.shape[-2:]
+    if plan is None:
+        where = x.device if device is None else device
+        plan = plan_for(gp, n, d, batch=x.shape[:-2].numel(), memory=memory, device=where, dtype=dtype)
+        target = planned_device(plan, device, x)
+    else:
+        target = planned_device(plan, device, x)
+        check_plan(plan, gp, x, memory, dtype, target)
     if target != x.device:
         events.append(f"moved {x.numel() * x.element_size():,} bytes of x from {x.device} to {target}")
         x, y = x.to(target), y.to(target)
     if not differentiable:
         x, y = x.detach(), y.detach()
         gp = gp.held()
-    n, d = x.shape[-2:]
-    if plan is None:
-        plan = plan_for(gp, n, d, batch=x.shape[:-2].numel(), memory=memory, device=target, dtype=dtype)
-    else:
-        check_plan(plan, gp, x, memory, dtype, target)
     if differentiable and plan.torch_dtype != torch.float64:
         raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
     workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
@@ -284,6 +211,7 @@ def condition(
         else:
             factor, weights = _solve(settings, gp, rows, theta, residual, noise, tolerance, report)
     _report_jitter(report, settings, factor)
+    report.events += workspace.events
     report.peak_bytes = workspace.peak_bytes
     report.seconds = time.perf_counter() - started
     return Posterior(gp, x, y, rows, theta, factor, weights, residual, report, differentiable)

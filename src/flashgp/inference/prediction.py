@@ -21,6 +21,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.workspace import Workspace
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.solvers.cholesky import Factor, factorise_keeping
@@ -47,6 +48,7 @@ class Prediction:
         self._mean: Tensor | None = None
         self._variance: Tensor | None = None
         self._cross: Tensor | None = None  # K_sx of a few points, from the mean to the variance
+        self._workspace = Workspace()
         self._graph = False  # whether what is kept carries gradients
         condition = posterior.report
         self.report = Report(
@@ -167,6 +169,8 @@ class Prediction:
             if variance:
                 self._variance = self._latent_variance(rows).expand(self._mean.shape)
         self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - started
+        self.report.peak_bytes = self._workspace.peak_bytes
+        self.report.events += [event for event in self._workspace.events if event not in self.report.events]
 
     def _latent_mean(self, rows: Rows) -> Tensor:
         post = self._posterior
@@ -176,7 +180,7 @@ class Prediction:
         if post.factor is None:
             batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
-        cross = post.covariance_to(rows, torch.float64)
+        cross = post.covariance_to(rows, torch.float64, self._workspace)
         if cross.shape.numel() <= KEPT_NUMBERS:
             self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
             return prior + self._cross @ weights
@@ -226,7 +230,7 @@ class Prediction:
         dtype = factor.lower.dtype
         if self._cross is not None and self._cross.dtype == dtype and self._cross.shape[-2] == rows.count:
             return factor.half_solve(self._cross.mT)
-        return factor.half_solve(self._posterior.covariance_to(rows, dtype).to_dense().mT)
+        return factor.half_solve(self._posterior.covariance_to(rows, dtype, self._workspace).to_dense().mT)
 
     def _explained(self, rows: Rows) -> Tensor:
         return self._half(rows).square().sum(-2, dtype=torch.float64)

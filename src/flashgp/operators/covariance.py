@@ -6,24 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.workspace import Workspace
+from flashgp.operators import autograd
+from flashgp.operators.linear import LinearOperator
 from flashgp.pairwise import differentiable
-from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
-from flashgp.pairwise.torch_tiles import TorchTiles, tile_rows
+from flashgp.pairwise.backend import Backend
+from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.torch_tiles import tile_rows
 
 if TYPE_CHECKING:
     from flashgp.kernels.kernel import Kernel
 
-__all__ = ["CovarianceOperator"]
-
-assert TorchTiles.name in BACKENDS  # importing the portable backend registers it
+__all__ = ["CovarianceOperator", "default_backend"]
 
 
-class CovarianceOperator:
+def default_backend() -> Backend:
+    """Compiled loops for large problems on the CPU, torch tiles for everything else."""
+    return CpuTiles()
+
+
+class CovarianceOperator(LinearOperator):
     """K_ij = k(x1_i, x2_j), shape (*batch, n, m); differentiable in parameters, inputs and right-hand sides.
 
     First derivatives run tile by tile in one pass, eq. (M-21). Higher ones go through differentiable tiles.
@@ -46,7 +53,7 @@ class CovarianceOperator:
     ) -> None:
         self.form, self.theta, self.rows, self.cols, self.dtype = form, tuple(theta), rows, cols, dtype
         self.workspace = workspace or Workspace()
-        self.backend: Backend = backend or TorchTiles()
+        self.backend: Backend = backend or default_backend()
 
     @classmethod
     def of(
@@ -85,49 +92,55 @@ class CovarianceOperator:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
         dtype = dtype or self.dtype
         tensors = self._tensors()
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return _Block.apply(self, dtype, *tensors)
-        block = self.backend.block(
-            self.form, self.theta, self.rows, self.cols, dtype=_compute(dtype), workspace=self.workspace
-        )
-        return block.to(dtype).expand((*self.shape,))
+        if _dual(tensors):
+            return self.portable_block(dtype)
+        if _followed(tensors):
+            return autograd.block(self, _compute(dtype)).to(dtype)
+        if dtype != _compute(dtype):
+            return self._stored_in_half(dtype)
+        block = self.backend.block(self.form, self.theta, self.rows, self.cols, dtype=dtype, workspace=self.workspace)
+        return block.expand((*self.shape,))
 
     @exact_precision
     def diagonal(self) -> Tensor:
         """k(x1_i, x2_i) of a symmetric operator, (*batch, n)."""
         if self.cols is not None:
             raise ShapeError("`diagonal` needs an operator of one set of points, got two; use k.operator(x1)")
-        if torch.is_grad_enabled() and any(t.requires_grad for t in self._tensors()):
+        if _dual(self._tensors()) or _followed(self._tensors()):
             return differentiable.diagonal(self.form, self.theta, self.rows).to(self.dtype)
         return self.backend.diagonal(self.form, self.theta, self.rows, dtype=self.dtype)
 
     @exact_precision
-    def __matmul__(self, right: Tensor) -> Tensor:
-        """K @ right for right (m,), or (*batch, m, t): (n,) or (*batch, n, t). Cost: n m (d + t) flops, one tile."""
-        if not isinstance(right, Tensor):
-            return NotImplemented
-        vector = right.dim() == 1
-        matrix = right.unsqueeze(-1) if vector else right
-        m = self.shape[-1]
-        if matrix.shape[-2] != m:
-            raise ShapeError(
-                f"`right` must have {m} rows like the operator {tuple(self.shape)} has columns, got "
-                f"{tuple(right.shape)}; transpose one of them"
-            )
-        if right.device != self.device or right.dtype != self.dtype:
-            raise DomainError(
-                f"`right` must be {self.dtype} on {self.device} like the operator, got {right.dtype} on "
-                f"{right.device}; move it with .to(...)"
-            )
+    def _apply(self, matrix: Tensor) -> Tensor:
+        """K @ matrix. Cost: n m (d + t) flops, half the covariances when symmetric; one tile."""
         tensors = self._tensors()
-        if torch.is_grad_enabled() and (right.requires_grad or any(t.requires_grad for t in tensors)):
-            out = _Product.apply(self, matrix, *tensors)
-        else:
-            out = self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
-        return out.squeeze(-1) if vector else out
+        if _dual((matrix, *tensors)):
+            return self.differentiable_product(matrix)
+        if _followed((matrix, *tensors)):
+            return autograd.product(self, matrix)
+        return self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
 
-    def __repr__(self) -> str:
-        return f"CovarianceOperator(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+    def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
+        """A part of the matrix, not computed: K[i, j] for slices, integer or boolean tensors, lists; K[i] for rows.
+
+        An integer row gives that row as a tensor (*batch, m), an integer column that column.
+        """
+        left, right = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
+        cols = self.rows if self.cols is None else self.cols
+        whole = right == slice(None) if isinstance(right, slice) else False
+        same = self.cols is None and isinstance(left, slice) and isinstance(right, slice) and left == right
+        part = self._between(
+            self.rows.take(_positions(left, self.rows.count)),
+            None if same else cols if whole else cols.take(_positions(right, cols.count)),
+        )
+        if isinstance(left, int) or isinstance(right, int):
+            dense = part.to_dense()
+            dense = dense.squeeze(-1) if isinstance(right, int) else dense
+            return dense.squeeze(-1 if isinstance(right, int) else -2) if isinstance(left, int) else dense
+        return part
+
+    def _between(self, rows: Rows, cols: Rows | None) -> "CovarianceOperator":
+        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, self.backend)
 
     # -- plumbing: the tensors that can carry gradients, flat ----------------------------------------------------
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -147,19 +160,68 @@ class CovarianceOperator:
             self.backend,
         )
 
+    def event_dims(self) -> list[int]:
+        """Dimensions of each of `_tensors` that are not batch dimensions."""
+        rows = [2 if f.is_floating_point() else 1 for f in self.rows.features] + [1] * len(self.rows.scalars)
+        return [*rows, *(() if self.cols is None else rows), *(0 for _ in self.theta)]
+
+    def _stored_in_half(self, dtype: torch.dtype) -> Tensor:
+        """The dense block in a half precision, computed in float32 panel by panel."""
+        out = self.workspace.empty(tuple(self.shape), dtype, self.device)
+        cols = self.rows if self.cols is None else self.cols
+        for i in self._panels():
+            part = self.rows.part(i.start, i.stop)
+            out[..., i, :] = self.backend.block(self.form, self.theta, part, cols, dtype=_compute(dtype))
+        return out
+
     def _panels(self) -> list[slice]:
         n, m = self.shape[-2:]
         step = tile_rows(m, self.shape[:-2].numel(), self.device)
         return [slice(i, min(n, i + step)) for i in range(0, n, step)]
 
-    def _differentiable_product(self, right: Tensor) -> Tensor:
-        """K @ right with an autograd graph to any order."""
+    def portable_block(self, dtype: torch.dtype) -> Tensor:
+        """The dense block in plain torch: any order of derivative, forward mode."""
+        return differentiable.block(self.form, self.theta, self.rows, self.cols).to(dtype)
+
+    def differentiable_product(self, right: Tensor) -> Tensor:
+        """K @ right on portable tiles: any order of derivative, forward mode; the graph holds every tile."""
         parts = []
         cols = self.rows if self.cols is None else self.cols
         for i in self._panels():
             tile = differentiable.block(self.form, self.theta, self.rows.part(i.start, i.stop), cols)
             parts.append(tile.to(right.dtype) @ right)
         return torch.cat(parts, dim=-2)
+
+
+def _positions(index: Any, count: int) -> Tensor | slice:
+    """An index of one side as a slice or positions."""
+    if isinstance(index, slice):
+        return index
+    if isinstance(index, int):
+        if not -count <= index < count:
+            raise ShapeError(f"`index` must be within {count} rows or columns, got {index}")
+        return slice(index % count, index % count + 1)
+    positions = torch.as_tensor(index)
+    if positions.dim() != 1:
+        raise ShapeError(f"`index` must be an integer, a slice or one-dimensional, got {tuple(positions.shape)}")
+    if positions.dtype == torch.bool:
+        positions = positions.nonzero()[:, 0]
+    if positions.numel() and not (-count <= int(positions.min()) and int(positions.max()) < count):
+        raise ShapeError(f"`index` must be within {count} rows or columns, got {int(positions.max())}")
+    return positions
+
+
+def _followed(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd, or a transform of torch.func, follows any of them."""
+    functorch = torch._C._functorch
+    return any(functorch.is_functorch_wrapped_tensor(t) for t in tensors) or (
+        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    )
+
+
+def _dual(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them carries a tangent of forward mode."""
+    return any(t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def _compute(dtype: torch.dtype) -> torch.dtype:
@@ -176,70 +238,3 @@ def _swapped(form: Form) -> Form:
         if s.kind in ("left", "right")
     }
     return replace(form, profile=form.profile.renamed(rename))
-
-
-def _flat(gradient: PairGradient, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients in the order of the operator's tensors, in their shapes and dtypes."""
-    found = [*gradient.rows, *gradient.cols, *gradient.theta]
-    return [
-        None if g is None or not t.is_floating_point() else g.sum_to_size(t.shape).to(t.dtype)
-        for g, t in zip(found, tensors, strict=True)
-    ]
-
-
-class _Product(torch.autograd.Function):
-    """K V with the one-pass gradient of eq. (M-21); under create_graph the backward is differentiable again."""
-
-    @staticmethod
-    def forward(ctx: Any, operator: CovarianceOperator, right: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.operator = operator
-        ctx.save_for_backward(right, *tensors)
-        op = operator._with([t.detach() for t in tensors])
-        return op.backend.product(op.form, op.theta, op.rows, op.cols, right.detach(), workspace=op.workspace)
-
-    @staticmethod
-    @exact_precision
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        right, *tensors = ctx.saved_tensors
-        op = ctx.operator._with(tensors)
-        if torch.is_grad_enabled():
-            inputs = [t for t in (right, *tensors) if t.requires_grad]
-            out = op._differentiable_product(right)
-            found = iter(torch.autograd.grad(out, inputs, gradient, create_graph=True, allow_unused=True))
-            return (None, *(next(found) if t.requires_grad else None for t in (right, *tensors)))
-        to_right = None
-        if ctx.needs_input_grad[1]:
-            back = op.T
-            to_right = back.backend.product(back.form, back.theta, back.rows, back.cols, gradient.contiguous())
-            to_right = to_right.sum_to_size(right.shape)
-        if not any(ctx.needs_input_grad[2:]):
-            return (None, to_right, *(None for _ in tensors))
-        pulled = op.backend.bilinear_gradient(op.form, op.theta, op.rows, op.cols, gradient, right)
-        return (None, to_right, *_flat(pulled, tensors))
-
-
-class _Block(torch.autograd.Function):
-    """The dense block with its pullback; no autograd graph over its entries."""
-
-    @staticmethod
-    def forward(ctx: Any, operator: CovarianceOperator, dtype: torch.dtype, *tensors: Tensor) -> Tensor:
-        ctx.operator, ctx.dtype = operator, dtype
-        ctx.save_for_backward(*tensors)
-        op = operator._with([t.detach() for t in tensors])
-        block = op.backend.block(op.form, op.theta, op.rows, op.cols, dtype=_compute(dtype), workspace=op.workspace)
-        return block.to(dtype).expand(op.shape).clone() if block.shape != op.shape else block.to(dtype)
-
-    @staticmethod
-    @exact_precision
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        op = ctx.operator._with(tensors)
-        if torch.is_grad_enabled():
-            inputs = [t for t in tensors if t.requires_grad]
-            out = differentiable.block(op.form, op.theta, op.rows, op.cols).to(gradient.dtype)
-            found = iter(torch.autograd.grad(out, inputs, gradient, create_graph=True, allow_unused=True))
-            return (None, None, *(next(found) if t.requires_grad else None for t in tensors))
-        weights = gradient.to(_compute(gradient.dtype))
-        if op.cols is None:
-            weights = 0.5 * (weights + weights.mT)
-        return (None, None, *_flat(op.backend.block_gradient(op.form, op.theta, op.rows, op.cols, weights), tensors))

@@ -74,13 +74,28 @@ class Backend(ABC):
 
     @abstractmethod
     def block_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        weights: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
         """Gradient of sum(weights * K), weights (*batch, n, m); symmetric weights when cols is None."""
 
     @abstractmethod
     def bilinear_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        left: Tensor,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
         """Gradient of sum(left * (K @ right)), left (*batch, n, t), right (*batch, m, t); K fixed factors excluded."""
 
@@ -102,7 +117,7 @@ class Backend(ABC):
         A backend may keep the derivatives of a small block instead of computing the pairs again.
         """
         block = self.block(form, theta, rows, None, dtype=dtype, workspace=workspace, upper=True)
-        return block, lambda weights: self.block_gradient(form, theta, rows, None, weights)
+        return block, lambda weights: self.block_gradient(form, theta, rows, None, weights, workspace=workspace)
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {}

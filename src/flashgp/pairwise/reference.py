@@ -57,7 +57,14 @@ class Reference(Backend):
         return (block @ right.double()).to(right.dtype)
 
     def block_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        weights: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
         other = rows if cols is None else cols
         sides = [[_zeros(t) for t in rows.tensors], [_zeros(t) for t in other.tensors]]
@@ -90,7 +97,15 @@ class Reference(Backend):
         return PairGradient(list(sides[0]), list(sides[1]), list(thetas))
 
     def bilinear_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        left: Tensor,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
         return self.block_gradient(form, theta, rows, cols, left.double() @ right.double().mT)
 

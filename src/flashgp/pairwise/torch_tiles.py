@@ -1,13 +1,17 @@
-"""The portable backend: torch tiles on any device, in float64 or float32, one tile of the matrix alive at a time."""
+"""The portable backend: torch tiles on any device, in float64 or float32, one tile of the matrix alive at a time.
 
-from collections.abc import Callable, Iterable, Sequence
+When memory runs out inside a tile, the tile loop goes on with half the rows per tile from the panel that failed; a
+panel's result is added only when all of it is there, so that nothing is counted twice.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
-from flashgp.foundations.workspace import Workspace
+from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 from flashgp.pairwise import differentiable, opaque
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.program import Partial, Program, Scalar, program_of
@@ -47,11 +51,13 @@ class TorchTiles(Backend):
             return job.value(*panels[0])
         workspace = workspace or Workspace()
         out = workspace.empty((*job.batch_shape, rows.count, job.cols.count), dtype, rows.device)
-        with workspace.hold(job.temporary_bytes(job.program.value_temporaries)):
-            for i, j in panels:
-                out[..., i, j] = job.value(i, j)
-                if job.symmetric and not upper and j.stop > i.stop:
-                    out[..., i.stop : j.stop, i] = out[..., i, i.stop : j.stop].mT
+
+        def fill(i: slice, j: slice) -> None:
+            out[..., i, j] = job.value(i, j)
+            if job.symmetric and not upper and j.stop > i.stop:
+                out[..., i.stop : j.stop, i] = out[..., i, i.stop : j.stop].mT
+
+        _visit(job, workspace, job.program.value_temporaries, fill)
         return out
 
     def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
@@ -77,19 +83,31 @@ class TorchTiles(Backend):
         batch = broadcast_batch(job.batch_shape, right.shape[:-2])
         out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
         out.zero_()
-        with workspace.hold(job.temporary_bytes(job.program.value_temporaries)):
-            for i, j in job.panels():
-                tile = job.value(i, j)
-                out[..., i, :] += tile @ right[..., j, :]
-                if job.symmetric and j.stop > i.stop:
-                    out[..., i.stop : j.stop, :] += tile[..., i.stop - i.start :].mT @ right[..., i, :]
+
+        def add(i: slice, j: slice) -> None:
+            tile = job.value(i, j)
+            ahead, mirrored = tile @ right[..., j, :], None
+            if job.symmetric and j.stop > i.stop:
+                mirrored = tile[..., i.stop - i.start :].mT @ right[..., i, :]
+            out[..., i, :] += ahead
+            if mirrored is not None:
+                out[..., i.stop : j.stop, :] += mirrored
+
+        _visit(job, workspace, job.program.value_temporaries, add)
         return out
 
     def block_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        weights: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
         job = _Job(form, theta, rows, cols, weights.dtype)
-        return _pull(job, _pieces(job, lambda i, j: weights[..., i, j]))
+        return _pull(job, lambda i, j: weights[..., i, j], workspace)
 
     def taped_block(
         self,
@@ -102,10 +120,11 @@ class TorchTiles(Backend):
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
         job = _Job(form, theta, rows, None, dtype)
         pairs = rows.count**2 * job.batch_shape.numel()
-        if pairs > TAPED_PAIRS or not job.single_fits:
-            return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
-        everything = slice(0, rows.count)
         workspace = workspace or Workspace()
+        if pairs > TAPED_PAIRS or not job.single_fits:
+            untaped = self.block(form, theta, rows, None, dtype=dtype, workspace=workspace, upper=True)
+            return untaped, lambda weights: self.block_gradient(form, theta, rows, None, weights, workspace=workspace)
+        everything = slice(0, rows.count)
         (scalar, tile), partials = job.partials(everything, everything)
         for kept in {id(p.tile): p.tile for p in partials if p.tile is not None}.values():
             workspace.adopt(kept)
@@ -118,19 +137,30 @@ class TorchTiles(Backend):
 
         def pull(weights: Tensor) -> PairGradient:
             assert tape, "a tape is used up by its first gradient"
-            return _pull(job, [(everything, everything, weights, tape.pop())])
+            total = _Accumulator(job)
+            total.add_panel(everything, everything, weights, tape.pop())
+            total.commit()
+            return total.gradient()
 
         return block, pull
 
     def bilinear_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        left: Tensor,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
         job = _Job(form, theta, rows, cols, right.dtype)
         if not job.symmetric:
-            return _pull(job, _pieces(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT))
+            return _pull(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT, workspace)
         # Only the upper panels are visited, so the weights must be symmetric: (U V^T + V U^T) / 2, eq. (M-21).
         first, second = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
-        return _pull(job, _pieces(job, lambda i, j: first[..., i, :] @ second[..., j, :].mT))
+        return _pull(job, lambda i, j: first[..., i, :] @ second[..., j, :].mT, workspace)
 
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
         with torch.enable_grad():
@@ -155,6 +185,7 @@ class _Job:
         self.program: Program = program_of(form)
         self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope, theta)
         self.batch_shape = broadcast_batch(rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta))
+        self.step = min(max(1, rows.count), tile_rows(self.cols.count, self.batch_shape.numel(), rows.device))
         self._sides: dict[int, tuple[Tensor, Tensor]] = {}
         self._far: dict[int, Tensor | None] = {}
         device = rows.device
@@ -172,20 +203,20 @@ class _Job:
     def single_fits(self) -> bool:
         return bool(self.form.statistics or self.form.scalar_count)
 
-    def panels(self) -> list[tuple[slice, slice]]:
-        """Row panels; for a symmetric job each reaches from its own diagonal block to the right."""
+    def panels(self, first: int = 0) -> list[tuple[slice, slice]]:
+        """Row panels from a row on; for a symmetric job each reaches from its own diagonal block to the right."""
         n, m = self.rows.count, self.cols.count
-        step = tile_rows(m, self.batch_shape.numel(), self.rows.device)
         return [
-            (slice(start, min(n, start + step)), slice(start if self.symmetric else 0, m))
-            for start in range(0, n, step)
+            (slice(start, min(n, start + self.step)), slice(start if self.symmetric else 0, m))
+            for start in range(first, n, self.step)
         ]
 
     def temporary_bytes(self, temporaries: int) -> int:
         """Upper bound of the bytes of tile temporaries."""
-        n, m = self.rows.count, self.cols.count
-        step = min(n, tile_rows(m, self.batch_shape.numel(), self.rows.device))
-        return temporaries * step * m * self.batch_shape.numel() * 8 + opaque.temporary_bytes(self.form, self.rows)
+        pairs = min(self.step, self.rows.count) * self.cols.count * self.batch_shape.numel()
+        kinds = zip(self.form.statistics, self.rows.features, strict=True)
+        columns = max((f.shape[-1] for kind, f in kinds if kind == "opaque"), default=0)
+        return temporaries * pairs * 8 + opaque.temporary_bytes(self.form, columns, self.batch_shape.numel())
 
     def sides(self, kind: str, index: int) -> tuple[Tensor, Tensor]:
         """The features of both sides that a pullback multiplies by, in the tiles' dtype.
@@ -240,8 +271,32 @@ def _diagonal_statistics(
     return statistics, scalars, False
 
 
+def _visit(job: _Job, workspace: Workspace, temporaries: int, visit: Callable[[slice, slice], None]) -> None:
+    """Visit every panel; where memory runs out, go on from that panel with half the rows per tile, and say so.
+
+    `visit` changes its result only after everything it needs is computed: a panel that failed has left no trace.
+    """
+    done = 0
+    while True:
+        try:
+            with workspace.hold(job.temporary_bytes(temporaries)):
+                for i, j in job.panels(done):
+                    visit(i, j)
+                    done = i.stop
+                return
+        except (MemoryError, RuntimeError) as error:
+            if job.step == 1 or not ran_out_of_memory(error):
+                raise
+        # Out of the handler, whose error holds the tiles that filled the memory.
+        job.step //= 2
+        workspace.note(f"memory ran out in a tile: went on with {job.step} rows per tile, and the same result")
+
+
 class _Accumulator:
-    """Adds up the pullback of sum(W * K) over tiles, eqs. (M-23) to (M-26)."""
+    """Adds up the pullback of sum(W * K) over tiles, eqs. (M-23) to (M-26).
+
+    What a panel contributes is collected first and added by `commit`: a panel that failed is dropped as a whole.
+    """
 
     def __init__(self, job: _Job) -> None:
         self.job = job
@@ -249,42 +304,15 @@ class _Accumulator:
         self.rows: list[Tensor | None] = [None] * (len(form.statistics) + form.scalar_count)
         self.cols: list[Tensor | None] = self.rows if job.symmetric else [None] * len(self.rows)
         self.theta: list[Tensor | None] = [None] * form.parameter_count
+        self._parts: list[tuple[list[Tensor | None], int, slice | None, Tensor]] = []
 
-    def add_rows(self, side: list[Tensor | None], slot: int, where: slice, part: Tensor, rows: Rows) -> None:
-        """Add what a tile says about part of the rows; features are (*batch, n, d'), scalars (*batch, n)."""
-        dim = -2 if slot < len(self.job.form.statistics) else -1
-        target = side[slot]
-        if target is None and where.stop - where.start == rows.count:
-            side[slot] = part
-            return
-        if target is None:
-            shape = list(part.shape)
-            shape[dim] = rows.count
-            target = side[slot] = torch.zeros(shape, dtype=part.dtype, device=part.device)
-        target.narrow(dim, where.start, where.stop - where.start).add_(part)
+    def gradient(self) -> PairGradient:
+        return PairGradient(self.rows, [] if self.job.symmetric else self.cols, self.theta)
 
-    def add_theta(self, index: int, part: Tensor) -> None:
-        known = self.theta[index]
-        self.theta[index] = part if known is None else known + part
-
-
-_Pieces = Iterable[tuple[slice, slice, Tensor, list[Partial]]]
-
-
-def _pieces(job: _Job, weights: Callable[[slice, slice], Tensor]) -> _Pieces:
-    """Panel by panel: where, the weights, the derivatives."""
-    for i, j in job.panels():
-        tile = weights(i, j)
-        if job.symmetric and j.stop > i.stop:
-            tile = tile.clone()
-            tile[..., i.stop - i.start :] *= 2.0  # the mirrored pairs are not visited, eq. (M-23)
-        yield i, j, tile, job.partials(i, j)[1]
-
-
-def _pull(job: _Job, pieces: _Pieces) -> PairGradient:
-    total = _Accumulator(job)
-    count = len(job.form.statistics)
-    for i, j, weight, partials in pieces:
+    def add_panel(self, i: slice, j: slice, weight: Tensor, partials: list[Partial]) -> None:
+        """Collect what one panel contributes; the partials' memory is used up."""
+        self._parts = []
+        count = len(self.job.form.statistics)
         products: dict[int, Tensor] = {}
         for partial in partials:
             if partial.tile is None:
@@ -297,17 +325,59 @@ def _pull(job: _Job, pieces: _Pieces) -> PairGradient:
                 weighted = products[id(partial.tile)] = partial.tile.mul_(weight) if own else weight * partial.tile
             symbol, scalar = partial.symbol, partial.scalar
             if symbol.kind == "parameter":
-                total.add_theta(symbol.index, weighted.sum((-2, -1)) * _flat(scalar))
+                self.add_theta(symbol.index, weighted.sum((-2, -1)) * _flat(scalar))
             elif symbol.kind in ("left", "right"):
                 part = weighted.sum(-1 if symbol.kind == "left" else -2)
                 part = part * (scalar if isinstance(scalar, float) else scalar.squeeze(-1))
-                if symbol.kind == "left":
-                    total.add_rows(total.rows, count + symbol.index, i, part, job.rows)
-                else:
-                    total.add_rows(total.cols, count + symbol.index, j, part, job.cols)
+                side, where = (self.rows, i) if symbol.kind == "left" else (self.cols, j)
+                self.add_rows(side, count + symbol.index, where, part)
             else:
-                _pull_statistic(total, symbol.kind, symbol.index, i, j, weighted, scalar)
-    return PairGradient(total.rows, [] if job.symmetric else total.cols, total.theta)
+                _pull_statistic(self, symbol.kind, symbol.index, i, j, weighted, scalar)
+
+    def add_rows(self, side: list[Tensor | None], slot: int, where: slice, part: Tensor) -> None:
+        """Collect what a tile says about part of the rows; features are (*batch, n, d'), scalars (*batch, n)."""
+        self._parts.append((side, slot, where, part))
+
+    def add_theta(self, index: int, part: Tensor) -> None:
+        """Collect what a tile says about one parameter, (*batch,)."""
+        self._parts.append((self.theta, index, None, part))
+
+    def commit(self) -> None:
+        """Add what was collected: first every allocation, then the sums, which need none of size n."""
+        for side, slot, where, part in self._parts:
+            if side[slot] is None and where is not None:
+                shape, dim = list(part.shape), self._dim(slot)
+                shape[dim] = (self.job.rows if side is self.rows else self.job.cols).count
+                if shape != list(part.shape):
+                    side[slot] = torch.zeros(shape, dtype=part.dtype, device=part.device)
+        for side, slot, where, part in self._parts:
+            target = side[slot]
+            if target is None:
+                side[slot] = part
+            elif where is None:
+                side[slot] = target + part
+            else:
+                target.narrow(self._dim(slot), where.start, where.stop - where.start).add_(part)
+        self._parts = []
+
+    def _dim(self, slot: int) -> int:
+        return -2 if slot < len(self.job.form.statistics) else -1
+
+
+def _pull(job: _Job, weights: Callable[[slice, slice], Tensor], workspace: Workspace | None) -> PairGradient:
+    """The pullback panel by panel, where `weights` gives those of a panel."""
+    total = _Accumulator(job)
+
+    def add(i: slice, j: slice) -> None:
+        tile = weights(i, j)
+        if job.symmetric and j.stop > i.stop:
+            tile = tile.clone()
+            tile[..., i.stop - i.start :] *= 2.0  # the mirrored pairs are not visited, eq. (M-23)
+        total.add_panel(i, j, tile, job.partials(i, j)[1])
+        total.commit()
+
+    _visit(job, workspace or Workspace(), job.program.partial_temporaries, add)
+    return total.gradient()
 
 
 def _flat(scalar: Scalar) -> Scalar:
@@ -335,7 +405,7 @@ def _pull_statistic(
         if kind == "distance":
             part = (weighted.sum(-1).unsqueeze(-1) * u).sub_(part)
             part = (part if far is None else torch.where(far, far_u, part)).mul_(2.0)
-        total.add_rows(total.rows, index, i, part * (scalar * 2.0), job.rows)
+        total.add_rows(total.rows, index, i, part * (scalar * 2.0))
         return
     to_u, to_v = weighted @ v, weighted.mT @ u
     if kind == "distance":
@@ -344,8 +414,8 @@ def _pull_statistic(
         if far is not None:
             to_u, to_v = torch.where(far, far_u, to_u), torch.where(far, far_v, to_v)
         to_u, to_v = to_u * 2.0, to_v * 2.0
-    total.add_rows(total.rows, index, i, to_u * scalar, job.rows)
-    total.add_rows(total.cols, index, j, to_v * scalar, job.cols)
+    total.add_rows(total.rows, index, i, to_u * scalar)
+    total.add_rows(total.cols, index, j, to_v * scalar)
 
 
 def _pull_opaque(total: _Accumulator, index: int, i: slice, j: slice, weighted: Tensor) -> None:
@@ -353,8 +423,8 @@ def _pull_opaque(total: _Accumulator, index: int, i: slice, j: slice, weighted: 
     job = total.job
     function, left, right = job.form.opaque(index), job.rows.features[index], job.cols.features[index]
     to_x, to_z, to_theta = opaque.pullback(function, job.exact_theta, left[..., i, :], right[..., j, :], weighted)
-    total.add_rows(total.rows, index, i, to_x, job.rows)
-    total.add_rows(total.cols, index, j, to_z, job.cols)
+    total.add_rows(total.rows, index, i, to_x)
+    total.add_rows(total.cols, index, j, to_z)
     for at, part in enumerate(to_theta):
         total.add_theta(function.first + at, part)
 

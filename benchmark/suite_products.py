@@ -1,0 +1,176 @@
+"""K V without K on the CPU: time, error and peak memory of compiled pair loops, beside KeOps in the same run.
+
+x ~ N(0, 1)^d, V ~ N(0, 1), float32, no pair left out. Errors are against float64 on 200 rows: the largest share of
+(|K| |V|)_i, and the 2-norm. A pair counts once per (i, j) of the full matrix. KeOps at n = 100,000 takes the first
+10,000 rows against all columns (its rate does not depend on the number of rows). Compile times are in their own column
+and in no other figure. The ceiling counts vector operations of a pair that is evaluated (differences or products, 12
+for an exponential, two per right-hand side when a tile serves both of its sides) at the rate of a matrix product
+measured in the same run.
+"""
+
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from common import RECORDS, arguments, interleaved, peer
+
+import flashgp as fgp
+from flashgp.bench import measure_peak_bytes, write_record
+from flashgp.pairwise.cpu.backend import CpuTiles
+
+F32, F64 = torch.float32, torch.float64
+COLUMNS = [
+    {"key": "work", "title": "product"},
+    {"key": "rate", "title": "G pairs/s", "format": "fixed2"},
+    {"key": "peer_rate", "title": "KeOps", "format": "fixed2"},
+    {"key": "ratio", "title": "times faster"},
+    {"key": "target", "title": "at least"},
+    {"key": "error", "title": "largest error", "format": "error"},
+    {"key": "norm_error", "title": "2-norm error", "format": "error"},
+    {"key": "peak_bytes", "title": "peak above the data"},
+    {"key": "ceiling", "title": "of the ceiling", "format": "percent"},
+    {"key": "compile_seconds", "title": "compile, s", "format": "fixed2"},
+]
+# (d, t, lengthscale / sqrt(d), times KeOps)
+GRID = [(d, t, s, target) for d, t, target in
+        [(3, 1, 36.0), (8, 1, 30.0), (8, 16, 16.0), (26, 1, 30.0), (26, 16, 22.0), (90, 16, 15.0)]
+        for s in (1.0, 0.3)]  # fmt: skip
+SAMPLE = 200
+
+
+def points(n: int, d: int, t: int, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=generator, dtype=F64) + offset
+    return x, torch.randn(n, t, generator=generator, dtype=F64)
+
+
+def ours(kernel: fgp.kernels.Kernel, x: torch.Tensor, right: torch.Tensor, z: torch.Tensor | None = None) -> Any:
+    """The product as `k.operator(x, z) @ V` computes it, without its autograd bookkeeping."""
+    rows, cols = kernel.rows(x).detach(), None if z is None else kernel.rows(z).detach()
+    theta = [p.detach() for p in kernel.theta()]
+    return CpuTiles().product(kernel.form, theta, rows, cols, right)
+
+
+def errors(
+    kernel: fgp.kernels.Kernel, x: torch.Tensor, right: torch.Tensor, found: torch.Tensor
+) -> tuple[float, float]:
+    """Largest share of |K| |V|, and the 2-norm, on sampled rows, against float64 by direct differences."""
+    index = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1))[:SAMPLE]
+    total, scale = (
+        torch.zeros(len(index), right.shape[1], dtype=F64),
+        torch.zeros(len(index), right.shape[1], dtype=F64),
+    )
+    with torch.no_grad():
+        for start in range(0, x.shape[0], 20_000):
+            part = slice(start, start + 20_000)
+            dense = kernel.operator(x[index], x[part]).to_dense(F64)
+            total += dense @ right[part].double()
+            scale += dense.abs() @ right[part].double().abs()
+    off = found[index].double() - total
+    return float((off.abs() / scale).max()), float(off.norm() / total.norm())
+
+
+def keops_product(
+    pykeops: Any, x: torch.Tensor, z: torch.Tensor, right: torch.Tensor, scale: float
+) -> Callable[[], Any]:
+    from pykeops.torch import LazyTensor
+
+    def run() -> torch.Tensor:
+        a, b = LazyTensor(x[:, None, :] / scale), LazyTensor(z[None, :, :] / scale)
+        return (-((a - b) ** 2).sum(-1) / 2).exp() @ right
+
+    return run
+
+
+def ceiling(kernel: fgp.kernels.Kernel, d: int, t: int, multiply_adds: float) -> float:
+    """Pairs per second that the vector operations alone would allow, at a measured rate of multiply-adds."""
+    from flashgp.pairwise.cpu.layout import layout_of
+
+    rows = kernel.rows(points(1000, d, 1)[0]).detach()
+    (statistic, *_), _ = layout_of(kernel.form, rows, rows, F32)
+    operations = d * (1 if statistic.way == "dot" else 2) + 12 + 2 * t
+    return 2.0 * multiply_adds / operations
+
+
+def gemm_rate() -> float:
+    a, b = torch.randn(2, 2048, 2048)
+    best = math.inf
+    for _ in range(5):
+        started = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - started)
+    return 2048.0**3 / best
+
+
+def peak(n: int, d: int, t: int) -> int:
+    """Of one product in a fresh process, above its inputs."""
+    return measure_peak_bytes(_product, setup=functools.partial(_prepare, n, d, t))
+
+
+def _prepare(n: int, d: int, t: int) -> Any:
+    x, right = points(n, d, t)
+    kernel = fgp.kernels.RBF(math.sqrt(d))
+    ours(kernel, x[:4000], right[:4000].float())  # what the compiler keeps is not of this product
+    return kernel, x, right.float()
+
+
+def _product(given: Any) -> None:
+    ours(*given)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from flashgp.pairwise.cpu.engine import compile_seconds
+
+    options = arguments(argv, __doc__ or "")
+    if options.toy:
+        x, right = points(500, 3, 2)
+        kernel = fgp.kernels.RBF(1.0)
+        assert errors(kernel, x, right.float(), ours(kernel, x, right.float()))[0] < 1e-6
+        return 0
+    pykeops = peer("pykeops")
+    multiply_adds = gemm_rate()
+    rows: list[dict[str, Any]] = []
+    for n in (20_000, 100_000):
+        for d, t, share, target in GRID:
+            work = f"RBF, n={n:,}, d={d}, t={t}, lengthscale {share:g} sqrt(d)"
+            if options.only not in work:
+                continue
+            kernel = fgp.kernels.RBF(share * math.sqrt(d))
+            x, right = points(n, d, t)
+            single, v = x.float(), right.float()
+            before = compile_seconds()
+            found = ours(kernel, x, v)
+            compiled = compile_seconds() - before
+            jobs: dict[str, Callable[[], Any]] = {"ours": lambda k=kernel, x=x, v=v: ours(k, x, v)}
+            few = n if n <= 20_000 else 10_000
+            if pykeops is not None:
+                jobs["peer"] = keops_product(pykeops, single[:few], single, v, share * math.sqrt(d))
+            timed = interleaved(jobs, 3 if n <= 20_000 else 1)
+            rate = n * n / timed["ours"].seconds / 1e9
+            theirs = few * n / timed["peer"].seconds / 1e9 if "peer" in timed else None
+            largest, norm = errors(kernel, x, v, found)
+            row = {
+                "work": work, "rate": rate, "peer_rate": theirs, "target": target, "error": largest, "norm_error": norm,
+                "ratio": rate / theirs if theirs else None,
+                "ceiling": rate * 1e9 / ceiling(kernel, d, t, multiply_adds),
+                "compile_seconds": compiled, "seconds": timed["ours"].seconds, "spread": timed["ours"].spread,
+                "peak_bytes": peak(n, d, t) if share == 1.0 else None,
+            }  # fmt: skip
+            row["met"] = bool(theirs and row["ratio"] >= target and largest <= 1e-6 and norm <= 2e-6)
+            rows.append(row)
+            print(row, flush=True)
+    if not options.only:
+        write_record(
+            RECORDS / "products.json",
+            {"title": "Products without the matrix", "columns": COLUMNS, "rows": rows,
+             "multiply_adds_per_second": multiply_adds},
+        )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

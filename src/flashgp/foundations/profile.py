@@ -1,0 +1,261 @@
+"""The machine profile: the rates that plans predict seconds from, built in or measured by `flashgp tune`.
+
+A profile is data: it is read from a file by name and type, and nothing in it is executed. Built-in rates are cautious
+guesses for two CPU cores and a mid-range accelerator; a plan says which profile it used.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+
+from flashgp.foundations.errors import DomainError
+
+__all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
+
+SCHEMA = 1  # of the JSON; a file of another number is not read
+# What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
+PROFILE_WORK = 16.0
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """What one processor or accelerator does per second, with all threads that torch uses.
+
+    Fields: gemm and cholesky in flops per second by dtype (n^3 / 3 flops for a factor); copy_bytes, bytes read and
+    written; exp, float32 exponentials in cache; block_pairs, float64 covariances of a dense symmetric block by the
+    torch tiles, a pair counted once per entry of the full matrix; call_seconds, seconds of one small operation of
+    this library, the launches of its kernels included; transfer_bytes from host memory to the device.
+    """
+
+    gemm_float64: float
+    gemm_float32: float
+    cholesky_float64: float
+    cholesky_float32: float
+    copy_bytes: float
+    exp: float
+    block_pairs: float
+    call_seconds: float
+    transfer_bytes: float
+
+    def gemm(self, dtype: torch.dtype) -> float:
+        return self.gemm_float64 if dtype == torch.float64 else self.gemm_float32
+
+    def cholesky(self, dtype: torch.dtype) -> float:
+        return self.cholesky_float64 if dtype == torch.float64 else self.cholesky_float32
+
+
+@dataclass(frozen=True)
+class PairRate:
+    """Covariances per second of K V on one backend, at one shape: d feature numbers, t right-hand sides.
+
+    A pair counts once per entry of the full matrix, also where symmetry saves half of the work.
+    """
+
+    backend: str
+    device: str
+    dtype: str
+    symmetric: bool
+    d: int
+    t: int
+    pairs_per_second: float
+
+
+@dataclass(frozen=True)
+class MachineProfile:
+    """Rates of one machine.
+
+    Fields: name, "built-in" or "measured"; processor, cores, threads and torch_version, whose change makes a measured
+    profile one of another machine; cpu, and accelerator (None where there is none) with its name; products, the rates
+    of K V, any number per backend.
+    """
+
+    name: str
+    processor: str
+    cores: int
+    threads: int
+    torch_version: str
+    cpu: DeviceRates
+    accelerator: DeviceRates | None = None
+    accelerator_name: str = ""
+    products: tuple[PairRate, ...] = field(default=())
+
+    @property
+    def measured(self) -> bool:
+        return self.name != "built-in"
+
+    def rates(self, device: torch.device | str) -> DeviceRates:
+        """The rates of a device; the built-in ones for an accelerator that was not measured."""
+        if torch.device(device).type == "cpu":
+            return self.cpu
+        found = self.accelerator or BUILT_IN.accelerator
+        assert found is not None
+        return found
+
+    def product_rate(
+        self, backend: str, device: torch.device | str, dtype: torch.dtype, symmetric: bool, d: int, t: int
+    ) -> float | None:
+        """Covariances per second of K V by a backend, eq. (M-58); None where nothing is known of it.
+
+        From the measured shape nearest in logarithms, by the ratio of the work per pair. A profile that does not know
+        the backend (a package that came later) takes the built-in rates.
+        """
+        kind, name = torch.device(device).type, str(dtype).removeprefix("torch.")
+        known = [
+            rate
+            for rate in self.products
+            if (rate.backend, rate.device, rate.dtype) == (backend, "cpu" if kind == "cpu" else "accelerator", name)
+        ]
+        if not known:
+            return None if self is BUILT_IN else BUILT_IN.product_rate(backend, device, dtype, symmetric, d, t)
+
+        def distance(rate: PairRate) -> float:
+            apart = abs(math.log((d + 1) / (rate.d + 1))) + abs(math.log((t + 1) / (rate.t + 1)))
+            return apart + (0.0 if rate.symmetric == symmetric else 1e3)
+
+        near = min(known, key=distance)
+        rate = near.pairs_per_second * (near.d + near.t + PROFILE_WORK) / (d + t + PROFILE_WORK)
+        if near.symmetric != symmetric:
+            rate *= 2.0 if symmetric else 0.5
+        return rate
+
+    # -- as a file ----------------------------------------------------------------------------------------------
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "MachineProfile":
+        """Raises: DomainError for text that `to_json` of this version did not write, naming the field."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DomainError(f"`text` must be a machine profile in JSON, got something else ({error})") from None
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA or isinstance(values["schema"], bool):
+            said = values.get("schema") if isinstance(values, dict) else values
+            raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; run `flashgp tune` again")
+        values = {name: value for name, value in values.items() if name != "schema"}
+        checked = _checked(cls, values, "profile", nested=("cpu", "accelerator", "products"))
+        checked["cpu"] = DeviceRates(**_checked(DeviceRates, values["cpu"], "cpu"))
+        if values["accelerator"] is not None:
+            checked["accelerator"] = DeviceRates(**_checked(DeviceRates, values["accelerator"], "accelerator"))
+        if not isinstance(values["products"], list):
+            raise DomainError("`products` must be a list; run `flashgp tune` again")
+        checked["products"] = tuple(PairRate(**_checked(PairRate, one, "products")) for one in values["products"])
+        return cls(**checked)
+
+    # -- as text ------------------------------------------------------------------------------------------------
+    def lines(self) -> list[tuple[str, str]]:
+        """(name, readable value) of what is known."""
+        lines = [("profile", self.name)]
+        if self.measured:
+            lines.append(
+                ("machine", f"{self.processor}, {self.cores} cores, {self.threads} threads, torch {self.torch_version}")
+            )
+        lines += _rate_lines("", self.cpu)
+        if self.accelerator is not None:
+            lines += _rate_lines("accelerator ", self.accelerator)
+        if self.accelerator_name:
+            lines.append(("accelerator", self.accelerator_name))
+        for rate in self.products:
+            kind = "symmetric" if rate.symmetric else "rectangular"
+            lines.append(
+                (
+                    f"K V, {rate.backend}, {rate.device}",
+                    f"{rate.dtype} d={rate.d} t={rate.t} {kind}: {rate.pairs_per_second / 1e9:.3g} G pairs/s",
+                )
+            )
+        return lines
+
+    def __str__(self) -> str:
+        lines = self.lines()
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def _rate_lines(prefix: str, rates: DeviceRates) -> list[tuple[str, str]]:
+    """Rates in the units people use."""
+    giga = [
+        ("GEMM", f"{rates.gemm_float64 / 1e9:.4g} GFLOP/s float64, {rates.gemm_float32 / 1e9:.4g} float32"),
+        ("Cholesky", f"{rates.cholesky_float64 / 1e9:.4g} GFLOP/s float64, {rates.cholesky_float32 / 1e9:.4g} float32"),
+        ("copy", f"{rates.copy_bytes / 1e9:.3g} GB/s, from the host {rates.transfer_bytes / 1e9:.3g}"),
+        ("exp", f"{rates.exp / 1e9:.3g} G/s float32"),
+        ("block", f"{rates.block_pairs / 1e9:.3g} G pairs/s float64"),
+        ("call", f"{rates.call_seconds * 1e6:.3g} us"),
+    ]
+    return [(prefix + name, text) for name, text in giga]
+
+
+def _checked(kind: type, values: Any, where: str, nested: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of a dataclass, each of its type; numbers finite and positive. Raises: DomainError."""
+    kinds: Mapping[str, Any] = {f.name: f.type for f in fields(kind)}
+    if not isinstance(values, dict) or values.keys() != kinds.keys():
+        raise DomainError(f"`{where}` must have the fields {', '.join(kinds)}; run `flashgp tune` again")
+    checked: dict[str, Any] = {}
+    for name, of in kinds.items():
+        value = values[name]
+        if name in nested:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        valid = {
+            str: isinstance(value, str) and len(value) <= 200,
+            bool: isinstance(value, bool),
+            int: number and isinstance(value, int) and 0 < value < 2**31,
+            float: number and 0.0 < value < 1e300,
+        }[of]
+        if not valid:
+            raise DomainError(
+                f"`{where}.{name}` must be {_WANTED[of]}, got {str(value)[:40]!r}; run `flashgp tune` again"
+            )
+        checked[name] = float(value) if of is float else value
+    return checked
+
+
+_WANTED = {str: "a short text", bool: "true or false", int: "a positive integer", float: "a positive number"}
+
+
+def _table(backend: str, device: str, dtype: str, rates: Mapping[tuple[int, int], float]) -> tuple[PairRate, ...]:
+    """Built-in rates of symmetric products; rectangular ones do twice the work."""
+    return tuple(PairRate(backend, device, dtype, True, d, t, rate) for (d, t), rate in rates.items())
+
+
+BUILT_IN = MachineProfile(
+    name="built-in",
+    processor="unknown",
+    cores=2,
+    threads=2,
+    torch_version="any",
+    cpu=DeviceRates(
+        gemm_float64=6e10,
+        gemm_float32=1.2e11,
+        cholesky_float64=5e10,
+        cholesky_float32=1e11,
+        copy_bytes=2e10,
+        exp=1e9,
+        block_pairs=1e8,
+        call_seconds=1e-4,
+        transfer_bytes=1e10,
+    ),
+    accelerator=DeviceRates(
+        gemm_float64=5e12,
+        gemm_float32=1e13,
+        cholesky_float64=5e11,
+        cholesky_float32=2e12,
+        copy_bytes=5e11,
+        exp=5e11,
+        block_pairs=1e10,
+        call_seconds=1e-4,
+        transfer_bytes=1e10,
+    ),
+    products=(
+        *_table("torch", "cpu", "float64", {(3, 1): 3e8, (8, 16): 2.5e8, (90, 16): 1.8e8}),
+        *_table("torch", "cpu", "float32", {(3, 1): 5e8, (8, 16): 4e8, (90, 16): 2.2e8}),
+        *_table("cpu", "cpu", "float32", {(3, 1): 7e9, (8, 1): 5e9, (8, 16): 1.7e9, (26, 16): 1.3e9, (90, 16): 8e8}),
+        *_table("cpu", "cpu", "float64", {(3, 1): 3e9, (8, 1): 2e9, (8, 16): 7e8, (26, 16): 5e8, (90, 16): 3e8}),
+        *_table("torch", "accelerator", "float64", {(3, 1): 1e10, (8, 16): 1e10, (90, 16): 8e9}),
+        *_table("torch", "accelerator", "float32", {(3, 1): 2e10, (8, 16): 2e10, (90, 16): 1.5e10}),
+        *_table("triton", "accelerator", "float32", {(3, 1): 5e11, (8, 16): 2e11, (90, 16): 1e11}),
+    ),
+)

@@ -1,0 +1,152 @@
+"""Where the measured machine profile lives: one small JSON file per machine in the user's configuration folder.
+
+A file is found by what it was measured on (processor, cores, torch's threads and version), so that a home folder shared
+by several machines serves each its own. It is written whole or not at all, under a lock. A file that cannot be read, or
+is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is executed.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
+
+__all__ = ["CHOICE", "current_profile", "keep_profile", "machine_key", "measuring", "profile_path", "read_profile"]
+
+CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
+LARGEST_BYTES = 2**18
+WAIT_SECONDS = 120.0  # for another process that measures; a measurement takes seconds
+
+_known: dict[tuple[str, int, int, str], MachineProfile] = {}  # one of the two process-wide values (docs/design.md)
+
+
+def machine_key() -> tuple[str, int, int, str]:
+    """(processor, cores this process may use, torch's threads, torch's version)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _processor(), cores, torch.get_num_threads(), torch.__version__
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file.read(8192).splitlines():
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()[:200]
+    except OSError:
+        pass
+    return (platform.processor() or platform.machine() or "unknown")[:200]
+
+
+def profile_path() -> Path:
+    """The file of this machine's profile."""
+    digest = hashlib.sha256(json.dumps([SCHEMA, *machine_key()]).encode()).hexdigest()[:16]
+    return _folder() / f"profile-{digest}.json"
+
+
+def _folder() -> Path:
+    chosen = os.environ.get(CHOICE, "")
+    if chosen and chosen != "built-in":
+        return Path(chosen)
+    try:
+        import platformdirs
+    except ImportError:
+        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flashgp"
+    return Path(platformdirs.user_config_dir("flashgp", appauthor=False))
+
+
+def current_profile() -> MachineProfile:
+    """What plans use by default: the profile measured on this machine if there is one, else the built-in one.
+
+    Read once per process; the environment variable FLASHGP_PROFILE=built-in keeps measured ones out.
+    """
+    if os.environ.get(CHOICE) == "built-in":
+        return BUILT_IN
+    key = machine_key()
+    if key not in _known:
+        _known[key] = read_profile() or BUILT_IN
+    return _known[key]
+
+
+def read_profile() -> MachineProfile | None:
+    """The measured profile of this machine from its file; None, with a warning unless there is no file, for a miss."""
+    path = profile_path()
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+        if len(content) > LARGEST_BYTES:
+            raise DomainError(f"the file has more than {LARGEST_BYTES:,} bytes")
+        profile = MachineProfile.from_json(content.decode())
+        if (profile.processor, profile.cores, profile.threads, profile.torch_version) != machine_key():
+            raise DomainError("it was measured on another machine")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `flashgp tune`",
+            FlashGPWarning,
+            stacklevel=4,
+        )
+        return None
+    return profile
+
+
+def keep_profile(profile: MachineProfile) -> None:
+    """Use a profile in this process from now on, and write it for others; one warning if it cannot be written."""
+    _known[machine_key()] = profile
+    path = profile_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(profile.to_json())
+            os.replace(temporary, path)  # readers see the old file or the new one, never a part
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        warnings.warn(
+            f"the machine profile could not be kept in {path.parent} ({error}): it is used in this process only; make "
+            f"that folder writable, or name another in {CHOICE}",
+            FlashGPWarning,
+            stacklevel=3,
+        )
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[bool]:
+    """Hold the lock of this machine's profile; gives whether another process held it when this one came.
+
+    Two measurements at once would disturb each other. Where no lock can be had (a folder that is read-only, a file
+    system without locks, a process that hangs) the block runs without one: writing is atomic all the same.
+    """
+    from filelock import FileLock, Timeout
+
+    path = profile_path()
+    lock = FileLock(path.with_suffix(".lock"))
+    waited = False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waited = True
+            lock.acquire(timeout=WAIT_SECONDS)
+    except (OSError, NotImplementedError):  # a Timeout is an OSError too
+        pass
+    try:
+        yield waited
+    finally:
+        lock.release()

@@ -1,0 +1,314 @@
+"""Derivatives of K V and of dense blocks: first order in one pass, eq. (M-21), higher orders on portable tiles.
+
+    product ----------> pulled gradient ----------> portable tiles, tile by tile
+    (any backend)       (any backend, one pass)     (plain torch, any order)
+
+Two functions in a row, so that a first derivative never pays for a second one, also under torch.func, which always
+asks for a differentiable backward. Forward mode is not here: an operator of dual numbers runs on portable tiles.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.modes import exact_precision
+from flashgp.pairwise.backend import PairGradient
+
+if TYPE_CHECKING:
+    from flashgp.operators.covariance import CovarianceOperator
+
+__all__ = ["block", "product"]
+
+
+def product(operator: "CovarianceOperator", right: Tensor) -> Tensor:
+    """K @ right for right (*batch, m, t), differentiable."""
+    return _Product.apply(operator, right, *operator._tensors())
+
+
+def block(operator: "CovarianceOperator", dtype: torch.dtype) -> Tensor:
+    """The dense block in float32 or float64, differentiable."""
+    return _Block.apply(operator, dtype, *operator._tensors())
+
+
+def _flat(gradient: PairGradient, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients in the order of the operator's tensors, in their shapes and dtypes."""
+    found = [*gradient.rows, *gradient.cols, *gradient.theta]
+    return [
+        None if g is None or not t.is_floating_point() else g.sum_to_size(t.shape).to(t.dtype)
+        for g, t in zip(found, tensors, strict=True)
+    ]
+
+
+def _filled(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(gradients, tensors, strict=True))
+
+
+def _pullback(
+    function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients by every input of a function of plain torch operations that returns one tensor per tensor."""
+    moving = [k for k, t in enumerate(inputs) if t.is_floating_point()]
+    outputs, pull = torch.func.vjp(_of(function, inputs, moving), *(inputs[k] for k in moving))  # type: ignore[misc]
+    given = tuple(torch.zeros_like(o) if c is None else c for o, c in zip(outputs, cotangents, strict=True))
+    found = dict(zip(moving, pull(given), strict=True))
+    return [found.get(k) for k in range(len(inputs))]
+
+
+def _of(function: Callable[..., Any], inputs: Sequence[Tensor], moving: Sequence[int]) -> Callable[..., Any]:
+    """The function of the floating tensors among its inputs."""
+
+    def at(*values: Tensor) -> Any:
+        everything = list(inputs)
+        for k, value in zip(moving, values, strict=True):
+            everything[k] = value
+        return function(*everything)
+
+    return at
+
+
+def _tangent(function: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Any:
+    """The directional derivative of a function of plain torch operations (forward over reverse mode asks for it)."""
+    moving = [k for k, t in enumerate(inputs) if t.is_floating_point()]
+    # Copies: what functorch hands over may be expanded, and a tangent is written to.
+    directions = [torch.zeros_like(inputs[k]) if (t := tangents[k]) is None else t.clone() for k in moving]
+    return torch.func.jvp(_of(function, inputs, moving), tuple(inputs[k].clone() for k in moving), tuple(directions))[1]
+
+
+def _portable_pull(
+    function: Callable[[Sequence[Tensor]], Tensor], gradient: Tensor, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Pullback of a gradient to every tensor by plain torch operations; zeros for codes."""
+    moving = [k for k, t in enumerate(tensors) if t.is_floating_point()]
+    at = _of(lambda *everything: function(everything), tensors, moving)
+    found = dict(zip(moving, torch.func.vjp(at, *(tensors[k] for k in moving))[1](gradient), strict=True))
+    return tuple(found.get(k, torch.zeros_like(t)) for k, t in enumerate(tensors))
+
+
+def _portable_product_gradient(operator: "CovarianceOperator") -> Callable[..., tuple[Tensor, ...]]:
+    def pulled(gradient: Tensor, right: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _portable_pull(lambda moving: operator._with(moving).differentiable_product(right), gradient, tensors)
+
+    return pulled
+
+
+def _portable_block_gradient(operator: "CovarianceOperator") -> Callable[..., tuple[Tensor, ...]]:
+    def pulled(weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _portable_pull(lambda moving: operator._with(moving).portable_block(weights.dtype), weights, tensors)
+
+    return pulled
+
+
+class _Product(torch.autograd.Function):
+    """K V."""
+
+    @staticmethod
+    def forward(operator: "CovarianceOperator", right: Tensor, *tensors: Tensor) -> Tensor:
+        op = operator._with([t.detach() for t in tensors])
+        return op.backend.product(op.form, op.theta, op.rows, op.cols, right.detach(), workspace=op.workspace)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.operator, right, *tensors = inputs
+        ctx.save_for_backward(right, *tensors)
+        ctx.save_for_forward(right, *tensors)
+
+    @staticmethod
+    @exact_precision
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        right, *tensors = ctx.saved_tensors
+        to_right = None
+        if ctx.needs_input_grad[1]:
+            back = ctx.operator._with(tensors).T
+            to_right = (back @ gradient.contiguous()).sum_to_size(right.shape)
+        if not any(ctx.needs_input_grad[2:]):
+            return (None, to_right, *(None for _ in tensors))
+        pulled = _ProductGradient.apply(ctx.operator, gradient, right, *tensors)
+        needed = ctx.needs_input_grad[2:]
+        return (None, to_right, *(g if wanted else None for g, wanted in zip(pulled, needed, strict=True)))
+
+    @staticmethod
+    def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> Tensor:
+        def value(v: Tensor, *moving: Tensor) -> Tensor:
+            return ctx.operator._with(moving).differentiable_product(v)
+
+        return _tangent(value, ctx.saved_tensors, tangents)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], operator: "CovarianceOperator", right: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        return _batched(info, in_dims, operator, [right], tensors, lambda op, r: product(op, r))
+
+
+class _ProductGradient(torch.autograd.Function):
+    """Gradients of sum(G * K V) by every tensor of the operator, for G and V as they are."""
+
+    @staticmethod
+    def forward(
+        operator: "CovarianceOperator", gradient: Tensor, right: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        op = operator._with([t.detach() for t in tensors])
+        pulled = op.backend.bilinear_gradient(
+            op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach(), workspace=op.workspace
+        )
+        return _filled(_flat(pulled, tensors), tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.operator, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    @exact_precision
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *_pullback(_portable_product_gradient(ctx.operator), ctx.saved_tensors, cotangents))
+
+    @staticmethod
+    def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        return _tangent(_portable_product_gradient(ctx.operator), ctx.saved_tensors, tangents)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        operator: "CovarianceOperator",
+        gradient: Tensor,
+        right: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], int]:
+        def pull(op: "CovarianceOperator", g: Tensor, r: Tensor) -> tuple[Tensor, ...]:
+            return _ProductGradient.apply(op, g, r, *op._tensors())
+
+        return _batched(info, in_dims, operator, [gradient, right], tensors, pull, separate=True)
+
+
+class _Block(torch.autograd.Function):
+    """The dense block with its pullback; no autograd graph over its entries."""
+
+    @staticmethod
+    def forward(operator: "CovarianceOperator", dtype: torch.dtype, *tensors: Tensor) -> Tensor:
+        op = operator._with([t.detach() for t in tensors])
+        made = op.backend.block(op.form, op.theta, op.rows, op.cols, dtype=dtype, workspace=op.workspace)
+        return made if made.shape == op.shape else made.expand(op.shape).clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.operator, ctx.dtype, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    @exact_precision
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        pulled = _BlockGradient.apply(ctx.operator, gradient, *ctx.saved_tensors)
+        needed = ctx.needs_input_grad[2:]
+        return (None, None, *(g if wanted else None for g, wanted in zip(pulled, needed, strict=True)))
+
+    @staticmethod
+    def jvp(ctx: Any, _operator: None, _dtype: None, *tangents: Tensor | None) -> Tensor:
+        return _tangent(
+            lambda *moving: ctx.operator._with(moving).portable_block(ctx.dtype), ctx.saved_tensors, tangents
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        operator: "CovarianceOperator",
+        dtype: torch.dtype,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, int]:
+        kept = (in_dims[0], *in_dims[2:])
+        return _batched(info, kept, operator, [], tensors, lambda op: block(op, dtype))
+
+
+class _BlockGradient(torch.autograd.Function):
+    """Gradients of sum(W * K) by every tensor of the operator."""
+
+    @staticmethod
+    def forward(operator: "CovarianceOperator", weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        op = operator._with([t.detach() for t in tensors])
+        weights = weights.detach()
+        if op.cols is None:
+            weights = 0.5 * (weights + weights.mT)
+        pulled = op.backend.block_gradient(op.form, op.theta, op.rows, op.cols, weights, workspace=op.workspace)
+        return _filled(_flat(pulled, tensors), tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.operator, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    @exact_precision
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *_pullback(_portable_block_gradient(ctx.operator), ctx.saved_tensors, cotangents))
+
+    @staticmethod
+    def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        return _tangent(_portable_block_gradient(ctx.operator), ctx.saved_tensors, tangents)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        operator: "CovarianceOperator",
+        weights: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], int]:
+        def pull(op: "CovarianceOperator", w: Tensor) -> tuple[Tensor, ...]:
+            return _BlockGradient.apply(op, w, *op._tensors())
+
+        return _batched(info, in_dims, operator, [weights], tensors, pull, separate=True)
+
+
+def _batched(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    operator: "CovarianceOperator",
+    matrices: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    function: Any,
+    separate: bool = False,
+) -> tuple[Any, Any]:
+    """A mapped dimension becomes the first batch dimension of the operator; of right-hand sides alone, columns.
+
+    `separate`: every tensor gets the batch dimension, so that gradients are not summed over it.
+    """
+    dims = in_dims[1:]
+    count = len(matrices)
+    size = info.batch_size
+    alone = all(d is None for d in dims[count:])
+    if alone and not separate and count == 1 and dims[0] is not None:
+        right = matrices[0].movedim(dims[0], -1)  # (*batch, m, t, size)
+        out = function(operator._with(tensors), right.flatten(-2))
+        return out.unflatten(-1, (right.shape[-2], size)), out.dim()
+    rank = len(operator._with([_first(t, d) for t, d in zip(tensors, dims[count:], strict=True)]).shape) - 2
+
+    def moved(tensor: Tensor, dim: int | None, own: int) -> Tensor:
+        if dim is None and not separate:
+            return tensor
+        front = tensor.movedim(dim, 0) if dim is not None else tensor.expand(size, *tensor.shape)
+        missing = rank - (front.dim() - 1 - own)
+        return front.reshape(size, *(1,) * missing, *front.shape[1:])
+
+    owns = operator.event_dims()
+    given = [moved(m, d, 2) for m, d in zip(matrices, dims[:count], strict=True)]
+    placed = [moved(t, d, own) for t, d, own in zip(tensors, dims[count:], owns, strict=True)]
+    out = function(operator._with(placed), *given)
+    if isinstance(out, tuple):
+        shaped = [
+            o.reshape(size, *(t if d is None else _first(t, d)).shape)
+            for o, t, d in zip(out, tensors, dims[count:], strict=True)
+        ]
+        return tuple(shaped), tuple(0 for _ in shaped)
+    return out, 0
+
+
+def _first(tensor: Tensor, dim: int | None) -> Tensor:
+    """One member along a mapped dimension."""
+    return tensor if dim is None else tensor.select(dim, 0)

@@ -1,0 +1,184 @@
+"""Linear operators that are not stored: what they share, sums of them, and diagonals (noise)."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError, ShapeError
+
+__all__ = ["DiagonalOperator", "LinearOperator", "SumOperator"]
+
+
+class LinearOperator(ABC):
+    """A matrix (*batch, n, m) given by what it does. Has `dtype`, and everything below."""
+
+    dtype: torch.dtype
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size: ...
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
+    @property
+    @abstractmethod
+    def T(self) -> "LinearOperator": ...
+
+    @abstractmethod
+    def diagonal(self) -> Tensor: ...
+
+    @abstractmethod
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor: ...
+
+    @abstractmethod
+    def _apply(self, matrix: Tensor) -> Tensor:
+        """self @ matrix for (*batch, m, t) of the right shape, dtype and device."""
+
+    def __matmul__(self, right: Tensor) -> Tensor:
+        """self @ right for right (m,) or (*batch, m, t).
+
+        Raises: ShapeError, DomainError for a right-hand side that does not fit.
+        """
+        if not isinstance(right, Tensor):
+            return NotImplemented
+        vector = right.dim() == 1
+        matrix = right.unsqueeze(-1) if vector else right
+        m = self.shape[-1]
+        if matrix.dim() < 2 or matrix.shape[-2] != m:
+            raise ShapeError(
+                f"`right` must have {m} rows like the operator {tuple(self.shape)} has columns, got "
+                f"{tuple(right.shape)}; transpose one of them"
+            )
+        if right.device != self.device or right.dtype != self.dtype:
+            raise DomainError(
+                f"`right` must be {self.dtype} on {self.device} like the operator, got {right.dtype} on "
+                f"{right.device}; move it with .to(...)"
+            )
+        out = self._apply(matrix)
+        return out.squeeze(-1) if vector else out
+
+    def __add__(self, other: "LinearOperator") -> "SumOperator":
+        if not isinstance(other, LinearOperator):
+            return NotImplemented
+        return SumOperator(self, other)
+
+    def with_noise(self, variance: Tensor | float) -> "SumOperator":
+        """self + diag(variance), for a number or (*batch, n) variances; a square operator."""
+        n, m = self.shape[-2:]
+        if n != m:
+            raise ShapeError(f"`with_noise` needs a square operator, got shape {tuple(self.shape)}")
+        values = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
+        if values.dim() == 0:
+            values = values.expand(n)
+        return SumOperator(self, DiagonalOperator(values))
+
+    def to_scipy(self) -> Any:
+        """A scipy.sparse.linalg.LinearOperator: for its iterative solvers. One model on the CPU; no gradients."""
+        from scipy.sparse.linalg import LinearOperator as SciPyOperator
+
+        if len(self.shape) != 2 or self.device.type != "cpu":
+            raise ShapeError(
+                f"`to_scipy` needs one matrix on the CPU, got shape {tuple(self.shape)} on {self.device}; "
+                "take a member of the batch, or move the points with .cpu()"
+            )
+
+        def applied(operator: "LinearOperator") -> Any:
+            def apply(right: numpy.ndarray) -> numpy.ndarray:
+                with torch.no_grad():
+                    given = torch.from_numpy(numpy.ascontiguousarray(right)).to(self.dtype)
+                    return (operator @ given).numpy()
+
+            return apply
+
+        kind = torch.empty(0, dtype=self.dtype).numpy().dtype
+        there, back = applied(self), applied(self.T)
+        return SciPyOperator(tuple(self.shape), matvec=there, rmatvec=back, matmat=there, rmatmat=back, dtype=kind)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+class DiagonalOperator(LinearOperator):
+    """diag(values), values (*batch, n)."""
+
+    def __init__(self, values: Tensor) -> None:
+        if not isinstance(values, Tensor) or values.dim() == 0:
+            raise ShapeError(f"`values` must be a tensor (*batch, n), got {values!r}")
+        self.values, self.dtype = values, values.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.values.shape, self.values.shape[-1]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def T(self) -> "DiagonalOperator":
+        return self
+
+    def diagonal(self) -> Tensor:
+        return self.values
+
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.diag_embed(self.values.to(dtype or self.dtype))
+
+    def _apply(self, matrix: Tensor) -> Tensor:
+        return self.values.unsqueeze(-1) * matrix
+
+
+class SumOperator(LinearOperator):
+    """The sum of operators of one shape (batches broadcast), dtype and device."""
+
+    def __init__(self, *parts: LinearOperator) -> None:
+        first = parts[0]
+        for part in parts:
+            if part.shape[-2:] != first.shape[-2:]:
+                raise ShapeError(
+                    f"`parts` of a sum must have one shape, got {tuple(first.shape)} and {tuple(part.shape)}"
+                )
+            if part.dtype != first.dtype or part.device != first.device:
+                raise DomainError(
+                    f"`parts` of a sum must share dtype and device, got {first.dtype} on {first.device} and "
+                    f"{part.dtype} on {part.device}; move one with .to(...)"
+                )
+        self.parts, self.dtype = parts, first.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in self.parts))
+        return torch.Size((*batch, *self.parts[0].shape[-2:]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def T(self) -> "SumOperator":
+        return SumOperator(*(part.T for part in self.parts))
+
+    def diagonal(self) -> Tensor:
+        first, *rest = (part.diagonal() for part in self.parts)
+        return sum(rest, first)
+
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The matrix itself; a diagonal is added in place to what the first part allocates."""
+        dense = self.parts[0].to_dense(dtype)
+        for part in self.parts[1:]:
+            if isinstance(part, DiagonalOperator) and not dense.requires_grad and not part.values.requires_grad:
+                dense.diagonal(dim1=-2, dim2=-1).add_(part.values.to(dense.dtype))
+            elif isinstance(part, DiagonalOperator):
+                dense = dense + part.to_dense(dense.dtype)
+            else:
+                dense = dense + part.to_dense(dtype)
+        return dense
+
+    def _apply(self, matrix: Tensor) -> Tensor:
+        first, *rest = (part._apply(matrix) for part in self.parts)
+        return sum(rest, first)

@@ -1,0 +1,206 @@
+"""Choosing among routes: those that may be taken and fit, the quickest of them, and why each other one was not taken.
+
+Also how a plan is written and read as JSON: every field by name and type, nothing else accepted.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
+from flashgp.foundations.machine import available_bytes, parse_bytes
+from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.report import readable_bytes, readable_seconds
+
+__all__ = [
+    "DTYPES",
+    "Alternative",
+    "Candidate",
+    "budgets",
+    "check_route",
+    "choose",
+    "plan_json",
+    "plan_values",
+    "profile_notes",
+    "table_of",
+]
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+PlanType = TypeVar("PlanType")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A route that was not chosen, what it would have taken, and why it was not: one row of a plan's table."""
+
+    route: str
+    backend: str
+    device: str
+    dtype: str
+    peak_bytes: int
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A route before the choice.
+
+    Fields: as Alternative; objection, why it is taken only when forced (it rounds more than was asked for); missing,
+    the package without which it cannot be taken.
+    """
+
+    route: str
+    backend: str
+    device: str
+    dtype: str
+    peak_bytes: int
+    seconds: float
+    objection: str = ""
+    missing: str = ""
+
+    def because(self, reason: str) -> Alternative:
+        return Alternative(self.route, self.backend, self.device, self.dtype, self.peak_bytes, self.seconds, reason)
+
+
+def budgets(memory: str | int | None, devices: Sequence[torch.device]) -> dict[str, int]:
+    """The bytes that may be taken on each device: the budget given, else what is free there now."""
+    if memory is not None:
+        return {str(device): parse_bytes(memory) for device in devices}
+    return {str(device): available_bytes(device) for device in devices}
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    available: Mapping[str, int],
+    *,
+    route: str | None = None,
+    backend: str | None = None,
+    too_large: Callable[[Candidate, Candidate | None], MemoryBudgetError],
+) -> tuple[Candidate, tuple[Alternative, ...]]:
+    """The quickest candidate that may be taken and fits, and all others with the reason against each.
+
+    Args:
+        available: bytes by device; route, backend: take only these, whatever speaks against them but memory.
+        too_large: the error for the smallest candidate that was wanted and does not fit; its second argument is the
+            quickest other one that would fit.
+    Raises: BackendUnavailableError if what is forced needs a missing package; MemoryBudgetError if nothing fits.
+    """
+    forced = route is not None or backend is not None
+    asked = [c for c in candidates if route in (None, c.route) and backend in (None, c.backend)]
+    if not asked:
+        known = ", ".join(sorted({f"{c.route} by {c.backend}" for c in candidates}))
+        raise DomainError(
+            f"`route` and `backend` name {route or 'any route'} by {backend or 'any backend'}, which is not among the "
+            f"routes of this problem; choose from {known}"
+        )
+    wanted = [c for c in asked if not c.missing and (forced or not c.objection)]
+    if not wanted:
+        missing = ", ".join(sorted({c.missing for c in asked if c.missing}))
+        raise BackendUnavailableError(
+            f"`route` {asked[0].route} by {asked[0].backend} needs {missing}, which is not installed; install it, or "
+            "leave the route to the plan"
+        )
+    fitting = [c for c in wanted if c.peak_bytes <= available[c.device]]
+    if not fitting:
+        others = [c for c in candidates if not c.missing and c not in wanted and c.peak_bytes <= available[c.device]]
+        raise too_large(min(wanted, key=_bytes), min(others, key=_seconds, default=None))
+    chosen = min(fitting, key=lambda c: (c.seconds, c.peak_bytes))
+
+    def reason(candidate: Candidate) -> str:
+        limit = available[candidate.device]
+        if candidate.missing:
+            return f"{candidate.missing} is not installed"
+        if candidate.peak_bytes > limit:
+            return f"does not fit in {readable_bytes(limit)}"
+        if candidate not in asked:
+            return "another was asked for"
+        if candidate.objection and not forced:
+            return candidate.objection
+        return f"slower, {candidate.seconds / chosen.seconds:.3g} times" if chosen.seconds else "slower"
+
+    return chosen, tuple(c.because(reason(c)) for c in sorted(candidates, key=_seconds) if c is not chosen)
+
+
+def _bytes(candidate: Candidate) -> int:
+    return candidate.peak_bytes
+
+
+def _seconds(candidate: Candidate) -> float:
+    return candidate.seconds
+
+
+def check_route(route: str | None, routes: Sequence[str]) -> None:
+    """Raises: DomainError for a route that does not exist."""
+    if route is not None and route not in routes:
+        raise DomainError(f"`route` must be one of {', '.join(routes)}, got {route!r}; leave it out to have one chosen")
+
+
+def profile_notes(profile: MachineProfile, deterministic: bool = False) -> tuple[str, ...]:
+    """What a plan says about the rates it was made with."""
+    if profile.measured:
+        return ()
+    why = "as deterministic=True asks" if deterministic else "`flashgp tune` measures this machine's in seconds"
+    return (f"built-in rates, no measured ones: {why}",)
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+def table_of(alternatives: Sequence[Alternative]) -> list[tuple[str, ...]]:
+    """The alternatives as a table: the head, then a row each."""
+    rows: list[tuple[str, ...]] = [("not chosen", "backend", "device", "dtype", "peak memory", "time", "why not")]
+    for one in alternatives:
+        size, time = readable_bytes(one.peak_bytes), readable_seconds(one.seconds)
+        rows.append((one.route, one.backend, one.device, one.dtype, size, time, one.reason))
+    return rows
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+def plan_json(plan: Any) -> str:
+    """A plan, a dataclass of plain values, as JSON."""
+    return json.dumps(asdict(plan), allow_nan=False)
+
+
+def plan_values(kind: type[PlanType], text: str) -> PlanType:
+    """The plan that `plan_json` wrote, every field of its type. Raises: DomainError."""
+    try:
+        values = json.loads(text)
+        checked = _fields(kind, values)
+        checked["notes"] = tuple(_text(note) for note in _list(checked["notes"]))
+        checked["alternatives"] = tuple(
+            Alternative(**_fields(Alternative, one)) for one in _list(checked["alternatives"])
+        )
+        return kind(**checked)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DomainError(f"`text` must be what {kind.__name__}.to_json wrote, got something else ({error})") from None
+
+
+def _fields(kind: type, values: Any) -> dict[str, Any]:
+    kinds: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(kind)}
+    if not isinstance(values, dict) or values.keys() != kinds.keys():
+        raise TypeError(f"the fields must be {', '.join(kinds)}")
+    for name, of in kinds.items():
+        if of in (str, bool, int, float):
+            number = isinstance(values[name], int | float) and not isinstance(values[name], bool)
+            right = number if of is float else number and isinstance(values[name], int) if of is int else None
+            if not (isinstance(values[name], of) if right is None else right):
+                raise TypeError(f"{name} is {str(values[name])[:40]!r}")
+            if number and not 0 <= values[name] < math.inf:
+                raise ValueError(f"{name} is {values[name]!r}")
+    return dict(values)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:40]!r} is no list")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} is no text")
+    return value

@@ -1,0 +1,67 @@
+"""The engines that compute K V tile by tile: which backend, on which devices, and the package it needs.
+
+An engine that this version has but whose package is missing is named in plans, with what its absence costs.
+"""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+
+from flashgp.pairwise.backend import BACKENDS
+
+__all__ = ["ENGINES", "Engine", "accelerator"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One backend as the planner sees it.
+
+    Fields: backend, its name in the registry; module, which registers it; package, what must be installed (empty for
+    torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache.
+    """
+
+    backend: str
+    module: str
+    package: str
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    fused: bool
+
+    def supported(self) -> bool:
+        """Whether this version of the library has it."""
+        if self.backend in BACKENDS:
+            return True
+        try:
+            return importlib.util.find_spec(self.module) is not None
+        except ModuleNotFoundError:
+            return False
+
+    def installed(self) -> bool:
+        """Whether its package can be found; nothing is imported."""
+        return not self.package or importlib.util.find_spec(self.package) is not None
+
+    def load(self) -> bool:
+        """Import it, so that it is in the registry; whether that worked."""
+        if self.backend not in BACKENDS and self.supported():
+            try:
+                importlib.import_module(self.module)
+            except ImportError:
+                return False
+        return self.backend in BACKENDS
+
+    def runs_on(self, device: torch.device) -> bool:
+        return device.type in self.devices
+
+
+ENGINES: tuple[Engine, ...] = (
+    Engine("torch", "flashgp.pairwise.torch_tiles", "", ("cpu", "cuda"), ("float64", "float32"), fused=False),
+    Engine("cpu", "flashgp.pairwise.cpu.backend", "numba", ("cpu",), ("float64", "float32"), fused=True),
+    Engine("triton", "flashgp.pairwise.triton.backend", "triton", ("cuda",), ("float32",), fused=True),
+)
+
+
+def accelerator() -> torch.device | None:
+    """The accelerator that device="auto" may choose, None where there is none."""
+    return torch.device("cuda") if torch.cuda.is_available() else None

@@ -1,0 +1,291 @@
+"""Plans of products: which way to compute K V, or K_sx V for a prediction, without a matrix that was not announced.
+
+Three routes: "dense" stores the block and multiplies by it; "stored" keeps float32 tiles, half of them where K is
+symmetric; "recomputed" evaluates every tile anew in each product and holds one at a time, on one of the engines in
+planner/engines.py. A missing package costs seconds, which the plan names; the memory class stays what it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flashgp.foundations.errors import DomainError, MemoryBudgetError
+from flashgp.foundations.form import Form
+from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.foundations.profile_store import current_profile
+from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.pairwise import opaque
+from flashgp.pairwise.program import program_of
+from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.planner.choice import (
+    DTYPES,
+    Alternative,
+    Candidate,
+    budgets,
+    check_route,
+    choose,
+    plan_json,
+    plan_values,
+    profile_notes,
+)
+from flashgp.planner.engines import ENGINES
+from flashgp.planner.plan import printed, printed_html
+
+__all__ = ["PRODUCT_ROUTES", "ProductPlan", "plan_product"]
+
+PRODUCT_ROUTES = ("dense", "stored", "recomputed")
+FUSED_BYTES = 2**21  # what one thread of a fused engine keeps for its tile: it stays in the cache
+_DESCRIPTIONS = {
+    "dense": "the block is stored and multiplied by",
+    "stored": "float32 tiles are stored",
+    "recomputed": "one tile at a time, recomputed in every product",
+}
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """One way to compute K V, with its predicted price. Equal plans run the same way.
+
+    Fields: route, one of PRODUCT_ROUTES; backend, that evaluates the pairs; device and dtype (of V and the result) as
+    text; n and m, rows and columns of K; symmetric, whether both are the same points; d, feature numbers per row; t,
+    right-hand sides; batch (members); products, how many are made with the same K; peak_bytes above what the points
+    and V take; seconds of all products; available_bytes; profile, whose rates were used; notes; alternatives.
+    """
+
+    route: str
+    backend: str
+    device: str
+    dtype: str
+    n: int
+    m: int
+    symmetric: bool
+    d: int
+    t: int
+    batch: int
+    products: int
+    peak_bytes: int
+    seconds: float
+    available_bytes: int
+    profile: str
+    notes: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def to_json(self) -> str:
+        return plan_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ProductPlan":
+        """Raises: DomainError for text that is not a plan of a product."""
+        plan = plan_values(cls, text)
+        if plan.dtype not in DTYPES or plan.route not in PRODUCT_ROUTES or plan.backend not in _backends():
+            raise DomainError(
+                f"`text` names route {plan.route!r} by {plan.backend!r} in {plan.dtype!r}, which this version does not "
+                "know; make the plan again"
+            )
+        return plan
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(name, readable value); the alternatives are a table of their own."""
+        kind = "symmetric" if self.symmetric else "rectangular"
+        size = f"K of {self.n:,} x {self.m:,} ({kind}), {self.d} feature numbers, {self.t} right-hand sides"
+        size += f", {self.batch} models" if self.batch > 1 else ""
+        count = "one product" if self.products == 1 else f"{self.products:,} products"
+        return [
+            ("problem", size),
+            ("route", f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.dtype}, {self.backend} on {self.device}"),
+            ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
+            (count, f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def __str__(self) -> str:
+        return printed(self.lines(), self.alternatives)
+
+    def _repr_html_(self) -> str:
+        return printed_html(self.lines(), self.alternatives)
+
+
+def plan_product(
+    form: Form,
+    n: int,
+    m: int | None = None,
+    *,
+    d: int,
+    t: int = 1,
+    batch: int = 1,
+    products: int = 1,
+    dtype: torch.dtype = torch.float64,
+    memory: str | int | None = None,
+    device: torch.device | str | Sequence[torch.device] = "cpu",
+    profile: MachineProfile | None = None,
+    route: str | None = None,
+    backend: str | None = None,
+    deterministic: bool = False,
+    kept_bytes: int = 0,
+    other_bytes: int = 0,
+    other_seconds: float = 0.0,
+) -> ProductPlan:
+    """The quickest way to compute K V that fits, eqs. (M-55) to (M-58).
+
+    Args:
+        form: the covariance function; n, m: rows and columns of K, m None where both are the same points.
+        d: numbers per row of all features; t: columns of V; batch: models; products: how many with the same K.
+        dtype: of V and of the result: torch.float64 or torch.float32. Float32 tiles serve float64 only when forced.
+        memory: budget, bytes or text like "8GiB"; None for what is free now.
+        device: where; of several, the quickest is chosen.
+        profile: whose rates; the machine's current one by default, the built-in one with deterministic.
+        route, backend: take these, whatever their seconds.
+        kept_bytes: of what is held all the while; other_bytes, other_seconds: of other work before or after, as the
+            variance of a prediction is to its mean, eq. (M-59).
+    Raises: MemoryBudgetError if nothing fits, with the least bytes that any route needs; BackendUnavailableError if
+        what is forced needs a package that is missing; DomainError.
+    """
+    if dtype not in DTYPES.values():
+        raise DomainError(
+            f"`dtype` must be torch.float64 or torch.float32, got {dtype}; half precision is storage only"
+        )
+    if min(n, n if m is None else m, t) < 0 or min(d, batch, products) < 1:
+        raise DomainError(
+            f"`n`, `m` and `t` must be 0 or more, `d`, `batch` and `products` at least 1, got n={n}, m={m}, t={t}, "
+            f"d={d}, batch={batch}, products={products}"
+        )
+    check_route(route, PRODUCT_ROUTES)
+    profile = profile or (BUILT_IN if deterministic else current_profile())
+    devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
+    size = _Size(form, n, n if m is None else m, m is None, d, t, batch, products, dtype, profile)
+    candidates = [
+        replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
+        for where in devices
+        for one in _candidates(size, where)
+    ]
+    available = budgets(memory, devices)
+
+    def completed(chosen: Candidate, alternatives: tuple[Alternative, ...] = ()) -> ProductPlan:
+        return ProductPlan(
+            route=chosen.route, backend=chosen.backend, device=chosen.device,
+            dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
+            products=products, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
+            available_bytes=available[chosen.device], profile=profile.name,
+            notes=profile_notes(profile, deterministic), alternatives=alternatives,
+        )  # fmt: skip
+
+    def too_large(smallest: Candidate, other: Candidate | None) -> MemoryBudgetError:
+        limit = available[smallest.device]
+        advice = "raise memory=, or take fewer rows or right-hand sides"
+        if other is not None:
+            advice = f"{other.route} by {other.backend} needs {readable_bytes(other.peak_bytes)} and fits"
+        return MemoryBudgetError(
+            f"`memory` allows {readable_bytes(limit)}, but {smallest.route} by {smallest.backend} for K of {n:,} x "
+            f"{size.m:,} needs {readable_bytes(smallest.peak_bytes)}; {advice}",
+            needed_bytes=smallest.peak_bytes,
+            available_bytes=limit,
+            cheapest_plan=None if other is None else completed(other),
+        )
+
+    chosen, alternatives = choose(candidates, available, route=route, backend=backend, too_large=too_large)
+    plan = completed(chosen, alternatives)
+    return replace(plan, notes=(*_prices(plan, candidates), *plan.notes))
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What the price of every route depends on."""
+
+    form: Form
+    n: int
+    m: int
+    symmetric: bool
+    d: int
+    t: int
+    batch: int
+    products: int
+    dtype: torch.dtype
+    profile: MachineProfile
+
+    @property
+    def pairs(self) -> int:
+        return self.batch * self.n * self.m
+
+    def panel_rows(self, device: torch.device) -> int:
+        return min(self.n, tile_rows(self.m, self.batch, device))
+
+    def operand_bytes(self) -> int:
+        """Result and mirrored part; features with their centred and extended copies: the common terms of (M-55)."""
+        features = 3 * (self.d + len(self.form.statistics))
+        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 8 * features)
+
+    def tile_bytes(self, device: torch.device) -> int:
+        """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
+        temporaries = program_of(self.form).value_temporaries
+        functions = opaque.temporary_bytes(self.form, self.d, self.batch)
+        return 8 * temporaries * self.panel_rows(device) * self.m * self.batch + functions
+
+    def fused_bytes(self, device: torch.device) -> int:
+        """Of a fused engine: packed copies, and per thread a tile in its cache and sums in float64, (M-55)."""
+        threads = self.profile.threads if device.type == "cpu" else 1
+        sums = 8 * self.batch * (self.n + self.m if self.symmetric else self.n) * self.t
+        return threads * (sums + FUSED_BYTES)
+
+    def stored_pairs(self, device: torch.device) -> int:
+        """Numbers in stored tiles, (M-56): of a symmetric K the panels from the diagonal on."""
+        if not self.symmetric:
+            return self.pairs
+        return self.batch * (self.n * self.n + self.n * self.panel_rows(device)) // 2
+
+
+def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
+    rates = size.profile.rates(device)
+    name, item, where = str(size.dtype).removeprefix("torch."), size.dtype.itemsize, str(device)
+    base = size.operand_bytes()
+    tiles = size.tile_bytes(device)
+    build = size.pairs / rates.block_pairs + rates.call_seconds
+    flops = 2 * size.pairs * size.t
+
+    def multiply(dtype: torch.dtype, stored_bytes: int) -> float:
+        """Seconds of all products with what is stored: arithmetic or reading, whichever is slower, (M-57)."""
+        return size.products * (max(flops / rates.gemm(dtype), stored_bytes / rates.copy_bytes) + rates.call_seconds)
+
+    stored = 4 * size.stored_pairs(device)
+    found = [
+        Candidate(
+            "dense", "torch", where, name, item * size.pairs + tiles + base,
+            build + multiply(size.dtype, item * size.pairs),
+        ),
+        Candidate(
+            "stored", "torch", where, "float32", stored + tiles + base, build + multiply(torch.float32, stored),
+            objection="rounds K to float32: only on request" if size.dtype == torch.float64 else "",
+        ),
+    ]  # fmt: skip
+    for engine in ENGINES:
+        if not engine.runs_on(device) or name not in engine.dtypes or not engine.supported():
+            continue
+        if engine.fused and not size.form.fusable:  # a Python function of two points runs on torch tiles
+            continue
+        rate = size.profile.product_rate(engine.backend, device, size.dtype, size.symmetric, size.d, size.t)
+        if rate is None:
+            continue
+        seconds = size.products * (size.pairs / rate + rates.call_seconds)
+        own = size.fused_bytes(device) if engine.fused else tiles
+        missing = "" if engine.installed() else engine.package
+        found.append(Candidate("recomputed", engine.backend, where, name, own + base, seconds, missing=missing))
+    return found
+
+
+def _prices(plan: ProductPlan, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """What each missing package costs: the seconds with it, where they would be fewer."""
+    count = "one product takes" if plan.products == 1 else f"{plan.products:,} products take"
+    return tuple(
+        f"{one.missing} is not installed: {count} about {readable_seconds(plan.seconds)} instead of "
+        f"{readable_seconds(one.seconds)}"
+        for one in candidates
+        if one.missing and one.seconds < plan.seconds and one.peak_bytes <= plan.available_bytes
+    )
+
+
+def _backends() -> tuple[str, ...]:
+    return tuple(engine.backend for engine in ENGINES)

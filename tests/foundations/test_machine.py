@@ -1,0 +1,112 @@
+"""What is really free: the machine's own count, every control group around the process, the accelerator's allocator."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashgp.foundations import machine
+from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes
+
+CPU = torch.device("cpu")
+GIB = 2**30
+NO_LIMIT_V1 = 9223372036854771712  # what version 1 writes for "no limit"
+
+
+class Machine:
+    """A /proc and a /sys of our own."""
+
+    def __init__(self, root: Path, free_bytes: int) -> None:
+        self.root = root
+        self.write("proc/meminfo", f"MemTotal: 9 kB\nMemAvailable:   {free_bytes // 1024} kB\nSwapFree: 7 kB\n")
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def group(self, folder: str, limit: int | str, used: int, cache: int = 0) -> None:
+        self.write(f"sys/fs/cgroup/{folder}/memory.max", f"{limit}\n")
+        self.write(f"sys/fs/cgroup/{folder}/memory.current", f"{used}\n")
+        self.write(f"sys/fs/cgroup/{folder}/memory.stat", f"anon 5\ninactive_file {cache}\nactive_file 3\n")
+
+    def old_group(self, folder: str, limit: int, used: int, cache: int = 0) -> None:
+        self.write(f"sys/fs/cgroup/memory/{folder}/memory.limit_in_bytes", f"{limit}\n")
+        self.write(f"sys/fs/cgroup/memory/{folder}/memory.usage_in_bytes", f"{used}\n")
+        self.write(f"sys/fs/cgroup/memory/{folder}/memory.stat", f"inactive_file 1\ntotal_inactive_file {cache}\n")
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    return Machine(tmp_path, 16 * GIB)
+
+
+def free() -> float:
+    return available_bytes(CPU) / FREE_MEMORY_SHARE / GIB
+
+
+def test_without_control_groups(fake: Machine) -> None:
+    assert free() == pytest.approx(16)
+    fake.write("proc/self/cgroup", "0::/\n")
+    assert free() == pytest.approx(16)
+
+
+def test_version_2_takes_the_tightest_group(fake: Machine) -> None:
+    fake.write("proc/self/cgroup", "0::/user.slice/job\n")
+    fake.group("user.slice/job", "max", GIB)
+    assert free() == pytest.approx(16)
+    fake.group("user.slice/job", 8 * GIB, 5 * GIB)
+    assert free() == pytest.approx(3)
+    fake.group("user.slice", 10 * GIB, 8 * GIB)  # shared with other processes of the user
+    assert free() == pytest.approx(2)
+    fake.group("user.slice", 10 * GIB, 8 * GIB, cache=4 * GIB)  # the page cache is given up on demand
+    assert free() == pytest.approx(3)
+    fake.group("other", GIB, GIB)  # not ours
+    assert free() == pytest.approx(3)
+
+
+def test_version_2_inside_a_container(fake: Machine) -> None:
+    """The namespace shows only the container's own group, as the top."""
+    fake.write("proc/self/cgroup", "0::/\n")
+    fake.group("", 4 * GIB, GIB)
+    assert free() == pytest.approx(3)
+    fake.write("proc/self/cgroup", "0::/../sibling\n")
+    assert free() == pytest.approx(3)
+
+
+def test_version_1(fake: Machine) -> None:
+    fake.write("proc/self/cgroup", "9:cpu:/docker/abc\n4:memory,hugetlb:/docker/abc\n0::/\n")
+    fake.old_group("", NO_LIMIT_V1, 20 * GIB)
+    assert free() == pytest.approx(16)
+    fake.old_group("docker/abc", 6 * GIB, 4 * GIB, cache=GIB)
+    assert free() == pytest.approx(3)
+    fake.old_group("docker", 6 * GIB, 7 * GIB)  # over its limit: nothing is left, and not less than that
+    assert free() == 0
+
+
+def test_files_that_say_nothing(fake: Machine) -> None:
+    fake.write("proc/self/cgroup", "\nrubbish\n4:memory:/a\n0::/a\n")
+    fake.group("a", "", 0)
+    assert free() == pytest.approx(16)
+
+
+def test_without_proc_psutil_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 5 * GIB})())
+    assert free() == pytest.approx(5)
+
+
+def test_here_something_is_free() -> None:
+    import psutil
+
+    assert 0 < available_bytes(CPU) <= psutil.virtual_memory().total
+
+
+def test_an_accelerator_counts_what_its_allocator_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free on the device plus what torch has reserved and not given out."""
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (3 * GIB, 9 * GIB))
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: 4 * GIB)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: 2 * GIB)
+    assert available_bytes(torch.device("cuda")) == int(5 * GIB * FREE_MEMORY_SHARE)

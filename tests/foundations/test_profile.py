@@ -1,0 +1,235 @@
+"""The machine profile: what its file may say, where it is kept, and that bad luck with it costs one warning."""
+
+import json
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashgp.foundations import profile_store
+from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile, PairRate
+from flashgp.foundations.profile_store import (
+    CHOICE,
+    current_profile,
+    keep_profile,
+    machine_key,
+    measuring,
+    profile_path,
+    read_profile,
+)
+
+F32, F64 = torch.float32, torch.float64
+
+
+def own() -> MachineProfile:
+    """A profile of this machine that differs from the built-in one."""
+    processor, cores, threads, version = machine_key()
+    cpu = replace(BUILT_IN.cpu, cholesky_float64=7e9)
+    return replace(
+        BUILT_IN, name="measured", processor=processor, cores=cores, threads=threads, torch_version=version, cpu=cpu
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of our own for profiles, and a process that knows none."""
+    monkeypatch.setenv(CHOICE, str(tmp_path / "profiles"))
+    monkeypatch.setattr(profile_store, "_known", {})
+    return tmp_path / "profiles"
+
+
+def quiet() -> MachineProfile:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return current_profile()
+
+
+# -- rates -----------------------------------------------------------------------------------------------------------
+def test_rates_between_measured_shapes() -> None:
+    """Eq. (M-58): the nearest measured shape, by the ratio of the work per pair; symmetry counts half."""
+    near = PairRate("torch", "cpu", "float32", True, 3, 1, 4e8)
+    far = PairRate("torch", "cpu", "float32", True, 90, 16, 1e8)
+    profile = replace(BUILT_IN, name="measured", products=(near, far))
+
+    def rate(symmetric: bool, d: int, t: int) -> float | None:
+        return profile.product_rate("torch", "cpu", F32, symmetric, d, t)
+
+    assert rate(True, 3, 1) == 4e8
+    assert rate(True, 8, 2) == pytest.approx(4e8 * (3 + 1 + 16) / (8 + 2 + 16))
+    assert rate(True, 200, 16) == pytest.approx(1e8 * (90 + 16 + 16) / (200 + 16 + 16))
+    assert rate(False, 3, 1) == pytest.approx(2e8)
+    rectangular = replace(near, symmetric=False, pairs_per_second=3e8)
+    profile = replace(profile, products=(near, far, rectangular))
+    assert rate(False, 3, 1) == 3e8
+    assert rate(False, 90, 16) == pytest.approx(3e8 * 20 / 122)
+    assert replace(profile, products=(rectangular,)).product_rate("torch", "cpu", F32, True, 3, 1) == 6e8
+
+
+def test_what_a_profile_does_not_know_is_built_in() -> None:
+    profile = replace(BUILT_IN, name="measured", accelerator=None, products=())
+    assert profile.product_rate("cpu", "cpu", F32, True, 3, 1) == BUILT_IN.product_rate("cpu", "cpu", F32, True, 3, 1)
+    assert profile.product_rate("triton", "cuda", F32, True, 3, 1) == 5e11
+    assert profile.product_rate("triton", "cuda", F64, True, 3, 1) is None
+    assert profile.product_rate("triton", "cpu", F32, True, 3, 1) is None
+    assert profile.rates("cuda") is BUILT_IN.accelerator
+    assert profile.rates("cpu") is profile.cpu
+    assert (profile.cpu.gemm(F32), profile.cpu.gemm(F64)) == (1.2e11, 6e10)
+    assert (profile.cpu.cholesky(F32), profile.cpu.cholesky(F64)) == (1e11, 5e10)
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+def test_a_profile_survives_its_file() -> None:
+    for profile in (BUILT_IN, own(), replace(own(), accelerator=None, products=())):
+        assert MachineProfile.from_json(profile.to_json()) == profile
+    text = str(own())
+    for part in ("measured", "Cholesky", "7 GFLOP/s float64, 100 float32", machine_key()[0], "G pairs/s"):
+        assert part in text
+
+
+def changed(**values: object) -> str:
+    return json.dumps({**json.loads(own().to_json()), **values})
+
+
+def within(part: str, **values: object) -> str:
+    whole = json.loads(own().to_json())
+    whole[part] = [{**whole[part][0], **values}] if part == "products" else {**whole[part], **values}
+    return json.dumps(whole)
+
+
+HOSTILE = {
+    "nothing": "",
+    "no object": "[1]",
+    "half a file": BUILT_IN.to_json()[:-20],
+    "deep": "[" * 100_000,
+    "another version": changed(schema=SCHEMA + 1),
+    "a version that is true": changed(schema=True),
+    "no version": json.dumps({k: v for k, v in json.loads(BUILT_IN.to_json()).items() if k != "schema"}),
+    "a field more": changed(extra=1),
+    "a field less": json.dumps({k: v for k, v in json.loads(BUILT_IN.to_json()).items() if k != "cores"}),
+    "text for a number": changed(cores="2"),
+    "true for a number": changed(cores=True),
+    "a fraction of a core": changed(cores=1.5),
+    "no cores": changed(cores=0),
+    "a long text": changed(processor="x" * 1000),
+    "a list for rates": changed(cpu=[1]),
+    "nothing for rates": changed(cpu=None),
+    "zero": within("cpu", exp=0),
+    "negative": within("cpu", copy_bytes=-1.0),
+    "infinite": within("cpu", copy_bytes=1e9).replace("1000000000.0", "Infinity"),
+    "not a number": within("cpu", copy_bytes=1e9).replace("1000000000.0", "NaN"),
+    "beyond floats": within("cpu", copy_bytes=1e9).replace("1000000000.0", "1e999"),
+    "a huge integer": within("cpu", copy_bytes=10**400),
+    "a call": within("cpu", exp="__import__('os').abort()"),
+    "products that are no list": changed(products={"0": 1}),
+    "a product that is no object": changed(products=[3]),
+    "a product of no symmetry": within("products", symmetric=1),
+    "a product of no dimensions": within("products", d=-3),
+    "accelerator rates that are none": changed(accelerator=7),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_is_no_profile_is_refused(case: str) -> None:
+    with pytest.raises(DomainError):
+        MachineProfile.from_json(HOSTILE[case])
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+def test_no_file_is_no_news(folder: Path) -> None:
+    assert quiet() is BUILT_IN
+    assert not folder.exists(), "looking makes nothing"
+
+
+def test_a_kept_profile_is_found_by_other_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert quiet() is BUILT_IN
+    keep_profile(own())
+    assert quiet() == own()
+    monkeypatch.setattr(profile_store, "_known", {})  # as another process
+    assert quiet() == own()
+    assert [p.suffix for p in folder.iterdir()] == [".json"]
+    monkeypatch.setenv(CHOICE, "built-in")
+    assert quiet() is BUILT_IN
+
+
+def test_another_machine_has_another_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_profile(own())
+    here = profile_path()
+    for other in (("Abacus", *machine_key()[1:]), (*machine_key()[:2], 64, machine_key()[3])):
+        monkeypatch.setattr(profile_store, "machine_key", lambda other=other: other)
+        assert profile_path() != here
+        assert quiet() is BUILT_IN
+        profile_path().write_text(here.read_text())  # copied over by hand
+        with pytest.warns(FlashGPWarning, match="measured on another machine"):
+            assert read_profile() is None
+
+
+@pytest.mark.parametrize("case", [*HOSTILE, "too long", "no text", "a folder"])
+def test_a_file_that_cannot_be_used_is_a_miss_with_one_warning(folder: Path, case: str) -> None:
+    folder.mkdir()
+    path = profile_path()
+    if case == "a folder":
+        path.mkdir()
+    else:
+        content = {"too long": b" " * 2**20, "no text": b"\xff\xfe\x00"}.get(case)
+        path.write_bytes(HOSTILE[case].encode() if content is None else content)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert current_profile() is BUILT_IN
+        assert current_profile() is BUILT_IN
+    assert [w.category for w in caught] == [FlashGPWarning]
+    assert "flashgp tune" in str(caught[0].message)
+
+
+def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(CHOICE, str(tmp_path / "file" / "profiles"))
+    monkeypatch.setattr(profile_store, "_known", {})
+    with measuring() as waited:
+        assert not waited
+        with pytest.warns(FlashGPWarning, match="could not be kept") as caught:
+            keep_profile(own())
+    assert len(caught) == 1
+    assert quiet() == own(), "in use all the same"
+
+
+def test_a_write_that_fails_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_profile(own())
+    before = profile_path().read_text()
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.warns(FlashGPWarning, match="read-only file system"):
+        keep_profile(replace(own(), accelerator=None))
+    assert profile_path().read_text() == before
+    assert len(list(folder.iterdir())) == 1, "no part of a file is left"
+
+
+def test_who_comes_second_waits(folder: Path) -> None:
+    from filelock import FileLock
+
+    with measuring() as waited:
+        assert not waited
+    held = FileLock(profile_path().with_suffix(".lock"))
+    with held.acquire(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile_store, "WAIT_SECONDS", 0.05)
+        with measuring() as waited:  # a process that hangs does not stop others for ever
+            assert waited
+
+
+def test_folders_without_platformdirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sys
+
+    monkeypatch.delenv(CHOICE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    if sys.platform == "linux":
+        assert profile_path().parent == tmp_path / "flashgp"
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    assert profile_path().parent == tmp_path / "flashgp"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert profile_path().parent == Path.home() / ".config" / "flashgp"

@@ -1,0 +1,180 @@
+"""The compiled CPU backend against the portable one, which the float64 loops check: eqs. (M-20), (M-21), (M-69)."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.kernels import Kernel
+from flashgp.pairwise.backend import PairGradient
+from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
+from flashgp.pairwise.torch_tiles import TorchTiles
+from pairwise.pair_cases import ONE_CASE_EACH, Case
+
+pytestmark = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
+
+CPU, TORCH = CpuTiles(least_pairs=0), TorchTiles()
+F32, F64 = torch.float32, torch.float64
+k = fgp.kernels
+# None: symmetric. One row, fewer than a vector, one past four rows, and past a block of rows.
+SHAPES = [(1, None), (7, 5), (5, 1), (301, None), (1100, 33), (33, 1100)]
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def flat(gradient: PairGradient) -> list[Tensor | None]:
+    return [*gradient.rows, *gradient.cols, *gradient.theta]
+
+
+def share(found: Tensor, wanted: Tensor, scale: Tensor) -> float:
+    """Largest error as a share of what the terms of each sum amount to."""
+    return float(((found.double() - wanted).abs() / scale.clamp_min(1e-300)).max()) if wanted.numel() else 0.0
+
+
+def check(kernel: Kernel, x: Tensor, z: Tensor | None, dtype: torch.dtype, tolerance: float, t: int = 3) -> None:
+    """Product, block and gradient; the errors are shares of the same sums over absolute values."""
+    check_product(kernel, x, z, dtype, tolerance, t)
+    rows, cols = kernel.rows(x), None if z is None else kernel.rows(z)
+    theta, form = [p.detach() for p in kernel.theta()], kernel.form
+    rows, cols = rows.detach(), None if cols is None else cols.detach()
+    m = rows.count if cols is None else cols.count
+    right, left = numbers(m, t, seed=1).to(dtype), numbers(rows.count, t, seed=2).to(dtype)
+    dense = TORCH.block(form, theta, rows, cols, dtype=F64)
+    assert share(CPU.block(form, theta, rows, cols, dtype=dtype), dense, torch.ones_like(dense)) <= tolerance * max(
+        1.0, float(dense.abs().max())
+    )
+    wanted = flat(TORCH.bilinear_gradient(form, theta, rows, cols, left.double(), right.double()))
+    got = flat(CPU.bilinear_gradient(form, theta, rows, cols, left, right))
+    assert len(got) == len(wanted)
+    # A sum of n m terms of either sign: compared with the root of the sum of their squares, about the size of one row.
+    for one, two in zip(got, wanted, strict=True):
+        assert (one is None) == (two is None) or float(two.abs().max()) == 0  # type: ignore[union-attr]
+        if one is not None and two is not None and two.numel():
+            size = float(two.abs().max()) + 1e-3 * math.sqrt(m)
+            assert share(one, two, torch.full_like(two, size)) <= 20 * tolerance
+
+
+def check_product(
+    kernel: Kernel, x: Tensor, z: Tensor | None, dtype: torch.dtype, tolerance: float, t: int = 3
+) -> None:
+    rows, cols = kernel.rows(x).detach(), None if z is None else kernel.rows(z).detach()
+    theta, form = [p.detach() for p in kernel.theta()], kernel.form
+    right = numbers(rows.count if cols is None else cols.count, t, seed=1).to(dtype)
+    dense = TORCH.block(form, theta, rows, cols, dtype=F64)
+    found = CPU.product(form, theta, rows, cols, right)
+    assert found.dtype == dtype
+    assert share(found, dense @ right.double(), dense.abs() @ right.double().abs()) <= tolerance
+
+
+@pytest.mark.parametrize("case", ONE_CASE_EACH)
+def test_agrees_with_the_portable_tiles(case: Case) -> None:
+    for n, m in SHAPES:
+        check(case.kernel, case.points(n, 1), None if m is None else case.points(m, 2), F64, 1e-13)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        k.RBF(1.3),
+        k.Matern(0.5, 0.7),
+        k.RationalQuadratic(1.0) * k.RBF(2.0) + k.Linear(),
+        k.RBF(torch.full((3,), 0.9)) * k.Periodic(1.5, active_dims=[0]) + 0.5 * k.Cosine(torch.full((3,), 0.3)),
+    ],
+    ids=["RBF", "Matern-1/2", "sum", "product"],
+)
+def test_float32(kernel: Kernel) -> None:
+    check(kernel, numbers(700, 3), None, F32, 1e-6)
+    check(kernel, numbers(300, 3), numbers(501, 3, seed=5), F32, 1e-6)
+
+
+@pytest.mark.parametrize("d", [1, 8, 9, 90])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_any_number_of_columns(d: int, dtype: torch.dtype) -> None:
+    """Unrolled, by differences and by products; both with a lengthscale that cancels and one that does not."""
+    for lengthscale in (1.0, 0.05):
+        kernel = k.RBF(lengthscale * math.sqrt(d))
+        check_product(kernel, numbers(210, d), None, dtype, 1e-6 if dtype == F32 else 1e-13)
+
+
+@pytest.mark.parametrize("lengthscale", [1.0, 0.03])
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_an_offset_costs_no_digits(offset: float, lengthscale: float) -> None:
+    """(M-68): columns centred in float64, and split in two where float32 would not do."""
+    x = numbers(1500, 3) + offset
+    x[700:] = x[:800] + 1e-3 * numbers(800, 3, seed=9)  # close pairs: where a distance is all difference
+    check_product(k.RBF(lengthscale * math.sqrt(3)), x, None, F32, 1e-6)
+    check_product(k.Matern(1.5, lengthscale * math.sqrt(3)), x, None, F32, 1e-6)
+
+
+def test_equal_rows_have_distance_zero() -> None:
+    """By every way: the value at equal rows is that of the diagonal, also where a slope is unbounded."""
+    for d in (3, 26):
+        x = numbers(40, d) * 30
+        x[20:] = x[:20]
+        for kernel in (k.RBF(math.sqrt(d)), k.RBF(40.0 * math.sqrt(d)), k.Matern(0.5, math.sqrt(d))):
+            for dtype in (F32, F64):
+                block = CPU.block(kernel.form, [], kernel.rows(x).detach(), None, dtype=dtype)
+                assert torch.equal(block[:20, 20:].diagonal(), torch.ones(20, dtype=dtype))
+                assert torch.equal(block.diagonal(), torch.ones(40, dtype=dtype))
+
+
+def test_right_hand_sides() -> None:
+    kernel, x = k.RBF(1.0), numbers(50, 2)
+    for t in (0, 1, 2, 3, 4, 5, 17, 512):
+        right = numbers(50, t)
+        found = CPU.product(kernel.form, [], kernel.rows(x).detach(), None, right)
+        wanted = kernel(x).to_dense().detach() @ right
+        assert found.shape == wanted.shape
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_batches_are_their_members() -> None:
+    kernel = fgp.Parameter(torch.tensor([0.5, 2.0])) * k.RBF(fgp.Parameter(torch.tensor([[1.0], [0.4]])))
+    x, right, left = numbers(2, 60, 2), numbers(2, 60, 3), numbers(2, 60, 3, seed=3)
+    rows, theta = kernel.rows(x).detach(), [t.detach() for t in kernel.theta()]
+    for one, two in zip(
+        flat(CPU.bilinear_gradient(kernel.form, theta, rows, None, left, right)),
+        flat(TORCH.bilinear_gradient(kernel.form, theta, rows, None, left, right)),
+        strict=True,
+    ):
+        assert torch.allclose(one, two, rtol=1e-11, atol=1e-11)  # type: ignore[arg-type]
+    found = CPU.product(kernel.form, theta, rows, None, right)
+    assert torch.allclose(found, TORCH.product(kernel.form, theta, rows, None, right), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        CPU.block(kernel.form, theta, rows, None, dtype=F64), TORCH.block(kernel.form, theta, rows, None, dtype=F64)
+    )
+
+
+def test_the_same_bits_again_and_for_any_member() -> None:
+    kernel, x, right = k.Matern(2.5, 1.0), numbers(5000, 3), numbers(5000, 2).float()
+    rows = kernel.rows(x).detach()
+    first = CPU.product(kernel.form, [], rows, None, right)
+    assert torch.equal(first, CPU.product(kernel.form, [], rows, None, right))
+
+
+def test_extreme_lengthscales() -> None:
+    """1e-8 gives the identity, 1e8 a matrix of ones, in both dtypes; nothing overflows."""
+    x, right = numbers(100, 3), numbers(100, 2)
+    for dtype in (F32, F64):
+        for kernel in (k.RBF, k.Matern, k.RationalQuadratic):
+            near = kernel(lengthscale=1e-8).operator(x)
+            found = CPU.product(near.form, [t.detach() for t in near.theta], near.rows.detach(), None, right.to(dtype))
+            assert torch.isfinite(found).all()
+            assert torch.allclose(found, right.to(dtype), atol=1e-6)
+            far = kernel(lengthscale=1e8).operator(x)
+            found = CPU.product(far.form, [t.detach() for t in far.theta], far.rows.detach(), None, right.to(dtype))
+            assert torch.allclose(found, right.to(dtype).sum(0).expand(100, 2), rtol=1e-5, atol=1e-5)
+
+
+def test_small_problems_do_not_wait_for_a_compiler() -> None:
+    kernel, x = k.RBF(1.0), numbers(100, 2)
+    backend = CpuTiles()
+    assert not backend.serves(kernel.form, kernel.rows(x), None, F32)
+    assert torch.equal(
+        backend.product(kernel.form, [], kernel.rows(x).detach(), None, x),
+        TORCH.product(kernel.form, [], kernel.rows(x).detach(), None, x),
+    )

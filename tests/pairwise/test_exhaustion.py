@@ -1,0 +1,194 @@
+"""When memory runs out inside a tile, the loop goes on with half the rows, gives the same numbers, and says so."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashgp import kernels
+from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.workspace import Workspace, ran_out_of_memory
+from flashgp.pairwise import torch_tiles
+from flashgp.pairwise.backend import PairGradient
+from pairwise.pair_cases import TORCH
+
+f64 = torch.float64
+D, T, N, M = 3, 2, 45, 37
+TOLERANCE = 200 * N * torch.finfo(f64).eps  # sums of N terms in another order, of mixed sign
+
+KERNELS = {
+    "distance": lambda: 1.5 * kernels.Matern(2.5, [0.7, 1.0, 1.3]),
+    "product and row scalars": lambda: kernels.Linear(torch.ones(D)) * kernels.Periodic() + kernels.Categorical(
+        active_dims=[0]
+    ),
+}  # fmt: skip
+
+
+class Calls:
+    """The primitives that go over tiles, on fixed rows: each returns tensors to compare."""
+
+    def __init__(self, kernel: kernels.Kernel, symmetric: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(0, 4, (N, D), generator=generator).double()
+        z = torch.randint(0, 4, (M, D), generator=generator).double()
+        self.form, self.theta = kernel.form, [t.detach() for t in kernel.theta()]
+        self.rows, self.cols = kernel.rows(x).detach(), None if symmetric else kernel.rows(z).detach()
+        m = N if symmetric else M
+        self.left = torch.randn(N, T, generator=generator, dtype=f64)
+        self.right = torch.randn(m, T, generator=generator, dtype=f64)
+        self.weights = torch.randn(N, m, generator=generator, dtype=f64)
+        if symmetric:
+            self.weights = self.weights + self.weights.mT
+
+    def block(self, workspace: Workspace | None) -> list[Tensor]:
+        return [TORCH.block(self.form, self.theta, self.rows, self.cols, dtype=f64, workspace=workspace)]
+
+    def product(self, workspace: Workspace | None) -> list[Tensor]:
+        return [TORCH.product(self.form, self.theta, self.rows, self.cols, self.right, workspace=workspace)]
+
+    def block_gradient(self, workspace: Workspace | None) -> list[Tensor]:
+        return flat(
+            TORCH.block_gradient(self.form, self.theta, self.rows, self.cols, self.weights, workspace=workspace)
+        )
+
+    def bilinear_gradient(self, workspace: Workspace | None) -> list[Tensor]:
+        given = self.form, self.theta, self.rows, self.cols, self.left, self.right
+        return flat(TORCH.bilinear_gradient(*given, workspace=workspace))
+
+
+NAMES = ["block", "product", "block_gradient", "bilinear_gradient"]
+
+
+def flat(gradient: PairGradient) -> list[Tensor]:
+    found = [*gradient.rows, *gradient.cols, *gradient.theta]
+    return [torch.zeros(()) if g is None else g for g in found]
+
+
+def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
+    return all((f - w).abs().max() <= TOLERANCE * (1 + w.abs().max()) for f, w in zip(found, wanted, strict=True))
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rows per tile, and every byte counted."""
+    monkeypatch.setitem(torch_tiles.TILE_PAIRS, "cpu", 8 * N)
+    monkeypatch.setattr("flashgp.foundations.workspace.COUNTED_BYTES", 0)
+
+
+def failing(function: Callable[..., object], at: int, error: Callable[[], Exception]) -> Callable[..., object]:
+    """The function, failing at its k-th call only."""
+    state = {"calls": 0}
+
+    def run(*arguments: object, **options: object) -> object:
+        state["calls"] += 1
+        if state["calls"] == at:
+            raise error()
+        return function(*arguments, **options)
+
+    return run
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_workspace_failing_at_every_request(name: str, kernel: str, symmetric: bool) -> None:
+    """The request of a tile is halved; that of a result cannot be, and is the one error."""
+    calls = Calls(KERNELS[kernel](), symmetric)
+    counting = Workspace()
+    wanted = getattr(calls, name)(counting)
+    assert counting.events == []
+    own = 1 if name in ("block", "product") else 0
+    assert counting.requests == own + 1
+    for k in range(1, counting.requests + 1):
+        workspace = Workspace(fail_at=k)
+        if k <= own:
+            with pytest.raises(MemoryBudgetError):
+                getattr(calls, name)(workspace)
+        else:
+            assert same(getattr(calls, name)(workspace), wanted)
+            assert workspace.events == ["memory ran out in a tile: went on with 4 rows per tile, and the same result"]
+    assert workspace.peak_bytes < counting.peak_bytes
+
+
+# Where a tile's work allocates: the values, the derivatives, and what follows after part of a panel is collected.
+PLACES = {
+    "value": ("_Job", "value"),
+    "partials": ("_Job", "partials"),
+    "pullback": (None, "_pull_statistic"),
+    "commit": ("_Accumulator", "commit"),
+}  # fmt: skip
+ERRORS: list[Callable[[], Exception]] = [  # made anew each time: an error holds the frames it passed through
+    lambda: torch.OutOfMemoryError("CUDA out of memory"),
+    lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    lambda: RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+    MemoryError,
+]
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("block", "value"), ("product", "value")]
+    + [(name, place) for name in NAMES[2:] for place in ("partials", "pullback", "commit")],
+)
+def test_torch_failing_at_every_call(name: str, place: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a panel fails, nothing of it is counted twice, and the panels before it are kept."""
+    calls = Calls(KERNELS["product and row scalars"](), symmetric)
+    wanted = getattr(calls, name)(None)
+    owner, attribute = PLACES[place]
+    home = torch_tiles if owner is None else getattr(torch_tiles, owner)
+    k = 0
+    while True:
+        k += 1
+        workspace = Workspace()
+        with monkeypatch.context() as patch:
+            patch.setattr(home, attribute, failing(getattr(home, attribute), k, ERRORS[k % len(ERRORS)]))
+            assert same(getattr(calls, name)(workspace), wanted)
+        assert workspace.live_bytes == 0
+        if not workspace.events:
+            break
+    assert k > 3, "the place was never reached"
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_budget_that_a_smaller_tile_fits() -> None:
+    """The largest tile that fits is found by halving; where not one row fits, the error has the numbers."""
+    calls = Calls(KERNELS["distance"](), True)
+    counting = Workspace()
+    wanted = calls.product(counting)
+    result = N * T * 8
+    row = (counting.peak_bytes - result) // 8
+    workspace = Workspace(budget_bytes=result + 2 * row)
+    assert same(calls.product(workspace), wanted)
+    assert [event.split(" with ")[1].split(",")[0] for event in workspace.events] == [
+        "4 rows per tile",
+        "2 rows per tile",
+    ]
+    with pytest.raises(MemoryBudgetError) as caught:
+        calls.product(Workspace(budget_bytes=result + row - 1))
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (row, row - 1)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("error", [RuntimeError("expected m1 and m2 to have the same dtype"), ValueError("wrong")])
+def test_other_errors_pass(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(KERNELS["distance"](), True)
+    monkeypatch.setattr(torch_tiles._Job, "value", failing(torch_tiles._Job.value, 2, lambda: error))
+    workspace = Workspace()
+    with pytest.raises(type(error), match=str(error)):
+        calls.product(workspace)
+    assert workspace.events == []
+
+
+def test_what_counts_as_memory_running_out() -> None:
+    refused = MemoryBudgetError("no", needed_bytes=2, available_bytes=1)
+    assert all(ran_out_of_memory(error) for error in [*(make() for make in ERRORS), refused])
+    assert not any(
+        ran_out_of_memory(e) for e in (RuntimeError("shape"), ValueError("can't allocate memory"), OSError())
+    )
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55)
+    assert ran_out_of_memory(caught.value)
