@@ -59,7 +59,7 @@ def test_every_kernel_of_the_registry_builds_and_evaluates(name: str) -> None:
 
 
 def test_only_what_cannot_be_written_is_missing() -> None:
-    assert set(kernels.REGISTRY) - set(NAMES) == {"Sum", "Product", "Scaled", "Warped"}
+    assert set(kernels.REGISTRY) - set(NAMES) == {"Sum", "Product", "Scaled", "Warped", "Custom", "SpectralMixture"}
 
 
 def test_without_active_dims_numbers_see_numbers_and_categories_categories() -> None:

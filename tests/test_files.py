@@ -78,7 +78,11 @@ def test_every_registered_kernel_comes_back(tmp_path: Path, name: str, index: in
     make = codes if row.inputs == "codes" else points
     posterior = fgp.GP(kernel).condition(make(13), points(13, 1, seed=1)[:, 0], dtype=dtype)
     # A caller's module that starts elsewhere: the numbers must come from the file.
-    modules = {"kernel.module": nn.Sequential(nn.Linear(D, 2), nn.Tanh())} if name == "Warped" else {}
+    modules: dict[str, object] = {}
+    if isinstance(kernel, fgp.kernels.Warped):
+        modules = {"kernel.module": nn.Sequential(nn.Linear(D, 2), nn.Tanh())}
+    if isinstance(kernel, fgp.kernels.Custom):
+        modules = {"kernel.function": kernel.function}
     loaded = fgp.load(saved(posterior, tmp_path / "m"), modules)
     assert_same(posterior, loaded, make(7, seed=2))
     assert repr(loaded.gp) == repr(posterior.gp)

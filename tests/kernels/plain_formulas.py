@@ -13,7 +13,7 @@ from flashgp import kernels
 
 
 def plain(kernel: kernels.Kernel, x: Tensor, z: Tensor) -> Tensor:
-    """k(x_i, z_j), eqs. (M-2), (M-3), (M-5) to (M-17), shape (n, m)."""
+    """k(x_i, z_j), eqs. (M-2), (M-3), (M-5) to (M-17), (M-48), (M-52), shape (n, m)."""
     if isinstance(kernel, kernels.Sum):
         return sum((plain(part, x, z) for part in kernel.parts[1:]), plain(kernel.parts[0], x, z))
     if isinstance(kernel, kernels.Product):
@@ -54,6 +54,16 @@ def leaf(k: kernels.Kernel, x: Tensor, z: Tensor) -> Tensor:
             return torch.exp(-2 * (wave**2).sum(-1))
         case kernels.Cosine():
             return torch.cos(2 * math.pi * (difference * value(k.frequency, x)).sum(-1))
+        case kernels.SpectralMixture():
+            means, scales, weights = (value(p, x) for p in (k.means, k.scales, k.weights))
+            total = torch.zeros(len(x), len(z), dtype=x.dtype)
+            for mean, scale, weight in zip(means, scales, weights, strict=True):
+                envelope = torch.exp(-2 * math.pi**2 * ((difference * scale) ** 2).sum(-1))
+                total = total + weight * envelope * torch.cos(2 * math.pi * (difference * mean).sum(-1))
+            return total
+        case kernels.Custom():
+            values = {name: value(getattr(k, name), x) for name in k.names}
+            return torch.stack([torch.stack([k.function(a, b, **values).reshape(()) for b in z]) for a in x])
         case kernels.Polynomial():
             return (value(k.offset, x) + (x * value(k.variance, x)) @ z.mT) ** k.degree
         case kernels.Linear():

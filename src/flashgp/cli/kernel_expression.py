@@ -53,7 +53,8 @@ lengthscale, period and frequency are in units of their column, other numbers in
 
 _MOST_CHARACTERS = 10_000
 _MOST_DEPTH = 100
-_EXCLUDED = ("Sum", "Product", "Scaled", "Warped")  # written + and *; a module cannot be written
+# Written + and *; modules, functions and tables of frequencies cannot be written.
+_EXCLUDED = ("Sum", "Product", "Scaled", "Warped", "Custom", "SpectralMixture")
 NAMES = {n: row.kernel for n, row in kernels.REGISTRY.items() if n not in _EXCLUDED} | {"RBF": kernels.RBF}
 CODES = ("Categorical", "Coregionalization")
 SETTINGS = {"nu", "degree", "count", "rank"}  # chosen, not fitted

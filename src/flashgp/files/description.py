@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flashgp import kernels, means
 from flashgp.files.bounded_json import json_number, number_json
-from flashgp.files.modules import module_description, module_state, prepared_module, require_modules
+from flashgp.files.modules import FUNCTION, module_description, module_state, prepared_module, require_modules
 from flashgp.files.priors import prior_from_tensors, prior_tensors
 from flashgp.files.validation import refusing
 from flashgp.foundations.errors import DomainError
@@ -73,6 +73,9 @@ class _Describer:
         description["parts"] = [self.kernel(part, depth + 1) for part in kernel.parts]
         if isinstance(kernel, kernels.Warped):
             description["module"] = self.module(kernel.module)
+        if isinstance(kernel, kernels.Custom):
+            description["module"] = f"{path}.function"
+            self.modules[description["module"]] = FUNCTION
         return description
 
     def mean(self, mean: nn.Module) -> dict[str, Any]:
@@ -155,7 +158,7 @@ def describe(gp: GP, trainable: Mapping[str, bool]) -> tuple[dict[str, Any], dic
 class _Builder:
     """One walk over a description that nobody vouches for."""
 
-    def __init__(self, parameters: Mapping[str, Parameter], modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, parameters: Mapping[str, Parameter], modules: Mapping[str, Any]) -> None:
         self.parameters = parameters
         self.modules = modules
         self.kernels = 0
@@ -167,7 +170,9 @@ class _Builder:
             raise refused(where, "options and parameters by name", options)
         # All its parameters come from the table: a constructor left to make its own might make a huge one.
         roles = getattr(made, "roles", {})
-        if not keys.keys() <= roles.keys() or (made is not Gaussian and keys.keys() != roles.keys()):
+        # Those of a user's function are the function's own names: its constructor refuses others.
+        named = made is not kernels.Custom
+        if named and (not keys.keys() <= roles.keys() or (made is not Gaussian and keys.keys() != roles.keys())):
             raise refused(f"{where}.parameters", f"those of its kind ({', '.join(roles) or 'none'})", sorted(keys))
         for name in options:
             if name not in inspect.signature(made).parameters:
@@ -178,10 +183,10 @@ class _Builder:
                 raise refused(f"{where}.parameters.{name}", "a key of `parameters`", key)
             arguments[name] = self.parameters[key]
         if fields["module"] is not None:
-            arguments["module"] = self.module(fields["module"], where)
+            arguments["module" if named else "function"] = self.module(fields["module"], where)
         return arguments
 
-    def module(self, key: object, where: str) -> nn.Module:
+    def module(self, key: object, where: str) -> Any:
         if not isinstance(key, str) or key not in self.modules:
             raise refused(f"{where}.module", "a key of `modules`", key)
         return self.modules[key]
@@ -208,7 +213,10 @@ class _Builder:
         fields = json_fields(description, "mean", _PARTS)
         kind = fields["kind"]
         if kind == "Module":
-            return self.module(fields["module"], "mean")
+            module = self.module(fields["module"], "mean")
+            if not isinstance(module, nn.Module):
+                raise refused("mean.module", "the key of a torch module", fields["module"])
+            return module
         if not isinstance(kind, str) or kind not in means.REGISTRY:
             raise refused("mean.kind", f"Module or one of {', '.join(means.REGISTRY)}", kind)
         made = means.REGISTRY[kind]
@@ -224,7 +232,7 @@ class _Builder:
         return Gaussian(**{"noise_variance": None, **arguments}, **tensors)
 
 
-def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modules: Mapping[str, nn.Module]) -> GP:
+def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modules: Mapping[str, Any]) -> GP:
     """The GP of a description.
 
     Args:
@@ -253,6 +261,9 @@ def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modul
         gp = GP(kernel, mean, build.likelihood(description["likelihood"], read), description["outputs"])
         for key, fields in tables["parameters"].items():
             _settle(parameters[key], raws[key], key, fields, read)
+        for part in gp.modules():
+            if isinstance(part, kernels.Custom):
+                part.forget()  # what it found with zeros for its parameters
         flags = {name: value.requires_grad for name, value in gp.named_parameters()}
         again, _ = describe(gp, flags)
     for name in DESCRIPTION_FIELDS:

@@ -5,12 +5,13 @@ and the buffers as tensors, and a JSON description (description.py). Loading fac
 parameter values are computed again from x, everything else is as it was.
 
 Foreign modules (Warped's module, a mean that is no flashgp mean) are stored as numbers only. Each has a key, its first
-dotted path from the GP: "kernel.module", "kernel.kernels.1.module", "mean". `load` takes them by that key.
+dotted path from the GP: "kernel.module", "kernel.kernels.1.module", "mean". `load` takes them by that key, and the
+functions of Custom by "kernel.function".
 """
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_metadata", "save"]
 
-NO_MODULES: Mapping[str, nn.Module] = MappingProxyType({})
+NO_MODULES: Mapping[str, "nn.Module | Callable[..., torch.Tensor]"] = MappingProxyType({})
 _CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "torch")
 _DATA = ("representer_weights", "residual", "x", "y")
 
@@ -82,7 +83,7 @@ def save(
 
 def load(
     path: str | os.PathLike[str],
-    modules: Mapping[str, nn.Module] = NO_MODULES,
+    modules: "Mapping[str, nn.Module | Callable[..., torch.Tensor]]" = NO_MODULES,
     *,
     device: str | torch.device | None = None,
 ) -> Posterior:
@@ -90,6 +91,7 @@ def load(
 
     Args:
         modules: foreign modules by key, built as they were when saved; copies of them receive the stored numbers.
+            Functions of Custom by key, as they are.
         device: None for the CPU, "auto" for an accelerator when there is one.
     Raises: ModelFileError for a file that cannot be read, is truncated, damaged, foreign, hostile or of another
         version; DomainError, ShapeError for modules that are missing or do not fit; MemoryBudgetError when the model

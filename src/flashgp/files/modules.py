@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.table.json_fields import json_fields, json_list, json_text
 
-__all__ = ["module_description", "module_state", "prepared_module", "require_modules"]
+__all__ = ["FUNCTION", "module_description", "module_state", "prepared_module", "require_modules"]
 
+FUNCTION = "function"  # in the place of a module's fields: a function of the caller's, which has no state
 _FIELDS = ("state", "trainable", "training")
 
 
@@ -36,15 +37,17 @@ def module_description(module: nn.Module, key: str, trainable: Callable[[str], b
     }
 
 
-def require_modules(keys: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+def require_modules(keys: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
     """Raises: DomainError naming the keys that are missing from `modules`, or that the file does not have."""
     for key, fields in keys.items():
-        json_fields(fields, f"modules.{key[:60]}", _FIELDS)
+        if fields != FUNCTION:
+            json_fields(fields, f"modules.{key[:60]}", _FIELDS)
     missing = [key[:200] for key in keys if key not in modules][:20]
     if missing:
         wanted = ", ".join(f"{key!r}: ..." for key in missing)
+        what = "function" if all(keys[key] == FUNCTION for key in missing) else "torch module"
         raise DomainError(
-            f"`modules` must hold the torch module {', '.join(map(repr, missing))}, whose parameters are in the file "
+            f"`modules` must hold the {what} {', '.join(map(repr, missing))}, whose parameters are in the file "
             f"but whose code is not, got {sorted(modules)}; pass modules={{{wanted}}}, built as it was when saved"
         )
     unknown = [key for key in modules if key not in keys]
@@ -52,15 +55,23 @@ def require_modules(keys: Mapping[str, Any], modules: Mapping[str, nn.Module]) -
         known = ", ".join(map(repr, keys)) or "none: the model has no foreign module"
         raise DomainError(f"`modules` names {unknown[0]!r}, which the file does not have; its keys are {known}")
     for key, module in modules.items():
-        if not isinstance(module, nn.Module):
+        if keys[key] == FUNCTION:
+            if not callable(module) or isinstance(module, nn.Module):
+                raise DomainError(
+                    f"`modules[{key!r}]` must be the function of two points, got {type(module).__name__}; pass the one "
+                    "that Custom was made of"
+                )
+        elif not isinstance(module, nn.Module):
             raise DomainError(f"`modules[{key!r}]` must be a torch.nn.Module, got {type(module).__name__}")
 
 
-def prepared_module(module: nn.Module, key: str, description: Any, read: Callable[[str], Tensor]) -> nn.Module:
-    """A copy of the caller's module with the stored state, on the CPU.
+def prepared_module(module: Any, key: str, description: Any, read: Callable[[str], Tensor]) -> Any:
+    """A copy of the caller's module with the stored state, on the CPU; a function as it is.
 
     Raises: DomainError, ShapeError naming what differs between the module and the file.
     """
+    if description == FUNCTION:
+        return module
     fields = json_fields(description, f"modules.{key}", _FIELDS)
     lists: dict[str, list[str]] = {}
     for name in _FIELDS:

@@ -16,7 +16,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import readable_bytes
 from flashgp.inference.gp import GP
-from flashgp.kernels import Warped
+from flashgp.kernels import Custom, Warped
 from flashgp.means import REGISTRY, evaluate_mean
 from flashgp.solvers.cholesky import Factor
 from flashgp.table.json_fields import refused
@@ -115,7 +115,7 @@ def check_values(data: Mapping[str, Tensor], factor: Factor | None) -> None:
 
 def check_rows(gp: GP, x: Tensor) -> None:
     """The row features of one point tell what those of all points take: a small file must not ask for terabytes."""
-    kernel, foreign = gp.kernel, any(isinstance(part, Warped) for part in gp.kernel.modules())
+    kernel, foreign = gp.kernel, any(isinstance(part, Warped | Custom) for part in gp.kernel.modules())
     point = torch.zeros(1, x.shape[-1], dtype=x.dtype)
     try:
         # A foreign module is asked in evaluation mode, as a copy: one point must not enter its running statistics.

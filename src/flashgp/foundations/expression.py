@@ -30,6 +30,7 @@ __all__ = [
     "log1p",
     "match",
     "number",
+    "opaque",
     "parameter",
     "product",
     "row_scalar",
@@ -43,7 +44,7 @@ Number = Union[int, Fraction]  # noqa: UP007 - used at run time in isinstance-li
 
 @dataclass(frozen=True)
 class Symbol:
-    """A variable of a profile: kind is distance (r), product, match, parameter, left or right; index counts within."""
+    """A variable of a profile: distance (r), product, match, opaque, parameter, left or right; index counts within."""
 
     kind: str
     index: int
@@ -279,6 +280,11 @@ def product(index: int = 0) -> Expression:
 def match(index: int = 0) -> Expression:
     """1 where the integer codes of statistic `index` agree, else 0."""
     return _atom(Symbol("match", index))
+
+
+def opaque(index: int = 0) -> Expression:
+    """The value of statistic `index` when that is a Python function of two points, eq. (M-48)."""
+    return _atom(Symbol("opaque", index))
 
 
 def parameter(index: int = 0) -> Expression:

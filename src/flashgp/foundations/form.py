@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.expression import Expression, Symbol
+from flashgp.foundations.pair_function import PairFunction
 
 __all__ = ["Form", "Rows", "broadcast_batch"]
 
@@ -23,25 +24,38 @@ __all__ = ["Form", "Rows", "broadcast_batch"]
 class Form:
     """The structure of a covariance function: equal forms share one compiled program.
 
-    Fields: profile g, exact; statistics, the kind of each pair statistic ("distance", "product" or "match");
-    scalar_count, the row scalars per row; parameter_count, the scalar parameters theta of g.
+    Fields: profile g, exact; statistics, the kind of each pair statistic ("distance", "product", "match" or "opaque");
+    scalar_count, the row scalars per row; parameter_count, the scalar parameters theta of g; pair_functions, one per
+    opaque statistic, in order: Python functions of two points, which only torch tiles evaluate.
     """
 
     profile: Expression
     statistics: tuple[str, ...]
     scalar_count: int
     parameter_count: int
+    pair_functions: tuple[PairFunction, ...] = ()
+
+    @property
+    def fusable(self) -> bool:
+        """Whether generated code can evaluate it: no statistic is a Python function."""
+        return not self.pair_functions
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.profile, self.statistics, self.scalar_count, self.parameter_count))
+        return hash((self.profile, self.statistics, self.scalar_count, self.parameter_count, self.pair_functions))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the cached hash: it is of this process.
-        return Form, (self.profile, self.statistics, self.scalar_count, self.parameter_count)
+        return Form, (
+            self.profile, self.statistics, self.scalar_count, self.parameter_count, self.pair_functions
+        )  # fmt: skip
+
+    def opaque(self, statistic: int) -> PairFunction:
+        """The function of an opaque statistic."""
+        return self.pair_functions[self.statistics[:statistic].count("opaque")]
 
     def shifted(self, statistics: int, scalars: int, parameters: int) -> Expression:
         """The profile with every symbol moved behind that many statistics, scalars and parameters."""
@@ -55,12 +69,14 @@ class Form:
         kinds: tuple[str, ...] = ()
         scalars = parameters = 0
         profiles = []
+        functions: tuple[PairFunction, ...] = ()
         for part in parts:
             profiles.append(part.shifted(len(kinds), scalars, parameters))
+            functions += tuple(f.moved(parameters) for f in part.pair_functions)
             kinds += part.statistics
             scalars += part.scalar_count
             parameters += part.parameter_count
-        return cls(combine(profiles), kinds, scalars, parameters)
+        return cls(combine(profiles), kinds, scalars, parameters, functions)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def value_and_gradients(
     split = len(rows.tensors)
     rows, theta = rows.rebuilt(rest[:split]), rest[split:]
     n, p = residual.shape[-2:]
-    if n <= SMALL_ROWS and any(wanted) and _is_small(settings, tensors, residual, noise, theta, rows):
+    if n <= SMALL_ROWS and any(wanted) and form.fusable and _is_small(settings, tensors, residual, noise, theta, rows):
         found = _small(form, theta, rows, residual, noise)
         if found is not None:
             return found

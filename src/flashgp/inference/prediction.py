@@ -190,7 +190,7 @@ class Prediction:
         """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
         post = self._posterior
         bound, form = post.report.error_bound, post.gp.kernel.form
-        if bound is None or not rows.count or ("product" not in form.statistics and not form.scalar_count):
+        if bound is None or not rows.count or not ({"product", "opaque"} & {*form.statistics} or form.scalar_count):
             return bound
         here, there = (
             float(CovarianceOperator(form, post.theta, r, None, torch.float64).diagonal().detach().max())

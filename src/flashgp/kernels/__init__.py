@@ -8,11 +8,13 @@ import torch
 from flashgp.kernels.categorical import Categorical, Coregionalization
 from flashgp.kernels.composition import Product, Scaled, Sum
 from flashgp.kernels.constant import Constant
+from flashgp.kernels.custom import Custom
 from flashgp.kernels.kernel import Kernel
 from flashgp.kernels.linear import Linear, Polynomial
 from flashgp.kernels.matern import Matern
 from flashgp.kernels.periodic import Cosine, Periodic
 from flashgp.kernels.rational_quadratic import RationalQuadratic
+from flashgp.kernels.spectral_mixture import SpectralMixture
 from flashgp.kernels.squared_exponential import SquaredExponential
 from flashgp.kernels.warped import Warped
 
@@ -23,6 +25,7 @@ __all__ = [
     "Constant",
     "Coregionalization",
     "Cosine",
+    "Custom",
     "Kernel",
     "Linear",
     "Matern",
@@ -32,6 +35,7 @@ __all__ = [
     "RationalQuadratic",
     "Registered",
     "Scaled",
+    "SpectralMixture",
     "SquaredExponential",
     "Sum",
     "Warped",
@@ -65,6 +69,13 @@ REGISTRY: dict[str, Registered] = {
     ),
     "Periodic": Registered(Periodic, lambda d: [Periodic(2.3, 0.9), Periodic(_scales(d), _scales(d).flip(0))]),
     "Cosine": Registered(Cosine, lambda d: [Cosine(0.3), Cosine(0.2 * _scales(d))]),
+    "SpectralMixture": Registered(
+        SpectralMixture,
+        lambda d: [
+            SpectralMixture([0.7, 1.6], torch.stack([0.1 * _scales(d), 0.2 * _scales(d).flip(0)]), 0.2 + _ones(2, d)),
+            SpectralMixture([1.3], 0.3 * _ones(1, d), 0.2 * _ones(1, d)),
+        ],
+    ),
     "Linear": Registered(Linear, lambda d: [Linear(0.6), Linear(_scales(d))]),
     "Polynomial": Registered(Polynomial, lambda d: [Polynomial(2, 0.5), Polynomial(3, 1.2, 0.3 * _scales(d))]),
     "Constant": Registered(Constant, lambda d: [Constant(1.7)]),
@@ -80,6 +91,13 @@ REGISTRY: dict[str, Registered] = {
         "codes",
     ),
     "Warped": Registered(Warped, lambda d: [Warped(_example_module(d), SquaredExponential(1.1))]),
+    "Custom": Registered(
+        Custom,
+        lambda d: [
+            Custom(_example_function, lengthscale=_scales(d), offset=0.3),
+            Custom(_example_minimum, offset=0.3, active_dims=list(range(d))),
+        ],
+    ),
     "Sum": Registered(
         Sum, lambda d: [Sum(Matern(2.5, _scales(d)), Linear(0.4)), SquaredExponential(0.9) + Periodic(1.7) + 0.5]
     ),
@@ -94,6 +112,23 @@ REGISTRY: dict[str, Registered] = {
         Scaled, lambda d: [2.3 * Matern(2.5, _scales(d)), 0.4 * (1.5 * Cosine(0.2) + Linear(0.2)) * Matern(1.5)]
     ),
 }
+
+
+def _ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.float64)
+
+
+def _example_function(
+    x: torch.Tensor, z: torch.Tensor, lengthscale: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
+    """A function that fuses: distances, products, functions of one point."""
+    squared = (((x - z) / lengthscale) ** 2).sum()
+    return torch.exp(offset * (x[0].sin() + z[0].sin()) - squared / 2) + offset**2 * (x @ z)
+
+
+def _example_minimum(x: torch.Tensor, z: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """A function that does not: Brownian motion of a warped time, in every column."""
+    return torch.minimum(torch.exp(offset * x), torch.exp(offset * z)).sum()
 
 
 def _example_module(d: int) -> torch.nn.Module:

@@ -101,7 +101,11 @@ class Scaled(Kernel):
     def form(self) -> Form:
         inner = self.kernel.form
         return Form(
-            parameter(0) * inner.shifted(0, 0, 1), inner.statistics, inner.scalar_count, inner.parameter_count + 1
+            parameter(0) * inner.shifted(0, 0, 1),
+            inner.statistics,
+            inner.scalar_count,
+            inner.parameter_count + 1,
+            tuple(f.moved(1) for f in inner.pair_functions),
         )
 
     @property

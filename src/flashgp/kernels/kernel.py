@@ -71,6 +71,12 @@ class Kernel(nn.Module, ABC):
             yield from part.leaves()
 
     @property
+    def fusion(self) -> str:
+        """ "fused" when generated code evaluates its profile, else "tiled: " and why its pairs run through Python."""
+        texts = (part.fusion for part in self.parts)
+        return next((text for text in texts if text != "fused"), "fused")
+
+    @property
     def batch_shape(self) -> torch.Size:
         """The broadcast batch shape of all parameters."""
         return torch.broadcast_shapes(*(p.batch_shape for p in self.modules() if isinstance(p, Parameter)))

@@ -1,6 +1,7 @@
 """The covariance of two sets of rows as a lazy, differentiable linear operator: nothing of size n m until asked."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -242,4 +243,4 @@ def _swapped(form: Form) -> Form:
         for s in form.profile.symbols
         if s.kind in ("left", "right")
     }
-    return Form(form.profile.renamed(rename), form.statistics, form.scalar_count, form.parameter_count)
+    return replace(form, profile=form.profile.renamed(rename))

@@ -21,8 +21,11 @@ def block(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None) ->
     """The dense block (*batch, n, m), differentiable to any order in features, row scalars and theta."""
     cols = rows if cols is None else cols
     statistics = []
-    for kind, left, right in zip(form.statistics, rows.features, cols.features, strict=True):
-        if kind == "match":
+    for index, (kind, left, right) in enumerate(zip(form.statistics, rows.features, cols.features, strict=True)):
+        if kind == "opaque":
+            function = form.opaque(index)
+            statistics.append(function.pairs(left, right, function.parameters(theta)))
+        elif kind == "match":
             statistics.append((left.unsqueeze(-1) == right.unsqueeze(-2)).to(torch.float64))
         elif kind == "product":
             statistics.append(left @ right.mT)
@@ -37,9 +40,12 @@ def block(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None) ->
 def diagonal(form: Form, theta: Sequence[Tensor], rows: Rows) -> Tensor:
     """k(x_i, x_i), shape (*batch, n), differentiable to any order."""
     statistics = []
-    for kind, feature in zip(form.statistics, rows.features, strict=True):
+    for index, (kind, feature) in enumerate(zip(form.statistics, rows.features, strict=True)):
         if kind == "product":
             statistics.append(feature.square().sum(-1))
+        elif kind == "opaque":
+            function = form.opaque(index)
+            statistics.append(function.diagonal(feature, function.parameters(theta)))
         else:
             own = 0.0 if kind == "distance" else 1.0
             statistics.append(torch.full((rows.count,), own, dtype=torch.float64, device=rows.device))

@@ -22,6 +22,9 @@ from flashgp.foundations.form import Form
 __all__ = ["Program", "evaluate", "program_of"]
 
 Scalar = float | Tensor
+_LETTERS = {
+    "distance": "q", "product": "s", "match": "m", "opaque": "o", "left": "a", "right": "b", "parameter": "p"
+}  # fmt: skip
 
 
 # -- run-time operations of the generated code --------------------------------------------------------------------
@@ -118,7 +121,7 @@ class _Generator:
         return False
 
     def symbol(self, symbol: Symbol) -> str:
-        name = {"distance": "q", "product": "s", "match": "m", "left": "a", "right": "b"}[symbol.kind]
+        name = _LETTERS[symbol.kind]
         name = f"{name}{symbol.index}"
         self.full.setdefault(name, symbol.kind not in ("left", "right"))
         return name
@@ -375,8 +378,7 @@ class Program:
 
 
 def _input_name(symbol: Symbol) -> str:
-    letter = {"distance": "q", "product": "s", "match": "m", "left": "a", "right": "b", "parameter": "p"}[symbol.kind]
-    return f"{letter}{symbol.index}"
+    return f"{_LETTERS[symbol.kind]}{symbol.index}"
 
 
 @functools.lru_cache(maxsize=512)

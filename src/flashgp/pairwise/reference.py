@@ -8,39 +8,13 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.expression import Atom, Expression, Function, Surd, Symbol
+from flashgp.foundations.expression import Expression, Symbol
+from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 
 __all__ = ["Reference", "value_at"]
-
-
-def value_at(expression: Expression, values: dict[Symbol, float]) -> float:
-    """The number an expression has at given symbol values; a negative power of a zero distance counts as 0."""
-    total = 0.0
-    for factors, coefficient in expression.terms:
-        term = coefficient.numerator / coefficient.denominator
-        for atom, power in factors:
-            base = _atom_at(atom, values)
-            if power < 0 and base == 0.0 and isinstance(atom, Symbol) and atom.kind == "distance":
-                term = 0.0
-                break
-            term *= base**power
-        total += term
-    return total
-
-
-def _atom_at(atom: Atom, values: dict[Symbol, float]) -> float:
-    match atom:
-        case Symbol():
-            return values[atom]
-        case Surd(radicand):
-            return math.sqrt(radicand)
-        case Function(name, argument):
-            return float(getattr(math, name)(value_at(argument, values)))
-        case _:
-            return value_at(atom, values)
 
 
 @register_backend("reference")
@@ -110,6 +84,8 @@ class Reference(Backend):
                         sides[0][count + k][i] += part
                     elif symbol.kind == "right":
                         sides[1][count + k][j] += part
+                    elif symbol.kind == "opaque":
+                        _add_opaque(form, theta, rows, other, (i, j, k), part, sides, thetas)
                     else:
                         u, v = rows.features[k][i].double(), other.features[k][j].double()
                         to_u, to_v = (v, u) if symbol.kind == "product" else (2 * (u - v), 2 * (v - u))
@@ -142,6 +118,31 @@ class Reference(Backend):
         if total is None:
             return PairGradient([_zeros(t) for t in rows.tensors], [], [torch.zeros(()).double() for _ in theta])
         return total
+
+
+def _add_opaque(
+    form: Form,
+    theta: Sequence[Tensor],
+    rows: Rows,
+    cols: Rows,
+    at: tuple[int, int, int],
+    part: float,
+    sides: list[list[Tensor]],
+    thetas: list[Tensor],
+) -> None:
+    """part times the gradient of a Python function at one pair, by autograd, eq. (M-49)."""
+    i, j, k = at
+    function = form.opaque(k)
+    with torch.enable_grad():
+        leaves = [rows.features[k][i].detach().clone(), cols.features[k][j].detach().clone()]
+        leaves += [v.detach().clone() for v in function.parameters(theta)]
+        value = function(*(leaf.requires_grad_() for leaf in leaves))
+        found = torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+    slopes = [_zeros(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
+    sides[0][k][i] += part * slopes[0]
+    sides[1][k][j] += part * slopes[1]
+    for position, slope in enumerate(function.flat(slopes[2:])):
+        thetas[function.first + position] += part * slope
 
 
 def _slopes(form: Form) -> dict[Symbol, Expression]:
@@ -180,6 +181,9 @@ def _pair(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows, i: int, j
         u, v = rows.features[k][i], cols.features[k][j]
         if kind == "match":
             value = 1.0 if int(u) == int(v) else 0.0
+        elif kind == "opaque":
+            function = form.opaque(k)
+            value = float(function(u, v, *function.parameters(theta)))
         elif kind == "product":
             value = math.fsum(float(a) * float(b) for a, b in zip(u, v, strict=True))
         else:

@@ -123,6 +123,7 @@ class SmallProblem:
     @classmethod
     def of(cls, form: Form, theta: Sequence[Tensor], rows: Rows) -> "SmallProblem":
         """The problem of what a backend takes: one model, float64, on the CPU."""
+        assert form.fusable, "a form with Python functions runs on torch tiles"
         features = [f.detach().numpy() for f in rows.features]
         return cls(
             form, [float(t.detach()) for t in theta], features, rows.count, [a.detach().numpy() for a in rows.scalars]

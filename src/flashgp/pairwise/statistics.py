@@ -5,12 +5,13 @@ while its rounding bound (3 d + 4) eps max|phi - centre|^2, eq. (M-22), is below
 the bound are set to 0. Otherwise, and for profiles whose slope is unbounded at zero distance, direct differences.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.pairwise import opaque
 
 __all__ = ["DIRECT_PAIRS", "FAR_SQUARED", "TileStatistics"]
 
@@ -31,9 +32,18 @@ class TileStatistics:
         form: the structure; rows, cols: what the points contribute, in the features' own dtype.
         dtype: the dtype of the tiles (distances are formed in float64 first where they could cancel).
         bounded_slope: per distance, whether an error of q stays small in g.
+        theta: the parameters, which opaque statistics depend on.
     """
 
-    def __init__(self, form: Form, rows: Rows, cols: Rows, dtype: torch.dtype, bounded_slope: dict[int, bool]) -> None:
+    def __init__(
+        self,
+        form: Form,
+        rows: Rows,
+        cols: Rows,
+        dtype: torch.dtype,
+        bounded_slope: dict[int, bool],
+        theta: Sequence[Tensor] = (),
+    ) -> None:
         self.dtype = dtype
         self.makers: list[Callable[[slice, slice], Tensor]] = []
         small = rows.count * cols.count <= DIRECT_PAIRS
@@ -43,6 +53,8 @@ class TileStatistics:
                 self.makers.append(self._match(left, right))
             elif kind == "product":
                 self.makers.append(self._product(left, right))
+            elif kind == "opaque":
+                self.makers.append(opaque.tiles(form.opaque(index), theta, left, right, dtype))
             elif small or not bounded_slope[index]:
                 self.makers.append(self._direct(left, right))
             else:

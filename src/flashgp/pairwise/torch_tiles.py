@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
-from flashgp.pairwise import differentiable
+from flashgp.pairwise import differentiable, opaque
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.program import Partial, Program, Scalar, program_of
 from flashgp.pairwise.statistics import FAR_SQUARED, TileStatistics
@@ -62,7 +62,7 @@ class TorchTiles(Backend):
 
     def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
         program = program_of(form)
-        statistics, scalars, own = _diagonal_statistics(form, rows, dtype)
+        statistics, scalars, own = _diagonal_statistics(form, theta, rows, dtype)
         values = [t.unsqueeze(-1).to(dtype) if t.dim() else t.to(dtype) for t in theta]
         value = program.value(statistics, scalars, values, own)
         shape = (*broadcast_batch(rows.batch_shape, *(t.shape for t in theta)), rows.count)
@@ -179,11 +179,11 @@ class _Job:
     """One call: the program, the statistics of its rows, theta in the cheapest form, and the panels to visit."""
 
     def __init__(self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> None:
-        self.form, self.rows, self.dtype = form, rows, dtype
+        self.form, self.rows, self.dtype, self.exact_theta = form, rows, dtype, tuple(theta)
         self.symmetric = cols is None
         self.cols = rows if cols is None else cols
         self.program: Program = program_of(form)
-        self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope)
+        self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope, theta)
         self.batch_shape = broadcast_batch(rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta))
         self.step = min(max(1, rows.count), tile_rows(self.cols.count, self.batch_shape.numel(), rows.device))
         self._sides: dict[int, tuple[Tensor, Tensor]] = {}
@@ -213,7 +213,10 @@ class _Job:
 
     def temporary_bytes(self, temporaries: int) -> int:
         """Upper bound of the bytes of tile temporaries."""
-        return temporaries * min(self.step, self.rows.count) * self.cols.count * self.batch_shape.numel() * 8
+        pairs = min(self.step, self.rows.count) * self.cols.count * self.batch_shape.numel()
+        kinds = zip(self.form.statistics, self.rows.features, strict=True)
+        columns = max((f.shape[-1] for kind, f in kinds if kind == "opaque"), default=0)
+        return temporaries * pairs * 8 + opaque.temporary_bytes(self.form, columns, self.batch_shape.numel())
 
     def sides(self, kind: str, index: int) -> tuple[Tensor, Tensor]:
         """The features of both sides that a pullback multiplies by, in the tiles' dtype.
@@ -250,12 +253,17 @@ class _Job:
         return self.program.partials(statistics, scalars, self.theta, self.own)
 
 
-def _diagonal_statistics(form: Form, rows: Rows, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], bool]:
+def _diagonal_statistics(
+    form: Form, theta: Sequence[Tensor], rows: Rows, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor], bool]:
     statistics = []
     shape = (*rows.batch_shape, rows.count)
-    for kind, feature in zip(form.statistics, rows.features, strict=True):
+    for index, (kind, feature) in enumerate(zip(form.statistics, rows.features, strict=True)):
         if kind == "product":
             statistics.append(feature.square().sum(-1).to(dtype))
+        elif kind == "opaque":
+            function = form.opaque(index)
+            statistics.append(function.diagonal(feature, function.parameters(theta)).to(dtype))
         else:
             fill = torch.zeros if kind == "distance" else torch.ones
             statistics.append(fill(shape, dtype=dtype, device=rows.device))
@@ -317,7 +325,7 @@ class _Accumulator:
                 weighted = products[id(partial.tile)] = partial.tile.mul_(weight) if own else weight * partial.tile
             symbol, scalar = partial.symbol, partial.scalar
             if symbol.kind == "parameter":
-                self._parts.append((self.theta, symbol.index, None, weighted.sum((-2, -1)) * _flat(scalar)))
+                self.add_theta(symbol.index, weighted.sum((-2, -1)) * _flat(scalar))
             elif symbol.kind in ("left", "right"):
                 part = weighted.sum(-1 if symbol.kind == "left" else -2)
                 part = part * (scalar if isinstance(scalar, float) else scalar.squeeze(-1))
@@ -329,6 +337,10 @@ class _Accumulator:
     def add_rows(self, side: list[Tensor | None], slot: int, where: slice, part: Tensor) -> None:
         """Collect what a tile says about part of the rows; features are (*batch, n, d'), scalars (*batch, n)."""
         self._parts.append((side, slot, where, part))
+
+    def add_theta(self, index: int, part: Tensor) -> None:
+        """Collect what a tile says about one parameter, (*batch,)."""
+        self._parts.append((self.theta, index, None, part))
 
     def commit(self) -> None:
         """Add what was collected: first every allocation, then the sums, which need none of size n."""
@@ -377,6 +389,9 @@ def _pull_statistic(
 ) -> None:
     """Through q = |u - v|^2, eq. (M-24), or s = u . v, eq. (M-25), to the features of both sides."""
     job = total.job
+    if kind == "opaque":
+        _pull_opaque(total, index, i, j, weighted * scalar)
+        return
     left, right = job.sides(kind, index)
     u, v = left[..., i, :], right[..., j, :]
     far = job.far(index) if kind == "distance" else None
@@ -401,6 +416,17 @@ def _pull_statistic(
         to_u, to_v = to_u * 2.0, to_v * 2.0
     total.add_rows(total.rows, index, i, to_u * scalar)
     total.add_rows(total.cols, index, j, to_v * scalar)
+
+
+def _pull_opaque(total: _Accumulator, index: int, i: slice, j: slice, weighted: Tensor) -> None:
+    """Through a Python function to the points and its parameters, eq. (M-49)."""
+    job = total.job
+    function, left, right = job.form.opaque(index), job.rows.features[index], job.cols.features[index]
+    to_x, to_z, to_theta = opaque.pullback(function, job.exact_theta, left[..., i, :], right[..., j, :], weighted)
+    total.add_rows(total.rows, index, i, to_x)
+    total.add_rows(total.cols, index, j, to_z)
+    for at, part in enumerate(to_theta):
+        total.add_theta(function.first + at, part)
 
 
 def _by_differences(weighted: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.pairwise import opaque
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import tile_rows
 from flashgp.planner.choice import (
@@ -221,7 +222,8 @@ class _Size:
     def tile_bytes(self, device: torch.device) -> int:
         """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
         temporaries = program_of(self.form).value_temporaries
-        return 8 * temporaries * self.panel_rows(device) * self.m * self.batch
+        functions = opaque.temporary_bytes(self.form, self.d, self.batch)
+        return 8 * temporaries * self.panel_rows(device) * self.m * self.batch + functions
 
     def fused_bytes(self, device: torch.device) -> int:
         """Of a fused engine: packed copies, and per thread a tile in its cache and sums in float64, (M-55)."""
@@ -261,6 +263,8 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
     ]  # fmt: skip
     for engine in ENGINES:
         if not engine.runs_on(device) or name not in engine.dtypes or not engine.supported():
+            continue
+        if engine.fused and not size.form.fusable:  # a Python function of two points runs on torch tiles
             continue
         rate = size.profile.product_rate(engine.backend, device, size.dtype, size.symmetric, size.d, size.t)
         if rate is None:

@@ -29,7 +29,7 @@ class CpuTiles(Backend):
     """Compiled loops over pairs of rows on the CPU; see Backend for the contract.
 
     Serves float32 and float64 on the CPU from `least_pairs` pairs on, with numba installed; everything else goes to
-    the torch tiles, which compute the same (`serves` says which).
+    the torch tiles, which compute the same (`serves` says which); forms with Python functions always.
     Errors: a product is off by at most about 1e-6 |K| |V| in float32 (float64 totals over tiles, eqs. (M-65) to
     (M-69)). Cost: n m pairs, half of them when symmetric; memory: packed copies of the features and one float64 total
     per worker.
@@ -47,6 +47,7 @@ class CpuTiles(Backend):
             and dtype in (torch.float32, torch.float64)
             and rows.count * other.count >= max(1, self.least_pairs)
             and bool(form.statistics)
+            and form.fusable
             and all(f.shape[-1] > 0 for f in rows.features if f.is_floating_point())
             and not cpu_tiles_missing()
         )

@@ -1,0 +1,91 @@
+"""Opaque statistics on tiles: a Python function of two points, evaluated over pairs piece by piece.
+
+A tile is cut into pieces whose temporaries stay below PIECE_NUMBERS numbers, so that a function that makes (d,) or
+(d, d) tensors of every pair never has more of them alive than that, whatever n, m and d.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Form
+from flashgp.foundations.pair_function import PairFunction
+
+__all__ = ["pullback", "temporary_bytes", "tiles"]
+
+PIECE_NUMBERS = 2**21  # float64 numbers that the pairs of one piece make on the way: 16 MiB
+GRADIENT_SHARE = 3  # a reverse pass keeps what the function made, and makes about twice as much
+
+
+def temporary_bytes(form: Form, columns: int, batch: int) -> int:
+    """Upper bound of the bytes that opaque statistics of so many columns take beyond their tiles; 0 without any."""
+    pieces = [max(PIECE_NUMBERS, f.numbers(columns) * batch * GRADIENT_SHARE) for f in form.pair_functions]
+    return 8 * max(pieces, default=0)
+
+
+def _pieces(numbers: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Row and column ranges of pieces, `numbers` per pair."""
+    pairs = max(1, PIECE_NUMBERS // numbers)
+    step = max(1, min(columns, pairs))
+    lines = max(1, pairs // step)
+    for i in range(0, rows, lines):
+        for j in range(0, columns, step):
+            yield slice(i, min(rows, i + lines)), slice(j, min(columns, j + step))
+
+
+def tiles(
+    function: PairFunction, theta: Sequence[Tensor], left: Tensor, right: Tensor, dtype: torch.dtype
+) -> Callable[[slice, slice], Tensor]:
+    """A maker of tiles o(x_i, z_j), eq. (M-48), computed in the points' dtype; left and right are the points."""
+    values = function.parameters(theta)
+    batch = _batch(function, left, right, values)
+    numbers = function.numbers(left.shape[-1]) * batch.numel()
+
+    def make(i: slice, j: slice) -> Tensor:
+        x, z = left[..., i, :], right[..., j, :]
+        shape = (x.shape[-2], z.shape[-2])
+        if numbers * shape[0] * shape[1] <= PIECE_NUMBERS:
+            return function.pairs(x, z, values).to(dtype)
+        out = torch.empty((*batch, *shape), dtype=dtype, device=left.device)
+        for a, b in _pieces(numbers, *shape):
+            out[..., a, b] = function.pairs(x[..., a, :], z[..., b, :], values)
+        return out
+
+    return make
+
+
+def pullback(
+    function: PairFunction, theta: Sequence[Tensor], x: Tensor, z: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradient of sum(weights * o(x_i, z_j)) by x, z and the function's entries of theta, eq. (M-49).
+
+    Args: x (*batch, n, d), z (*batch, m, d), weights (*batch, n, m).
+    Returns: (*batch, n, d), (*batch, m, d) and one (*batch,) per entry, in the dtype of the points.
+    """
+    values = function.parameters(theta)
+    batch = torch.broadcast_shapes(_batch(function, x, z, values), weights.shape[:-2])
+    x, z = x.expand(*batch, *x.shape[-2:]), z.expand(*batch, *z.shape[-2:])
+    values = tuple(v.expand((*batch, *shape)) for v, shape in zip(values, function.shapes, strict=True))
+    weights = weights.to(x.dtype).expand(*batch, x.shape[-2], z.shape[-2])
+    to_x, to_z = torch.zeros_like(x), torch.zeros_like(z)
+    to_values = [torch.zeros_like(v) for v in values]
+    numbers = function.numbers(x.shape[-1]) * batch.numel() * GRADIENT_SHARE
+
+    def every(u: Tensor, v: Tensor, *own: Tensor) -> Tensor:
+        return function.pairs(u, v, own)
+
+    for a, b in _pieces(numbers, x.shape[-2], z.shape[-2]):
+        pull: Callable[[Tensor], tuple[Tensor, ...]]
+        _, pull = torch.func.vjp(every, x[..., a, :], z[..., b, :], *values)  # type: ignore[misc]
+        part_x, part_z, *parts = pull(weights[..., a, b])
+        to_x[..., a, :] += part_x
+        to_z[..., b, :] += part_z
+        for total, part in zip(to_values, parts, strict=True):
+            total += part
+    return to_x, to_z, list(function.flat(to_values))
+
+
+def _batch(function: PairFunction, x: Tensor, z: Tensor, values: Sequence[Tensor]) -> torch.Size:
+    own = (v.shape[: v.dim() - len(shape)] for v, shape in zip(values, function.shapes, strict=True))
+    return torch.broadcast_shapes(x.shape[:-2], z.shape[:-2], *own)

@@ -1,0 +1,385 @@
+"""Custom: functions of the user's own give what they say, fused or tiled; and what is refused at the door."""
+
+import copy
+import functools
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import constraints
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import flashgp as fgp
+from flashgp import kernels
+from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+from flashgp.foundations.parameters import Parameter
+from flashgp.kernels import Custom
+from flashgp.pairwise import differentiable, opaque
+from kernels.user_functions import (
+    FUSED,
+    TILED,
+    Written,
+    ard,
+    brownian,
+    compact,
+    direct,
+    growing,
+    laplace,
+    matern32,
+    polynomial,
+)
+from pairwise.pair_cases import EPS, relative_error
+
+f64 = torch.float64
+ALL = [pytest.param(one, id=one.function.__name__) for one in (*FUSED, *TILED)]
+VALUE, GRADIENT = 100 * EPS, 2000 * EPS  # a reordered formula; sums of 30 such gradients
+
+
+def points(n: int, d: int, seed: int) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=f64)
+
+
+@pytest.mark.parametrize("written", ALL)
+def test_it_is_seen_what_fuses(written: Written) -> None:
+    """(M-50): the statistics of the form, or the operation that has none; and the kernel says so."""
+    kernel = written.kernel
+    if isinstance(written.found, str):
+        assert kernel.fusion == written.found
+        assert not kernel.form.fusable
+    else:
+        assert (kernel.fusion, kernel.form.statistics) == ("fused", written.found)
+        assert kernel.form.fusable
+    assert kernel.fusion in repr(kernel)
+    assert (2.0 * kernel + kernels.RBF()).fusion == kernel.fusion
+    assert (kernels.RBF() * kernels.Linear()).fusion == "fused"
+
+
+@pytest.mark.parametrize("written", ALL)
+def test_values_products_and_gradients_are_the_functions(written: Written) -> None:
+    """(M-48), (M-49): alone, and inside a sum and a product with the library's own; all gradients of U . K V."""
+    own = written.kernel
+    library, factor = kernels.Matern(2.5, 1.3), kernels.Polynomial(2, 0.5, 0.3)
+    x, z = points(6, written.d, 1).requires_grad_(), points(5, written.d, 2).requires_grad_()
+    left, right = points(6, 2, 3), points(5, 2, 4).requires_grad_()
+
+    def plain(kernel: kernels.Kernel) -> Tensor:
+        return differentiable.block(kernel.form, kernel.theta(), kernel.rows(x), kernel.rows(z))
+
+    value = direct(own, x, z)
+    for kernel, wanted in (
+        (own, value),
+        (1.7 * (own * factor + library), 1.7 * (value * plain(factor) + plain(library))),
+    ):
+        operator = kernel.operator(x, z)
+        with torch.no_grad():
+            assert relative_error(kernel.operator(x, z).to_dense(), wanted) <= VALUE
+        product = operator @ right
+        assert relative_error(product, (wanted @ right).detach()) <= VALUE
+        inputs = {"x": x, "z": z, "right": right, **dict(own.named_parameters())}
+        tensors = list(inputs.values())
+        found = torch.autograd.grad((left * product).sum(), tensors)
+        expected = torch.autograd.grad((left * (wanted @ right)).sum(), tensors, retain_graph=True)
+        for name, one, two in zip(inputs, found, expected, strict=True):
+            assert relative_error(one, two) <= GRADIENT, name
+
+
+@pytest.mark.parametrize("written", ALL)
+def test_symmetric_operators(written: Written) -> None:
+    """One set of points: both sides of a gradient, the diagonal, and tiles smaller than the matrix."""
+    kernel, x, right = written.kernel, points(7, written.d, 1).requires_grad_(), points(7, 2, 4)
+    wanted = direct(kernel, x, x)
+    weights = points(7, 2, 5)
+    inputs = [x, *kernel.parameters()]
+    operator = kernel.operator(x)
+    assert relative_error(operator.diagonal().detach(), wanted.diagonal().detach()) <= VALUE
+    with torch.no_grad():
+        assert relative_error(kernel.operator(x).diagonal(), wanted.diagonal().detach()) <= VALUE
+    found = torch.autograd.grad((weights * (operator @ right)).sum() + operator.diagonal().sum(), inputs)
+    # Central differences along one direction: at equal points the formulas themselves have 0/0 or ties.
+    steps = [points(1, t.numel(), 6 + k).reshape(t.shape) for k, t in enumerate(inputs)]
+    values = []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for tensor, step in zip(inputs, steps, strict=True):
+                tensor.add_(step, alpha=sign * 1e-6)
+            matrix = direct(kernel, x, x)
+            values.append((weights * (matrix @ right)).sum() + matrix.diagonal().sum())
+    slope = sum((g * s).sum() for g, s in zip(found, steps, strict=True))
+    assert float((values[0] - values[1]) / 2e-6) == pytest.approx(float(slope), rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("written", [pytest.param(one, id=one.function.__name__) for one in FUSED])
+def test_second_derivatives_at_equal_points(written: Written) -> None:
+    """Finite where plain torch has 0/0, in the points and in the parameters, eq. (M-4)."""
+    kernel = written.kernel
+    x = points(3, written.d, 1)
+    x[1] = x[0]
+    x.requires_grad_()
+    inputs = [x, *(p for p in kernel.parameters())]
+    total = (kernel.operator(x) @ points(3, 1, 2)).sum()
+    first = torch.autograd.grad(total, inputs, create_graph=True)
+    assert all(g.isfinite().all() for g in first)
+    again = torch.autograd.grad(sum(g.sin().sum() for g in first), inputs)
+    assert all(g.isfinite().all() for g in again)
+
+
+@pytest.mark.parametrize("written", [FUSED[3], FUSED[6], TILED[0], TILED[3]], ids=lambda w: w.function.__name__)
+def test_functional_derivatives(written: Written) -> None:
+    """torch.func through the operator: gradient, forward mode, Hessian, products; equal to those of the function."""
+    kernel, x, z, right = written.kernel, points(3, written.d, 1), points(2, written.d, 2), points(2, 1, 3)
+
+    def ours(a: Tensor) -> Tensor:
+        return (kernel.operator(a, z) @ right).sum()
+
+    def theirs(a: Tensor) -> Tensor:
+        return (direct(kernel, a, z) @ right).sum()
+
+    for transform in (torch.func.grad, torch.func.jacfwd, torch.func.hessian):
+        assert relative_error(transform(ours)(x).detach(), transform(theirs)(x).detach()) <= GRADIENT
+
+
+@pytest.mark.parametrize("written", [FUSED[1], FUSED[3], TILED[0]], ids=lambda w: w.function.__name__)
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_few_points_and_batches(written: Written, n: int) -> None:
+    kernel = written.kernel
+    x, z = points(2 * n, 3, 1).reshape(2, n, 3), points(4, 3, 2)
+    found = kernel.operator(x, z).to_dense()
+    assert found.shape == (2, n, 4)
+    for member in range(2 if n else 0):
+        assert relative_error(found[member].detach(), direct(kernel, x[member], z).detach()) <= VALUE
+    assert kernel.operator(x).diagonal().shape == (2, n)
+
+
+@pytest.mark.parametrize("written", [FUSED[1], FUSED[3], TILED[0], TILED[2]], ids=lambda w: w.function.__name__)
+def test_a_batch_of_parameters(written: Written) -> None:
+    """As a sampler swaps them in: one model per member, values and gradients."""
+    kernel, x, z, weights = written.kernel, points(5, 3, 1), points(4, 3, 2), points(5, 4, 3)
+    raws = {n: torch.stack([p.detach(), p.detach() * 1.2]).requires_grad_() for n, p in kernel.named_parameters()}
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = kernel
+
+        def forward(self) -> Tensor:
+            return (weights * self.kernel.operator(x, z).to_dense()).sum((-2, -1))
+
+    batch = torch.func.functional_call(Product(), {f"kernel.{n}": r for n, r in raws.items()})
+    gradients = torch.autograd.grad(batch.sum(), list(raws.values()))
+    for member in range(2):
+        single = {f"kernel.{n}": r[member].detach().requires_grad_() for n, r in raws.items()}
+        value = torch.func.functional_call(Product(), single)
+        assert relative_error(batch[member].detach(), value.detach()) <= VALUE
+        for one, two in zip(gradients, torch.autograd.grad(value, list(single.values())), strict=True):
+            assert relative_error(one[member], two) <= GRADIENT
+
+
+class _Largest(TorchDispatchMode):
+    """The most numbers any tensor has that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.most = max([self.most, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+        return out
+
+
+def test_a_tiled_function_makes_no_tensor_of_all_pairs_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces hold PIECE_NUMBERS at most, whatever n, m and d; the values do not depend on them."""
+    kernel = TILED[0].kernel
+    x, z, right = points(40, 30, 1).requires_grad_(), points(37, 30, 3).requires_grad_(), points(37, 1, 2)
+    inputs = [kernel.warp.raw, x, z]
+    wanted = kernel.operator(x, z) @ right
+    gradients = torch.autograd.grad(wanted.sum(), inputs)
+    monkeypatch.setattr(opaque, "PIECE_NUMBERS", 2048)
+    with _Largest() as watch:
+        product = kernel.operator(x, z) @ right
+        again = torch.autograd.grad(product.sum(), inputs)
+    assert 40 * 37 <= watch.most <= 2048 < 40 * 37 * 30
+    assert relative_error(product.detach(), wanted.detach()) <= VALUE
+    for one, two in zip(again, gradients, strict=True):
+        assert relative_error(one, two) <= GRADIENT
+    assert 8 * 2048 <= opaque.temporary_bytes(kernel.form, 30, 1) <= 10 * 8 * 2048
+
+
+@pytest.mark.parametrize("written", [FUSED[1], TILED[0]], ids=lambda w: w.function.__name__)
+def test_it_fits_predicts_and_comes_back_from_a_file(written: Written, tmp_path: Path) -> None:
+    """`modules=` takes the function; the code of a function is in no file. A copy and a pickle are equal."""
+    x = torch.rand(30, 3, generator=torch.Generator().manual_seed(0), dtype=f64)
+    fit = fgp.fit(fgp.GP(1.3 * written.kernel), x, x.sum(-1).sin(), max_iterations=3)
+    with warnings.catch_warnings(), pytest.warns(fgp.FlashGPWarning, match=r"kernel\.kernel\.function"):
+        fgp.save(fit, tmp_path / "m")
+    key = "kernel.kernel.function"
+    loaded = fgp.load(tmp_path / "m", {key: written.function})
+    test = points(5, 3, 1)
+    assert torch.equal(loaded.predict(test).mean, fit.posterior.predict(test).mean)
+    assert torch.equal(loaded.predict(test).variance, fit.posterior.predict(test).variance)
+    assert loaded.gp.kernel.fusion == written.kernel.fusion
+    with pytest.raises(DomainError, match=r"must hold the function 'kernel\.kernel\.function'"):
+        fgp.load(tmp_path / "m")
+    with pytest.raises(DomainError, match="must be the function of two points, got Linear"):
+        fgp.load(tmp_path / "m", {key: nn.Linear(3, 3)})
+    with pytest.raises(FlashGPError):
+        fgp.load(tmp_path / "m", {key: laplace if written.function is brownian else ard})
+    kernel = fit.posterior.gp.kernel
+    for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert other.form == kernel.form
+        assert torch.equal(other.operator(test).to_dense(), kernel.operator(test).to_dense())
+
+
+def test_the_form_follows_what_is_positive() -> None:
+    """Weights of unknown sign are two statistics, positive ones are one, eq. (M-50)."""
+    for weight in (torch.exp, torch.abs, torch.square, lambda w: w * w.exp(), lambda w: 1 + w**2, lambda w: 2 / w**2):
+        kernel = Custom(lambda x, z, w, weight=weight: torch.exp(-((x - z) ** 2 @ weight(w))), w=[0.7, 1.1])
+        assert kernel.form.statistics == ("distance",) * (2 if weight(torch.tensor(-1.0)) < 0 else 1)
+    real = Custom(polynomial, offset=0.5, weights=torch.tensor([0.5, 1.0]))
+    positive = Custom(polynomial, offset=0.5, weights=Parameter(torch.tensor([0.5, 1.0]), constraints.positive))
+    assert real.form.statistics == ("product", "product")
+    assert positive.form.statistics == ("product",)
+    x = points(4, 2, 1)
+    assert relative_error(real.operator(x).to_dense(), positive.operator(x).to_dense().detach()) <= VALUE
+    with torch.no_grad():
+        real.weights.value = torch.tensor([-0.5, 1.0])
+    assert relative_error(real.operator(x).to_dense(), direct(real, x, x).detach()) <= VALUE
+
+
+def test_one_parameter_may_be_shared_with_the_library() -> None:
+    shared = Parameter(0.8, constraints.positive)
+    kernel = Custom(matern32, lengthscale=shared, variance=1.0) + kernels.RBF(shared)
+    assert [n for n, _ in kernel.named_parameters()].count("kernels.1.lengthscale.raw") == 0
+    assert kernel.parts[0].lengthscale is kernel.parts[1].lengthscale  # type: ignore[attr-defined]
+
+
+def test_a_sum_over_columns_needs_their_number() -> None:
+    """Its form depends on d: without columns= it is tiled and says what to pass; with it, it fuses."""
+    kernel = Custom(laplace, scale=0.9)
+    assert kernel.fusion.startswith("tiled: its form depends on the number of columns; pass columns=")
+    x = points(5, 3, 1)
+    fused = Custom(laplace, scale=0.9, columns=3)
+    assert fused.form.statistics == ("distance",) * 3
+    assert relative_error(kernel.operator(x).to_dense(), fused.operator(x).to_dense().detach()) <= VALUE
+    with pytest.raises(ShapeError, match="`x` must have 3 columns for laplace, got 2"):
+        fused.operator(x[:, :2])
+    with pytest.raises(ShapeError, match="`x` must have columns that ard takes, got 2"):
+        Custom(ard, lengthscale=[1.0, 2.0, 3.0]).operator(x[:, :2])
+
+
+OUTSIDE = torch.tensor(0.5)
+MODULE = nn.Linear(2, 2).double()
+PARAMETER = Parameter(0.5)
+
+
+def _closure() -> Any:
+    scale = torch.tensor(0.7)
+    return lambda x, z: torch.exp(-((x - z) * scale).square().sum())
+
+
+def _of_global(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-((x - z) * OUTSIDE).square().sum())
+
+
+def _of_module(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-(MODULE(x) - MODULE(z)).square().sum())
+
+
+def _of_parameter(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-PARAMETER.value * (x - z).square().sum())
+
+
+class _Callable:
+    def __init__(self) -> None:
+        self.scale = torch.tensor(0.7)
+
+    def __call__(self, x: Tensor, z: Tensor) -> Tensor:
+        return torch.minimum(x, z).sum() + torch.exp(-((x - z) * self.scale).square().sum())
+
+
+def _branch(x: Tensor, z: Tensor) -> Tensor:
+    return x @ z if x[0] * z[0] > 0 else x.sum() * 0.0
+
+
+def _item(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
+    return torch.exp(-((x - z) * scale.item()).square().sum())
+
+
+REFUSED: list[tuple[str, Any, list[str]]] = [
+    ("a closure over a tensor", lambda: Custom(_closure()), ["`function`", "'scale'", "Custom(function, scale="]),
+    ("a global tensor", lambda: Custom(_of_global), ["`function`", "'OUTSIDE'", "Tensor", "closure or a global"]),
+    ("a global module", lambda: Custom(_of_module), ["`function`", "'MODULE'", "Linear"]),
+    ("a global parameter", lambda: Custom(_of_parameter), ["`function`", "'PARAMETER'", "Parameter"]),
+    ("a tensor of an object", lambda: Custom(_Callable()), ["`function`", "shape ()", "outside"]),
+    ("a bound tensor", lambda: Custom(functools.partial(matern32, variance=OUTSIDE, lengthscale=OUTSIDE)), ["outside"]),
+    ("a module", lambda: Custom(nn.Linear(2, 1)), ["`function`", "Linear", "Warped"]),
+    ("no function", lambda: Custom("rbf"), ["`function`", "str"]),  # type: ignore[arg-type]
+    ("a parameter too few", lambda: Custom(matern32, lengthscale=1.0), ["`parameters`", "['lengthscale']", "variance"]),
+    ("a parameter too many", lambda: Custom(brownian, warp=1.0, scale=1.0), ["`parameters`", "'scale'"]),
+    ("text", lambda: Custom(brownian, warp="much"), ["`warp`", "str"]),
+    ("a taken name", lambda: Custom(lambda x, z, form: x @ z * form, form=1.0), ["'form'", "rename"]),
+    ("several numbers", lambda: Custom(lambda x, z: x * z, columns=2), ["`function`", "one number", "(2,)"]),
+    ("no tensor", lambda: Custom(lambda x, z: 1.0), ["`function`", "one number", "float"]),
+    ("not symmetric", lambda: Custom(lambda x, z: x @ z + x[0]), ["`function`", "k(x, x') = ", "at x = ["]),
+    ("not symmetric, tiled", lambda: Custom(lambda x, z: torch.maximum(x, 2 * z).sum()), ["symmetric", "x' = ["]),
+    ("a branch", lambda: Custom(_branch), ["`function`", "torch.where"]),
+    ("a number of a tensor", lambda: Custom(_item, scale=1.0), ["`function`", ".item()"]),
+    ("wrong in every dimension", lambda: Custom(lambda x, z: x @ torch.eye(37) @ z), ["`function`", "columns=d"]),
+    ("zero columns", lambda: Custom(brownian, warp=1.0, columns=0), ["`columns`", "0"]),
+    ("other columns", lambda: Custom(brownian, [0, 1], 3, warp=1.0), ["`columns`", "2 of active_dims", "3"]),
+    ("too many numbers", lambda: Custom(lambda x, z, w: torch.minimum(x, z).sum() * w.sum(), w=torch.ones(5000)),
+     ["`parameters`", "4096", "5000", "Warped"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "words"), [pytest.param(m, w, id=name) for name, m, w in REFUSED])
+def test_what_is_refused(make: Any, words: list[str]) -> None:
+    with pytest.raises(FlashGPError) as error:
+        make()
+    for word in words:
+        assert word in str(error.value), str(error.value)
+
+
+def test_writing_in_place_is_tiled_or_refused() -> None:
+    """A function that changes its own fresh tensors is not read wrongly."""
+
+    def filled(x: Tensor, z: Tensor) -> Tensor:
+        out = (x - z).square()
+        out.neg_()
+        return torch.exp(out.sum())
+
+    kernel = Custom(filled)
+    assert kernel.fusion == "tiled: aten.neg_, which writes into a tensor"
+    x = points(4, 2, 1)
+    assert relative_error(kernel.operator(x).to_dense(), kernels.RBF(0.5**0.5).operator(x).to_dense().detach()) <= VALUE
+
+
+def test_a_large_function_of_one_point_costs_no_pairs() -> None:
+    """Anything of one point is a feature: a network written out, for instance."""
+
+    def network(x: Tensor, z: Tensor, A: Tensor, B: Tensor) -> Tensor:
+        u, v = (torch.relu(torch.relu(p @ A) @ B) for p in (x, z))
+        return torch.exp(-(torch.cdist(u[None], v[None])[0, 0] ** 2) / 2)
+
+    kernel = Custom(network, A=points(3, 70, 1), B=points(70, 2, 2) / 10)
+    assert kernel.form.statistics == ("distance",)
+    x = points(4, 3, 3)
+    assert relative_error(kernel.operator(x).to_dense(), direct(kernel, x, x).detach()) <= VALUE
+
+
+def test_compact_support_and_growth_combine() -> None:
+    """Two functions of the user's, one fused and one tiled, with shared columns and the library's between."""
+    one, two = Custom(growing, slope=[0.4, -0.3], lengthscale=1.2), Custom(compact, lengthscale=2.0)
+    kernel = 0.5 * (two * kernels.Periodic(2.0) + one) * two
+    assert kernel.form.statistics == ("opaque", "distance", "distance", "opaque")
+    assert kernel.fusion == "tiled: aten.lt of two points"
+    x, z = points(5, 2, 1), points(4, 2, 2)
+    a, b = direct(one, x, z), direct(two, x, z)
+    wanted = 0.5 * (b * kernels.Periodic(2.0).operator(x, z).to_dense() + a) * b
+    assert relative_error(kernel.operator(x, z).to_dense().detach(), wanted.detach()) <= VALUE
+    assert relative_error(kernel.operator(z, x).T.to_dense().detach(), wanted.detach()) <= VALUE

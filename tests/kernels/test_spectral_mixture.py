@@ -1,0 +1,128 @@
+"""The spectral mixture, eq. (M-52), and its initial values from the spectrum of data, eq. (M-53)."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp import kernels
+from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+from flashgp.kernels import SpectralMixture
+from flashgp.kernels.spectrum import mixture_of, spectrum_of
+from pairwise.pair_cases import EPS, relative_error
+
+f64 = torch.float64
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=f64)
+
+
+def test_it_is_a_sum_of_damped_cosines() -> None:
+    """(M-52) = sum of w (M-5) (M-11): a component forgets over 1 / (2 pi scale) and repeats with its frequency."""
+    weights, means, scales = random(3, seed=1), random(3, 2, seed=2), random(3, 2, seed=3) / 3
+    x, z = random(6, 2, seed=4), random(5, 2, seed=5)
+    terms = [
+        w * kernels.RBF(1 / (2 * math.pi * s)) * kernels.Cosine(m)
+        for w, m, s in zip(weights.tolist(), means, scales, strict=True)
+    ]
+    mixture = SpectralMixture(weights, means, scales)
+    assert (
+        relative_error(mixture.operator(x, z).to_dense(), sum(terms[1:], terms[0]).operator(x, z).to_dense())
+        <= 50 * EPS
+    )
+    assert mixture.form.statistics == ("distance", "product") * 3
+    one = SpectralMixture([0.7], [0.3], [0.2])
+    assert one.means.value.shape == (1, 1)
+    x = random(4, 1)
+    wanted = 0.7 * torch.exp(-2 * (math.pi * 0.2 * (x - x.T)) ** 2) * torch.cos(2 * math.pi * 0.3 * (x - x.T))
+    assert relative_error(one.operator(x).to_dense(), wanted) <= 50 * EPS
+
+
+def test_a_batch_of_mixtures() -> None:
+    weights, means, scales = random(2, 3, seed=1), random(2, 3, 2, seed=2), random(2, 3, 2, seed=3)
+    x = random(5, 2, seed=4)
+    found = SpectralMixture(weights, means, scales).operator(x).to_dense()
+    for member in range(2):
+        single = SpectralMixture(weights[member], means[member], scales[member]).operator(x).to_dense()
+        assert relative_error(found[member].detach(), single.detach()) <= 50 * EPS
+
+
+def test_the_spectrum_of_scattered_data_is_a_plain_sum() -> None:
+    """(M-53), and its largest value is at the frequency that is there, to the resolution of the data."""
+    x = 20 * random(150, 1)
+    y = 3.0 + torch.sin(2 * math.pi * 0.7 * x[:, 0])
+    frequencies, power, resolution = spectrum_of(x, y, 0)
+    k = 100
+    wave = torch.exp(-2j * math.pi * frequencies[k, 0] * x[:, 0])
+    assert float(power[k]) == pytest.approx(float(((y - y.mean()) * wave).sum().abs() ** 2) / 150, rel=1e-10)
+    assert abs(float(frequencies[power.argmax(), 0]) - 0.7) <= float(resolution)
+    assert float(resolution) == pytest.approx(1 / float(x.max() - x.min()))
+
+
+def test_the_mixture_describes_two_peaks() -> None:
+    frequencies = torch.linspace(0, 4, 2048, dtype=f64)[:, None]
+    power = sum(
+        share * torch.exp(-0.5 * ((frequencies[:, 0] - mean) / 0.05) ** 2) for share, mean in ((2.0, 0.9), (1.0, 3.1))
+    )
+    assert isinstance(power, Tensor)
+    shares, means, scales = mixture_of(frequencies, power, 2, torch.tensor([0.02], dtype=f64))
+    order = means[:, 0].argsort()
+    shares, means, scales = shares[order], means[order], scales[order]
+    assert torch.allclose(shares, torch.tensor([2 / 3, 1 / 3], dtype=f64), atol=0.01)
+    assert torch.allclose(means[:, 0], torch.tensor([0.9, 3.1], dtype=f64), atol=0.01)
+    assert torch.allclose(scales, torch.tensor(0.05, dtype=f64), atol=0.01)
+
+
+def test_initial_values_find_what_repeats_and_fit_keeps_it() -> None:
+    """Two sines far above what a start at 1 would find: within one resolution of both, and extrapolated after fit."""
+    x = 20 * random(120, 1)
+    f = torch.sin(2 * math.pi * 0.7 * x[:, 0]) + 0.5 * torch.cos(2 * math.pi * 1.9 * x[:, 0])
+    y = f + 0.05 * torch.randn(120, generator=torch.Generator().manual_seed(1), dtype=f64)
+    kernel = SpectralMixture.from_data(x, y, 2)
+    assert torch.allclose(kernel.means.value.sort(0).values[:, 0], torch.tensor([0.7, 1.9], dtype=f64), atol=0.05)
+    assert float(kernel.weights.value.sum()) == pytest.approx(float(y.var(correction=0)))
+    fit = fgp.fit(fgp.GP(kernel), x, y, max_iterations=30)
+    later = 20 + random(50, 1)
+    wanted = torch.sin(2 * math.pi * 0.7 * later[:, 0]) + 0.5 * torch.cos(2 * math.pi * 1.9 * later[:, 0])
+    assert float((fit.posterior.predict(later).mean - wanted).abs().max()) < 0.3
+
+
+def test_initial_values_in_two_columns_and_of_active_ones() -> None:
+    x = 10 * random(300, 3)
+    y = torch.sin(2 * math.pi * (0.3 * x[:, 2] - 0.2 * x[:, 0]))
+    kernel = SpectralMixture.from_data(x, y, 1, active_dims=[2, 0])
+    mean = kernel.means.value[0]
+    assert torch.allclose(mean * mean[0].sign(), torch.tensor([0.3, -0.2], dtype=f64), atol=0.1)
+    assert kernel.operator(x[:4]).shape == (4, 4)
+
+
+@pytest.mark.parametrize("y", [torch.zeros(9, dtype=f64), torch.ones(9, dtype=f64)], ids=["zeros", "ones"])
+def test_data_without_a_spectrum(y: Tensor) -> None:
+    for x in (random(9, 1), torch.ones(9, 2, dtype=f64)):
+        kernel = SpectralMixture.from_data(x, y, 3)
+        assert all(p.isfinite().all() for p in kernel.parameters())
+
+
+REFUSED: list[tuple[str, Any, type[FlashGPError], list[str]]] = [
+    ("means of other rows", lambda: SpectralMixture([1.0, 2.0], [[1.0]], [[1.0]]), ShapeError, ["`means`", "Q = 2"]),
+    ("scales of other columns", lambda: SpectralMixture([1.0], [[1.0, 2.0]], [[1.0]]), ShapeError, ["`scales`"]),
+    ("a number as weights", lambda: SpectralMixture(1.0, [[1.0]], [[1.0]]), ShapeError, ["`means`", "weights"]),
+    ("a negative weight", lambda: SpectralMixture([-1.0], [1.0], [1.0]), DomainError, ["`weights`", "positive"]),
+    ("a negative scale", lambda: SpectralMixture([1.0], [1.0], [-1.0]), DomainError, ["`scales`", "positive"]),
+    ("too many", lambda: SpectralMixture([1.0] * 33, [1.0] * 33, [1.0] * 33), DomainError, ["at most 32", "33"]),
+    ("columns", lambda: SpectralMixture([1.0], [1.0], [1.0]).operator(random(3, 2)), ShapeError, ["`means`"]),
+    ("none", lambda: SpectralMixture.from_data(random(5, 1), random(5), 0), DomainError, ["`components`", "0"]),
+    ("one row", lambda: SpectralMixture.from_data(random(1, 1), random(1)), ShapeError, ["`x`", "(1, 1)"]),
+    ("other rows", lambda: SpectralMixture.from_data(random(5, 1), random(4)), ShapeError, ["`y`", "(4,)"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "error", "words"), [pytest.param(m, e, w, id=name) for name, m, e, w in REFUSED])
+def test_what_is_refused(make: Any, error: type[FlashGPError], words: list[str]) -> None:
+    with pytest.raises(error) as raised:
+        make()
+    assert all(word in str(raised.value) for word in words), str(raised.value)
