@@ -179,7 +179,7 @@ def _product_rate(device: torch.device, backend: str, dtype: torch.dtype, symmet
     """Pairs per second of K V on as many rows as make a call long enough to time."""
     kernel, made = Matern(2.5), BACKENDS[backend]()
     # The compiled loops leave less than 1e7 pairs to the torch tiles: begin where they take over.
-    n = SIZES[_kind(device)] if backend == "torch" else max(4096, SIZES[_kind(device)])
+    n = max(4096, SIZES[_kind(device)]) if backend == "cpu" else SIZES[_kind(device)]
     while True:
         rows = kernel.rows(_points(n, d, device)).detach()
         right = torch.ones(n, t, dtype=dtype, device=device)
