@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.torch_tiles import TorchTiles
+
+if TYPE_CHECKING:
+    from flashgp.pairwise.cpu.engine import CompiledPairs
 
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 
@@ -99,7 +103,7 @@ class CpuTiles(Backend):
         for member, v, (values, r, c) in zip(
             _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            pairs = _pairs(form, values, r, c, right.dtype, min(together, v.shape[-1]))
+            pairs = _pairs(form, values, r, c, right.dtype)
             for start in range(0, v.shape[-1], together):
                 part = slice(start, start + together)
                 member[:, part] = pairs.product(v[:, part])
@@ -155,7 +159,7 @@ class CpuTiles(Backend):
         for u, v, (values, r, c) in zip(
             _flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            found.append(_pairs(form, values, r, c, right.dtype, u.shape[-1]).gradient(u, v))
+            found.append(_pairs(form, values, r, c, right.dtype).gradient(u, v))
         by_rows = [_stacked(batch, [f[0][k] for f in found]) for k in range(len(found[0][0]))]
         by_cols = [_stacked(batch, [f[1][k] for f in found]) for k in range(len(found[0][1]))]
         totals = torch.stack([f[2] for f in found]).reshape(*batch, -1)
@@ -165,10 +169,10 @@ class CpuTiles(Backend):
         return self._portable.diagonal_gradient(form, theta, rows, weights)
 
 
-def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype, t: int = 1):  # type: ignore[no-untyped-def]
+def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> "CompiledPairs":
     from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
 
-    return CompiledPairs(form, theta, rows, cols, dtype, t)
+    return CompiledPairs(form, theta, rows, cols, dtype)
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:

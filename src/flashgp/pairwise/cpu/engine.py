@@ -37,7 +37,7 @@ class CompiledPairs:
 
     Args:
         form, theta: the covariance function, theta one number each; rows, cols: one model's, cols None for the rows
-            themselves; dtype: float32 or float64, of the loops; right_hand_sides: for the size of a tile.
+            themselves; dtype: float32 or float64, of the loops.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class CompiledPairs:
         rows: Rows,
         cols: Rows | None,
         dtype: torch.dtype,
-        right_hand_sides: int = 1,
     ) -> None:
         self.form, self.dtype, self.symmetric = form, dtype, cols is None
         rows, cols = rows.detach(), None if cols is None else cols.detach()
@@ -55,7 +54,7 @@ class CompiledPairs:
         self.n, self.m = rows.count, other.count
         self.widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]  # columns, unpadded
         self.layout, centres = layout_of(form, rows, other, dtype)
-        self.size = block_size(self.layout, rows, right_hand_sides, dtype)
+        self.size = block_size(self.layout, rows)
         self.theta: Array = numpy.array([float(t) for t in theta], dtype=self.real)
         self.arguments: list[Any] = []
         for index, (statistic, centre) in enumerate(zip(self.layout, centres, strict=True)):

@@ -20,6 +20,7 @@ from flashgp.pairwise.program import program_of
 __all__ = ["compiled", "generated_source"]
 
 LETTER = {"distance": "q", "product": "s", "match": "m"}
+SWEEP = {"differences": "difference_sweep", "dot": "dot_sweep"}
 BUFFER = {"left": "L", "right": "E", "parameter": "P"}  # slopes by these; D by statistics
 
 
@@ -90,27 +91,29 @@ class _Loops:
 
     def buffers(self) -> list[str]:
         return [
-            f"Q{k} = numpy.empty((4, size), REAL)" for k, s in enumerate(self.layout) if s.way in ("differences", "dot")
+            f"Q{k} = numpy.empty((4, size), REAL)"
+            for k, s in enumerate(self.layout)
+            if s.way in SWEEP and not s.columns
         ]
 
     def sweeps(self) -> list[str]:
         """Row buffers of the statistics that are not unrolled."""
-        call = {"differences": "difference_sweep", "dot": "dot_sweep"}
-        return [f"{call[s.way]}(r{k}, i, c{k}, nj, Q{k})" for k, s in enumerate(self.layout) if s.way in call]
+        swept = [(k, s.way) for k, s in enumerate(self.layout) if s.way in SWEEP and not s.columns]
+        return [f"{SWEEP[way]}(r{k}, i, c{k}, nj, Q{k})" for k, way in swept]
 
     def left(self, r: str) -> list[str]:
         """What row i + r contributes."""
         lines = []
         for k, statistic in enumerate(self.layout):
-            if statistic.way == "inline":
+            if statistic.way in ("inline", "dot"):
                 lines += [f"x{k}_{c} = r{k}[{c}, i + {r}]" for c in range(statistic.columns)]
+            if statistic.way == "dot" and statistic.kind == "distance":
+                lines.append(f"n{k} = rn{k}[i + {r}]")
             elif statistic.way == "split":
                 d = statistic.columns
                 lines += [f"x{k}_{c} = r{k}[{c}, i + {r}]" for c in range(2 * d)]
             elif statistic.way == "match":
                 lines.append(f"x{k} = r{k}[i + {r}]")
-            elif statistic.way == "dot" and statistic.kind == "distance":
-                lines.append(f"n{k} = rn{k}[i + {r}]")
         return lines + [f"a{k} = ra{k}[i + {r}]" for k in range(self.form.scalar_count)]
 
     def pair(self, r: str) -> list[str]:
@@ -135,7 +138,8 @@ class _Loops:
                     self.constants.update(ONE=1.0, ZERO=0.0)
                 case "dot" if statistic.kind == "distance":
                     self.constants.update(TWO=2.0, ZERO=0.0)
-                    lines.append(f"{name} = (n{k} + cn{k}[j]) - TWO * Q{k}[{r}, j]")
+                    dot = " + ".join(f"x{k}_{c} * c{k}[{c}, j]" for c in range(d)) or f"Q{k}[{r}, j]"
+                    lines.append(f"{name} = (n{k} + cn{k}[j]) - TWO * ({dot})")
                     lines.append(f"{name} = {name} if {name} > least{k} else ZERO")
                 case _:
                     lines.append(f"{name} = Q{k}[{r}, j]")

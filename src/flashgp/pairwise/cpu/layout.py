@@ -5,7 +5,8 @@ A statistic is evaluated in one of these ways, which decide the generated text:
     inline       up to INLINE columns, unrolled in the pair loop: sum_k (u_k - v_k)^2, or sum_k u_k v_k
     split        the same with every column as a float32 and what it lost: (u - v) + (u' - v')          (M-68)
     differences  more columns: four at a time, for four rows at once, into a row buffer
-    dot          |u|^2 + |v|^2 - 2 u.v: half the work of differences, where its rounding is admissible  (M-69)
+    dot          |u|^2 + |v|^2 - 2 u.v: half the work of differences, where its rounding is admissible  (M-69);
+                 unrolled for a few columns, else four at a time
     match        equal codes
 
 Rows are padded to whole blocks with copies of the last one, right-hand sides with zeros: a padded pair is finite and
@@ -28,7 +29,8 @@ ROWS = 4  # rows evaluated together
 LANES = 16  # loops run over a multiple of this
 SPLIT_BOUND = 4e-7  # largest 2^-24 |u| |u - v| for which float32 columns keep a product's error below 1e-6
 DOT_BOUND = 2e-6  # largest 2^-24 (|u|^2 + |v|^2), times the slope bound, of the form that cancels
-CACHE_NUMBERS = {4: 9216, 8: 4608}  # numbers of a tile's working set that fit the first-level cache
+BLOCK, NARROW_BLOCK, MANY_COLUMNS = 512, 256, 12  # rows per block, for few columns and for more
+NEAR_COLUMNS = 5  # from here on the form that cancels saves more than its norms cost
 
 
 @dataclass(frozen=True)
@@ -63,28 +65,27 @@ def layout_of(form: Form, rows: Rows, cols: Rows, dtype: torch.dtype) -> tuple[t
             found.append(Statistic(kind, "inline", d) if d <= INLINE else Statistic(kind, "dot", 0))
             continue
         reach = max(float((f.double() - centre).square().sum(-1).amax()) for f in (left, right))
+        eps = torch.finfo(dtype).eps / 2
+        close = program.bounded_slope[index] and 2 * reach * eps <= DOT_BOUND * eps * 2.0**24
+        if d <= INLINE and close and d >= NEAR_COLUMNS:
+            found.append(Statistic(kind, "dot", d))
+            continue
         if d <= INLINE:
             # Rounding moves u by 2^-24 |u|, q by 2 |u - v| times that; pairs that count are about 1 apart.
             far = dtype == torch.float32 and 2.0**-24 * reach**0.5 > SPLIT_BOUND
             found.append(Statistic(kind, "split" if far else "inline", d))
             continue
-        eps = torch.finfo(dtype).eps / 2
-        close = program.bounded_slope[index] and 2 * reach * eps <= DOT_BOUND * eps * 2.0**24
         found.append(Statistic(kind, "dot" if close else "differences", 0))
     return tuple(found), centres
 
 
-def block_size(layout: tuple[Statistic, ...], rows: Rows, right_hand_sides: int, dtype: torch.dtype) -> int:
-    """Rows per block: a tile's columns, right-hand sides and buffers stay in the first-level cache."""
-    numbers = 2 * right_hand_sides + ROWS
+def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
+    """Rows per block: fewer where many columns of one would leave the first-level cache (decision 7)."""
+    columns = 0
     for statistic, feature in zip(layout, rows.features, strict=True):
-        if statistic.kind == "match":
-            numbers += 1
-        else:
-            numbers += feature.shape[-1] * (2 if statistic.way == "split" else 1)
-            numbers += ROWS if statistic.columns == 0 else 0
-    size = CACHE_NUMBERS[dtype.itemsize] // numbers
-    return max(128, min(1024, size // 64 * 64))
+        if statistic.kind != "match":
+            columns += feature.shape[-1] * (2 if statistic.way == "split" else 1)
+    return NARROW_BLOCK if columns > MANY_COLUMNS else BLOCK
 
 
 def packed(
@@ -98,7 +99,7 @@ def packed(
     if way == "split":
         parts.append((moved - values.double()).to(dtype))
     columns = torch.cat(parts, -1)
-    if way in ("differences", "dot"):
+    if statistic.columns == 0:
         columns = torch.nn.functional.pad(columns, (0, -columns.shape[-1] % 4))
     arrays = [packed_columns(columns.mT, block)]
     if way == "dot" and statistic.kind == "distance":
