@@ -1,0 +1,84 @@
+"""Dense covariance blocks, float32, into fresh memory: ours against broadcasting, nested vmap and GPyTorch."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from common import RECORDS, arguments, interleaved, peer
+
+import flashgp as fgp
+from flashgp.bench import write_record
+
+COLUMNS = [
+    {"key": "work", "title": "dense block"},
+    {"key": "ours_seconds", "title": "FlashGP"},
+    {"key": "broadcasting_seconds", "title": "broadcasting"},
+    {"key": "vmap_seconds", "title": "nested vmap"},
+    {"key": "gpytorch_seconds", "title": "GPyTorch"},
+    {"key": "limit_seconds", "title": "writing fresh memory"},
+    {"key": "error", "title": "largest error"},
+]
+SIZES = [(2000, 8), (4000, 8), (4000, 32), (8000, 8)]
+
+
+def ours(kernel: fgp.kernels.Kernel, x: torch.Tensor) -> torch.Tensor:
+    return kernel.operator(x).to_dense()
+
+
+def broadcasting(x: torch.Tensor, scale: float) -> torch.Tensor:
+    z = x / scale
+    return torch.exp(-0.5 * (z[:, None] - z[None]).square().sum(-1))
+
+
+def vmapped(x: torch.Tensor, scale: float) -> torch.Tensor:
+    def k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.exp(-0.5 * ((a - b) / scale).square().sum())
+
+    return torch.func.vmap(lambda a: torch.func.vmap(lambda b: k(a, b))(x))(x)
+
+
+def fresh(n: int) -> torch.Tensor:
+    return torch.zeros(n, n).add_(1.0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv, __doc__ or "")
+    gpytorch = None if options.toy else peer("gpytorch")
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for n, d in [(50, 3)] if options.toy else SIZES:
+            x = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+            scale = math.sqrt(d)
+            kernel = fgp.kernels.RBF(scale)
+            started = time.perf_counter()
+            found = ours(kernel, x)
+            first = time.perf_counter() - started
+            exact = torch.exp(-0.5 * torch.cdist(x.double(), x.double()).square_().div_(d))
+            error = float((found - exact).abs().max())
+            assert error < 1e-5
+            jobs: dict[str, Callable[[], Any]] = {
+                "ours": lambda k=kernel, x=x: ours(k, x),
+                "limit": lambda n=n: fresh(n),
+                "broadcasting": lambda x=x, s=scale: broadcasting(x, s),
+                "vmap": lambda x=x, s=scale: vmapped(x, s),
+            }
+            if gpytorch is not None:
+                peer_kernel = gpytorch.kernels.RBFKernel()
+                peer_kernel.lengthscale = scale
+                jobs["gpytorch"] = lambda k=peer_kernel, x=x: k(x).to_dense()
+            timed = interleaved(jobs, 3 if options.toy else 7, 2)
+            row = {"work": f"RBF, n={n:,}, d={d}", "error": error, "first_call_seconds": first}
+            row |= {f"{name}_seconds": t.seconds for name, t in timed.items()}
+            row |= {f"{name}_spread": t.spread for name, t in timed.items()}
+            rows.append(row)
+            print(row, flush=True)
+    if not options.toy:
+        write_record(RECORDS / "blocks.json", {"title": "Dense blocks", "columns": COLUMNS, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
