@@ -22,7 +22,8 @@ from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
 from flashgp.pairwise.triton.kernel_source import FEW
-from flashgp.pairwise.triton.launch import SHAPES, blocks_for, columns_per_split, launch, routes, splits_for
+from flashgp.pairwise.triton.launch import blocks_for, columns_per_split, launch, on_device, routes, shape_for, splits_for
+from flashgp.pairwise.triton.norms import store_norms
 from flashgp.pairwise.triton.packing import Packed, packed, packed_bytes
 from flashgp.pairwise.triton.tile_source import power_of_two
 
@@ -56,7 +57,7 @@ class TritonTiles(Backend):
         workspace = workspace or Workspace()
         with workspace.hold(packed_bytes(rows, cols)):
             job = _pack(form, theta, rows, cols)
-            shape = SHAPES["block"]
+            shape = shape_for("block", routes(form, job.columns, False))
             blocks, tiles = blocks_for(job.rows.count, shape.rows), blocks_for(job.cols.count, shape.columns)
             out = workspace.empty((job.members, job.rows.count, job.cols.count), dtype, rows.device)
             launch(
@@ -91,7 +92,7 @@ class TritonTiles(Backend):
         workspace = workspace or Workspace()
         with workspace.hold(packed_bytes(rows, cols)):
             job = _pack(form, theta, rows, cols, right)
-            shape = SHAPES["few" if t <= FEW else "many"]
+            shape = shape_for("few" if t <= FEW else "many", routes(form, job.columns, False), t)
             blocks = blocks_for(job.rows.count, shape.rows)
             splits = splits_for(blocks, job.members, job.cols.count, shape)
             out = workspace.empty((splits, job.members, job.rows.count, t), right.dtype, rows.device)
@@ -169,7 +170,11 @@ def _pack(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, *o
     shapes = [*(t.shape for t in theta), *(t.shape[:-2] for t in others)]
     batch = broadcast_batch(rows.batch_shape, other.batch_shape, *shapes)
     columns = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
-    return packed(form, theta, rows, cols, routes(form, columns, False), batch)
+    fast = routes(form, columns, False)
+    job = packed(form, theta, rows, cols, fast, batch)
+    with on_device(job.route.device):
+        store_norms(job, fast, cols is None)
+    return job
 
 
 def _flat(side: Tensor, batch: torch.Size) -> Tensor:

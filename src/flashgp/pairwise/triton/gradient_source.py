@@ -51,18 +51,18 @@ class GradientText:
             ]
         elif self.weights == "many":
             text.append(f"c = tl.arange(0, {self.count})")
-            text.append(self._side("u", "left", "i", "n"))
+            text += [self._side("u", "left", "i", "n"), "u_high, u_low = _split(u)"]
         if self.features:
             text.append(f"feature = chunk * {self.width} + tl.arange(0, {self.width})")
         for s, _ in self.features:
             k = s.index
-            text += [f"{part}{k} = tl.zeros((BM, {self.width}), tl.float32)" for part in ("high", "low")]
+            text += [f"{part}{k} = tl.zeros((BM, {self.width}), tl.float32)" for part in ("total", "lost")]
             if s.kind == "distance" and not self.pairs.careful:
-                text += [f"{part}{k} = tl.zeros((BM,), tl.float32)" for part in ("sum_high", "sum_low")]
+                text += [f"{part}{k} = tl.zeros((BM,), tl.float32)" for part in ("sum_total", "sum_lost")]
         for d in self.scalars:
-            text += [f"scalar_{part}{d.symbol.index} = tl.zeros((BM,), tl.float32)" for part in ("high", "low")]
+            text += [f"scalar_{part}{d.symbol.index} = tl.zeros((BM,), tl.float32)" for part in ("total", "lost")]
         for d in self.theta:
-            text += [f"theta_{part}{d.symbol.index} = tl.zeros((BM,), tl.float32)" for part in ("high", "low")]
+            text += [f"theta_{part}{d.symbol.index} = tl.zeros((BM,), tl.float32)" for part in ("total", "lost")]
         return text
 
     @staticmethod
@@ -77,20 +77,23 @@ class GradientText:
         """w, the weights of the tile, zero for pairs outside."""
         if self.weights == "given":
             return [
-                "w = tl.load(weights + i.to(tl.int64)[:, None] * weights_row + j.to(tl.int64)[None, :] * weights_column, "
-                "mask=(i < n)[:, None] & (j < stop)[None, :], other=0.0)"
+                "w = tl.load(weights + i.to(tl.int64)[:, None] * weights_row"
+                " + j.to(tl.int64)[None, :] * weights_column, mask=(i < n)[:, None] & (j < stop)[None, :], other=0.0)"
             ]
         if self.weights == "many":
             first = [
                 self._side("v", "right", "j", "stop"),
-                'w = tl.dot(u, tl.trans(v), input_precision="tf32x3")',
+                "v_high, v_low = _split(v)",
+                "w = _dot(u_high, u_low, tl.trans(v_high), tl.trans(v_low))",
             ]
             rest = [
                 f"for more in range({self.count}, t, {self.count}):",
                 f"    more_c = more + tl.arange(0, {self.count})",
                 "    " + self._side("more_u", "left", "i", "n", "more_c"),
                 "    " + self._side("more_v", "right", "j", "stop", "more_c"),
-                '    w = tl.dot(more_u, tl.trans(more_v), w, input_precision="tf32x3")',
+                "    u_more, u_rest = _split(more_u)",
+                "    v_more, v_rest = _split(more_v)",
+                "    w += _dot(u_more, u_rest, tl.trans(v_more), tl.trans(v_rest))",
             ]
             return first + rest
         text = []
@@ -114,8 +117,8 @@ class GradientText:
             for d in members:
                 k = d.symbol.index
                 text.append(
-                    f"{group}_high{k}, {group}_low{k} = "
-                    f"_add_compensated({group}_high{k}, {group}_low{k}, tl.sum({self._weighted(d)}, 1))"
+                    f"{group}_total{k}, {group}_lost{k} = "
+                    f"_add_compensated({group}_total{k}, {group}_lost{k}, tl.sum({self._weighted(d)}, 1))"
                 )
         return text
 
@@ -128,15 +131,23 @@ class GradientText:
                 f"for column in range(chunk * {self.width}, tl.minimum(d{k}, (chunk + 1) * {self.width})):",
                 *("    " + line for line in self.pairs.difference(s)),
                 f"    part = tl.where((feature == column)[None, :], tl.sum({weighted} * e, 1)[:, None], part)",
-                f"high{k}, low{k} = _add_compensated(high{k}, low{k}, part)",
+                f"total{k}, lost{k} = _add_compensated(total{k}, lost{k}, part)",
             ]
+        # Equal rows pull nothing through their distance: without them the diagonal, often the largest weights, leaves
+        # no rounding behind in u_i sum(c) - sum(c v).
+        pulled = f"tl.where(q{k} == 0.0, 0.0, {weighted})" if s.kind == "distance" else weighted
         text = [
+            f"pulled = {pulled}",
             f"v = tl.load(cols + (c{k} + feature).to(tl.int64)[None, :] * cols_stride + j[:, None], "
             f"mask=(feature < d{k})[None, :], other=0.0)",
-            f'high{k}, low{k} = _add_compensated(high{k}, low{k}, tl.dot({weighted}, v, input_precision="tf32x3"))',
+            "v_high, v_low = _split(v)",
+            f"w_high, w_low = _split(pulled)",
+            f"total{k}, lost{k} = _add_compensated(total{k}, lost{k}, _dot(w_high, w_low, v_high, v_low))",
         ]
         if s.kind == "distance":
-            text.append(f"sum_high{k}, sum_low{k} = _add_compensated(sum_high{k}, sum_low{k}, tl.sum({weighted}, 1))")
+            text.append(
+                f"sum_total{k}, sum_lost{k} = _add_compensated(sum_total{k}, sum_lost{k}, tl.sum(pulled, 1))"
+            )
         return text
 
     def closing(self) -> list[str]:
@@ -149,28 +160,28 @@ class GradientText:
             text.append("if chunk == 0:")
         for d in self.scalars:
             k = d.symbol.index
-            value = f"(scalar_high{k} + scalar_low{k}) * {float_text(d.scalar)}"
+            value = f"(scalar_total{k} - scalar_lost{k}) * {float_text(d.scalar)}"
             text.append(f"    tl.store(h{k} + place + i, {value}, mask=i < n)")
         for d in self.theta:
             k = d.symbol.index
-            value = f"tl.sum(theta_high{k}.to(tl.float64) + theta_low{k}.to(tl.float64), 0) * ({d.scalar})"
+            value = f"tl.sum(theta_total{k}.to(tl.float64) - theta_lost{k}.to(tl.float64), 0) * ({d.scalar})"
             text.append(f"    tl.store(to_theta + {k}, {value})")
         return text
 
     def _store_features(self, s: TileStatistic, d: Derivative) -> list[str]:
         k = s.index
-        total = f"high{k} + low{k}"
+        total = f"total{k} - lost{k}"
         text = []
         if s.kind == "distance" and not self.pairs.careful:
             text.append(
                 f"u = tl.load(rows + (c{k} + feature).to(tl.int64)[None, :] * rows_stride + i[:, None], "
                 f"mask=(feature < d{k})[None, :], other=0.0)"
             )
-            total = f"(u * sum_high{k}[:, None] - high{k}) + (u * sum_low{k}[:, None] - low{k})"
+            total = f"(u * sum_total{k}[:, None] - total{k}) - (u * sum_lost{k}[:, None] - lost{k})"
         factor = 2 if s.kind == "distance" else 1
-        text.append(f"total = ({total}) * ({factor}.0 * {float_text(d.scalar)})")
+        text.append(f"gradient = ({total}) * ({factor}.0 * {float_text(d.scalar)})")
         text.append(
-            f"tl.store(g{k} + (place + i)[:, None] * d{k} + feature[None, :], total, "
+            f"tl.store(g{k} + (place + i)[:, None] * d{k} + feature[None, :], gradient, "
             f"mask=(i < n)[:, None] & (feature < d{k})[None, :])"
         )
         return text

@@ -10,7 +10,7 @@ from flashgp.foundations.expression import Symbol
 from flashgp.foundations.form import Form
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.program import program_of
-from flashgp.pairwise.triton.launch import SHAPES, blocks_for, columns_per_split, launch, splits_for
+from flashgp.pairwise.triton.launch import blocks_for, columns_per_split, launch, routes, shape_for, splits_for
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.tile_source import power_of_two
 
@@ -60,7 +60,7 @@ def _rows_first(
     scalars = [s.index for s in present if s.kind == "left"]
     widest = max((job.columns[k] for k in features), default=1)
     width = power_of_two(widest, most=64 if len(features) == 1 else 32)
-    shape = SHAPES["gradient"]
+    shape = shape_for("gradient", routes(form, job.columns, False))
     n, m, device = job.rows.count, job.cols.count, job.route.device
     blocks, chunks = blocks_for(n, shape.rows), blocks_for(max(1, widest), width)
     splits = splits_for(blocks, job.members * chunks, m, shape)

@@ -45,7 +45,8 @@ def _value(pairs: PairText) -> list[str]:
     profile = pairs.profile
     if profile.value_scalar is not None:
         return [f"K = tl.zeros((BM, BN), tl.float32) + {float_text(profile.value_scalar)}"]
-    return [f"K = value({', '.join(profile.inputs)}) + tl.zeros((BM, BN), tl.float32)"]
+    call = f"value({', '.join(profile.inputs)})"
+    return [f"K = {call}" if profile.value_full else f"K = {call} + tl.zeros((BM, BN), tl.float32)"]
 
 
 def _program(chunked: bool) -> str:
@@ -78,7 +79,7 @@ stop = tl.minimum(m, start + split_columns)
 
 def _few(pairs: PairText, count: int) -> str:
     each = range(count)
-    text = lines([f"high{c} = tl.zeros((BM,), tl.float32)\nlow{c} = tl.zeros((BM,), tl.float32)" for c in each])
+    text = lines([f"total{c} = tl.zeros((BM,), tl.float32)\nlost{c} = tl.zeros((BM,), tl.float32)" for c in each])
     text += "\nfor span in range(start, stop, SPAN):\n"
     text += lines([f"part{c} = tl.zeros((BM, BN), tl.float32)" for c in each], 1)
     text += "\n    for first in range(span, tl.minimum(stop, span + SPAN), BN):\n"
@@ -92,26 +93,28 @@ def _few(pairs: PairText, count: int) -> str:
             2,
         )
         text += "\n"
-    text += lines([f"high{c}, low{c} = _add_compensated(high{c}, low{c}, tl.sum(part{c}, 1))" for c in each], 1)
+    text += lines([f"total{c}, lost{c} = _add_compensated(total{c}, lost{c}, tl.sum(part{c}, 1))" for c in each], 1)
     text += f"\nout += (split * (tl.num_programs(0) // (blocks * splits)) + member).to(tl.int64) * n * {count}\n"
-    text += lines([f"tl.store(out + i.to(tl.int64) * {count} + {c}, high{c} + low{c}, mask=i < n)" for c in each])
+    text += lines([f"tl.store(out + i.to(tl.int64) * {count} + {c}, total{c} - lost{c}, mask=i < n)" for c in each])
     return text
 
 
 def _many(pairs: PairText, width: int) -> str:
     text = f"""
 c = chunk * {width} + tl.arange(0, {width})
-high = tl.zeros((BM, {width}), tl.float32)
-low = tl.zeros((BM, {width}), tl.float32)
+total = tl.zeros((BM, {width}), tl.float32)
+lost = tl.zeros((BM, {width}), tl.float32)
 for first in range(start, stop, BN):
     j = first + tl.arange(0, BN)
 """
     text += lines([*pairs.tile(), *_value(pairs)], 1)
     text += """
-    v = tl.load(right + j.to(tl.int64)[:, None] * t + c[None, :], mask=(j < stop)[:, None] & (c < t)[None, :], other=0.0)
-    high, low = _add_compensated(high, low, tl.dot(K, v, input_precision="tf32x3"))
+    inside = (j < stop)[:, None] & (c < t)[None, :]
+    v_high, v_low = _split(tl.load(right + j.to(tl.int64)[:, None] * t + c[None, :], mask=inside, other=0.0))
+    K_high, K_low = _split(K)
+    total, lost = _add_compensated(total, lost, _dot(K_high, K_low, v_high, v_low))
 out += (split * (tl.num_programs(0) // (blocks * splits * chunks)) + member).to(tl.int64) * n * t
-tl.store(out + i.to(tl.int64)[:, None] * t + c[None, :], high + low, mask=(i < n)[:, None] & (c < t)[None, :])
+tl.store(out + i.to(tl.int64)[:, None] * t + c[None, :], total - lost, mask=(i < n)[:, None] & (c < t)[None, :])
 """
     return text
 

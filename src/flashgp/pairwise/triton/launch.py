@@ -16,7 +16,7 @@ from flashgp.pairwise.triton.packing import CAREFUL, FAST, Packed
 from flashgp.pairwise.triton.source_files import source_module
 from flashgp.pairwise.triton.tile_source import TileStatistic, tile_statistics
 
-__all__ = ["SHAPES", "TileShape", "blocks_for", "columns_per_split", "launch", "routes", "splits_for"]
+__all__ = ["OVERRIDES", "TileShape", "blocks_for", "columns_per_split", "launch", "on_device", "routes", "shape_for", "splits_for"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,34 @@ class TileShape:
     span: int = 2048
 
 
-# Chosen by registers and spills of the compiled kernels; not yet measured on a GPU.
-SHAPES: dict[str, TileShape] = {
-    "few": TileShape(64, 64, 4, 2),
-    "many": TileShape(64, 64, 4, 2),
-    "block": TileShape(64, 64, 4, 2),
-    "gradient": TileShape(64, 32, 4, 2),
-}
+def shape_for(name: str, statistics: Sequence[TileStatistic], count: int = 0) -> TileShape:
+    """The tile of a kernel, so that it keeps its registers (255 a thread): wider forms get fewer pairs per thread.
+
+    Chosen by registers, spills and instructions per pair of the code compiled for sm_90; not yet measured on a GPU.
+
+    Args:
+        name: few, many, block or gradient; statistics, the fast routes; count, the right-hand sides.
+    """
+    unrolled = sum(s.size for s in statistics if s.route == "unrolled")
+    several = sum(s.kind != "match" for s in statistics) > 1
+    if name in OVERRIDES:
+        return OVERRIDES[name]
+    match name:
+        case "few" if unrolled <= 4 and count <= 2 and not several:
+            return TileShape(64, 64, 4, 2)
+        case "few" if unrolled <= 8:
+            return TileShape(64, 32, 4, 2)
+        case "few":
+            return TileShape(32, 32, 4, 2)
+        case "many":
+            return TileShape(64, 32, 4, 2) if several else TileShape(128, 64, 8, 2)
+        case "block":
+            return TileShape(32, 32, 4, 2) if several else TileShape(64, 64, 4, 2)
+        case _:
+            return TileShape(64, 16, 4, 2) if several else TileShape(64, 32, 4, 2)
+
+
+OVERRIDES: dict[str, TileShape] = {}  # by the names of shape_for: the GPU check and the tests try other tiles
 PROGRAMS = 528  # programs wanted per launch, four per multiprocessor of an H100: fewer rows split their columns
 LARGEST_SPLIT = 64
 
@@ -90,21 +111,40 @@ def launch(
         name: product, block or gradient; options, what its source generator takes beside form and routes.
         arguments: what the kernel takes beside the packed sides; programs, the size of the grid.
     """
-    device = packed.route.device
-    current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     given = packed.arguments()
-    with current:
+    with on_device(packed.route.device):
         for careful in (False, True) if "distance" in form.statistics else (False,):
             statistics = routes(form, packed.columns, careful)
             kernel = _kernel(name, form, statistics, careful, options)
             kept = {k: v for k, v in given.items() if k in kernel.arg_names}
+            # Twice the loads per column: half the columns, where the tile need not be square.
+            columns = max(16, shape.columns // 2) if careful and name != "block" else shape.columns
+            _start(kernel, programs, {**kept, **arguments, **constants}, shape, columns, careful)
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make the tensors' device the current one: Triton launches on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _start(
+    kernel: Any, programs: int, arguments: dict[str, Any], shape: TileShape, columns: int, careful: bool
+) -> None:
+    """Start one kernel; a device with less shared memory than its loads in flight need gets one stage."""
+    from triton.runtime.errors import OutOfResources
+
+    for stages in (shape.stages, 1):
+        try:
             kernel[(programs,)](
-                **kept,
                 **arguments,
-                **constants,
                 ROUTE=CAREFUL if careful else FAST,
                 BM=shape.rows,
-                BN=shape.columns,
+                BN=columns,
                 num_warps=shape.warps,
-                num_stages=shape.stages,
+                num_stages=stages,
+                enable_fp_fusion=True,
             )
+            return
+        except OutOfResources:
+            if stages == 1:
+                raise

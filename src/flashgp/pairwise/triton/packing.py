@@ -180,8 +180,8 @@ def _fill(side: Side, first: int, table: Tensor) -> None:
 
 
 def _pack_distance(made: Sequence[Side], tables: Sequence[Tensor], first: int) -> Tensor:
-    """Channels high, low and |high|^2 of both sides, eq. (M-60). Returns: R^2, shape (members,), float64."""
-    centre = tables[0].mean(dim=-2, keepdim=True).double()
+    """Channels high and low of both sides, eq. (M-60); the norms come later. Returns: R^2, shape (members,), float64."""
+    centre = tables[0].double().mean(dim=-2, keepdim=True)
     reach = []
     for side, table in zip(made, tables, strict=True):
         width = table.shape[-1]
@@ -190,7 +190,6 @@ def _pack_distance(made: Sequence[Side], tables: Sequence[Tensor], first: int) -
         squared = high.double().square().sum(-1)
         _fill(side, first, high)
         _fill(side, first + width, (u - high.double()).float())
-        side.channels[:, first + 2 * width, : side.count] = squared.float()
         reach.append(squared.amax(-1))
     return torch.stack(reach).amax(0)
 

@@ -42,11 +42,26 @@ def _reciprocal_or_zero(x):
 
 
 @triton.jit
-def _add_compensated(high, low, part):
-    """(high + part, low + what that sum rounded away), eq. (M-62)."""
-    total = high + part
-    back = total - high
-    return total, low + ((high - (total - back)) + (part - back))
+def _add_compensated(total, lost, part):
+    """total + part, and what that sum has too much, eq. (M-62)."""
+    wanted = part - lost
+    new = total + wanted
+    return new, (new - total) - wanted
+
+
+@triton.jit
+def _split(x):
+    """x = high + low with high of 11 significant bits, the nearest TF32 number."""
+    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def _dot(x_high, x_low, y_high, y_low):
+    """x y in 3xTF32, small terms first: off by about 2^-21 of |x| |y|, eq. (M-64)."""
+    total = tl.dot(x_low, y_high, input_precision="tf32")
+    total = tl.dot(x_high, y_low, total, input_precision="tf32")
+    return tl.dot(x_high, y_high, total, input_precision="tf32")
 '''
 
 
@@ -145,7 +160,8 @@ class ProfileSource:
 
     Fields: value, the text of `value(...)`; partials, the text of `partials(...)`, which returns the distinct tiles
     of all derivatives; derivatives, what each is made of; inputs, the arguments of both functions in order;
-    value_scalar, set instead of `value` when the profile is the same for all pairs (a scalar text).
+    value_scalar, set instead of `value` when the profile is the same for all pairs (a scalar text); value_full,
+    whether `value` gives a whole tile even where a statistic is missing from the profile.
     """
 
     def __init__(self, form: Form) -> None:
@@ -153,10 +169,12 @@ class ProfileSource:
         symbols = (*program.statistics, *program.scalars, *program.parameters)
         self.inputs = [_input_name(s) for s in symbols]
         self.value_scalar: str | None = None
+        self.value_full = False
         generator = self._generator(symbols)
         if form.profile.pairwise:
             result = generator.tile(form.profile)
             self.value = self._function("value", generator, result)
+            self.value_full = generator.full[result]
         else:
             self.value, self.value_scalar = "", generator.scalar(form.profile)
         generator = self._generator(symbols)

@@ -105,8 +105,9 @@ def _temporary(wanted: str, problem: str) -> Path:
     directory = Path(_fallback().name)
     if first:
         warnings.warn(
-            f"the cache directory for generated source must be writable and the user's own, got {wanted!r}: {problem}; "
-            "kernels are generated again in each process until that is repaired (or XDG_CACHE_HOME names another place)",
+            f"the cache directory for generated source must be writable and the user's own, got {wanted!r}: "
+            f"{problem}; kernels are generated again in each process until that is repaired, or XDG_CACHE_HOME names "
+            "another place",
             FlashGPWarning,
             stacklevel=2,
         )

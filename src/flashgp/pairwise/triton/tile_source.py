@@ -155,8 +155,8 @@ class PairText:
         column = f"{first} + f{k}" if first != "0" else f"f{k}"
         by_column, by_point = ("[None, :]", "[:, None]") if columns_last else ("[:, None]", "[None, :]")
         return (
-            f"{letter}{k} = tl.load({side} + (c{k} + {column}).to(tl.int64){by_column} * {side}_stride + "
-            f"{points}{by_point}, mask=({column} < d{k}){by_column}, other=0.0)"
+            f"{letter}{k}_high, {letter}{k}_low = _split(tl.load({side} + (c{k} + {column}).to(tl.int64){by_column} * "
+            f"{side}_stride + {points}{by_point}, mask=({column} < d{k}){by_column}, other=0.0))"
         )
 
     def _match(self, s: TileStatistic) -> list[str]:
@@ -208,23 +208,21 @@ class PairText:
 
     def _dot(self, s: TileStatistic) -> list[str]:
         k = s.index
+        dot = f"_dot(x{k}_high, x{k}_low, y{k}_high, y{k}_low)"
         if s.route == "dots":
             lines = [
                 f"s{k} = tl.zeros((BM, BN), tl.float32)",
                 f"for column in range(0, d{k}, {s.size}):",
                 "    " + self._features(s, "x", "rows", "i", "column", columns_last=True),
                 "    " + self._features(s, "y", "cols", "j", "column", columns_last=False),
-                f'    s{k} = tl.dot(x{k}, y{k}, s{k}, input_precision="tf32x3")',
+                f"    s{k} += {dot}",
             ]
         else:
-            lines = [
-                self._features(s, "y", "cols", "j", "0", columns_last=False),
-                f's{k} = tl.dot(x{k}, y{k}, input_precision="tf32x3")',
-            ]
+            lines = [self._features(s, "y", "cols", "j", "0", columns_last=False), f"s{k} = {dot}"]
         if s.kind == "distance":
             lines += [
                 f"yy{k} = tl.load({self.channel('cols', f'c{k} + 2 * d{k}')} + j)",
-                f"q{k} = (xx{k}[:, None] + yy{k}[None, :]) - 2.0 * s{k}",
+                f"q{k} = (xx{k}[:, None] - s{k}) + (yy{k}[None, :] - s{k})",
                 f"q{k} = tl.where(q{k} > z{k}, q{k}, 0.0)",  # equal rows: exactly 0, eq. (M-22)
             ]
         return lines
