@@ -19,6 +19,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
 from flashgp.pairwise.triton.kernel_source import FEW
@@ -121,7 +122,7 @@ class TritonTiles(Backend):
         if _not_ours(weights.dtype, rows, cols):
             return self._torch.block_gradient(form, theta, rows, cols, weights)
         _same_device("weights", weights, rows)
-        job = _pack(form, theta, rows, cols, weights)
+        job = _pack(form, theta, rows, cols, weights, slopes=True)
         flat = weights.detach()
         flat = flat.expand(*job.batch, *flat.shape[-2:]) if flat.shape[:-2].numel() > 1 else flat
         flat = flat.reshape(-1, *flat.shape[-2:])
@@ -148,7 +149,7 @@ class TritonTiles(Backend):
             batch = broadcast_batch(left.shape[:-2], right.shape[:-2])
             left, right = (s.expand(*batch, *s.shape[-2:]) for s in (left, right))
             left, right = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
-        job = _pack(form, theta, rows, cols, left, right)
+        job = _pack(form, theta, rows, cols, left, right, slopes=True)
         t = right.shape[-1]
         how = ("few", t) if t <= FEW else ("many", power_of_two(t))
         sides = [_flat(left.to(right.dtype), job.batch), _flat(right, job.batch)]
@@ -164,14 +165,17 @@ class TritonTiles(Backend):
         return self._torch.diagonal_gradient(form, theta, rows, weights)
 
 
-def _pack(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, *others: Tensor) -> Packed:
-    """The packed sides for the batch that everything together has."""
+def _pack(
+    form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, *others: Tensor, slopes: bool = False
+) -> Packed:
+    """The packed sides for the batch that everything together has; `slopes` when derivatives are wanted."""
     other = rows if cols is None else cols
     shapes = [*(t.shape for t in theta), *(t.shape[:-2] for t in others)]
     batch = broadcast_batch(rows.batch_shape, other.batch_shape, *shapes)
     columns = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
     fast = routes(form, columns, False)
-    job = packed(form, theta, rows, cols, fast, batch)
+    kinked = slopes and not all(program_of(form).bounded_slope.values())
+    job = packed(form, theta, rows, cols, fast, batch, kinked)
     with on_device(job.route.device):
         store_norms(job, fast, cols is None)
     return job

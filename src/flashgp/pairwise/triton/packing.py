@@ -112,12 +112,14 @@ def packed(
     cols: Rows | None,
     fast: Sequence[TileStatistic],
     batch: torch.Size,
+    kinked: bool = False,
 ) -> Packed:
     """Pack both sides; cost O((n + m) d), on the device of the rows, without waiting for it.
 
     Args:
         fast: the routes of the fast kernels, which say what each distance's features must satisfy.
         batch: the broadcast batch shape of the whole job, to which what has a batch is expanded.
+        kinked: take the careful route in any case: derivatives of a profile with a kink at 0 weigh close pairs by 1/r.
     """
     sides = [rows] if cols is None else [rows, cols]
     feature_batch = broadcast_batch(*(side.batch_shape for side in sides))
@@ -130,7 +132,7 @@ def packed(
         at += 2 * width + 1 if s.kind == "distance" else width
     made = [_empty_side(side, members, at + form.scalar_count, form) for side in sides]
     limits = torch.zeros((members, max(1, len(fast))), dtype=torch.float32, device=rows.device)
-    careful = torch.zeros(members, dtype=torch.bool, device=rows.device)
+    careful = torch.full((members,), kinked, dtype=torch.bool, device=rows.device)
     matches = 0
     for s in fast:
         tables = [_members(side.features[s.index], shape, 2 if s.kind != "match" else 1) for side in sides]

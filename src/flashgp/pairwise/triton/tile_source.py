@@ -19,7 +19,7 @@ from flashgp.pairwise.triton.profile_source import ProfileSource
 
 __all__ = ["DOT_CHUNK", "UNROLLED", "PairText", "TileStatistic", "power_of_two", "tile_statistics"]
 
-UNROLLED = 7  # columns up to which differences are unrolled; from 8 on a product of 16 is cheaper (not yet measured)
+UNROLLED = 8  # columns up to which differences are unrolled: about as many instructions as a product (not yet measured)
 DOT_CHUNK = 64  # columns of one tensor-core product; more are taken in a loop
 DOT_LEAST = 16  # the tensor cores' smallest inner size here
 
