@@ -17,9 +17,10 @@ from typing import Any
 
 from flashgp import kernels
 from flashgp.foundations.form import Form
+from flashgp.pairwise.triton.backend import HELD
 from flashgp.pairwise.triton.kernel_source import FEW
 from flashgp.pairwise.triton.launch import TileShape, _kernel, routes, shape_for
-from flashgp.pairwise.triton.tile_source import power_of_two
+from flashgp.pairwise.triton.tile_source import UNROLLED, power_of_two
 
 ARCHITECTURE = 90
 CONSTANTS = ("ROUTE", "BM", "BN", "SPAN", "MIRROR", "THETA")
@@ -28,7 +29,9 @@ FLOATS = ("rows", "cols", "limits", "left", "right", "weights", "out")
 UNALIGNED = ("weights_row", "weights_column")
 
 
-def compiled(name: str, form: Form, columns: Sequence[int], careful: bool, options: tuple[Any, ...], tile: TileShape) -> Any:
+def compiled(
+    name: str, form: Form, columns: Sequence[int], careful: bool, options: tuple[Any, ...], tile: TileShape
+) -> Any:
     """The kernel as a launch would compile it: aligned pointers and strides, other numbers unspecialised."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -121,8 +124,8 @@ def main(argv: Sequence[str]) -> int:
                 tile, options = shape_for("block", routes(form, columns, False)), (True,)
             else:
                 tile = shape_for("gradient", routes(form, columns, False))
-                several = len(form.statistics) > 1
-                how = ("few", t) if t <= FEW else ("many", power_of_two(t))
+                several = len(form.statistics) > 1 and max(columns) > UNROLLED
+                how = ("few", t) if t <= FEW else ("many", power_of_two(t, most=HELD))
                 options = (*how, power_of_two(max(columns), most=32 if several else 64), True)
             if careful and name != "block":
                 tile = TileShape(tile.rows, max(16, tile.columns // 2), tile.warps, tile.stages, tile.span)

@@ -55,14 +55,18 @@ def test_a_cpu_is_refused_in_float32() -> None:
     assert BACKENDS["triton"] is TritonTiles
     kernel = kernels.SquaredExponential()
     rows = kernel.rows(torch.zeros(3, 2)).detach()
-    with pytest.raises(BackendUnavailableError, match="`rows` must be on a CUDA device .* got cpu; move x there or use"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"`rows` must be on a CUDA device .* got cpu; move x there or use"
+    ):
         TRITON.product(kernel.form, [], rows, None, torch.ones(3, 1))
 
 
 def test_float64_goes_to_the_torch_tiles() -> None:
     kernel = kernels.SquaredExponential()
     rows = kernel.rows(torch.zeros(3, 2)).detach()
-    assert torch.equal(TRITON.product(kernel.form, [], rows, None, torch.ones(3, 1).double()), torch.full((3, 1), 3.0).double())
+    assert torch.equal(
+        TRITON.product(kernel.form, [], rows, None, torch.ones(3, 1).double()), torch.full((3, 1), 3.0).double()
+    )
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +83,41 @@ def test_two_devices_are_both_named() -> None:
     elsewhere = kernel.rows(torch.zeros(3, 2, device="meta")).detach()
     with pytest.raises(DomainError, match="must be on cpu like `rows`, got meta"):
         TRITON.block(kernel.form, [], rows, elsewhere, dtype=torch.float32)
+
+
+@needs_triton
+def test_the_gpu_check_needs_few_packages(tmp_path: Path) -> None:
+    """benchmark/gpu_check.py from source: beside torch and triton, which come first, only what that machine has."""
+    root = HERE.parents[1]
+    code = f"""
+import sys, runpy, torch, triton
+allowed = {{"flashgp", "numba", "numpy", "scipy", "safetensors", "filelock", "psutil", "torch", "triton"}}
+known = {{name.split(".")[0] for name in sys.modules}} | sys.stdlib_module_names | allowed
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in known:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+sys.argv = ["gpu_check.py", "--part", "0/1", "--small", "--seconds", "0"]
+import flashgp.bench, flashgp.pairwise.triton.launch
+from flashgp.pairwise.triton.source_files import source_module
+assert source_module("x = 1").x == 1
+runpy.run_path({str(root / "benchmark" / "gpu_check.py")!r}, run_name="__main__")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "XDG_CACHE_HOME": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "not run: the time budget was used up" in run.stdout
+    assert (tmp_path / "flashgp" / "triton").is_dir()
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_gpu_check_without_a_gpu(source_environment: dict[str, str]) -> None:
+    command = [sys.executable, str(HERE.parents[1] / "benchmark" / "gpu_check.py"), "--interpret"]
+    run = subprocess.run(command, env=source_environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "3 of 3 interpreted checks passed" in run.stdout
 
 
 # -- source -------------------------------------------------------------------------------------------------------

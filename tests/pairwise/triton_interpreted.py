@@ -8,8 +8,6 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -34,11 +32,10 @@ TRITON = BACKENDS["triton"]()
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("few", "many", "block", "gradient"):
         monkeypatch.setitem(launch.OVERRIDES, name, TileShape(16, 16, 4, 1, 32))
     monkeypatch.setattr(launch, "PROGRAMS", 1)
-    yield
 
 
 def compare(given: Job, count: int = 2) -> list[str]:
@@ -247,7 +244,9 @@ def test_one_sided_row_scalars() -> None:
     profile = exp(-squared_distance() / 2 * row_scalar("left", 0)) * row_scalar("right", 1) ** 2
     form = Form(profile, ("distance",), 2, 0)
     given = job(Case("SquaredExponential", 0, 2), 7, 5)
-    sides = [Rows(r.features, tuple(torch.rand(2, r.count, dtype=f64) + 0.5), r.count) for r in (given.rows, given.cols)]  # type: ignore[union-attr]
+    sides = [
+        Rows(r.features, tuple(torch.rand(2, r.count, dtype=f64) + 0.5), r.count) for r in (given.rows, given.cols)
+    ]  # type: ignore[union-attr]
     assert compare(Job(form, [], *sides, given.left, given.right, given.weights)) == []
 
 
@@ -275,7 +274,9 @@ def test_batches_broadcast() -> None:
     plain = made(kernels.Matern(2.5), points(7, 2), points(5, 2, 1))
     right = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(1))
     found = TRITON.product(plain.form, [], plain.rows, plain.cols, right)
-    assert relative_error(found, TORCH.product(plain.form, [], plain.rows, plain.cols, right.double())) <= VALUE_TOLERANCE
+    assert (
+        relative_error(found, TORCH.product(plain.form, [], plain.rows, plain.cols, right.double())) <= VALUE_TOLERANCE
+    )
 
 
 def test_weights_of_any_layout() -> None:
@@ -285,7 +286,9 @@ def test_weights_of_any_layout() -> None:
     spread[::2, ::3] = weights
     wanted = gradients(TRITON.block_gradient(given.form, [], given.rows, given.cols, weights))
     for same in (weights.mT.contiguous().mT, spread[::2, ::3]):
-        for a, b in zip(gradients(TRITON.block_gradient(given.form, [], given.rows, given.cols, same)), wanted, strict=True):
+        for a, b in zip(
+            gradients(TRITON.block_gradient(given.form, [], given.rows, given.cols, same)), wanted, strict=True
+        ):
             assert a is not None
             assert b is not None
             assert torch.equal(a, b)
@@ -294,7 +297,9 @@ def test_weights_of_any_layout() -> None:
 def test_equal_calls_give_equal_bits() -> None:
     given = made(kernels.Matern(2.5) + kernels.Linear(), points(18, 9))
     calls = [
-        gradients(TRITON.bilinear_gradient(given.form, given.theta, given.rows, None, given.left.float(), given.right.float()))
+        gradients(
+            TRITON.bilinear_gradient(given.form, given.theta, given.rows, None, given.left.float(), given.right.float())
+        )
         for _ in range(2)
     ]
     for a, b in zip(*calls, strict=True):
@@ -324,7 +329,9 @@ def test_what_the_torch_tiles_serve() -> None:
     x = points(7, 2)
     rows, none = kernel.rows(x).detach(), kernel.rows(x[:0]).detach()
     right = torch.ones(7, 2, dtype=f64)
-    assert torch.equal(TRITON.product(kernel.form, [], rows, None, right), TORCH.product(kernel.form, [], rows, None, right))
+    assert torch.equal(
+        TRITON.product(kernel.form, [], rows, None, right), TORCH.product(kernel.form, [], rows, None, right)
+    )
     assert TRITON.product(kernel.form, [], none, rows, right.float()).shape == (0, 2)
     assert torch.equal(TRITON.product(kernel.form, [], rows, none, right[:0].float()), torch.zeros(7, 2))
     assert TRITON.product(kernel.form, [], rows, None, right[:, :0].float()).shape == (7, 0)

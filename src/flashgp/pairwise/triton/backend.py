@@ -23,12 +23,22 @@ from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
 from flashgp.pairwise.triton.kernel_source import FEW
-from flashgp.pairwise.triton.launch import blocks_for, columns_per_split, launch, on_device, routes, shape_for, splits_for
+from flashgp.pairwise.triton.launch import (
+    blocks_for,
+    columns_per_split,
+    launch,
+    on_device,
+    routes,
+    shape_for,
+    splits_for,
+)
 from flashgp.pairwise.triton.norms import store_norms
 from flashgp.pairwise.triton.packing import Packed, packed, packed_bytes
 from flashgp.pairwise.triton.tile_source import power_of_two
 
-__all__ = ["TritonTiles"]
+__all__ = ["HELD", "TritonTiles"]
+
+HELD = 32  # columns of left and right that the reverse kernel keeps in registers; more are read again in every tile
 
 
 @register_backend("triton")
@@ -151,7 +161,7 @@ class TritonTiles(Backend):
             left, right = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
         job = _pack(form, theta, rows, cols, left, right, slopes=True)
         t = right.shape[-1]
-        how = ("few", t) if t <= FEW else ("many", power_of_two(t))
+        how = ("few", t) if t <= FEW else ("many", power_of_two(t, most=HELD))
         sides = [_flat(left.to(right.dtype), job.batch), _flat(right, job.batch)]
 
         def given(swapped: bool) -> dict[str, object]:

@@ -58,9 +58,11 @@ def _rows_first(
     present = [s for s, slope in program.derivatives.items() if not slope.is_zero]
     features = [s.index for s in present if s.kind in ("distance", "product")]
     scalars = [s.index for s in present if s.kind == "left"]
-    widest = max((job.columns[k] for k in features), default=1)
-    width = power_of_two(widest, most=64 if len(features) == 1 else 32)
-    shape = shape_for("gradient", routes(form, job.columns, False))
+    fast = routes(form, job.columns, False)
+    wide = [job.columns[k] for k in features if fast[k].route != "unrolled"]
+    widest = max(wide, default=1)
+    width = power_of_two(widest, most=64 if len(wide) <= 1 else 32)
+    shape = shape_for("gradient", fast)
     n, m, device = job.rows.count, job.cols.count, job.route.device
     blocks, chunks = blocks_for(n, shape.rows), blocks_for(max(1, widest), width)
     splits = splits_for(blocks, job.members * chunks, m, shape)
@@ -77,7 +79,7 @@ def _rows_first(
         {**given, **outputs, "to_theta": to_theta, **counts, "chunks": chunks},
         shape,
         blocks * splits * chunks * job.members,
-        {"THETA": parameters},
+        {"SPAN": shape.span, "THETA": parameters},
     )
     count = len(form.statistics)
     rows: list[Tensor | None] = [None] * (count + form.scalar_count)

@@ -16,7 +16,17 @@ from flashgp.pairwise.triton.packing import CAREFUL, FAST, Packed
 from flashgp.pairwise.triton.source_files import source_module
 from flashgp.pairwise.triton.tile_source import TileStatistic, tile_statistics
 
-__all__ = ["OVERRIDES", "TileShape", "blocks_for", "columns_per_split", "launch", "on_device", "routes", "shape_for", "splits_for"]
+__all__ = [
+    "OVERRIDES",
+    "TileShape",
+    "blocks_for",
+    "columns_per_split",
+    "launch",
+    "on_device",
+    "routes",
+    "shape_for",
+    "splits_for",
+]
 
 
 @dataclass(frozen=True)

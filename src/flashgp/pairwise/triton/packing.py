@@ -100,9 +100,9 @@ def _member_stride(tensor: Tensor) -> int:
 
 
 def packed_bytes(rows: Rows, cols: Rows | None) -> int:
-    """Bytes of the packed sides: at most 2 d + 1 numbers of a row for each statistic, and as much while they form."""
+    """Bytes at most while packing, in units of the features' own: the packed sides, and float64 copies of one side."""
     sides = [rows] if cols is None else [rows, cols]
-    return sum(side.nbytes * 2 for side in sides)
+    return sum(side.nbytes for side in sides) + 4 * max(side.nbytes for side in sides)
 
 
 def packed(
@@ -182,7 +182,7 @@ def _fill(side: Side, first: int, table: Tensor) -> None:
 
 
 def _pack_distance(made: Sequence[Side], tables: Sequence[Tensor], first: int) -> Tensor:
-    """Channels high and low of both sides, eq. (M-60); the norms come later. Returns: R^2, shape (members,), float64."""
+    """Channels high and low of both sides, eq. (M-60); norms come later. Returns: R^2, shape (members,), float64."""
     centre = tables[0].double().mean(dim=-2, keepdim=True)
     reach = []
     for side, table in zip(made, tables, strict=True):

@@ -176,10 +176,11 @@ class PairText:
             if s.kind == "product":
                 term = f"{x} * {y}"
             else:
-                lines.append(f"e = {x} - {y}")
+                e = f"e{k}_{c}"
+                lines.append(f"{e} = {x} - {y}")
                 if self.careful:
-                    lines.append(f"e = e + (x{k}_{c}_low[:, None] - y{k}_{c}_low[None, :])")
-                term = "e * e"
+                    lines.append(f"{e} += x{k}_{c}_low[:, None] - y{k}_{c}_low[None, :]")
+                term = f"{e} * {e}"
             lines.append(f"{self.name(s)} = {term}" if c == 0 else f"{self.name(s)} += {term}")
         return lines
 
