@@ -52,39 +52,50 @@ def compare(given: Job, count: int = 2, blocks: bool = True) -> list[str]:
     left, right = (s.repeat(*[1] * (s.dim() - 1), count)[..., :count].float() for s in (g.left, g.right))
     weights = g.weights.float()
     rows, cols, form = g.rows, g.cols, g.form
-    pairs: list[tuple[str, Callable[[], Tensors], Callable[[], Tensors]]] = [
+    outer = left.double() @ right.double().mT
+    outer = outer if cols is not None else (outer + outer.mT) / 2
+    pairs: list[tuple[str, Callable[[], Tensors], Callable[[], Tensors], Tensor | None]] = [
         (
             "block",
             lambda: [TRITON.block(form, theta, rows, cols, dtype=f32)],
             lambda: [TORCH.block(form, theta, rows, cols, dtype=f64)],
+            None,
         ),
         (
             "product",
             lambda: [TRITON.product(form, theta, rows, cols, right)],
             lambda: [TORCH.product(form, theta, rows, cols, right.double())],
+            None,
         ),
         (
             "block_gradient",
             lambda: gradients(TRITON.block_gradient(form, theta, rows, cols, weights)),
             lambda: gradients(TORCH.block_gradient(form, theta, rows, cols, weights.double())),
+            weights.double(),
         ),
         (
             "bilinear_gradient",
             lambda: gradients(TRITON.bilinear_gradient(form, theta, rows, cols, left, right)),
             lambda: gradients(TORCH.bilinear_gradient(form, theta, rows, cols, left.double(), right.double())),
+            outer,
         ),
     ]
     problems = []
-    for what, found, wanted in (
-        (name, ours(), theirs()) for name, ours, theirs in pairs if blocks or "block" not in name
-    ):
-        tolerance = GRADIENT_TOLERANCE if "gradient" in what else VALUE_TOLERANCE
-        for position, (one, two) in enumerate(zip(found, wanted, strict=True)):
-            if two is None or one is None:
+    for what, ours, theirs, signed in pairs:
+        if not blocks and "block" in what:
+            continue
+        found, wanted = ours(), theirs()
+        # A gradient is a sum with signs: its rounding is that of its terms, whose size the unsigned weights show.
+        sizes = wanted if signed is None else gradients(TORCH.block_gradient(form, theta, rows, cols, signed.abs()))
+        tolerance = VALUE_TOLERANCE if signed is None else GRADIENT_TOLERANCE
+        for position, (one, two, size) in enumerate(zip(found, wanted, sizes, strict=True)):
+            if one is None or two is None or size is None:
                 if one is not two:
                     problems.append(f"{what}[{position}] is missing on one side")
                 continue
-            error = relative_error(one, two.expand(one.shape))  # a gradient may leave out the batch it does not have
+            # A gradient may leave out a batch that it does not have.
+            error = relative_error(one, two.expand(one.shape)) if one.numel() else 0.0
+            error *= max(1.0, float(two.abs().max())) / max(1.0, float(two.abs().max()), float(size.abs().max()))
             if not error <= tolerance:
                 problems.append(f"{what}[{position}] is off by {error / EPS:.0f} eps")
     return problems
