@@ -17,7 +17,7 @@ install := $(python) -m pip install --quiet --disable-pip-version-check -c const
 torch_source := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
 package := $(install) --no-build-isolation --editable
 
-.PHONY: demo test lint types format bench tables clean
+.PHONY: demo test lint types format bench gpu-check tables clean
 
 demo: $(VENV)/.demo
 	mkdir -p demo
@@ -41,6 +41,10 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	set -e; for suite in benchmark/suite_*.py; do $(python) $$suite; done
+
+# On a machine with a GPU and no network: its own Python (PYTHON=...) with torch and triton, and this source tree.
+gpu-check:
+	PYTHONPATH=src $(PYTHON) benchmark/gpu_check.py
 
 tables: $(VENV)/.dev
 	$(python) -m flashgp.bench.tables README.md docs/decisions/*.md

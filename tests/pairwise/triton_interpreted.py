@@ -1,0 +1,425 @@
+"""The Triton backend under Triton's interpreter, on the CPU; run by test_triton.py in a process of its own.
+
+The interpreter must be chosen before triton is imported. It is slow, so tables have a few rows and tiles 16 x 16: a
+table of 18 rows already has two tiles a side, of which the second is mostly padding.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashgp import kernels
+from flashgp.foundations.expression import exp, row_scalar, squared_distance
+from flashgp.foundations.form import Form, Rows
+from flashgp.kernels import Kernel
+from flashgp.pairwise.backend import BACKENDS
+from flashgp.pairwise.program import program_of
+from flashgp.pairwise.triton import TritonTiles, backend, launch, packing
+from flashgp.pairwise.triton.launch import TileShape
+from flashgp.pairwise.triton.packing import Packed
+from flashgp.pairwise.triton.tile_source import TileStatistic
+from pairwise.pair_cases import CASES, ONE_CASE_EACH, REFERENCE, TORCH, Case, Job, gradients, job, relative_error
+from pairwise.test_contract import EVERYTHING, everything_rows
+
+f64, f32 = torch.float64, torch.float32
+EPS = torch.finfo(f32).eps
+# As in the float64 contract: a few dozen operations on numbers of size 1, and sums of a few hundred of those.
+VALUE_TOLERANCE = 50 * EPS
+GRADIENT_TOLERANCE = 200 * EPS
+TRITON = BACKENDS["triton"]()
+Tensors = list[Tensor | None]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("few", "many", "block", "gradient"):
+        monkeypatch.setitem(launch.OVERRIDES, name, TileShape(16, 16, 4, 1, 32))
+    monkeypatch.setattr(launch, "PROGRAMS", 1)
+
+
+def compare(given: Job, count: int = 2, blocks: bool = True) -> list[str]:
+    """Every operation of the backend against the torch tiles in float64, in words where it is off.
+
+    `blocks` False leaves out those that take or give a matrix of all pairs.
+    """
+    g, theta = given, given.theta
+    left, right = (s.repeat(*[1] * (s.dim() - 1), count)[..., :count].float() for s in (g.left, g.right))
+    weights = g.weights.float()
+    rows, cols, form = g.rows, g.cols, g.form
+    outer = left.double() @ right.double().mT
+    outer = outer if cols is not None else (outer + outer.mT) / 2
+    pairs: list[tuple[str, Callable[[], Tensors], Callable[[], Tensors], Tensor | None]] = [
+        (
+            "block",
+            lambda: [TRITON.block(form, theta, rows, cols, dtype=f32)],
+            lambda: [TORCH.block(form, theta, rows, cols, dtype=f64)],
+            None,
+        ),
+        (
+            "product",
+            lambda: [TRITON.product(form, theta, rows, cols, right)],
+            lambda: [TORCH.product(form, theta, rows, cols, right.double())],
+            None,
+        ),
+        (
+            "block_gradient",
+            lambda: gradients(TRITON.block_gradient(form, theta, rows, cols, weights)),
+            lambda: gradients(TORCH.block_gradient(form, theta, rows, cols, weights.double())),
+            weights.double(),
+        ),
+        (
+            "bilinear_gradient",
+            lambda: gradients(TRITON.bilinear_gradient(form, theta, rows, cols, left, right)),
+            lambda: gradients(TORCH.bilinear_gradient(form, theta, rows, cols, left.double(), right.double())),
+            outer,
+        ),
+    ]
+    problems = []
+    for what, ours, theirs, signed in pairs:
+        if not blocks and "block" in what:
+            continue
+        found, wanted = ours(), theirs()
+        # A gradient is a sum with signs: its rounding is that of its terms, whose size the unsigned weights show.
+        sizes = wanted if signed is None else gradients(TORCH.block_gradient(form, theta, rows, cols, signed.abs()))
+        tolerance = VALUE_TOLERANCE if signed is None else GRADIENT_TOLERANCE
+        for position, (one, two, size) in enumerate(zip(found, wanted, sizes, strict=True)):
+            if one is None or two is None or size is None:
+                if one is not two:
+                    problems.append(f"{what}[{position}] is missing on one side")
+                continue
+            # A gradient may leave out a batch that it does not have.
+            error = relative_error(one, two.expand(one.shape)) if one.numel() else 0.0
+            error *= max(1.0, float(two.abs().max())) / max(1.0, float(two.abs().max()), float(size.abs().max()))
+            if not error <= tolerance:
+                problems.append(f"{what}[{position}] is off by {error / EPS:.0f} eps")
+    return problems
+
+
+def points(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=f64)
+
+
+def made(kernel: Kernel, x: Tensor, z: Tensor | None = None, seed: int = 1) -> Job:
+    """A job on these points."""
+    generator = torch.Generator().manual_seed(seed)
+    n, m = x.shape[-2], (x if z is None else z).shape[-2]
+    batch = x.shape[:-2]
+    weights = torch.randn(*batch, n, m, generator=generator, dtype=f64)
+    return Job(
+        kernel.form,
+        [t.detach() for t in kernel.theta()],
+        kernel.rows(x).detach(),
+        None if z is None else kernel.rows(z).detach(),
+        torch.randn(*batch, n, 2, generator=generator, dtype=f64),
+        torch.randn(*batch, m, 2, generator=generator, dtype=f64),
+        weights if z is not None else (weights + weights.mT) / 2,
+    )
+
+
+def test_it_is_registered_and_interpreted() -> None:
+    import triton
+
+    assert BACKENDS["triton"] is TritonTiles
+    assert triton.knobs.runtime.interpret
+
+
+@pytest.mark.parametrize("case", ONE_CASE_EACH)
+def test_every_covariance_function(case: Case) -> None:
+    """(M-1), (M-20), (M-21) and (M-63), rectangular and symmetric, rows repeating inside and between the sides."""
+    assert compare(job(case, 7, 5)) == []
+    assert compare(job(case, 5, None), count=6, blocks=False) == []
+
+
+def test_several_tiles() -> None:
+    """One past a tile on either side, few and many right-hand sides, both routes of the weights."""
+    assert compare(job(Case("Sum", 0, 3), 17, 33), count=2) == []
+    assert compare(job(Case("Scaled", 0, 3), 17, None), count=6) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n", [(1, 1), (17, 18), (1, None), (7, None), (33, None)])
+def test_every_example(case: Case, n: tuple[int, int | None]) -> None:
+    for count in (1, 6):
+        assert compare(job(case, *n), count) == []
+
+
+@pytest.mark.parametrize("d", [17, 70])
+def test_tensor_core_products(d: int) -> None:
+    """Distances and inner products by tl.dot, padded and in chunks; gradients of more columns than a program keeps."""
+    kernel = kernels.Matern(1.5, d**0.5) + 0.3 * kernels.Linear(1 / d)
+    x, z = points(17, d), points(3, d, 1)
+    z[0] = x[0]
+    routes = launch.routes(kernel.form, [d, d], careful=False)
+    assert [s.route for s in routes] == ["dots" if d == 70 else "dot"] * 2
+    assert compare(made(kernel, x, z), count=6) == []
+    if d == 17:
+        assert compare(made(kernel, x[:9]), count=2) == []
+
+
+def test_many_right_hand_sides() -> None:
+    """More right-hand sides than one program holds (64), few rows, and a width that is no power of two."""
+    assert compare(made(kernels.SquaredExponential(), points(5, 2), points(18, 2, 1)), count=70) == []
+
+
+@pytest.mark.parametrize("d", [2, 20])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_equal_rows_have_distance_zero(d: int, symmetric: bool) -> None:
+    """(M-22), (M-64): the variance to the last bit, among rows whose squares are far from exact."""
+    x = points(18, d) * 7.3 / d**0.5
+    x[17] = x[3]
+    kernel = kernels.Matern(1.5, 1.9)
+    rows = kernel.rows(x).detach()
+    block = TRITON.block(kernel.form, [], rows, None if symmetric else rows, dtype=f32)
+    assert torch.equal(block.diagonal(), torch.ones(18))
+    assert block[3, 17] == block[17, 3] == 1
+    if symmetric:
+        assert torch.equal(block, block.mT)
+
+
+def test_a_distance_below_the_rounding_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(M-22), (M-64): should a device's products differ from its norms in the last bit, equal rows are still at 0."""
+    exact = backend.store_norms
+
+    def off_by_one_bit(packed: Packed, statistics: tuple[TileStatistic, ...], symmetric: bool) -> None:
+        exact(packed, statistics, symmetric)
+        packed.rows.channels[:, 40] *= 1 + EPS
+
+    monkeypatch.setattr(backend, "store_norms", off_by_one_bit)
+    kernel = kernels.SquaredExponential(1.9)
+    rows = kernel.rows(points(9, 20)).detach()
+    assert torch.equal(TRITON.block(kernel.form, [], rows, None, dtype=f32).diagonal(), torch.ones(9))
+
+
+def test_a_symmetric_block_is_symmetric_to_the_last_bit() -> None:
+    """Also where left and right enter the arithmetic in another order."""
+    rows, theta = everything_rows(18, 1), [torch.tensor(0.7, dtype=f64)]
+    block = TRITON.block(EVERYTHING, theta, rows, None, dtype=f32)
+    assert torch.equal(block, block.mT)
+    rectangle = TRITON.block(EVERYTHING, theta, rows, rows, dtype=f32)
+    assert not torch.equal(rectangle, rectangle.mT), "the arithmetic shows no difference: choose another form"
+
+
+def test_the_diagonal_pulls_nothing() -> None:
+    """(M-24): weights on pairs of equal rows, however large, leave the gradient by a distance's features alone."""
+    given = made(kernels.SquaredExponential(4.5), points(9, 20))
+    heavy = (given.weights + 1e5 * torch.eye(9, dtype=f64)).float()
+    light = heavy - torch.diag(heavy.diagonal())
+    one, two = (TRITON.block_gradient(given.form, [], given.rows, None, w).rows[0] for w in (heavy, light))
+    assert one is not None
+    assert two is not None
+    assert torch.equal(one, two)
+
+
+def test_a_small_argument_of_log1p() -> None:
+    """A rational quadratic of large shape: log1p(q / 2e6) keeps its digits."""
+    assert compare(made(kernels.RationalQuadratic(1e6), points(9, 2))) == []
+
+
+def test_half_a_block() -> None:
+    kernel = kernels.SquaredExponential()
+    rows = kernel.rows(points(18, 2)).detach()
+    block = TRITON.block(kernel.form, [], rows, None, dtype=f32)
+    upper = TRITON.block(kernel.form, [], rows, None, dtype=f32, upper=True)
+    assert torch.equal(block.triu(), upper.triu())
+
+
+@pytest.mark.parametrize(("d", "scale"), [(3, 1e-8), (3, 0.01), (20, 0.01), (20, 1e8)])
+def test_lengthscales(d: int, scale: float) -> None:
+    """(M-60), (M-61): short lengthscales take split features, long ones the fast route; both keep the digits."""
+    kernel = kernels.SquaredExponential(scale * d**0.5)
+    x = points(9, d)
+    x[1] = x[0] + 0.3 * scale * points(1, d, 5)[0]  # close in units of the lengthscale
+    given = made(kernel, x)
+    form_packed = packing.packed(given.form, [], given.rows, None, launch.routes(given.form, [d], False), torch.Size())
+    assert form_packed.route.tolist() == [packing.CAREFUL if scale < 1 else packing.FAST]
+    assert compare(given) == []
+
+
+@pytest.mark.parametrize("d", [3, 20])
+def test_an_offset_costs_no_digits(d: int) -> None:
+    """(M-60): x + 1000 gives the bits of x, where adding the offset rounds nothing."""
+    x = (points(9, d) * 2**20).round() / 2**20
+    kernel = kernels.SquaredExponential(2.0)  # a power of two: features are exact as well
+    near, far = made(kernel, x), made(kernel, x + 1024.0)
+    routes = launch.routes(far.form, [d], False)
+    assert packing.packed(far.form, [], far.rows, None, routes, torch.Size()).route.tolist() == [packing.FAST]
+    right = near.right.float()
+    one = TRITON.product(near.form, [], near.rows, None, right)
+    two = TRITON.product(far.form, [], far.rows, None, right)
+    assert relative_error(two, one.double()) <= 2 * EPS  # the centre itself is rounded, in float64
+    for a, b in zip(
+        gradients(TRITON.bilinear_gradient(near.form, [], near.rows, None, near.left.float(), right)),
+        gradients(TRITON.bilinear_gradient(far.form, [], far.rows, None, far.left.float(), right)),
+        strict=True,
+    ):
+        assert a is not None
+        assert b is not None
+        assert relative_error(b, a.double()) <= 20 * EPS
+
+
+def test_a_kink_takes_differences() -> None:
+    """(M-22): a slope that is unbounded at 0 forbids the product form; its gradients need split features, (M-60)."""
+    kernel = kernels.Matern(0.5, 3.0)
+    assert not program_of(kernel.form).bounded_slope[0]
+    x = points(9, 20)
+    x[1] = x[0] + 1e-5
+    assert [s.route for s in launch.routes(kernel.form, [20], careful=False)] == ["loop"]
+    assert compare(made(kernel, x)) == []
+
+
+@pytest.mark.parametrize("programs", [4, 10**6])
+def test_columns_shared_out(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows against many columns: each program takes a part of the columns, eq. (M-20), and the parts add up."""
+    monkeypatch.setattr(launch, "PROGRAMS", programs)
+    kernel = 1.7 * kernels.RationalQuadratic(1.5) + kernels.Linear(0.3)
+    for count in (2, 6):
+        assert compare(made(kernel, points(3, 2), points(40, 2, 1)), count, blocks=False) == []
+
+
+def test_row_scalars() -> None:
+    """(M-26), (M-63): row scalars inside an exponential; the columns' gradients come from the exchanged form."""
+    theta = [torch.tensor(0.7, dtype=f64)]
+    generator = torch.Generator().manual_seed(3)
+    for n, m in ((7, 5), (9, None)):
+        count = n if m is None else m
+        weights = torch.randn(n, count, generator=generator, dtype=f64)
+        given = Job(
+            EVERYTHING,
+            theta,
+            everything_rows(n, 1),
+            None if m is None else everything_rows(m, 2),
+            torch.randn(n, 2, generator=generator, dtype=f64),
+            torch.randn(count, 2, generator=generator, dtype=f64),
+            weights if m is not None else weights + weights.mT,
+        )
+        assert compare(given) == []
+
+
+def test_one_sided_row_scalars() -> None:
+    """A profile that treats left and right differently: rows and columns must not be mistaken for each other."""
+    profile = exp(-squared_distance() / 2 * row_scalar("left", 0)) * row_scalar("right", 1) ** 2
+    form = Form(profile, ("distance",), 2, 0)
+    given = job(Case("SquaredExponential", 0, 2), 7, 5)
+    sides = [
+        Rows(r.features, tuple(torch.rand(2, r.count, dtype=f64) + 0.5), r.count) for r in (given.rows, given.cols)
+    ]  # type: ignore[union-attr]
+    assert compare(Job(form, [], *sides, given.left, given.right, given.weights)) == []
+
+
+def test_batches() -> None:
+    """Members with lengthscales on both sides of the route's limit: each is served by its own, eq. (M-61)."""
+    lengthscale = torch.tensor([[1.0], [0.01], [0.3]], dtype=f64)
+    kernel = kernels.Scaled(kernels.SquaredExponential(lengthscale), torch.tensor([0.5, 1.0, 2.0], dtype=f64))
+    x = points(9, 2).repeat(3, 1, 1) * torch.tensor([1.0, 2.0, 3.0], dtype=f64)[:, None, None]
+    given = made(kernel, x)
+    assert compare(given) == []
+    for member in range(3):  # what one member holds does not change the bits of another
+        alone = kernels.Scaled(kernels.SquaredExponential(lengthscale[member]), kernel.variance.value[member].item())
+        rows = alone.rows(x[member]).detach()
+        theta = [t.detach() for t in alone.theta()]
+        together = TRITON.product(given.form, given.theta, given.rows, None, given.right.float())[member]
+        assert torch.equal(TRITON.product(alone.form, theta, rows, None, given.right[member].float()), together)
+
+
+def test_batches_broadcast() -> None:
+    """A batch of right-hand sides or weights over one set of rows, and batched parameters alone."""
+    kernel = kernels.Scaled(kernels.Matern(2.5), torch.tensor([0.5, 2.0], dtype=f64))
+    given = made(kernel, points(7, 2), points(5, 2, 1))
+    assert compare(given) == []
+    plain = made(kernels.Matern(2.5), points(7, 2), points(5, 2, 1))
+    right = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(1))
+    found = TRITON.product(plain.form, [], plain.rows, plain.cols, right)
+    assert (
+        relative_error(found, TORCH.product(plain.form, [], plain.rows, plain.cols, right.double())) <= VALUE_TOLERANCE
+    )
+
+
+def test_weights_of_any_layout() -> None:
+    given = made(kernels.Matern(2.5), points(7, 2), points(5, 2, 1))
+    weights = given.weights.float()
+    spread = torch.zeros(14, 15)
+    spread[::2, ::3] = weights
+    wanted = gradients(TRITON.block_gradient(given.form, [], given.rows, given.cols, weights))
+    for same in (weights.mT.contiguous().mT, spread[::2, ::3]):
+        for a, b in zip(
+            gradients(TRITON.block_gradient(given.form, [], given.rows, given.cols, same)), wanted, strict=True
+        ):
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a, b)
+
+
+def test_equal_calls_give_equal_bits() -> None:
+    given = made(kernels.Matern(2.5) + kernels.Linear(), points(18, 9))
+    calls = [
+        gradients(
+            TRITON.bilinear_gradient(given.form, given.theta, given.rows, None, given.left.float(), given.right.float())
+        )
+        for _ in range(2)
+    ]
+    for a, b in zip(*calls, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+
+
+def test_compensated_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(M-62): adding tiles one by one loses nothing that grows with their number."""
+    monkeypatch.setitem(launch.OVERRIDES, "few", TileShape(16, 16, 4, 1, 16))
+    kernel = kernels.Constant(1.0)
+    m = 2048
+    right = torch.full((m, 6), 0.1) + torch.arange(6) / 64
+    rows = kernel.rows(torch.zeros(1, 1, dtype=f64)).detach()
+    cols = kernel.rows(torch.zeros(m, 1, dtype=f64)).detach()
+    theta = [t.detach() for t in kernel.theta()]
+    for columns in (right[:, :1], right):
+        found = TRITON.product(kernel.form, theta, rows, cols, columns.contiguous())
+        wanted = columns.double().sum(0, keepdim=True)
+        assert float(((found.double() - wanted) / wanted).abs().max()) <= 2 * EPS
+
+
+def test_what_the_torch_tiles_serve() -> None:
+    """float64, no rows, no columns, no right-hand sides: handed on, with the contract's shapes."""
+    kernel = kernels.Matern(1.5)
+    x = points(7, 2)
+    rows, none = kernel.rows(x).detach(), kernel.rows(x[:0]).detach()
+    right = torch.ones(7, 2, dtype=f64)
+    assert torch.equal(
+        TRITON.product(kernel.form, [], rows, None, right), TORCH.product(kernel.form, [], rows, None, right)
+    )
+    assert TRITON.product(kernel.form, [], none, rows, right.float()).shape == (0, 2)
+    assert torch.equal(TRITON.product(kernel.form, [], rows, none, right[:0].float()), torch.zeros(7, 2))
+    assert TRITON.product(kernel.form, [], rows, None, right[:, :0].float()).shape == (7, 0)
+    assert TRITON.block(kernel.form, [], none, rows, dtype=f32).shape == (0, 7)
+    assert torch.equal(TRITON.diagonal(kernel.form, [], rows, dtype=f32), torch.ones(7))
+    given = job(Case("Sum", 0, 3), 7, None)
+    found = TRITON.diagonal_gradient(given.form, given.theta, given.rows, torch.ones(7))
+    wanted = REFERENCE.diagonal_gradient(given.form, given.theta, given.rows, torch.ones(7))
+    for a, b in zip(gradients(found), gradients(wanted), strict=True):
+        assert b is not None
+        assert relative_error(torch.zeros_like(b) if a is None else a, b) <= GRADIENT_TOLERANCE
+
+
+def test_a_disagreement_is_found() -> None:
+    """The comparison itself: a kernel off by a little is seen in each operation."""
+    given = made(kernels.Matern(1.5), points(7, 2), points(5, 2, 1))
+    other = kernels.Matern(1.5, 1.0001).rows(points(7, 2)).detach()
+
+    class Off(TritonTiles):
+        def block(self, form, theta, rows, cols, **options):  # type: ignore[no-untyped-def]
+            return super().block(form, theta, other, cols, **options)
+
+    global TRITON
+    kept = TRITON
+    try:
+        TRITON = Off()
+        assert ["block[0]" in problem for problem in compare(given)] == [True]
+    finally:
+        TRITON = kept
