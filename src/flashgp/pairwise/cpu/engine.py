@@ -71,17 +71,17 @@ class CompiledPairs:
     def real(self) -> type:
         return numpy.float32 if self.dtype == torch.float32 else numpy.float64
 
-    def _pack(self, statistic: Statistic, feature: Tensor, centre: Tensor) -> list[Array]:
+    def _pack(self, statistic: Statistic, feature: Tensor, centre: Array) -> list[Array]:
         if statistic.kind == "match":
-            return [packed_columns(feature.detach().to(torch.int32), self.size)]
-        return packed(feature, centre, statistic, self.size, self.dtype)
+            return [packed_columns(feature.numpy().astype(numpy.int32), self.size)]
+        return packed(feature.numpy(), centre, statistic, self.size, self.real)
 
     def _least(self, left: Array, right: Array) -> Any:
         """Squared distances up to this are rounding, and are 0: equal rows have distance exactly 0."""
         return self.real(2.0 * torch.finfo(self.dtype).eps * (float(left.max()) + float(right.max())))
 
     def _columns(self, values: Tensor, pad: str) -> Array:
-        return packed_columns(values.detach().to(self.dtype), self.size, pad)
+        return packed_columns(values.detach().numpy().astype(self.real, copy=False), self.size, pad)
 
     # -- the three computations -------------------------------------------------------------------------------------
     def product(self, right: Tensor) -> Tensor:

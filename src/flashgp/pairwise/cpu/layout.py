@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 import numpy
 import torch
-from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.program import program_of
 
 __all__ = ["INLINE", "ROWS", "Statistic", "block_size", "layout_of", "packed", "packed_columns"]
 
+Array = numpy.ndarray
+
 INLINE = 8  # columns unrolled in the pair loop; a kernel of more compiles once for all numbers of columns
 ROWS = 4  # rows evaluated together
-LANES = 16  # loops run over a multiple of this
 SPLIT_BOUND = 4e-7  # largest 2^-24 |u| |u - v| for which float32 columns keep a product's error below 1e-6
 DOT_BOUND = 2e-6  # largest 2^-24 (|u|^2 + |v|^2), times the slope bound, of the form that cancels
 BLOCK, NARROW_BLOCK, MANY_COLUMNS = 512, 256, 12  # rows per block, for few columns and for more
@@ -42,40 +42,40 @@ class Statistic:
     columns: int
 
 
-def layout_of(form: Form, rows: Rows, cols: Rows, dtype: torch.dtype) -> tuple[tuple[Statistic, ...], list[Tensor]]:
+def layout_of(form: Form, rows: Rows, cols: Rows, dtype: torch.dtype) -> tuple[tuple[Statistic, ...], list[Array]]:
     """The statistics of one model, and the centre (d,) of each feature that is subtracted before packing.
 
+    In NumPy, on one thread: torch's threads would spin beside ours for a while after each of its operations.
     Cost: two passes over the features.
     """
     found: list[Statistic] = []
-    centres: list[Tensor] = []
+    centres: list[Array] = []
     program = program_of(form)
     for index, kind in enumerate(form.statistics):
-        left, right = rows.features[index], cols.features[index]
+        left, right = rows.features[index].numpy(), cols.features[index].numpy()
         if kind == "match":
             found.append(Statistic(kind, "match", 0))
-            centres.append(left.new_zeros(0))
+            centres.append(numpy.zeros(0))
             continue
         d = left.shape[-1]
-        centre = torch.zeros(d, dtype=torch.float64)
-        if kind == "distance":
-            centre = 0.5 * (left.amin(0) + left.amax(0)).double()
-        centres.append(centre)
         if kind == "product":
             found.append(Statistic(kind, "inline", d) if d <= INLINE else Statistic(kind, "dot", 0))
+            centres.append(numpy.zeros(d))
             continue
-        reach = max(float((f.double() - centre).square().sum(-1).amax()) for f in (left, right))
-        eps = torch.finfo(dtype).eps / 2
-        close = program.bounded_slope[index] and 2 * reach * eps <= DOT_BOUND * eps * 2.0**24
-        if d <= INLINE and close and d >= NEAR_COLUMNS:
-            found.append(Statistic(kind, "dot", d))
-            continue
-        if d <= INLINE:
+        centre = 0.5 * (left.min(0).astype(float) + left.max(0))
+        centres.append(centre)
+        reach = max(
+            float(numpy.square(f - centre).sum(-1).max()) for f in ((left,) if right is left else (left, right))
+        )
+        close = program.bounded_slope[index] and reach * 2.0**-23 <= DOT_BOUND
+        if close and d >= NEAR_COLUMNS:
+            found.append(Statistic(kind, "dot", d if d <= INLINE else 0))
+        elif d <= INLINE:
             # Rounding moves u by 2^-24 |u|, q by 2 |u - v| times that; pairs that count are about 1 apart.
             far = dtype == torch.float32 and 2.0**-24 * reach**0.5 > SPLIT_BOUND
             found.append(Statistic(kind, "split" if far else "inline", d))
-            continue
-        found.append(Statistic(kind, "dot" if close else "differences", 0))
+        else:
+            found.append(Statistic(kind, "differences", 0))
     return tuple(found), centres
 
 
@@ -88,33 +88,33 @@ def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
     return NARROW_BLOCK if columns > MANY_COLUMNS else BLOCK
 
 
-def packed(
-    feature: Tensor, centre: Tensor, statistic: Statistic, block: int, dtype: torch.dtype
-) -> list[numpy.ndarray]:
+def packed(feature: Array, centre: Array, statistic: Statistic, block: int, real: type) -> list[Array]:
     """Arrays (blocks, columns, B) of a feature, and (blocks, B) of its squared norms where they are needed."""
-    way = statistic.way
-    moved = feature.detach().double() - centre
-    values = moved.to(dtype)
-    parts = [values]
-    if way == "split":
-        parts.append((moved - values.double()).to(dtype))
-    columns = torch.cat(parts, -1)
-    if statistic.columns == 0:
-        columns = torch.nn.functional.pad(columns, (0, -columns.shape[-1] % 4))
-    arrays = [packed_columns(columns.mT, block)]
-    if way == "dot" and statistic.kind == "distance":
-        arrays.append(packed_columns(values.double().square().sum(-1).to(dtype), block))
+    moved = feature - centre
+    values = moved.astype(real)
+    parts = [values.T]
+    if statistic.way == "split":
+        parts.append((moved - values).astype(real).T)
+    columns = numpy.concatenate(parts) if len(parts) > 1 else parts[0]
+    if statistic.columns == 0 and columns.shape[0] % 4:
+        columns = numpy.concatenate([columns, numpy.zeros((-columns.shape[0] % 4, columns.shape[1]), real)])
+    arrays = [packed_columns(columns, block)]
+    if statistic.way == "dot" and statistic.kind == "distance":
+        norms = numpy.square(values, dtype=numpy.float64).sum(-1).astype(real)
+        arrays.append(packed_columns(norms, block))
     return arrays
 
 
-def packed_columns(columns: Tensor, block: int, pad: str = "last") -> numpy.ndarray:
+def packed_columns(columns: Array, block: int, pad: str = "last") -> Array:
     """(k, n) to (blocks, k, B), or (n,) to (blocks, B); the last block is filled with the last row, or zeros."""
     n = columns.shape[-1]
     blocks = -(-n // block)
-    filler = (
-        columns[..., -1:].expand(*columns.shape[:-1], blocks * block - n)
-        if pad == "last"
-        else columns.new_zeros((*columns.shape[:-1], blocks * block - n))
-    )
-    whole = torch.cat([columns, filler], -1).unflatten(-1, (blocks, block))
-    return (whole.movedim(-2, 0) if columns.dim() > 1 else whole).contiguous().numpy()
+    out = numpy.zeros((blocks, *columns.shape[:-1], block), columns.dtype)
+    whole = n // block
+    view = columns[..., : whole * block].reshape(*columns.shape[:-1], whole, block)
+    out[:whole] = numpy.moveaxis(view, -2, 0)
+    if whole < blocks:
+        out[whole, ..., : n - whole * block] = columns[..., whole * block :]
+        if pad == "last":
+            out[whole, ..., n - whole * block :] = columns[..., -1:]
+    return out

@@ -63,7 +63,7 @@ class TritonTiles(Backend):
         workspace: Workspace | None = None,
         upper: bool = False,
     ) -> Tensor:
-        if _not_ours(dtype, rows, cols):
+        if _not_ours(form, dtype, rows, cols):
             return self._torch.block(form, theta, rows, cols, dtype=dtype, workspace=workspace, upper=upper)
         workspace = workspace or Workspace()
         with workspace.hold(packed_bytes(rows, cols)):
@@ -97,7 +97,7 @@ class TritonTiles(Backend):
         workspace: Workspace | None = None,
     ) -> Tensor:
         t = right.shape[-1]
-        if t == 0 or _not_ours(right.dtype, rows, cols):
+        if t == 0 or _not_ours(form, right.dtype, rows, cols):
             return self._torch.product(form, theta, rows, cols, right, workspace=workspace)
         _same_device("right", right, rows)
         workspace = workspace or Workspace()
@@ -127,9 +127,16 @@ class TritonTiles(Backend):
         return total.reshape(*job.batch, *total.shape[1:])
 
     def block_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, weights: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        weights: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
-        if _not_ours(weights.dtype, rows, cols):
+        if _not_ours(form, weights.dtype, rows, cols):
             return self._torch.block_gradient(form, theta, rows, cols, weights)
         _same_device("weights", weights, rows)
         job = _pack(form, theta, rows, cols, weights, slopes=True)
@@ -149,9 +156,17 @@ class TritonTiles(Backend):
         return pair_gradient(form, job, cols is None, ("given", 0), given)
 
     def bilinear_gradient(
-        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, left: Tensor, right: Tensor
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        left: Tensor,
+        right: Tensor,
+        *,
+        workspace: Workspace | None = None,
     ) -> PairGradient:
-        if right.shape[-1] == 0 or _not_ours(right.dtype, rows, cols):
+        if right.shape[-1] == 0 or _not_ours(form, right.dtype, rows, cols):
             return self._torch.bilinear_gradient(form, theta, rows, cols, left, right)
         _same_device("left", left, rows)
         _same_device("right", right, rows)
@@ -202,12 +217,12 @@ def _stride(tensor: Tensor) -> int:
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
-def _not_ours(dtype: torch.dtype, rows: Rows, cols: Rows | None) -> bool:
+def _not_ours(form: Form, dtype: torch.dtype, rows: Rows, cols: Rows | None) -> bool:
     """Whether the torch tiles serve this call.
 
     Raises: BackendUnavailableError when neither does: no Triton, or float32 on a device without it.
     """
-    if dtype != torch.float32 or rows.count == 0 or (cols is not None and cols.count == 0):
+    if not form.fusable or dtype != torch.float32 or rows.count == 0 or (cols is not None and cols.count == 0):
         return True
     if cols is not None and cols.device != rows.device:
         raise DomainError(
