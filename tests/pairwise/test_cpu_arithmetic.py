@@ -46,8 +46,11 @@ def test_close_to_the_precision(name: str, dtype: str) -> None:
     assert float(error.max()) <= 3 * numpy.finfo(dtype).eps  # the polynomial of 2^t in float32 alone is off by 1.7
 
 
-def test_exp2_far_below_is_the_least_number() -> None:
+def test_exp2_is_0_where_numbers_become_subnormal() -> None:
     from flashgp.pairwise.cpu.arithmetic import FUNCTIONS
 
-    assert FUNCTIONS["float32"]["exp2"](numpy.float32(-1e30)) == numpy.float32(2.0**-126)
-    assert FUNCTIONS["float64"]["exp2"](-1e300) == 2.0**-1022
+    for below in (-1e30, -127.0, -126.0):
+        assert FUNCTIONS["float32"]["exp2"](numpy.float32(below)) == 0
+    assert FUNCTIONS["float32"]["exp2"](numpy.float32(-125.0)) == numpy.float32(2.0**-125)
+    assert FUNCTIONS["float64"]["exp2"](-1e300) == 0
+    assert FUNCTIONS["float64"]["exp2"](-1021.0) == 2.0**-1021

@@ -90,22 +90,18 @@ class _Loops:
         return lines
 
     def buffers(self) -> list[str]:
-        return [
-            f"Q{k} = numpy.empty((4, size), REAL)"
-            for k, s in enumerate(self.layout)
-            if s.way in SWEEP and not s.columns
-        ]
+        return [f"Q{k} = numpy.empty((4, size), REAL)" for k, s in enumerate(self.layout) if s.way in SWEEP]
 
     def sweeps(self) -> list[str]:
         """Row buffers of the statistics that are not unrolled."""
-        swept = [(k, s.way) for k, s in enumerate(self.layout) if s.way in SWEEP and not s.columns]
+        swept = [(k, s.way) for k, s in enumerate(self.layout) if s.way in SWEEP]
         return [f"{SWEEP[way]}(r{k}, i, c{k}, nj, Q{k})" for k, way in swept]
 
     def left(self, r: str) -> list[str]:
         """What row i + r contributes."""
         lines = []
         for k, statistic in enumerate(self.layout):
-            if statistic.way in ("inline", "dot"):
+            if statistic.way == "inline":
                 lines += [f"x{k}_{c} = r{k}[{c}, i + {r}]" for c in range(statistic.columns)]
             if statistic.way == "dot" and statistic.kind == "distance":
                 lines.append(f"n{k} = rn{k}[i + {r}]")
@@ -138,8 +134,7 @@ class _Loops:
                     self.constants.update(ONE=1.0, ZERO=0.0)
                 case "dot" if statistic.kind == "distance":
                     self.constants.update(TWO=2.0, ZERO=0.0)
-                    dot = " + ".join(f"x{k}_{c} * c{k}[{c}, j]" for c in range(d)) or f"Q{k}[{r}, j]"
-                    lines.append(f"{name} = (n{k} + cn{k}[j]) - TWO * ({dot})")
+                    lines.append(f"{name} = (n{k} + cn{k}[j]) - TWO * Q{k}[{r}, j]")
                     lines.append(f"{name} = {name} if {name} > least{k} else ZERO")
                 case _:
                     lines.append(f"{name} = Q{k}[{r}, j]")

@@ -5,8 +5,7 @@ A statistic is evaluated in one of these ways, which decide the generated text:
     inline       up to INLINE columns, unrolled in the pair loop: sum_k (u_k - v_k)^2, or sum_k u_k v_k
     split        the same with every column as a float32 and what it lost: (u - v) + (u' - v')          (M-68)
     differences  more columns: four at a time, for four rows at once, into a row buffer
-    dot          |u|^2 + |v|^2 - 2 u.v: half the work of differences, where its rounding is admissible  (M-69);
-                 unrolled for a few columns, else four at a time
+    dot          |u|^2 + |v|^2 - 2 u.v: half the work of differences, where its rounding is admissible  (M-69)
     match        equal codes
 
 Rows are padded to whole blocks with copies of the last one, right-hand sides with zeros: a padded pair is finite and
@@ -27,10 +26,9 @@ Array = numpy.ndarray
 
 INLINE = 8  # columns unrolled in the pair loop; a kernel of more compiles once for all numbers of columns
 ROWS = 4  # rows evaluated together
-SPLIT_BOUND = 4e-7  # largest 2^-24 |u| |u - v| for which float32 columns keep a product's error below 1e-6
+SPLIT_BOUND = 8e-7  # largest 2^-24 |u| |u - v| for which float32 columns keep a product's error below 1e-6
 DOT_BOUND = 2e-6  # largest 2^-24 (|u|^2 + |v|^2), times the slope bound, of the form that cancels
 BLOCK, NARROW_BLOCK, MANY_COLUMNS = 512, 256, 12  # rows per block, for few columns and for more
-NEAR_COLUMNS = 5  # from here on the form that cancels saves more than its norms cost
 
 
 @dataclass(frozen=True)
@@ -68,14 +66,12 @@ def layout_of(form: Form, rows: Rows, cols: Rows, dtype: torch.dtype) -> tuple[t
             float(numpy.square(f - centre).sum(-1).max()) for f in ((left,) if right is left else (left, right))
         )
         close = program.bounded_slope[index] and reach * 2.0**-23 <= DOT_BOUND
-        if close and d >= NEAR_COLUMNS:
-            found.append(Statistic(kind, "dot", d if d <= INLINE else 0))
-        elif d <= INLINE:
+        if d <= INLINE:
             # Rounding moves u by 2^-24 |u|, q by 2 |u - v| times that; pairs that count are about 1 apart.
             far = dtype == torch.float32 and 2.0**-24 * reach**0.5 > SPLIT_BOUND
             found.append(Statistic(kind, "split" if far else "inline", d))
         else:
-            found.append(Statistic(kind, "differences", 0))
+            found.append(Statistic(kind, "dot" if close else "differences", 0))
     return tuple(found), centres
 
 

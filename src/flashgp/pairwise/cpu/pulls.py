@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 from numba import njit
+from numba.extending import intrinsic
 
 from flashgp.pairwise.cpu.arithmetic import FAST, on_its_own, wide_vectors
 
@@ -28,10 +29,19 @@ __all__ = [
 _OPTIONS: Any = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
 
 
-@njit(nogil=True, fastmath={"contract"}, error_model="numpy")
-def exact_difference(u: Any, v: Any, lost_u: Any, lost_v: Any) -> Any:
-    """(u + lost_u) - (v + lost_v) without the rounding of u and v, eq. (M-68); not to be reassociated."""
-    return (u - v) + (lost_u - lost_v)
+@intrinsic
+def exact_difference(typing_context: Any, u: Any, v: Any, lost_u: Any, lost_v: Any) -> Any:
+    """(u + lost_u) - (v + lost_v) without the rounding of u and v, eq. (M-68).
+
+    Instructions that carry flags of their own are left alone by the loop's fast-math: these are not reassociated.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, c, d = arguments
+        flags = ("contract",)
+        return builder.fadd(builder.fsub(a, b, flags=flags), builder.fsub(c, d, flags=flags), flags=flags)
+
+    return u(u, v, lost_u, lost_v), generate
 
 
 @njit(**_OPTIONS)
