@@ -47,17 +47,33 @@ def difference_sweep(left: Any, i: int, right: Any, count: int, out: Any) -> Non
     """out[r, j] = sum_k (left[k, i + r] - right[k, j])^2, r < 4; columns a multiple of four."""
     wide_vectors()
     on_its_own()
-    for r in range(4):
-        for k in range(0, left.shape[0], 4):
-            a, b, c, d = left[k, i + r], left[k + 1, i + r], left[k + 2, i + r], left[k + 3, i + r]
-            if k == 0:
-                for j in range(count):
-                    x, y, z, w = a - right[0, j], b - right[1, j], c - right[2, j], d - right[3, j]
-                    out[r, j] = x * x + y * y + z * z + w * w
-            else:
-                for j in range(count):
-                    x, y, z, w = a - right[k, j], b - right[k + 1, j], c - right[k + 2, j], d - right[k + 3, j]
-                    out[r, j] += x * x + y * y + z * z + w * w
+    for k in range(0, left.shape[0], 4):
+        a0, a1, a2, a3 = left[k, i], left[k + 1, i], left[k + 2, i], left[k + 3, i]
+        b0, b1, b2, b3 = left[k, i + 1], left[k + 1, i + 1], left[k + 2, i + 1], left[k + 3, i + 1]
+        c0, c1, c2, c3 = left[k, i + 2], left[k + 1, i + 2], left[k + 2, i + 2], left[k + 3, i + 2]
+        d0, d1, d2, d3 = left[k, i + 3], left[k + 1, i + 3], left[k + 2, i + 3], left[k + 3, i + 3]
+        if k == 0:
+            for j in range(count):
+                x, y, z, w = right[0, j], right[1, j], right[2, j], right[3, j]
+                p, q, u, v = a0 - x, a1 - y, a2 - z, a3 - w
+                out[0, j] = p * p + q * q + u * u + v * v
+                p, q, u, v = b0 - x, b1 - y, b2 - z, b3 - w
+                out[1, j] = p * p + q * q + u * u + v * v
+                p, q, u, v = c0 - x, c1 - y, c2 - z, c3 - w
+                out[2, j] = p * p + q * q + u * u + v * v
+                p, q, u, v = d0 - x, d1 - y, d2 - z, d3 - w
+                out[3, j] = p * p + q * q + u * u + v * v
+        else:
+            for j in range(count):
+                x, y, z, w = right[k, j], right[k + 1, j], right[k + 2, j], right[k + 3, j]
+                p, q, u, v = a0 - x, a1 - y, a2 - z, a3 - w
+                out[0, j] += p * p + q * q + u * u + v * v
+                p, q, u, v = b0 - x, b1 - y, b2 - z, b3 - w
+                out[1, j] += p * p + q * q + u * u + v * v
+                p, q, u, v = c0 - x, c1 - y, c2 - z, c3 - w
+                out[2, j] += p * p + q * q + u * u + v * v
+                p, q, u, v = d0 - x, d1 - y, d2 - z, d3 - w
+                out[3, j] += p * p + q * q + u * u + v * v
 
 
 @njit(**_OPTIONS)
