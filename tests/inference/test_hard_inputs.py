@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.inference.likelihood_gradient import SMALL_ROWS
+from flashgp.pairwise.small import COMPILED_ROWS, SMALL_ROWS
 from flashgp.pairwise.statistics import DIRECT_PAIRS
 from flashgp.pairwise.torch_tiles import TAPED_PAIRS, TILE_PAIRS
 from inference.plain_gp import F64, PlainGP, data, model, relative
@@ -175,7 +175,7 @@ def test_means_of_the_wrong_shape() -> None:
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
-SWITCHES = [SMALL_ROWS, math.isqrt(DIRECT_PAIRS), math.isqrt(TILE_PAIRS["cpu"]), math.isqrt(TAPED_PAIRS)]
+SWITCHES = [SMALL_ROWS, COMPILED_ROWS, math.isqrt(DIRECT_PAIRS), math.isqrt(TILE_PAIRS["cpu"]), math.isqrt(TAPED_PAIRS)]
 
 
 @pytest.mark.parametrize("n", sorted({801, *(s + step for s in SWITCHES for step in (0, 1))}))

@@ -14,8 +14,8 @@ import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference import fit as fit_module
-from flashgp.inference import likelihood_gradient, prediction
-from flashgp.pairwise import torch_tiles
+from flashgp.inference import prediction
+from flashgp.pairwise import small, torch_tiles
 from inference.plain_gp import F64, data, model, relative
 
 MIB = 2**20
@@ -110,7 +110,7 @@ def test_strips_and_tiles_do_not_change_the_answer(monkeypatch: pytest.MonkeyPat
 
 
 def test_tiles_do_not_change_likelihood_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likelihood_gradient, "SMALL_ROWS", 0)
+    monkeypatch.setattr(small, "COMPILED_ROWS", 0)
     x, y = data(60, 2)
     results = []
     for tile in (2**18, 601, 60, 1):

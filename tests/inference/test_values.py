@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.inference import likelihood_gradient
 from flashgp.means import evaluate_mean
+from flashgp.pairwise import small
 from inference.plain_gp import F64, PlainGP, condition_number, data, model, relative
 
 EPS = torch.finfo(F64).eps
@@ -61,11 +61,14 @@ def gp(request: pytest.FixtureRequest) -> fgp.GP:
     return MODELS[request.param]()
 
 
-@pytest.fixture(params=["small", "tiles"])
+@pytest.fixture(params=["small", "compiled", "tiles"])
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small problems take a NumPy path; the same numbers must come from the torch tiles."""
+    """Small problems run on NumPy, or compiled; the same numbers must come from the torch tiles."""
     if request.param == "tiles":
-        monkeypatch.setattr(likelihood_gradient, "SMALL_ROWS", 0)
+        monkeypatch.setattr(small, "COMPILED_ROWS", 0)
+    elif request.param == "compiled":
+        monkeypatch.setattr(small, "COMPILE_SECONDS", 0.0)
+        monkeypatch.setattr(small, "LOAD_SECONDS", 0.0)
     return request.param
 
 

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend
-from flashgp.pairwise.small import SMALL_ROWS, SmallProblem
+from flashgp.pairwise.small import arrays_of, small_problem
 from flashgp.solvers.cholesky import Factor, factorise
 
 __all__ = ["DirectSettings", "factorise_covariance", "log_marginal_likelihood", "value_and_gradients"]
@@ -107,7 +107,7 @@ def value_and_gradients(
     split = len(rows.tensors)
     rows, theta = rows.rebuilt(rest[:split]), rest[split:]
     n, p = residual.shape[-2:]
-    if n <= SMALL_ROWS and any(wanted) and form.fusable and _is_small(settings, tensors, residual, noise, theta, rows):
+    if any(wanted) and _is_plain(settings, tensors, residual, noise, theta, rows):
         found = _small(form, theta, rows, residual, noise)
         if found is not None:
             return found
@@ -140,7 +140,7 @@ def value_and_gradients(
     return value, gradients
 
 
-def _is_small(
+def _is_plain(
     settings: DirectSettings,
     tensors: Sequence[Tensor],
     residual: Tensor,
@@ -165,8 +165,11 @@ def _is_small(
 def _small(
     form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
-    """The same by the NumPy path; None when the matrix is not positive definite (the ladder of jitters decides)."""
-    problem = SmallProblem.of(form, theta, rows)
+    """The same as a small problem; None where it is none, or not positive definite (the ladder of jitters decides)."""
+    problem_of = small_problem(form, rows.count)
+    if problem_of is None:
+        return None
+    problem = problem_of(*arrays_of(form, theta, rows))
     solved = problem.solve(noise.detach().numpy(), residual.detach().numpy())
     if solved is None:
         return None

@@ -1,10 +1,12 @@
-"""A whole small model in NumPy: unconstrained values in, value and gradient by them out, no autograd at all.
+"""A whole small model without autograd: unconstrained values in, value and gradient by them out.
 
 It serves models whose kernels state how their features move with their parameters (`small_features`) and whose mean is
 Zero or Constant; everything else takes the general path, where autograd connects features and parameters. The formula
 of each profile is still the one generated program (`pairwise/small.py`).
 """
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,40 +15,87 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flashgp.foundations.form import Form
 from flashgp.foundations.parameters import Parameter
 from flashgp.kernels.composition import Product, Scaled, Sum
 from flashgp.kernels.kernel import Kernel, Leaf
 from flashgp.means import Constant, Zero
-from flashgp.pairwise.small import SMALL_ROWS, SmallProblem
+from flashgp.pairwise.small import COMPILED_ROWS, small_problem
 
 __all__ = ["SmallModel", "small_likelihood"]
 
 Array = numpy.ndarray
 
 
+class _Raw:
+    """A parameter's unconstrained array, followed in place: its value, and what a gradient by the value is by it."""
+
+    __slots__ = ("grown", "lower", "parameter", "raw", "span")
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter, domain = parameter, parameter.domain
+        self.raw: Array = parameter.raw.detach().numpy()
+        self.lower, self.span = domain.lower, domain.upper - domain.lower
+        self.grown: Any = None
+
+    def value(self) -> Array:
+        """Eqs. (M-17) to (M-19)."""
+        if self.lower == -math.inf:
+            return self.raw
+        if self.span == math.inf:
+            self.grown = numpy.exp(self.raw)
+            return self.grown + self.lower if self.lower else self.grown
+        unit = 1.0 / (1.0 + numpy.exp(-self.raw))
+        self.grown = self.span * unit * (1.0 - unit)
+        return self.lower + self.span * unit
+
+    def by_raw(self, gradient: Any) -> Array:
+        """d/d raw from d/d value, at the value that was asked for last."""
+        if self.lower == -math.inf:
+            return numpy.asarray(gradient, dtype=numpy.float64)
+        return gradient * self.grown
+
+
 class SmallModel:
     """The log marginal likelihood of one model and its data as a function of its parameters' current values.
 
     Make one with `of`, which gives None for what it does not serve; call it for (value, gradient by raw values).
-    Cost of a call: a few dozen NumPy calls and n^3 flops.
+    Values may change in place between calls, tensors may not be replaced.
+    Cost of a call: n^3 flops and a few dozen NumPy calls, or few compiled ones.
     """
 
     def __init__(self, gp: Any, x: Array, y: Array, leaves: list[Leaf], theta: list[Parameter]) -> None:
-        self.gp, self.x, self.y, self.leaves, self.theta = gp, x, y, leaves, theta
-        self.columns = [x if k.active_dims is None else x[:, list(k.active_dims)] for k in leaves]
-        self.form = gp.kernel.form
+        self.form = _shared(gp.kernel.form)
+        self.x, self.y = x, y
+        raws: dict[Parameter, _Raw] = {}
+
+        def raw_of(parameter: Parameter) -> _Raw:
+            if parameter not in raws:
+                raws[parameter] = _Raw(parameter)
+            return raws[parameter]
+
+        self.leaves = [
+            (
+                leaf,
+                x if leaf.active_dims is None else x[:, list(leaf.active_dims)],
+                {name: raw_of(p) for name, p in leaf._modules.items() if isinstance(p, Parameter)},
+            )
+            for leaf in leaves
+        ]
+        self.theta = [raw_of(p) for p in theta]
         likelihood = gp.likelihood
-        self.mean = gp.mean.value if isinstance(gp.mean, Constant) else None
-        self.noise = likelihood.noise_variance
-        n = len(x)
-        self.share = numpy.ones(n) if likelihood.row_weight is None else 1.0 / likelihood.row_weight.numpy()
-        self.known = numpy.zeros(n) if likelihood.row_variance is None else likelihood.row_variance.numpy()
+        self.mean = raw_of(gp.mean.value) if isinstance(gp.mean, Constant) else None
+        noise = likelihood.noise_variance
+        self.noise = None if noise is None else raw_of(noise)
+        weight, known = likelihood.row_weight, likelihood.row_variance
+        self.share: Any = 1.0 if weight is None else 1.0 / weight.numpy()  # of the noise in each row
+        self.known: Any = 0.0 if known is None else known.numpy()
 
     @classmethod
     def of(cls, gp: Any, x: Tensor, y: Tensor) -> "SmallModel | None":
         """The small model of a GP and checked data, or None."""
         n = x.shape[-2]
-        if not (0 < n <= SMALL_ROWS and x.dim() == 2 and x.device.type == "cpu" and not x.requires_grad):
+        if not (0 < n <= COMPILED_ROWS and x.dim() == 2 and x.device.type == "cpu" and not x.requires_grad):
             return None
         if y.requires_grad or y.dim() != (1 if gp.outputs is None else 2) or type(gp.mean) not in (Zero, Constant):
             return None
@@ -66,18 +115,22 @@ class SmallModel:
         return cls(gp, x.detach().numpy().astype(numpy.float64, copy=False), targets.reshape(n, -1), leaves, theta)
 
     def __call__(self) -> tuple[float, dict[Parameter, Array]] | None:
-        """(log marginal likelihood, gradient by every parameter's raw value), eqs. (M-33), (M-34); None when the
-        matrix is not positive definite."""
+        """(log marginal likelihood, gradient by every parameter's raw value), eqs. (M-33), (M-34).
+
+        None where the general path is to answer: the matrix is not positive definite, or n is too large for now.
+        """
+        problem_of = small_problem(self.form, len(self.x))
+        if problem_of is None:
+            return None
         features: list[Array] = []
         pulls: list[tuple[int, Callable[[Sequence[Any]], dict[str, Any]]]] = []
-        for leaf, columns in zip(self.leaves, self.columns, strict=True):
-            made, pull = leaf.small_features(columns, _values(leaf))
+        for leaf, columns, raws in self.leaves:
+            made, pull = leaf.small_features(columns, {name: raw.value() for name, raw in raws.items()})
             pulls.append((len(features), pull))
             features += made
-        noise = self.known if self.noise is None else self.share * _value(self.noise) + self.known
-        residual = self.y if self.mean is None else self.y - _value(self.mean)
-        theta = [float(_value(p)) for p in self.theta]
-        problem = SmallProblem(self.form, theta, features, len(self.x))
+        noise = self.known if self.noise is None else self.share * self.noise.value() + self.known
+        residual = self.y if self.mean is None else self.y - self.mean.value()
+        problem = problem_of(self.form, [float(raw.value()) for raw in self.theta], features, len(self.x))
         solved = problem.solve(noise, residual)
         if solved is None:
             return None
@@ -86,21 +139,28 @@ class SmallModel:
         pulled = problem.pull(slope)
         total: dict[Parameter, Array] = {}
 
-        def add(parameter: Parameter, gradient: Any) -> None:
-            part = _to_raw(parameter, gradient)
+        def add(raw: _Raw, gradient: Any) -> None:
+            part, parameter = raw.by_raw(gradient), raw.parameter
             total[parameter] = total[parameter] + part if parameter in total else part
 
-        for leaf, (at, pull) in zip(self.leaves, pulls, strict=True):
+        for (leaf, _, raws), (at, pull) in zip(self.leaves, pulls, strict=True):
             if leaf.statistics:
                 for name, gradient in pull(pulled[at : at + len(leaf.statistics)]).items():
-                    add(getattr(leaf, name), gradient)
-        for parameter, gradient in zip(self.theta, pulled[len(features) :], strict=True):
-            add(parameter, 0.0 if gradient is None else gradient)
+                    add(raws[name], gradient)
+        for raw, gradient in zip(self.theta, pulled[len(features) :], strict=True):
+            add(raw, 0.0 if gradient is None else gradient)
         if self.mean is not None:
-            add(self.mean, weights.sum(0) if self.mean.event_dim else weights.sum())
+            add(self.mean, weights.sum(0) if self.mean.parameter.event_dim else weights.sum())
         if self.noise is not None:
-            add(self.noise, numpy.dot(slope.diagonal(), self.share))
+            by_row = slope.diagonal()
+            add(self.noise, by_row.sum() if isinstance(self.share, float) else numpy.dot(by_row, self.share))
         return value, total
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(form: Form) -> Form:
+    """One object for all equal forms: what is looked up by form is then found without comparing formulas."""
+    return form
 
 
 def _collect(kernel: Kernel, leaves: list[Leaf], theta: list[Parameter], x: Tensor) -> bool:
@@ -127,31 +187,6 @@ def _plain(parameter: Parameter) -> bool:
         and raw.dim() <= parameter.event_dim
         and not torch._C._functorch.is_functorch_wrapped_tensor(raw)
     )
-
-
-def _value(parameter: Parameter) -> Array:
-    raw, domain = parameter.raw.detach().numpy(), parameter.domain
-    if domain.kind == "positive":
-        return numpy.exp(raw) + domain.lower if domain.lower else numpy.exp(raw)
-    if domain.kind == "real":
-        return raw
-    return domain.lower + (domain.upper - domain.lower) / (1.0 + numpy.exp(-raw))
-
-
-def _values(leaf: Leaf) -> dict[str, Array]:
-    return {name: _value(p) for name, p in leaf._modules.items() if isinstance(p, Parameter)}
-
-
-def _to_raw(parameter: Parameter, gradient: Any) -> Array:
-    """d/d raw from d/d value, eqs. (M-18) and (M-19)."""
-    domain = parameter.domain
-    if domain.kind == "real":
-        return numpy.asarray(gradient, dtype=numpy.float64)
-    raw = parameter.raw.detach().numpy()
-    if domain.kind == "positive":
-        return gradient * numpy.exp(raw)
-    unit = 1.0 / (1.0 + numpy.exp(-raw))
-    return gradient * ((domain.upper - domain.lower) * unit * (1.0 - unit))
 
 
 def small_likelihood(model: SmallModel) -> Tensor | None:

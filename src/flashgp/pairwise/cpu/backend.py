@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.torch_tiles import TorchTiles
 
 if TYPE_CHECKING:
-    from flashgp.pairwise.cpu.engine import CompiledPairs
+    from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients
 
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 
@@ -74,7 +75,7 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, other.count), dtype, rows.device)
         for member, (values, r, c) in zip(_flat(out, 2), _members(batch, theta, rows, cols), strict=True):
-            _pairs(form, values, r, c, dtype).block(member)
+            _pairs(form, values, r, c, dtype).block(member.numpy())
             if cols is None and not upper:
                 _mirror(member)
         return out
@@ -119,7 +120,19 @@ class CpuTiles(Backend):
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        return self._portable.block_gradient(form, theta, rows, cols, weights, workspace=workspace)
+        if not self.serves(form, rows, cols, weights.dtype):
+            return self._portable.block_gradient(form, theta, rows, cols, weights, workspace=workspace)
+        batch = broadcast_batch(_batch(theta, rows, rows if cols is None else cols), weights.shape[:-2])
+        weights = weights.detach().expand(*batch, *weights.shape[-2:])
+        members = zip(_flat(weights, 2), _members(batch, theta, rows, cols), strict=True)
+        return _joined(
+            batch,
+            cols is None,
+            [
+                _pairs(form, values, r, c, w.dtype).block_gradient(w.contiguous().numpy())
+                for w, (values, r, c) in members
+            ],
+        )
 
     def taped_block(
         self,
@@ -155,15 +168,12 @@ class CpuTiles(Backend):
         if cols is None:
             # Twice the symmetric weights (U V^T + V U^T) / 2: every pair stands for both of its orders, eq. (M-21).
             left, right = torch.cat([left, right], -1), torch.cat([right, left], -1)
-        found: list[tuple[list[Tensor | None], list[Tensor | None], Tensor]] = []
-        for u, v, (values, r, c) in zip(
-            _flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
-        ):
-            found.append(_pairs(form, values, r, c, right.dtype).gradient(u, v))
-        by_rows = [_stacked(batch, [f[0][k] for f in found]) for k in range(len(found[0][0]))]
-        by_cols = [_stacked(batch, [f[1][k] for f in found]) for k in range(len(found[0][1]))]
-        totals = torch.stack([f[2] for f in found]).reshape(*batch, -1)
-        return PairGradient(by_rows, [] if cols is None else by_cols, list(totals.unbind(-1)))
+        members = zip(_flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True)
+        return _joined(
+            batch,
+            cols is None,
+            [_pairs(form, values, r, c, v.dtype).gradient(u, v) for u, v, (values, r, c) in members],
+        )
 
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
         return self._portable.diagonal_gradient(form, theta, rows, weights)
@@ -172,7 +182,7 @@ class CpuTiles(Backend):
 def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> "CompiledPairs":
     from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
 
-    return CompiledPairs(form, theta, rows, cols, dtype)
+    return CompiledPairs.of(form, theta, rows, cols, dtype)
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:
@@ -211,10 +221,18 @@ def _separate(batch: torch.Size, rows: Rows) -> list[Rows]:
     ]
 
 
-def _stacked(batch: torch.Size, parts: Sequence[Tensor | None]) -> Tensor | None:
+def _joined(batch: torch.Size, symmetric: bool, found: "Sequence[Gradients]") -> PairGradient:
+    """One gradient of a whole batch from those of its members."""
+    by_rows = [_stacked(batch, [f[0][k] for f in found]) for k in range(len(found[0][0]))]
+    by_cols = [_stacked(batch, [f[1][k] for f in found]) for k in range(len(found[0][1]))]
+    totals = torch.from_numpy(numpy.stack([f[2] for f in found])).reshape(*batch, -1)
+    return PairGradient(by_rows, [] if symmetric else by_cols, list(totals.unbind(-1)))
+
+
+def _stacked(batch: torch.Size, parts: "Sequence[Array | None]") -> Tensor | None:
     if parts[0] is None:
         return None
-    whole = torch.stack([p for p in parts if p is not None])
+    whole = torch.from_numpy(numpy.stack([p for p in parts if p is not None]))
     return whole.reshape(*batch, *whole.shape[1:])
 
 

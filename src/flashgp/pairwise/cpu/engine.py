@@ -1,9 +1,10 @@
 """Running compiled loops over all tiles of one model: packing, tile lists, threads, float64 totals."""
 
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,13 +19,14 @@ from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed
 from flashgp.pairwise.cpu.pool import run_together, workers
 from flashgp.pairwise.program import program_of
 
-__all__ = ["CompiledPairs", "compile_seconds"]
+__all__ = ["CompiledPairs", "Gradients", "compile_seconds", "is_cached"]
 
 CHUNK = 32  # tiles between two looks at whether to stop
 LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
 _lock = threading.Lock()
 Array = numpy.ndarray
+Gradients = tuple[list[Array | None], list[Array | None], Array]  # by arrays of rows, of cols, by theta
 
 
 def compile_seconds() -> float:
@@ -33,124 +35,116 @@ def compile_seconds() -> float:
 
 
 class CompiledPairs:
-    """The pairs of one model, packed; call `product`, `block` or `gradient`.
+    """The pairs of one model, packed; call `product`, `block`, `gradient` or `block_gradient`.
 
-    Args:
-        form, theta: the covariance function, theta one number each; rows, cols: one model's, cols None for the rows
-            themselves; dtype: float32 or float64, of the loops.
+    Args: make one with `of`, or with
+        form, theta: the covariance function, theta one number each; layout: how its statistics are evaluated;
+        arguments: the packed rows and columns in the order of the generated functions; n, m: rows and columns;
+        widths: columns of each feature before padding; size: rows of a block; dtype: float32 or float64, of the
+        loops; symmetric: the columns are the rows.
     """
 
     def __init__(
         self,
         form: Form,
         theta: Sequence[float],
-        rows: Rows,
-        cols: Rows | None,
+        layout: tuple[Statistic, ...],
+        arguments: Sequence[Any],
+        n: int,
+        m: int,
+        widths: Sequence[int],
+        size: int,
         dtype: torch.dtype,
+        symmetric: bool,
     ) -> None:
-        self.form, self.dtype, self.symmetric = form, dtype, cols is None
-        rows, cols = rows.detach(), None if cols is None else cols.detach()
-        other = rows if cols is None else cols
-        self.n, self.m = rows.count, other.count
-        self.widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]  # columns, unpadded
-        self.layout, centres = layout_of(form, rows, other, dtype)
-        self.size = block_size(self.layout, rows)
-        self.theta: Array = numpy.array([float(t) for t in theta], dtype=self.real)
-        self.arguments: list[Any] = []
-        for index, (statistic, centre) in enumerate(zip(self.layout, centres, strict=True)):
-            left = self._pack(statistic, rows.features[index], centre)
-            right = left if cols is None else self._pack(statistic, cols.features[index], centre)
-            self.arguments += [left[0], right[0]]
+        self.form, self.layout, self.arguments = form, layout, arguments
+        self.n, self.m, self.widths, self.size, self.symmetric = n, m, widths, size, symmetric
+        self.real = numpy.float32 if dtype == torch.float32 else numpy.float64
+        self.theta: Array = numpy.array(theta, dtype=self.real)
+        self.module: ModuleType = compiled(form, layout, dtype)
+
+    @classmethod
+    def of(
+        cls, form: Form, theta: Sequence[float], rows: Rows, cols: Rows | None, dtype: torch.dtype
+    ) -> "CompiledPairs":
+        """The pairs of rows with cols, or with themselves when cols is None. Cost: a few passes over the features."""
+        rows, other = rows.detach(), rows.detach() if cols is None else cols.detach()
+        layout, centres = layout_of(form, rows, other, dtype)
+        size, real = block_size(layout, rows), numpy.float32 if dtype == torch.float32 else numpy.float64
+        arguments: list[Any] = []
+        for index, (statistic, centre) in enumerate(zip(layout, centres, strict=True)):
+            left = _packed(rows.features[index].numpy(), centre, statistic, size, real)
+            right = left if cols is None else _packed(other.features[index].numpy(), centre, statistic, size, real)
+            arguments += [left[0], right[0]]
             if len(left) > 1:
-                self.arguments += [left[1], right[1], self._least(left[1], right[1])]
+                arguments += [left[1], right[1], _least(left[1], right[1], real)]
         for a, b in zip(rows.scalars, other.scalars, strict=True):
-            self.arguments += [self._columns(a, "last"), self._columns(b, "last")]
-        self.module: ModuleType = compiled(form, self.layout, dtype)
+            arguments += [packed_columns(side.numpy().astype(real, copy=False), size) for side in (a, b)]
+        widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
+        return cls(form, theta, layout, arguments, rows.count, other.count, widths, size, dtype, cols is None)
 
-    @property
-    def real(self) -> type:
-        return numpy.float32 if self.dtype == torch.float32 else numpy.float64
+    def _columns(self, values: Tensor) -> Array:
+        """Right-hand sides (t, n) in blocks, padded with zeros."""
+        return packed_columns(values.detach().numpy().astype(self.real, copy=False), self.size, "zero")
 
-    def _pack(self, statistic: Statistic, feature: Tensor, centre: Array) -> list[Array]:
-        if statistic.kind == "match":
-            return [packed_columns(feature.numpy().astype(numpy.int32), self.size)]
-        return packed(feature.numpy(), centre, statistic, self.size, self.real)
-
-    def _least(self, left: Array, right: Array) -> Any:
-        """Squared distances up to this are rounding, and are 0: equal rows have distance exactly 0."""
-        return self.real(2.0 * torch.finfo(self.dtype).eps * (float(left.max()) + float(right.max())))
-
-    def _columns(self, values: Tensor, pad: str) -> Array:
-        return packed_columns(values.detach().numpy().astype(self.real, copy=False), self.size, pad)
-
-    # -- the three computations -------------------------------------------------------------------------------------
+    # -- the computations -------------------------------------------------------------------------------------
     def product(self, right: Tensor) -> Tensor:
         """K @ right, (n, t), float64; right (m, t). Cost: n m pairs, half of them when symmetric."""
-        cols = self._columns(right.mT, "zero")
+        cols = self._columns(right.mT)
         rows = cols if self.symmetric else cols[:1]
         blocks = -(-self.n // self.size)
         outs = self._run("product", [rows, cols], lambda: [numpy.zeros((blocks, right.shape[1], self.size))])
-        return self._unpacked(_sum(outs, 0))
+        return torch.from_numpy(_unpacked(_sum(outs, 0), self.n))
 
-    def block(self, out: Tensor) -> None:
+    def block(self, out: Array) -> None:
         """K into `out` (n, m), its upper triangle only when symmetric."""
-        self._run("block", [], lambda: [out.numpy()])
+        self._run("block", [], lambda: [out])
 
-    def gradient(self, left: Tensor, right: Tensor) -> tuple[list[Tensor | None], list[Tensor | None], Tensor]:
-        """Gradients of sum(left right^T * K) by tensors of rows, of cols (the same list when symmetric), by theta.
+    def gradient(self, left: Tensor, right: Tensor) -> Gradients:
+        """Gradients of sum(left right^T * K) by arrays of rows, of cols (the same list when symmetric), by theta.
 
         When symmetric, left right^T must be symmetric, and twice the weights: see `CpuTiles`.
         """
-        program = program_of(self.form)
+        return self._pulled("gradient", [self._columns(left.mT), self._columns(right.mT)])
+
+    def block_gradient(self, weights: Array) -> Gradients:
+        """The same of sum(weights * K), weights (n, m) in the dtype of the loops, contiguous; symmetric with K."""
+        return self._pulled("block_gradient", [weights])
+
+    def _pulled(self, name: str, weights: Sequence[Array]) -> Gradients:
         rows, cols = -(-self.n // self.size), -(-self.m // self.size)
+        present = program_of(self.form).present
         shapes: list[tuple[int, ...]] = []
-        for symbol in program.present:
+        for symbol in present:
             if symbol.kind == "left":
-                shapes.append((rows, self.size))
+                shapes.append((rows, 1, self.size))
             elif symbol.kind == "right":
                 shapes.append((cols, 1, self.size))
             elif symbol.kind != "parameter":
                 d = self.widths[symbol.index]
                 shapes += [(rows, d, self.size), (cols, d, self.size)]
         shapes.append((max(1, self.form.parameter_count),))
-        outs = self._run(
-            "gradient",
-            [self._columns(left.mT, "zero"), self._columns(right.mT, "zero")],
-            lambda: [numpy.zeros(shape) for shape in shapes],
-        )
+        outs = self._run(name, weights, lambda: [numpy.zeros(shape) for shape in shapes])
+        totals = (_sum(outs, at) for at in range(len(shapes)))
         count = len(self.form.statistics)
-        by_rows: list[Tensor | None] = [None] * (count + self.form.scalar_count)
-        by_cols: list[Tensor | None] = [None] * (count + self.form.scalar_count)
-        at = 0
-        for symbol in program.present:
+        by_rows: list[Array | None] = [None] * (count + self.form.scalar_count)
+        by_cols: list[Array | None] = [None] * (count + self.form.scalar_count)
+        for symbol in present:
             if symbol.kind == "left":
-                by_rows[count + symbol.index] = torch.from_numpy(_sum(outs, at)).reshape(-1)[: self.n]
-                at += 1
+                by_rows[count + symbol.index] = _unpacked(next(totals), self.n)[:, 0]
             elif symbol.kind == "right":
-                by_cols[count + symbol.index] = torch.from_numpy(_sum(outs, at)).reshape(-1)[: self.m]
-                at += 1
+                by_cols[count + symbol.index] = _unpacked(next(totals), self.m)[:, 0]
             elif symbol.kind != "parameter":
-                by_rows[symbol.index] = self._unpacked(_sum(outs, at))[: self.n]
-                by_cols[symbol.index] = self._unpacked(_sum(outs, at + 1), self.m)
-                at += 2
+                by_rows[symbol.index] = _unpacked(next(totals), self.n)
+                by_cols[symbol.index] = _unpacked(next(totals), self.m)
         if self.symmetric:
             by_rows = [_added(a, b) for a, b in zip(by_rows, by_cols, strict=True)]
-        return by_rows, by_cols, torch.from_numpy(_sum(outs, at))[: self.form.parameter_count]
-
-    def _unpacked(self, blocks: Array, count: int | None = None) -> Tensor:
-        """(blocks, k, B) to (n, k)."""
-        whole = torch.from_numpy(blocks).movedim(1, 2).reshape(-1, blocks.shape[1])
-        return whole[: self.n if count is None else count]
+        return by_rows, by_cols, next(totals)[: self.form.parameter_count]
 
     # -- tiles and threads --------------------------------------------------------------------------------------------
     def tiles(self) -> Array:
         """Block numbers (i, j), of the upper triangle when symmetric."""
-        rows, cols = -(-self.n // self.size), -(-self.m // self.size)
-        if self.symmetric:
-            i, j = numpy.triu_indices(rows)
-        else:
-            i, j = (a.ravel() for a in numpy.mgrid[:rows, :cols])
-        return numpy.stack([i, j], axis=1).astype(numpy.int64)
+        return _tiles(-(-self.n // self.size), -(-self.m // self.size), self.symmetric)
 
     def _run(self, name: str, extra: Sequence[Array], make: Callable[[], list[Array]]) -> list[list[Array]]:
         """Every tile once; one set of outputs per worker, always the same tiles in the same order."""
@@ -159,6 +153,9 @@ class CompiledPairs:
         head = (self.n, self.m, self.size, self.symmetric, self.theta, *self.arguments, *extra)
         function = self._ready(name, head, make)
         outs = [make() for _ in range(count)]
+        if count == 1 and len(tiles) <= CHUNK:
+            function(tiles, *head, *outs[0])
+            return outs
 
         def task(worker: int) -> Callable[[threading.Event], None]:
             mine = numpy.ascontiguousarray(tiles[worker::count])
@@ -194,11 +191,26 @@ class CompiledPairs:
         return function
 
 
+@functools.lru_cache(maxsize=32)
+def _tiles(rows: int, cols: int, symmetric: bool) -> Array:
+    i, j = numpy.triu_indices(rows) if symmetric else (a.ravel() for a in numpy.mgrid[:rows, :cols])
+    return numpy.stack([i, j], axis=1).astype(numpy.int64)
+
+
+def is_cached(module: ModuleType) -> bool:
+    """Whether an earlier process left compiled code of a generated module."""
+    return any(_cache_files(module))
+
+
+def _cache_files(module: ModuleType) -> Iterator[Path]:
+    path = Path(str(module.__file__))
+    return (path.parent / "__pycache__").glob(f"{path.stem}.*.nb?")
+
+
 def _forget_cache(module: ModuleType) -> bool:
     """Remove numba's files of a generated module; whether there were any."""
-    path = Path(str(module.__file__))
     found = False
-    for file in (path.parent / "__pycache__").glob(f"{path.stem}.*.nb?"):
+    for file in list(_cache_files(module)):
         with contextlib.suppress(OSError):
             file.unlink()
             found = True
@@ -213,5 +225,21 @@ def _sum(outs: list[list[Array]], at: int) -> Array:
     return total
 
 
-def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _packed(feature: Array, centre: Array, statistic: Statistic, size: int, real: type) -> list[Array]:
+    if statistic.kind == "match":
+        return [packed_columns(feature.astype(numpy.int32), size)]
+    return packed(feature, centre, statistic, size, real)
+
+
+def _least(left: Array, right: Array, real: type) -> Any:
+    """Squared distances up to this are rounding, and are 0: equal rows have distance exactly 0."""
+    return real(2.0 * numpy.finfo(real).eps * (float(left.max()) + float(right.max())))
+
+
+def _unpacked(blocks: Array, count: int) -> Array:
+    """(blocks, k, B) to (count, k)."""
+    return blocks.transpose(0, 2, 1).reshape(-1, blocks.shape[1])[:count]
+
+
+def _added(a: Array | None, b: Array | None) -> Array | None:
     return a if b is None else b if a is None else a + b

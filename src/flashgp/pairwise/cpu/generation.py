@@ -38,9 +38,9 @@ def _compiled(form: Form, layout: tuple[Statistic, ...], dtype: str) -> ModuleTy
 
 
 def generated_source(form: Form, layout: tuple[Statistic, ...], dtype: str) -> str:
-    """Python text with `product`, `block` and `gradient` for a form; dtype "float32" or "float64"."""
+    """Python text with `product`, `block`, `gradient` and `block_gradient` for a form; dtype "float32" or "float64"."""
     loops = _Loops(form, layout)
-    functions = [loops.product(), loops.block(), loops.gradient()]
+    functions = [loops.product(), loops.block(), loops.gradient(), loops.block_gradient()]
     constants = [f"{name} = {dtype}({value!r})" for name, value in loops.constants.items()]
     head = [
         "from math import sqrt",
@@ -181,7 +181,7 @@ class _Loops:
             *(f"    {line}" for line in at_end),
         ]
 
-    # -- the three functions ----------------------------------------------------------------------------------------
+    # -- the functions ----------------------------------------------------------------------------------------
     def product(self) -> str:
         """K V, both K_ij v_j and K_ij v_i of a tile off the diagonal of a symmetric product, eq. (M-20)."""
         code = self._code()
@@ -224,21 +224,33 @@ class _Loops:
 
         When symmetric, w is symmetric and stands for both orders of a pair: see `CpuTiles.bilinear_gradient`.
         """
+        return self._pullback(
+            "gradient", ["UR", "VC"], ["ur = UR[bi]", "vc = VC[bj]"], "weights_sweep(ur, i, vc, nj, W)"
+        )
+
+    def block_gradient(self) -> str:
+        """The same for a given matrix of weights, (n, m); when symmetric, every pair counts twice, as above."""
+        self.constants.update(ONE=1.0, TWO=2.0)
+        times = ["times = TWO if symmetric else ONE"]
+        return self._pullback(
+            "block_gradient", ["weights"], times, "weights_tile(weights, bi * size + i, bj * size, times, W)"
+        )
+
+    def _pullback(self, name: str, extra: list[str], opening: list[str], weights: str) -> str:
+        """A function that pulls weights, a tile of them made by a line of text, back through the derivatives."""
         code = self._code()
-        results, setup, pulls, ends, extra = [], ["W = numpy.empty((4, size), REAL)"], [], [], ["UR", "VC"]
+        results, setup, pulls, ends, extra = [], ["W = numpy.empty((4, size), REAL)"], [], [], list(extra)
         for symbol in self.program.present:
             slope = code.value(self.program.derivatives[symbol])
             k = symbol.index
-            buffer = (
-                f"{'D' if symbol.kind in LETTER else {'left': 'L', 'right': 'E', 'parameter': 'P'}[symbol.kind]}{k}"
-            )
+            buffer = f"{BUFFER.get(symbol.kind, 'D')}{k}"
             setup.append(f"{buffer} = numpy.empty((4, size), REAL)")
             results.append(f"{buffer}[r, j] = w * {slope}")
             if symbol.kind == "parameter":
                 pulls.append(f"by_theta[{k}] += share * tile_sum({buffer}, nj, ni - i)")
             elif symbol.kind == "left":
                 extra.append(f"by_left{k}")
-                pulls.append(f"tile_row_sums({buffer}, nj, by_left{k}[bi], i)")
+                pulls.append(f"tile_row_sums({buffer}, nj, by_left{k}[bi, 0], i)")
             elif symbol.kind == "right":
                 extra.append(f"by_right{k}")
                 setup.append(f"part_right{k} = numpy.zeros((1, size), REAL)")
@@ -246,24 +258,23 @@ class _Loops:
                 ends.append(f"add_columns(part_right{k}, nj, by_right{k}[bj])")
             else:
                 extra += [f"by_rows{k}", f"by_cols{k}"]
-                name = "distance" if symbol.kind == "distance" else "product"
+                rule = "distance" if symbol.kind == "distance" else "product"
                 setup.append(f"part{k} = numpy.zeros((by_cols{k}.shape[1], size), REAL)")
                 pulls += [
-                    f"{name}_row_pull({buffer}, r{k}, i, c{k}, nj, by_rows{k}[bi])",
-                    f"if not symmetric or mirror:\n    {name}_column_pull({buffer}, r{k}, i, c{k}, nj, part{k})",
+                    f"{rule}_row_pull({buffer}, r{k}, i, c{k}, nj, by_rows{k}[bi])",
+                    f"if not symmetric or mirror:\n    {rule}_column_pull({buffer}, r{k}, i, c{k}, nj, part{k})",
                 ]
                 ends.append(f"add_columns(part{k}, nj, by_cols{k}[bj])")
         extra.append("by_theta")
-        inner = ["weights_sweep(ur, i, vc, nj, W)", *self.fill(code, ["w = W[r, j]", *results])]
+        inner = [weights, *self.fill(code, ["w = W[r, j]", *results])]
         for pull in pulls:
             inner += pull.split("\n")
         tile = [
-            "ur = UR[bi]",
-            "vc = VC[bj]",
+            *opening,
             "share = 0.5 if symmetric and not mirror else 1.0",
             *self.by_rows(inner, ends),
         ]
-        return self.function("gradient", extra, code, setup, tile)
+        return self.function(name, extra, code, setup, tile)
 
     def _code(self) -> ScalarCode:
         return ScalarCode(self.constants)

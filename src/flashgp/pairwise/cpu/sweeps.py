@@ -11,7 +11,15 @@ from numba import njit
 
 from flashgp.pairwise.cpu.arithmetic import FAST, on_its_own, wide_vectors
 
-__all__ = ["add_columns", "column_sums", "difference_sweep", "dot_sweep", "row_sums", "weights_sweep"]
+__all__ = [
+    "add_columns",
+    "column_sums",
+    "difference_sweep",
+    "dot_sweep",
+    "row_sums",
+    "weights_sweep",
+    "weights_tile",
+]
 
 _OPTIONS: Any = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
 
@@ -100,6 +108,24 @@ def weights_sweep(left: Any, i: int, right: Any, count: int, out: Any) -> None:
                 out[1, j] += b * x
                 out[2, j] += c * x
                 out[3, j] += d * x
+
+
+@njit(**_OPTIONS)
+def weights_tile(weights: Any, i: int, start: int, scale: Any, out: Any) -> None:
+    """out[r, j] = scale weights[i + r, start + j], r < 4, and 0 beyond the edges of `weights`."""
+    wide_vectors()
+    on_its_own()
+    width = min(out.shape[1], weights.shape[1] - start)
+    for r in range(4):
+        row = out[r]
+        filled = 0
+        if i + r < weights.shape[0]:
+            filled = width
+            given = weights[i + r]
+            for j in range(width):
+                row[j] = scale * given[start + j]
+        for j in range(filled, out.shape[1]):
+            row[j] = scale - scale
 
 
 @njit(**_OPTIONS)
