@@ -110,6 +110,63 @@ def test_an_offset_costs_no_digits(offset: float, lengthscale: float) -> None:
     check_product(k.Matern(1.5, lengthscale * math.sqrt(3)), x, None, F32, 1e-6)
 
 
+def far_rows(kind: str) -> torch.Tensor:
+    x = numbers(600, 12)
+    if kind == "clusters":  # far from the centre, near each other
+        x[:, 0] = (torch.arange(600) // 30) * 3000.0 + 3.0 * x[:, 0]
+        x[:, 1:] /= 30.0
+    else:
+        x[7] = 1e6
+    return x
+
+
+@pytest.mark.parametrize("kind", ["clusters", "outlier"])
+def test_far_rows_of_many_columns_cost_no_digits(kind: str) -> None:
+    """(M-75): more columns than are split run in float64 where float32 would lose them; gradients always do."""
+    x = far_rows(kind)
+    check_product(k.RBF(1.0 if kind == "clusters" else math.sqrt(12.0)), x, None, F32, 1e-6)
+    for d in (3, 12):
+        check(k.RBF(torch.full((d,), math.sqrt(d))), x[:, :d], None, F32, 1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e12])
+@pytest.mark.parametrize("d", [1, 12])
+def test_a_steep_profile_costs_no_digits(scale: float, d: int) -> None:
+    """(M-75): what rounding moves depends on the slope of the profile, which a parameter may make steep."""
+    kernel = k.Custom(
+        lambda a, b, s: torch.exp(-s * (a - b).square().sum()),
+        s=fgp.Parameter(scale, torch.distributions.constraints.positive),
+    )
+    x = numbers(600, 1).expand(600, d) * 0.5
+    x = torch.cat([x, x[:200] + numbers(200, d, seed=3) / math.sqrt(scale)])
+    check_product(kernel, x, None, F32, 1e-6)
+
+
+def test_a_profile_that_cancels_runs_in_float64() -> None:
+    """(M-75): an inner product minus two row scalars, each a thousand times the difference."""
+    kernel = k.Custom(lambda a, b: torch.exp(a @ b - a @ a / 2 - b @ b / 2))
+    assert kernel.form.fusable
+    x = 100.0 * numbers(400, 3).abs()
+    x[200:] = x[:200] + 0.1 * numbers(200, 3, seed=4)
+    operator = kernel.operator(x)
+    right = numbers(400, 2)
+    found = CPU.product(operator.form, [], operator.rows.detach(), None, right.float())
+    K = torch.exp(-0.5 * (x[:, None] - x).square().sum(-1))
+    assert float(((found - K @ right).abs() / (K @ right.abs())).max()) <= 1e-6
+
+
+def test_what_is_not_a_number_stays_none() -> None:
+    """The compiled loops assume finite numbers; an infinite or missing one goes to the torch tiles, which carry it."""
+    x, right = numbers(50, 3), numbers(50, 2)
+    kernel = k.RBF(1.0)
+    with torch.no_grad():
+        kernel.lengthscale.raw.fill_(math.nan)
+    operator = kernel.operator(x)
+    assert CPU.product(operator.form, [], operator.rows.detach(), None, right).isnan().all()
+    scaled = (2.0 * k.RBF(1.0)).operator(x)
+    assert CPU.product(scaled.form, [torch.tensor(math.nan)], scaled.rows.detach(), None, right).isnan().all()
+
+
 def test_equal_rows_have_distance_zero() -> None:
     """By every way: the value at equal rows is that of the diagonal, also where a slope is unbounded."""
     for d in (3, 26):
@@ -173,7 +230,7 @@ def test_extreme_lengthscales() -> None:
 def test_small_problems_do_not_wait_for_a_compiler() -> None:
     kernel, x = k.RBF(1.0), numbers(100, 2)
     backend = CpuTiles()
-    assert not backend.serves(kernel.form, kernel.rows(x), None, F32)
+    assert not backend.serves(kernel.form, [], kernel.rows(x), None, F32)
     assert torch.equal(
         backend.product(kernel.form, [], kernel.rows(x).detach(), None, x),
         TORCH.product(kernel.form, [], kernel.rows(x).detach(), None, x),

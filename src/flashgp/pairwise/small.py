@@ -18,72 +18,25 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.pairwise.numpy_program import numpy_partials
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.statistics import FAR_SQUARED
 
-__all__ = ["COMPILED_ROWS", "SMALL_ROWS", "NumpyProblem", "Pulled", "SmallProblem", "arrays_of", "small_problem"]
+__all__ = [
+    "COMPILED_ROWS",
+    "SMALL_ROWS",
+    "NumpyProblem",
+    "Pulled",
+    "SmallProblem",
+    "arrays_of",
+    "small_problem",
+]
 
 SMALL_ROWS = 256
 COMPILED_ROWS = 1024  # above, the general path is as quick: the factorisation is nearly everything
 SCIPY_ROWS = 64  # above, linear algebra goes to torch: quicker there, and one pool of threads instead of two
 Array = numpy.ndarray
 Pulled = Array | float | None
-
-
-# -- the operations of the generated code, on arrays ---------------------------------------------------------------
-def _scale(x: Array, s: float, own: bool) -> Array:
-    return numpy.multiply(x, s, out=x if own else None)
-
-
-def _axpy(total: Array, x: Array, s: float, own: bool) -> Array:
-    return numpy.add(total, x if s == 1.0 else x * s, out=total if own else None)
-
-
-def _shift(x: Array, s: float, own: bool) -> Array:
-    return numpy.add(x, s, out=x if own else None)
-
-
-def _times(x: Array, y: Array, own: bool) -> Array:
-    return numpy.multiply(x, y, out=x if own else None)
-
-
-def _exp(x: Any, own: bool = False) -> Any:
-    return math.exp(x) if isinstance(x, float) else numpy.exp(x, out=x if own else None)
-
-
-def _log1p(x: Any, own: bool = False) -> Any:
-    return math.log1p(x) if isinstance(x, float) else numpy.log1p(x, out=x if own else None)
-
-
-def _cos(x: Any, own: bool = False) -> Any:
-    return math.cos(x) if isinstance(x, float) else numpy.cos(x, out=x if own else None)
-
-
-def _sin(x: Any, own: bool = False) -> Any:
-    return math.sin(x) if isinstance(x, float) else numpy.sin(x, out=x if own else None)
-
-
-def _sqrt(x: Array, own: bool) -> Array:
-    return numpy.sqrt(x, out=x if own else None)
-
-
-def _power(x: Array, power: int, own: bool) -> Array:
-    return numpy.power(x, float(power), out=x if own else None)
-
-
-def _inverse_at(x: Array, power: int, own: bool) -> Array:
-    result = numpy.zeros_like(x)
-    return numpy.power(x, float(-power), out=result, where=x != 0.0)
-
-
-_RUNTIME = {
-    f.__name__: f for f in (_scale, _axpy, _shift, _times, _exp, _log1p, _cos, _sin, _sqrt, _power, _inverse_at)
-}
-
-
-@functools.lru_cache(maxsize=256)
-def _partials_of(form: Form) -> Callable[..., Any]:
-    return program_of(form).bound(_RUNTIME)["partials"]
 
 
 @functools.lru_cache(maxsize=1)
@@ -164,7 +117,7 @@ class NumpyProblem(SmallProblem):
         self.features = features
         statistics = [self._statistic(kind, f) for kind, f in zip(form.statistics, features, strict=True)]
         sides = [a[:, None] for a in scalars] + [a[None, :] for a in scalars]
-        scalar, tile, *self._partials = _partials_of(form)(*statistics, *sides, *theta, True)
+        scalar, tile, *self._partials = numpy_partials(form)(*statistics, *sides, *theta, True)
         self.matrix = numpy.full((count, count), scalar) if tile is None else tile * scalar
 
     @staticmethod

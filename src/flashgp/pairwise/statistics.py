@@ -1,8 +1,9 @@
 """Tiles of pair statistics in torch: squared distances that are exactly 0 for equal rows, products, matches.
 
 A squared distance |u|^2 + |v|^2 - 2 u.v cancels; that form is used, in float64 and around a common centre, only
-while its rounding bound (3 d + 4) eps max|phi - centre|^2, eq. (M-22), is below the dtype's budget, and values below
-the bound are set to 0. Otherwise, and for profiles whose slope is unbounded at zero distance, direct differences.
+while its rounding bound (3 d + 4) eps max|phi - centre|^2, eq. (M-22), times the steepness of the profile is below the
+dtype's budget, and values below the bound are set to 0. Otherwise, and for profiles whose slope is unbounded at zero
+distance, direct differences.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise import opaque
+from flashgp.pairwise.slopes import steepness
 
 __all__ = ["DIRECT_PAIRS", "FAR_SQUARED", "TileStatistics"]
 
@@ -32,7 +34,7 @@ class TileStatistics:
         form: the structure; rows, cols: what the points contribute, in the features' own dtype.
         dtype: the dtype of the tiles (distances are formed in float64 first where they could cancel).
         bounded_slope: per distance, whether an error of q stays small in g.
-        theta: the parameters, which opaque statistics depend on.
+        theta: the parameters, which opaque statistics and the steepness of the profile depend on.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class TileStatistics:
             elif small or not bounded_slope[index]:
                 self.makers.append(self._direct(left, right))
             else:
-                self.makers.append(self._distance(left, right))
+                self.makers.append(self._distance(left, right, steepness(form, theta).get(index, 1.0)))
         self.scalars = (rows.scalars, cols.scalars)
 
     def tile(self, i: slice, j: slice) -> tuple[list[Tensor], list[Tensor]]:
@@ -85,14 +87,14 @@ class TileStatistics:
 
         return make
 
-    def _distance(self, left: Tensor, right: Tensor) -> Callable[[slice, slice], Tensor]:
+    def _distance(self, left: Tensor, right: Tensor, steep: float) -> Callable[[slice, slice], Tensor]:
         centre = left.mean(dim=-2, keepdim=True)
         u, v = (left - centre).double(), (right - centre).double()
         uu, vv = u.square().sum(-1, keepdim=True), v.square().sum(-1, keepdim=True)
         largest = torch.maximum(uu.amax(dim=(-2, -1)), vv.amax(dim=(-2, -1)))
         bound = (3 * left.shape[-1] + 4) * torch.finfo(torch.float64).eps * largest
         # Each member of a batch by its own bound: what one holds must not change the bits of another.
-        far = ~(bound <= DISTANCE_BUDGET[self.dtype])
+        far = ~(bound * steep <= DISTANCE_BUDGET[self.dtype])
         any_far = bool(far.any())
         if any_far and bool(far.all()):
             return self._direct(left, right)

@@ -21,6 +21,7 @@ __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 
 PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the torch tiles do
 TRANSPOSED = 256  # rows and columns mirrored at a time: a square of them fits the cache
+MODERATE = 2.0**500  # features beyond it overflow when they are squared and added
 MEMBER_BYTES = 2**27  # totals of one worker; more right-hand sides than fit are taken in turns
 
 
@@ -44,7 +45,8 @@ class CpuTiles(Backend):
         self.least_pairs = least_pairs
         self._portable = TorchTiles()
 
-    def serves(self, form: Form, rows: Rows, cols: Rows | None, dtype: torch.dtype) -> bool:
+    def serves(self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> bool:
+        """Whether the compiled loops compute this; they assume finite numbers, so that others go to the torch tiles."""
         other = rows if cols is None else cols
         return (
             rows.device.type == "cpu"
@@ -55,6 +57,8 @@ class CpuTiles(Backend):
             and form.fusable
             and all(f.shape[-1] > 0 for f in rows.features if f.is_floating_point())
             and not cpu_tiles_missing()
+            and all(bool(t.isfinite().all()) for t in theta)
+            and all(_moderate(side) for side in {id(rows): rows, id(other): other}.values())
         )
 
     def block(
@@ -68,7 +72,7 @@ class CpuTiles(Backend):
         workspace: Workspace | None = None,
         upper: bool = False,
     ) -> Tensor:
-        if not self.serves(form, rows, cols, dtype):
+        if not self.serves(form, theta, rows, cols, dtype):
             return self._portable.block(form, theta, rows, cols, dtype=dtype, workspace=workspace, upper=upper)
         other = rows if cols is None else cols
         batch = _batch(theta, rows, other)
@@ -93,7 +97,7 @@ class CpuTiles(Backend):
         *,
         workspace: Workspace | None = None,
     ) -> Tensor:
-        if not self.serves(form, rows, cols, right.dtype) or right.shape[-1] == 0:
+        if not self.serves(form, theta, rows, cols, right.dtype) or right.shape[-1] == 0:
             return self._portable.product(form, theta, rows, cols, right, workspace=workspace)
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
@@ -120,7 +124,7 @@ class CpuTiles(Backend):
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        if not self.serves(form, rows, cols, weights.dtype):
+        if not self.serves(form, theta, rows, cols, weights.dtype):
             return self._portable.block_gradient(form, theta, rows, cols, weights, workspace=workspace)
         batch = broadcast_batch(_batch(theta, rows, rows if cols is None else cols), weights.shape[:-2])
         weights = weights.detach().expand(*batch, *weights.shape[-2:])
@@ -129,7 +133,7 @@ class CpuTiles(Backend):
             batch,
             cols is None,
             [
-                _pairs(form, values, r, c, w.dtype).block_gradient(w.contiguous().numpy())
+                _pairs(form, values, r, c, w.dtype, pulled=True).block_gradient(w.contiguous().numpy())
                 for w, (values, r, c) in members
             ],
         )
@@ -143,7 +147,7 @@ class CpuTiles(Backend):
         dtype: torch.dtype,
         workspace: Workspace | None = None,
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
-        if not self.serves(form, rows, None, dtype):
+        if not self.serves(form, theta, rows, None, dtype):
             return self._portable.taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
         return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
 
@@ -158,7 +162,7 @@ class CpuTiles(Backend):
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        if not self.serves(form, rows, cols, right.dtype) or right.shape[-1] == 0:
+        if not self.serves(form, theta, rows, cols, right.dtype) or right.shape[-1] == 0:
             return self._portable.bilinear_gradient(form, theta, rows, cols, left, right, workspace=workspace)
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
@@ -172,17 +176,26 @@ class CpuTiles(Backend):
         return _joined(
             batch,
             cols is None,
-            [_pairs(form, values, r, c, v.dtype).gradient(u, v) for u, v, (values, r, c) in members],
+            [_pairs(form, values, r, c, v.dtype, pulled=True).gradient(u, v) for u, v, (values, r, c) in members],
         )
 
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
         return self._portable.diagonal_gradient(form, theta, rows, weights)
 
 
-def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> "CompiledPairs":
+def _moderate(rows: Rows) -> bool:
+    """Whether all features and row scalars are finite, and so are their squares in float64."""
+    found = [*(f for f in rows.features if f.is_floating_point()), *rows.scalars]
+    arrays = (tensor.detach().numpy() for tensor in found if tensor.numel())
+    return all(float(a.min()) > -MODERATE and float(a.max()) < MODERATE for a in arrays)
+
+
+def _pairs(
+    form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype, *, pulled: bool = False
+) -> "CompiledPairs":
     from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
 
-    return CompiledPairs.of(form, theta, rows, cols, dtype)
+    return CompiledPairs.of(form, theta, rows, cols, dtype, pulled=pulled)
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:

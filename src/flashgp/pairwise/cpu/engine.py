@@ -65,11 +65,23 @@ class CompiledPairs:
 
     @classmethod
     def of(
-        cls, form: Form, theta: Sequence[float], rows: Rows, cols: Rows | None, dtype: torch.dtype
+        cls,
+        form: Form,
+        theta: Sequence[float],
+        rows: Rows,
+        cols: Rows | None,
+        dtype: torch.dtype,
+        *,
+        pulled: bool = False,
     ) -> "CompiledPairs":
-        """The pairs of rows with cols, or with themselves when cols is None. Cost: a few passes over the features."""
-        rows, other = rows.detach(), rows.detach() if cols is None else cols.detach()
-        layout, centres = layout_of(form, rows, other, dtype)
+        """The pairs of rows with cols, or with themselves when cols is None; `pulled` for a gradient.
+
+        Where float32 would cost digits, the loops run in float64: see `layout_of`.
+        Cost: a few passes over the features.
+        """
+        rows = rows.detach()
+        other = rows if cols is None else cols.detach()
+        layout, centres, dtype = layout_of(form, theta, rows, other, dtype, pulled=pulled)
         size, real = block_size(layout, rows), numpy.float32 if dtype == torch.float32 else numpy.float64
         arguments: list[Any] = []
         for index, (statistic, centre) in enumerate(zip(layout, centres, strict=True)):
@@ -108,8 +120,8 @@ class CompiledPairs:
         return self._pulled("gradient", [self._columns(left.mT), self._columns(right.mT)])
 
     def block_gradient(self, weights: Array) -> Gradients:
-        """The same of sum(weights * K), weights (n, m) in the dtype of the loops, contiguous; symmetric with K."""
-        return self._pulled("block_gradient", [weights])
+        """The same of sum(weights * K), weights (n, m), contiguous; symmetric with K."""
+        return self._pulled("block_gradient", [weights.astype(self.real, copy=False)])
 
     def _pulled(self, name: str, weights: Sequence[Array]) -> Gradients:
         rows, cols = -(-self.n // self.size), -(-self.m // self.size)

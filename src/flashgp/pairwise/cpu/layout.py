@@ -12,12 +12,14 @@ Rows are padded to whole blocks with copies of the last one, right-hand sides wi
 adds nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 import torch
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.pairwise.cpu.precision import Sensitivity, sensitivity
 from flashgp.pairwise.program import program_of
 
 __all__ = ["INLINE", "ROWS", "Statistic", "block_size", "layout_of", "packed", "packed_columns"]
@@ -26,8 +28,10 @@ Array = numpy.ndarray
 
 INLINE = 8  # columns unrolled in the pair loop; a kernel of more compiles once for all numbers of columns
 ROWS = 4  # rows evaluated together
-SPLIT_BOUND = 8e-7  # largest 2^-24 |u| |u - v| for which float32 columns keep a product's error below 1e-6
-DOT_BOUND = 2e-6  # largest 2^-24 (|u|^2 + |v|^2), times the slope bound, of the form that cancels
+UNIT = 2.0**-24  # the rounding of one float32 number
+COORDINATE_BUDGET = 5e-7  # of a covariance, relative to its row's largest: what rounded columns may move it
+SQUARE_BUDGET = 1e-6  # what the cancelling form of a squared distance may
+SHARE_BUDGET = 1e-6  # what rounded inner products and row scalars may
 BLOCK, NARROW_BLOCK, MANY_COLUMNS = 512, 256, 12  # rows per block, for few columns and for more
 
 
@@ -40,39 +44,51 @@ class Statistic:
     columns: int
 
 
-def layout_of(form: Form, rows: Rows, cols: Rows, dtype: torch.dtype) -> tuple[tuple[Statistic, ...], list[Array]]:
-    """The statistics of one model, and the centre (d,) of each feature that is subtracted before packing.
+def layout_of(
+    form: Form, theta: Sequence[float], rows: Rows, cols: Rows, dtype: torch.dtype, *, pulled: bool = False
+) -> tuple[tuple[Statistic, ...], list[Array], torch.dtype]:
+    """How the statistics of one model are evaluated, for a product or (`pulled`) its gradient.
 
+    float32 columns are used where their rounding stays in the budgets, eq. (M-75). Where it does not, up to INLINE
+    columns are split; more columns, gradients, and profiles that cancel run in float64.
+    Returns: the statistics; the centre (d,) of each feature that is subtracted before packing; the dtype of the loops.
     In NumPy, on one thread: torch's threads would spin beside ours for a while after each of its operations.
     Cost: two passes over the features.
     """
-    found: list[Statistic] = []
-    centres: list[Array] = []
-    program = program_of(form)
-    for index, kind in enumerate(form.statistics):
-        left, right = rows.features[index].numpy(), cols.features[index].numpy()
-        if kind == "match":
-            found.append(Statistic(kind, "match", 0))
-            centres.append(numpy.zeros(0))
-            continue
-        d = left.shape[-1]
-        if kind == "product":
-            found.append(Statistic(kind, "inline", d) if d <= INLINE else Statistic(kind, "dot", 0))
-            centres.append(numpy.zeros(d))
-            continue
-        centre = 0.5 * (left.min(0).astype(float) + left.max(0))
-        centres.append(centre)
-        reach = max(
-            float(numpy.square(f - centre).sum(-1).max()) for f in ((left,) if right is left else (left, right))
-        )
-        close = program.bounded_slope[index] and reach * 2.0**-23 <= DOT_BOUND
-        if d <= INLINE:
-            # Rounding moves u by 2^-24 |u|, q by 2 |u - v| times that; pairs that count are about 1 apart.
-            far = dtype == torch.float32 and 2.0**-24 * reach**0.5 > SPLIT_BOUND
-            found.append(Statistic(kind, "split" if far else "inline", d))
+    centres, reach = [], []
+    for kind, u, v in zip(form.statistics, rows.features, cols.features, strict=True):
+        sides = [u.numpy()] if u is v else [u.numpy(), v.numpy()]
+        if kind == "distance":
+            centre = 0.5 * (sides[0].min(0).astype(float) + sides[0].max(0))
+            centres.append(centre)
+            reach.append(max(float(numpy.square(side - centre).sum(-1).max()) for side in sides))
         else:
-            found.append(Statistic(kind, "dot" if close else "differences", 0))
-    return tuple(found), centres
+            centres.append(numpy.zeros(0 if kind == "match" else u.shape[-1]))
+            reach.append(0.0)
+    found = sensitivity(form, theta, rows, cols, reach)
+    statistics = [
+        _statistic(form, k, u.shape[-1] if u.is_floating_point() else 0, found, reach[k])
+        for k, u in enumerate(rows.features)
+    ]
+    narrow = dtype == torch.float32 and UNIT * found.by_share <= SHARE_BUDGET
+    far = [UNIT * reach[k] ** 0.5 * moved > COORDINATE_BUDGET for k, moved in enumerate(found.by_coordinate)]
+    if narrow and any(far):
+        narrow = not pulled and all(s.way == "inline" for s, f in zip(statistics, far, strict=True) if f)
+        if narrow:
+            statistics = [
+                Statistic(s.kind, "split", s.columns) if f else s for s, f in zip(statistics, far, strict=True)
+            ]
+    return tuple(statistics), centres, torch.float32 if narrow else torch.float64
+
+
+def _statistic(form: Form, k: int, d: int, found: Sensitivity, reach: float) -> Statistic:
+    kind = form.statistics[k]
+    if kind == "match":
+        return Statistic(kind, "match", 0)
+    if d <= INLINE:
+        return Statistic(kind, "inline", d)
+    close = program_of(form).bounded_slope.get(k, True) and 2.0 * UNIT * reach * found.by_square[k] <= SQUARE_BUDGET
+    return Statistic(kind, "dot" if kind == "product" or close else "differences", 0)
 
 
 def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
