@@ -16,13 +16,10 @@ CHILD = """
 import json, sys, torch
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.operators import covariance
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.torch_tiles import TorchTiles
-from flashgp.planner.products import plan_product
+from flashgp.operators.multiplication import Orders
 
 F64, F32 = torch.float64, torch.float32
-covariance.default_backend = TorchTiles
 kernel = fgp.kernels.Matern(2.5)
 gp = fgp.GP(kernel)
 
@@ -37,19 +34,17 @@ def condition(n, dtype):
 def product(n, m, d, t, dtype, route):
     left, right = points(n, d), None if m is None else points(m, d)
     v = torch.ones(m or n, t, dtype=dtype)
-    plan = plan_product(kernel.form, n, m, d=d, t=t, dtype=dtype, route=route, backend="torch")
-    def run():
-        operator = CovarianceOperator.of(kernel, left, right, dtype)
-        return operator @ v if route == "recomputed" else operator.to_dense() @ v
-    return plan, run
+    plan = kernel.operator(left, right).plan(t, dtype=dtype, route=route, backend="torch")
+    return plan, lambda: CovarianceOperator.of(kernel, left, right, dtype, Orders(plan)) @ v
 
 def predict(n, n_test):
     x, x_test = points(n), points(n_test)
     posterior = gp.condition(x, x.sum(-1))
+    plan = fgp.plan(gp, n=n, d=3, n_test=n_test, backend="torch")
     def run():
-        found = posterior.predict(x_test)
+        found = posterior.predict(x_test, plan=plan)
         return found, found.mean, found.variance
-    return fgp.plan(gp, n=n, d=3, n_test=n_test), run
+    return plan, run
 
 WORK = {
     "condition": lambda: condition(5800, F64),

@@ -153,6 +153,11 @@ class Rows:
         return broadcast_batch(self.batch, *shapes, *(a.shape[:-1] for a in self.scalars))
 
     @property
+    def width(self) -> int:
+        """Numbers per row in all features and scalars."""
+        return sum(f.shape[-1] if f.is_floating_point() else 1 for f in self.features) + len(self.scalars)
+
+    @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors)
 

@@ -34,7 +34,7 @@ from flashgp.inference.planning import check_plan, plan_for, planned_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
-from flashgp.planner.plan import SMALL_BYTES, Plan
+from flashgp.planner.plan import Plan, allowed_bytes
 
 __all__ = ["Evaluation", "Fit", "Progress", "fit"]
 
@@ -213,7 +213,7 @@ def fit(
     facts = DataFacts.of(work_x, work_y, gp.outputs)
     roles = role_starts(gp, facts)
     given = {name: p.value.detach().clone() for name, p in named_parameter_objects(gp)}
-    workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
+    workspace = Workspace(allowed_bytes(plan.peak_bytes))
     settings = DirectSettings(
         TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(work_x, work_y), workspace=workspace
     )

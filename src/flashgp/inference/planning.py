@@ -18,7 +18,7 @@ from flashgp.planner.engines import accelerator
 from flashgp.planner.plan import Plan, plan_direct
 from flashgp.planner.products import ProductPlan, plan_product
 
-__all__ = ["check_plan", "chosen_device", "plan_for", "planned_device"]
+__all__ = ["check_plan", "check_prediction_plan", "chosen_device", "plan_for", "planned_device"]
 
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
 # library keeps: freed blocks below 32 MiB are not given back to the system one by one.
@@ -79,6 +79,8 @@ def plan_for(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     route: str | None = None,
+    backend: str | None = None,
+    variance: bool = True,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> ProductPlan: ...
@@ -93,6 +95,8 @@ def plan_for(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     route: str | None = None,
+    backend: str | None = None,
+    variance: bool = True,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> Plan | ProductPlan:
@@ -103,6 +107,8 @@ def plan_for(
         batch: models; memory: budget in bytes or text like "8GiB"; None for what is free now.
         device: "auto" takes the quickest of the devices there are; dtype: of the factor.
         route: force one: "direct" or "refined"; of a prediction "recomputed", "dense" or "stored".
+        backend: of a prediction, what evaluates the pairs of its mean: "torch", "cpu" or "triton"; variance: whether a
+            prediction computes it.
         profile: the rates to use, such as `fgp.tune()` returned; the kept ones by default, built-in ones where none
             were kept or with `deterministic`.
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
@@ -118,10 +124,11 @@ def plan_for(
     devices = [here, other] if other is not None else [chosen_device(device, torch.zeros(0))]
     profile = profile or (BUILT_IN if deterministic else current_profile())
     if n_test is not None:
-        other_bytes, other_seconds = size.variance(n_test, devices[-1], profile)
+        other_bytes, other_seconds = size.variance(n_test, devices[-1], profile) if variance else (0, 0.0)
         return plan_product(
             gp.kernel.form, n_test, n, d=size.features, t=size.outputs, batch=size.batch, memory=memory,
-            device=devices, route=route, profile=profile, deterministic=deterministic, dtype=torch.float64,
+            device=devices, route=route, backend=backend, profile=profile, deterministic=deterministic,
+            dtype=torch.float64,
             kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=other_bytes,
             other_seconds=other_seconds,
         )  # fmt: skip
@@ -186,4 +193,23 @@ def check_plan(plan: Plan, gp: GP, x: Tensor, memory: Any, dtype: torch.dtype | 
         raise DomainError(
             f"`plan` settles memory, dtype ({plan.dtype}) and device ({plan.device}), got another one beside it; "
             "pass the plan alone"
+        )
+
+
+def check_prediction_plan(plan: ProductPlan, given: tuple[int, ...], memory: Any, device: torch.device) -> None:
+    """The same for a prediction of given (test rows, training rows, outputs, models). Raises: DomainError."""
+    if not isinstance(plan, ProductPlan):
+        raise DomainError(
+            f"`plan` must be a plan of a prediction, got {type(plan).__name__}; make one with flashgp.plan(gp, n=, d=, "
+            "n_test=)"
+        )
+    made_for = (plan.n, plan.m, plan.t, plan.batch)
+    if made_for != given or plan.symmetric:
+        raise DomainError(
+            f"`plan` is for n_test, n, outputs, models = {made_for}, got a prediction with {given}; make a plan for "
+            "these sizes"
+        )
+    if memory is not None or torch.device(plan.device).type != device.type:
+        raise DomainError(
+            f"`plan` settles memory and device ({plan.device}), got another one beside it; pass the plan alone"
         )

@@ -37,9 +37,18 @@ class PairGradient:
 
 
 class Backend(ABC):
-    """One way to evaluate covariances over pairs of rows."""
+    """One way to evaluate covariances over pairs of rows.
+
+    Fields: name, in the registry; title, as a report names it.
+    """
 
     name: str
+    title: str
+
+    @classmethod
+    def for_every_size(cls) -> "Backend":
+        """One that computes itself what it can, however few the pairs."""
+        return cls()
 
     @abstractmethod
     def block(
@@ -120,7 +129,7 @@ class Backend(ABC):
         return block, lambda weights: self.block_gradient(form, theta, rows, None, weights, workspace=workspace)
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {}
+BACKENDS: dict[str, type[Backend]] = {}
 
 
 def register_backend(name: str) -> Callable[[type[Backend]], type[Backend]]:

@@ -29,7 +29,7 @@ from flashgp.planner.choice import (
     table_of,
 )
 
-__all__ = ["ROUTES", "SMALL_BYTES", "Plan", "plan_direct", "printed", "printed_html"]
+__all__ = ["ROUTES", "Plan", "allowed_bytes", "plan_direct", "printed", "printed_html"]
 
 SMALL_BYTES = 64 * 2**20  # what a prediction may be off by, small problems included (docs/design.md, memory)
 ROUTES = {"direct": "float64", "refined": "float32"}  # and the dtype of the factor
@@ -37,6 +37,11 @@ _DESCRIPTIONS = {
     "direct": "Cholesky of all rows, float64",
     "refined": "Cholesky of all rows, float32, weights corrected in float64",
 }
+
+
+def allowed_bytes(predicted: int) -> int:
+    """What a run may take of the bytes its plan predicted: the error that plans promise, and not more."""
+    return max(int(1.1 * predicted), predicted + SMALL_BYTES)
 
 
 @dataclass(frozen=True)

@@ -251,28 +251,35 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
         return size.products * (max(flops / rates.gemm(dtype), stored_bytes / rates.copy_bytes) + rates.call_seconds)
 
     stored = 4 * size.stored_pairs(device)
+    # One product asks for a result, not for a matrix: storing K is another memory class (docs/decisions/0006).
+    keeps = "keeps K, for one product: only on request" if size.products == 1 else ""
     found = [
         Candidate(
             "dense", "torch", where, name, item * size.pairs + tiles + base,
-            build + multiply(size.dtype, item * size.pairs),
+            build + multiply(size.dtype, item * size.pairs), objection=keeps,
         ),
         Candidate(
             "stored", "torch", where, "float32", stored + tiles + base, build + multiply(torch.float32, stored),
-            objection="rounds K to float32: only on request" if size.dtype == torch.float64 else "",
+            objection="rounds K to float32: only on request" if size.dtype == torch.float64 else keeps,
         ),
     ]  # fmt: skip
     for engine in ENGINES:
         if not engine.runs_on(device) or name not in engine.dtypes or not engine.supported():
             continue
-        if engine.fused and not size.form.fusable:  # a Python function of two points runs on torch tiles
-            continue
+        if engine.fused and not (size.form.fusable and size.form.statistics):
+            continue  # a Python function of two points runs on torch tiles, and so does a constant
         rate = size.profile.product_rate(engine.backend, device, size.dtype, size.symmetric, size.d, size.t)
         if rate is None:
             continue
         seconds = size.products * (size.pairs / rate + rates.call_seconds)
         own = size.fused_bytes(device) if engine.fused else tiles
         missing = "" if engine.installed() else engine.package
-        found.append(Candidate("recomputed", engine.backend, where, name, own + base, seconds, missing=missing))
+        found.append(
+            Candidate(
+                "recomputed", engine.backend, where, name, own + base, seconds, objection=engine.objection,
+                missing=missing,
+            )
+        )  # fmt: skip
     return found
 
 

@@ -39,9 +39,15 @@ class CpuTiles(Backend):
     per worker.
     """
 
+    title = "compiled loops"
+
     def __init__(self, least_pairs: int = PORTABLE_PAIRS) -> None:
         self.least_pairs = least_pairs
         self._portable = TorchTiles()
+
+    @classmethod
+    def for_every_size(cls) -> "CpuTiles":
+        return cls(least_pairs=0)
 
     def serves(self, form: Form, rows: Rows, cols: Rows | None, dtype: torch.dtype) -> bool:
         other = rows if cols is None else cols
@@ -74,7 +80,7 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, other.count), dtype, rows.device)
         for member, (values, r, c) in zip(_flat(out, 2), _members(batch, theta, rows, cols), strict=True):
-            _pairs(form, values, r, c, dtype).block(member)
+            _pairs(form, values, r, c, dtype, workspace).block(member)
             if cols is None and not upper:
                 _mirror(member)
         return out
@@ -103,7 +109,7 @@ class CpuTiles(Backend):
         for member, v, (values, r, c) in zip(
             _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            pairs = _pairs(form, values, r, c, right.dtype)
+            pairs = _pairs(form, values, r, c, right.dtype, workspace)
             for start in range(0, v.shape[-1], together):
                 part = slice(start, start + together)
                 member[:, part] = pairs.product(v[:, part])
@@ -150,6 +156,7 @@ class CpuTiles(Backend):
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         batch = broadcast_batch(batch, left.shape[:-2])
+        workspace = workspace or Workspace()
         left = left.detach().expand(*batch, *left.shape[-2:])
         right = right.detach().expand(*batch, *right.shape[-2:])
         if cols is None:
@@ -159,7 +166,7 @@ class CpuTiles(Backend):
         for u, v, (values, r, c) in zip(
             _flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            found.append(_pairs(form, values, r, c, right.dtype).gradient(u, v))
+            found.append(_pairs(form, values, r, c, right.dtype, workspace).gradient(u, v))
         by_rows = [_stacked(batch, [f[0][k] for f in found]) for k in range(len(found[0][0]))]
         by_cols = [_stacked(batch, [f[1][k] for f in found]) for k in range(len(found[0][1]))]
         totals = torch.stack([f[2] for f in found]).reshape(*batch, -1)
@@ -169,10 +176,12 @@ class CpuTiles(Backend):
         return self._portable.diagonal_gradient(form, theta, rows, weights)
 
 
-def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> "CompiledPairs":
+def _pairs(
+    form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype, workspace: Workspace
+) -> "CompiledPairs":
     from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
 
-    return CompiledPairs(form, theta, rows, cols, dtype)
+    return CompiledPairs(form, theta, rows, cols, dtype, workspace)
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
@@ -21,6 +22,7 @@ from flashgp.pairwise.program import program_of
 __all__ = ["CompiledPairs", "compile_seconds"]
 
 CHUNK = 32  # tiles between two looks at whether to stop
+TITLE = "compiled loops"  # in reports
 LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
 _lock = threading.Lock()
@@ -37,7 +39,7 @@ class CompiledPairs:
 
     Args:
         form, theta: the covariance function, theta one number each; rows, cols: one model's, cols None for the rows
-            themselves; dtype: float32 or float64, of the loops.
+            themselves; dtype: float32 or float64, of the loops; workspace: hears what ran and what compiling took.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class CompiledPairs:
         rows: Rows,
         cols: Rows | None,
         dtype: torch.dtype,
+        workspace: Workspace | None = None,
     ) -> None:
+        self.workspace = workspace or Workspace()
         self.form, self.dtype, self.symmetric = form, dtype, cols is None
         rows, cols = rows.detach(), None if cols is None else cols.detach()
         other = rows if cols is None else cols
@@ -179,6 +183,7 @@ class CompiledPairs:
         function = getattr(self.module, name)
         key = f"{self.module.__name__}.{name}"
         if key in _seconds:
+            self.workspace.ran(TITLE)
             return function
         with _lock:
             began = time.perf_counter()
@@ -191,6 +196,7 @@ class CompiledPairs:
                 function.enable_caching()
                 function(nothing, *head, *make())
             _seconds[key] = time.perf_counter() - began
+        self.workspace.ran(TITLE, _seconds[key])
         return function
 
 
