@@ -9,6 +9,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.operators import multiplication
+from flashgp.pairwise import opaque, torch_tiles
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.planner import products
 from flashgp.planner.engines import ENGINES
@@ -38,10 +39,13 @@ def tolerance(route: str, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize("rectangular", [False, True])
 @pytest.mark.parametrize(("route", "backend"), WAYS)
-def test_every_way_gives_the_same_numbers(route: str, backend: str, rectangular: bool, dtype: torch.dtype) -> None:
+def test_every_way_gives_the_same_numbers(
+    route: str, backend: str, rectangular: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """K V and its gradients, eqs. (M-20), (M-21) and (M-56), as the plan says, and the report names what ran."""
     if backend == "cpu" and cpu_tiles_missing():
         pytest.skip("numba is not installed")
+    monkeypatch.setitem(torch_tiles.TILE_PAIRS, "cpu", 7 * N)
     x = numbers(N, 2, dtype=dtype).requires_grad_()
     z = numbers(M, 2, seed=1, dtype=dtype) if rectangular else None
     v = numbers(M if rectangular else N, T, seed=2, dtype=dtype).requires_grad_()
@@ -189,6 +193,36 @@ def test_a_missing_package_costs_seconds_and_never_a_matrix(monkeypatch: pytest.
     operator @ numbers(2000, 1)
     assert operator.report.backend == "torch tiles"
     assert operator.report.peak_bytes < 8 * 2000**2
+
+
+def test_plans_say_which_kernels_run_through_python_and_why() -> None:
+    """Every plan shows it: of a product, of a prediction, of conditioning; and counts what those pairs take."""
+
+    def widest(x: Tensor, z: Tensor, B: Tensor) -> Tensor:
+        return torch.exp(-((x - z) @ B).abs().amax())
+
+    tiled = fgp.kernels.Custom(widest, B=torch.eye(2), active_dims=[0, 1]) + fgp.kernels.Matern(2.5)
+    x = numbers(N, 3)
+    why = f"{tiled.parts[0].fusion.removeprefix('tiled: ')}"
+    assert why
+    for kernel, said in ((tiled, f"tiled: widest ({why})"), (KERNEL, "fused")):
+        gp = fgp.GP(kernel)
+        d = 3 if kernel is tiled else 2
+        for plan in (
+            kernel.operator(x[:, :d]).plan(T), fgp.plan(gp, n=N, d=d, n_test=M), fgp.plan(gp, n=N, d=d)
+        ):  # fmt: skip
+            assert plan.kernel == said
+            assert f"kernel         {said}" in str(plan)
+            assert type(plan).from_json(plan.to_json()) == plan
+    n = 4000
+    one = tiled.operator(numbers(n, 3)).plan(T)
+    assert (one.backend, [a.backend for a in one.alternatives]) == ("torch", ["torch", "torch"])
+    pieces = opaque.temporary_bytes(tiled.form, tiled.rows(x[:1]), 1)
+    assert pieces >= 8 * opaque.PIECE_NUMBERS
+    gp, plain = fgp.GP(tiled), fgp.GP(fgp.kernels.Matern(2.5))
+    assert fgp.plan(gp, n=n, d=3).peak_bytes > fgp.plan(plain, n=n, d=3).peak_bytes + pieces
+    more = fgp.plan(gp, n=n, d=3, n_test=9).peak_bytes - fgp.plan(plain, n=n, d=3, n_test=9, backend="torch").peak_bytes
+    assert more > pieces
 
 
 def test_predictions_follow_plans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,13 @@ class Form:
         """Whether generated code can evaluate it: no statistic is a Python function."""
         return not self.pair_functions
 
+    @property
+    def fusion(self) -> str:
+        """ "fused" when generated code evaluates all of it, else "tiled: " and which functions it cannot, and why."""
+        if self.fusable:
+            return "fused"
+        return "tiled: " + "; ".join(f.tiled or "a Python function" for f in self.pair_functions)
+
     @functools.cached_property
     def _hash(self) -> int:
         return hash((self.profile, self.statistics, self.scalar_count, self.parameter_count, self.pair_functions))

@@ -274,7 +274,6 @@ def fit(
     posterior = gp.condition(x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter)
     for name in (
         "route",
-        "backend",
         "device",
         "dtype",
         "relative_residual",
@@ -284,6 +283,7 @@ def fit(
     ):
         setattr(report, name, getattr(posterior.report, name))
     report.plan = plan
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, posterior.report.backend))))
     report.events += [event for event in workspace.events if event not in posterior.report.events]
     report.events += posterior.report.events
     report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend
-from flashgp.pairwise.small import SMALL_ROWS, SmallProblem
+from flashgp.pairwise.small import SMALL_ROWS, SMALL_TITLE, SmallProblem
 from flashgp.solvers.cholesky import Factor, factorise
 
 __all__ = ["DirectSettings", "factorise_covariance", "log_marginal_likelihood", "value_and_gradients"]
@@ -110,6 +110,7 @@ def value_and_gradients(
     if n <= SMALL_ROWS and any(wanted) and form.fusable and _is_small(settings, tensors, residual, noise, theta, rows):
         found = _small(form, theta, rows, residual, noise)
         if found is not None:
+            settings.workspace.ran(SMALL_TITLE)
             return found
     block = pull = None
     if any(wanted[2:]):

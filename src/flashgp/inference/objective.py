@@ -20,6 +20,7 @@ from flashgp.inference.gp import GP
 from flashgp.inference.initial import RoleStart
 from flashgp.inference.likelihood_gradient import DirectSettings, value_and_gradients
 from flashgp.inference.small_model import SmallModel
+from flashgp.pairwise.small import SMALL_TITLE
 
 __all__ = ["FlatObjective", "FlatPriors"]
 
@@ -160,6 +161,7 @@ class FlatObjective:
         """(minus log joint, gradient) at one vector. Raises: NotPositiveDefiniteError."""
         self.assign(theta)
         if self._small is not None and (found := self._small()) is not None:
+            self.settings.workspace.ran(SMALL_TITLE)
             return self._from_small(theta, *found)
         with torch.enable_grad():
             residual, noise, rows, values = self.gp.likelihood_inputs(self.x, self.y)

@@ -12,6 +12,7 @@ from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.gp import GP
 from flashgp.inference.prediction import STRIP_BYTES
+from flashgp.pairwise import opaque
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import tile_rows
 from flashgp.planner.engines import accelerator
@@ -126,24 +127,31 @@ def plan_for(
     if n_test is not None:
         other_bytes, other_seconds = size.variance(n_test, devices[-1], profile) if variance else (0, 0.0)
         return plan_product(
-            gp.kernel.form, n_test, n, d=size.features, t=size.outputs, batch=size.batch, memory=memory,
+            gp.kernel.form, n_test, n, d=size.features, function_bytes=size.function_bytes, t=size.outputs,
+            batch=size.batch, memory=memory,
             device=devices, route=route, backend=backend, profile=profile, deterministic=deterministic,
             dtype=torch.float64,
             kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=other_bytes,
             other_seconds=other_seconds,
         )  # fmt: skip
     return plan_direct(
-        n, d, features=size.features + d, temporaries=size.temporaries, outputs=size.outputs, batch=size.batch,
-        memory=memory, device=devices, dtype=dtype, route=route, profile=profile, deterministic=deterministic,
+        n, d, features=size.features + d, temporaries=size.temporaries, function_bytes=size.function_bytes,
+        kernel=gp.kernel.form.fusion, outputs=size.outputs, batch=size.batch, memory=memory, device=devices,
+        dtype=dtype, route=route, profile=profile, deterministic=deterministic,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Size:
-    """Sizes of a GP's problem: feature numbers per row, tiles alive at once, outputs, models, training rows."""
+    """Sizes of a GP's problem.
+
+    Fields: features, numbers per row; temporaries, tiles alive at once, and function_bytes, what Python functions of
+    two points make beside them; outputs, models, training rows.
+    """
 
     features: int
     temporaries: int
+    function_bytes: int
     outputs: int
     batch: int
     n: int
@@ -152,11 +160,13 @@ class _Size:
     def of(cls, gp: GP, n: int, d: int, batch: int) -> "_Size":
         program = program_of(gp.kernel.form)
         probe = gp.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
+        models = batch * gp.kernel.batch_shape.numel()
         return cls(
-            features=sum(f.shape[-1] if f.dim() > 1 else 1 for f in probe.features) + len(probe.scalars),
+            features=probe.width,
             temporaries=max(program.value_temporaries, program.partial_temporaries),
+            function_bytes=opaque.temporary_bytes(gp.kernel.form, probe, models),
             outputs=gp.outputs or 1,
-            batch=batch * gp.kernel.batch_shape.numel(),
+            batch=models,
             n=n,
         )
 
@@ -166,6 +176,7 @@ class _Size:
         strip = min(STRIP_BYTES, 8 * self.n * n_test * self.batch)
         rows = min(max(1, STRIP_BYTES // (8 * max(1, self.n) * self.batch)), n_test)
         tile = 8 * self.temporaries * min(rows, tile_rows(self.n, self.batch, device)) * self.n * self.batch
+        tile += self.function_bytes
         features = 8 * (n_test + self.n) * self.features * self.batch
         strips = math.ceil(n_test / max(1, rows))
         flops = self.batch * n_test * self.n * self.n

@@ -236,7 +236,7 @@ def condition(
         )
         residual = residual.expand(*batch, *residual.shape[-2:])
         report = Report(
-            route=plan.route, backend=plan.backend, device=str(target), dtype=plan.dtype,
+            route=plan.route, device=str(target), dtype=plan.dtype,
             predicted_bytes=plan.peak_bytes, predicted_seconds=plan.seconds, events=events, plan=plan,
         )  # fmt: skip
         if n == 0:
@@ -248,8 +248,10 @@ def condition(
             factor, weights = _solve(settings, gp, rows, theta, residual, noise, tolerance, report)
     _report_jitter(report, settings, factor)
     report.events += workspace.events
+    report.backend = workspace.backend
     report.peak_bytes = workspace.peak_bytes
-    report.seconds = time.perf_counter() - started
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - started - workspace.compile_seconds
     return Posterior(gp, x, y, rows, theta, factor, weights, residual, report, differentiable)
 
 

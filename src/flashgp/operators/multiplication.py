@@ -14,6 +14,7 @@ from torch import Tensor
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise import opaque
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
 from flashgp.pairwise.torch_tiles import TorchTiles, tile_rows
@@ -90,8 +91,9 @@ def plan_of(operator: "CovarianceOperator", t: int, dtype: torch.dtype, batch: i
     """The plan of K V with t columns in V; options as in `plan_product`."""
     n, m = operator.shape[-2:]
     return plan_product(
-        operator.form, n, None if operator.symmetric else m, d=max(1, operator.rows.width), t=t, batch=batch,
-        dtype=dtype, device=operator.device, **options,
+        operator.form, n, None if operator.symmetric else m, d=max(1, operator.rows.width),
+        function_bytes=opaque.temporary_bytes(operator.form, operator.rows, batch), t=t, batch=batch, dtype=dtype,
+        device=operator.device, **options,
     )  # fmt: skip
 
 

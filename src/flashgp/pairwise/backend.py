@@ -50,6 +50,16 @@ class Backend(ABC):
         """One that computes itself what it can, however few the pairs."""
         return cls()
 
+    @classmethod
+    def compiles_first(cls) -> bool:
+        """Whether it compiles, and has compiled nothing in this process yet."""
+        return False
+
+    @classmethod
+    def compiler_bytes(cls) -> int:
+        """What compiling takes of the host's memory at the next call: an upper bound."""
+        return 0
+
     @abstractmethod
     def block(
         self,

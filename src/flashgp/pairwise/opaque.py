@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form
+from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction
 
 __all__ = ["pullback", "temporary_bytes", "tiles"]
@@ -18,10 +18,12 @@ PIECE_NUMBERS = 2**21  # float64 numbers that the pairs of one piece make on the
 GRADIENT_SHARE = 3  # a reverse pass keeps what the function made, and makes about twice as much
 
 
-def temporary_bytes(form: Form, columns: int, batch: int) -> int:
-    """Upper bound of the bytes that opaque statistics of so many columns take beyond their tiles; 0 without any."""
-    pieces = [max(PIECE_NUMBERS, f.numbers(columns) * batch * GRADIENT_SHARE) for f in form.pair_functions]
-    return 8 * max(pieces, default=0)
+def temporary_bytes(form: Form, rows: Rows, batch: int) -> int:
+    """Upper bound of the bytes that opaque statistics take beyond their tiles; 0 without any. Rows: of any number."""
+    kinds = zip(form.statistics, rows.features, strict=True)
+    columns = [feature.shape[-1] for kind, feature in kinds if kind == "opaque"]
+    pieces = [f.numbers(d) * batch * GRADIENT_SHARE for f, d in zip(form.pair_functions, columns, strict=True)]
+    return 8 * max((max(PIECE_NUMBERS, numbers) for numbers in pieces), default=0)
 
 
 def _pieces(numbers: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:

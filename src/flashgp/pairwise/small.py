@@ -18,9 +18,10 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.statistics import FAR_SQUARED
 
-__all__ = ["SMALL_ROWS", "SmallProblem"]
+__all__ = ["SMALL_ROWS", "SMALL_TITLE", "SmallProblem"]
 
 SMALL_ROWS = 256
+SMALL_TITLE = "NumPy"  # in reports
 SCIPY_ROWS = 64  # above, linear algebra goes to torch: quicker there, and one pool of threads instead of two
 Array = numpy.ndarray
 

@@ -218,9 +218,7 @@ class _Job:
     def temporary_bytes(self, temporaries: int) -> int:
         """Upper bound of the bytes of tile temporaries."""
         pairs = min(self.step, self.rows.count) * self.cols.count * self.batch_shape.numel()
-        kinds = zip(self.form.statistics, self.rows.features, strict=True)
-        columns = max((f.shape[-1] for kind, f in kinds if kind == "opaque"), default=0)
-        return temporaries * pairs * 8 + opaque.temporary_bytes(self.form, columns, self.batch_shape.numel())
+        return temporaries * pairs * 8 + opaque.temporary_bytes(self.form, self.rows, self.batch_shape.numel())
 
     def sides(self, kind: str, index: int) -> tuple[Tensor, Tensor]:
         """The features of both sides that a pullback multiplies by, in the tiles' dtype.

@@ -59,6 +59,14 @@ class Engine:
             importlib.import_module(self.module)
         return BACKENDS[self.backend].for_every_size()
 
+    def compiler_bytes(self) -> int:
+        """What its compiler takes of this process's memory at the next product: most before the first one."""
+        return BACKENDS[self.backend].compiler_bytes() if self.load() else 0
+
+    def compiles_first(self) -> bool:
+        """Whether this process has compiled nothing of it yet."""
+        return self.load() and BACKENDS[self.backend].compiles_first()
+
     def runs_on(self, device: torch.device) -> bool:
         return device.type in self.devices
 

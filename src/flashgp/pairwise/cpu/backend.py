@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 
 PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the torch tiles do
+COMPILER_BYTES = 160 * 2**20  # numba and LLVM in this process, from the first compile on
+LOOPS_BYTES = 16 * 2**20  # compiling one more form
 TRANSPOSED = 256  # rows and columns mirrored at a time: a square of them fits the cache
 MEMBER_BYTES = 2**27  # totals of one worker; more right-hand sides than fit are taken in turns
 
@@ -48,6 +51,15 @@ class CpuTiles(Backend):
     @classmethod
     def for_every_size(cls) -> "CpuTiles":
         return cls(least_pairs=0)
+
+    @classmethod
+    def compiles_first(cls) -> bool:
+        engine = sys.modules.get("flashgp.pairwise.cpu.engine")
+        return engine is None or not engine.compile_seconds()
+
+    @classmethod
+    def compiler_bytes(cls) -> int:
+        return COMPILER_BYTES if cls.compiles_first() else LOOPS_BYTES
 
     def serves(self, form: Form, rows: Rows, cols: Rows | None, dtype: torch.dtype) -> bool:
         other = rows if cols is None else cols
