@@ -127,8 +127,8 @@ def plan_for(
     if n_test is not None:
         other_bytes, other_seconds = size.variance(n_test, devices[-1], profile) if variance else (0, 0.0)
         return plan_product(
-            gp.kernel.form, n_test, n, d=size.features, function_bytes=size.function_bytes, t=size.outputs,
-            batch=size.batch, memory=memory,
+            gp.kernel.form, n_test, n, d=size.features, function_d=size.function_d,
+            function_bytes=size.function_bytes, t=size.outputs, batch=size.batch, memory=memory,
             device=devices, route=route, backend=backend, profile=profile, deterministic=deterministic,
             dtype=torch.float64,
             kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=other_bytes,
@@ -145,11 +145,12 @@ def plan_for(
 class _Size:
     """Sizes of a GP's problem.
 
-    Fields: features, numbers per row; temporaries, tiles alive at once, and function_bytes, what Python functions of
-    two points make beside them; outputs, models, training rows.
+    Fields: features, numbers per row, of them function_d for Python functions of two points; temporaries, tiles alive
+    at once, and function_bytes, what those functions make beside them; outputs, models, training rows.
     """
 
     features: int
+    function_d: int
     temporaries: int
     function_bytes: int
     outputs: int
@@ -163,6 +164,7 @@ class _Size:
         models = batch * gp.kernel.batch_shape.numel()
         return cls(
             features=probe.width,
+            function_d=sum(opaque.columns(gp.kernel.form, probe)),
             temporaries=max(program.value_temporaries, program.partial_temporaries),
             function_bytes=opaque.temporary_bytes(gp.kernel.form, probe, models),
             outputs=gp.outputs or 1,

@@ -92,6 +92,7 @@ def plan_of(operator: "CovarianceOperator", t: int, dtype: torch.dtype, batch: i
     n, m = operator.shape[-2:]
     return plan_product(
         operator.form, n, None if operator.symmetric else m, d=max(1, operator.rows.width),
+        function_d=sum(opaque.columns(operator.form, operator.rows)),
         function_bytes=opaque.temporary_bytes(operator.form, operator.rows, batch), t=t, batch=batch, dtype=dtype,
         device=operator.device, **options,
     )  # fmt: skip

@@ -118,6 +118,7 @@ def plan_product(
     m: int | None = None,
     *,
     d: int,
+    function_d: int = 0,
     function_bytes: int = 0,
     t: int = 1,
     batch: int = 1,
@@ -137,7 +138,8 @@ def plan_product(
 
     Args:
         form: the covariance function; n, m: rows and columns of K, m None where both are the same points.
-        d: numbers per row of all features; function_bytes: what its Python functions make beside a tile.
+        d: numbers per row of all features; function_d, those of them that are points of Python functions;
+            function_bytes: what these make beside a tile.
         t: columns of V; batch: models; products: how many with the same K.
         dtype: of V and of the result: torch.float64 or torch.float32. Float32 tiles serve float64 only when forced.
         memory: budget, bytes or text like "8GiB"; None for what is free now.
@@ -161,7 +163,9 @@ def plan_product(
     check_route(route, PRODUCT_ROUTES)
     profile = profile or (BUILT_IN if deterministic else current_profile())
     devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
-    size = _Size(form, n, n if m is None else m, m is None, d, function_bytes, t, batch, products, dtype, profile)
+    size = _Size(
+        form, n, n if m is None else m, m is None, d, function_d, function_bytes, t, batch, products, dtype, profile
+    )
     candidates = [
         replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
         for where in devices
@@ -205,6 +209,7 @@ class _Size:
     m: int
     symmetric: bool
     d: int
+    function_d: int
     function_bytes: int
     t: int
     batch: int
@@ -221,8 +226,8 @@ class _Size:
 
     def operand_bytes(self) -> int:
         """Result and mirrored part; features with their centred and extended copies: the common terms of (M-55)."""
-        features = 3 * (self.d + len(self.form.statistics))
-        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 8 * features)
+        copied = self.d - self.function_d + len(self.form.statistics) - len(self.form.pair_functions)
+        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 8 * (3 * copied + self.function_d))
 
     def tile_bytes(self, device: torch.device) -> int:
         """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""

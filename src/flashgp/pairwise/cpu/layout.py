@@ -28,6 +28,7 @@ INLINE = 8  # columns unrolled in the pair loop; a kernel of more compiles once 
 ROWS = 4  # rows evaluated together
 SPLIT_BOUND = 8e-7  # largest 2^-24 |u| |u - v| for which float32 columns keep a product's error below 1e-6
 DOT_BOUND = 2e-6  # largest 2^-24 (|u|^2 + |v|^2), times the slope bound, of the form that cancels
+PACKED_ROWS = 2**14  # rows moved and rounded at a time
 BLOCK, NARROW_BLOCK, MANY_COLUMNS = 512, 256, 12  # rows per block, for few columns and for more
 
 
@@ -62,9 +63,7 @@ def layout_of(form: Form, rows: Rows, cols: Rows, dtype: torch.dtype) -> tuple[t
             continue
         centre = 0.5 * (left.min(0).astype(float) + left.max(0))
         centres.append(centre)
-        reach = max(
-            float(numpy.square(f - centre).sum(-1).max()) for f in ((left,) if right is left else (left, right))
-        )
+        reach = max(_reach(f, centre) for f in ((left,) if right is left else (left, right)))
         close = program.bounded_slope[index] and reach * 2.0**-23 <= DOT_BOUND
         if d <= INLINE:
             # Rounding moves u by 2^-24 |u|, q by 2 |u - v| times that; pairs that count are about 1 apart.
@@ -73,6 +72,15 @@ def layout_of(form: Form, rows: Rows, cols: Rows, dtype: torch.dtype) -> tuple[t
         else:
             found.append(Statistic(kind, "dot" if close else "differences", 0))
     return tuple(found), centres
+
+
+def _reach(feature: Array, centre: Array) -> float:
+    """The largest squared distance of a row from the centre, without copies of all rows."""
+    most = 0.0
+    for start in range(0, len(feature), PACKED_ROWS):
+        moved = feature[start : start + PACKED_ROWS] - centre
+        most = max(most, float(numpy.einsum("ij,ij->i", moved, moved).max()))
+    return most
 
 
 def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
@@ -86,19 +94,23 @@ def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
 
 def packed(feature: Array, centre: Array, statistic: Statistic, block: int, real: type) -> list[Array]:
     """Arrays (blocks, columns, B) of a feature, and (blocks, B) of its squared norms where they are needed."""
-    moved = feature - centre
-    values = moved.astype(real)
-    parts = [values.T]
-    if statistic.way == "split":
-        parts.append((moved - values).astype(real).T)
-    columns = numpy.concatenate(parts) if len(parts) > 1 else parts[0]
-    if statistic.columns == 0 and columns.shape[0] % 4:
-        columns = numpy.concatenate([columns, numpy.zeros((-columns.shape[0] % 4, columns.shape[1]), real)])
-    arrays = [packed_columns(columns, block)]
-    if statistic.way == "dot" and statistic.kind == "distance":
-        norms = numpy.square(values, dtype=numpy.float64).sum(-1).astype(real)
-        arrays.append(packed_columns(norms, block))
-    return arrays
+    n, d = feature.shape
+    split, dot = statistic.way == "split", statistic.way == "dot" and statistic.kind == "distance"
+    count = 2 * d if split else d + (-d % 4 if statistic.columns == 0 else 0)
+    blocks = -(-n // block)
+    out = numpy.zeros((blocks, count, block), real)
+    norms = numpy.zeros((blocks, block), real)
+    step = max(1, PACKED_ROWS // block)  # blocks at a time: no copy of all rows beside the packed one
+    for first in range(0, blocks, step):
+        part = slice(first, first + step)
+        moved = feature[first * block : (first + step) * block] - centre
+        values = moved.astype(real, copy=False)
+        out[part, :d] = packed_columns(values.T, block)
+        if split:
+            out[part, d:] = packed_columns((moved - values).astype(real).T, block)
+        if dot:
+            norms[part] = packed_columns(numpy.square(values, dtype=numpy.float64).sum(-1).astype(real), block)
+    return [out, norms] if dot else [out]
 
 
 def packed_columns(columns: Array, block: int, pad: str = "last") -> Array:
