@@ -12,6 +12,8 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.cpu.panels import Panel, visit_panels
+from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.torch_tiles import TorchTiles
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, other.count), dtype, rows.device)
         for member, (values, r, c) in zip(_flat(out, 2), _members(batch, theta, rows, cols), strict=True):
-            _pairs(form, values, r, c, dtype, workspace).block(member)
+            _Member(form, values, r, c, dtype, workspace).all_pairs().block(member)
             if cols is None and not upper:
                 _mirror(member)
         return out
@@ -117,14 +119,14 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
         together = max(8, MEMBER_BYTES // (8 * rows.count))
+        out.zero_()
         right = right.detach().expand(*batch, *right.shape[-2:])
         for member, v, (values, r, c) in zip(
             _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            pairs = _pairs(form, values, r, c, right.dtype, workspace)
+            job = _Member(form, values, r, c, right.dtype, workspace)
             for start in range(0, v.shape[-1], together):
-                part = slice(start, start + together)
-                member[:, part] = pairs.product(v[:, part])
+                job.product(v, slice(start, min(v.shape[-1], start + together)), member)
         return out
 
     def block_gradient(
@@ -178,7 +180,7 @@ class CpuTiles(Backend):
         for u, v, (values, r, c) in zip(
             _flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            found.append(_pairs(form, values, r, c, right.dtype, workspace).gradient(u, v))
+            found.append(_Member(form, values, r, c, right.dtype, workspace).gradient(u, v))
         by_rows = [_stacked(batch, [f[0][k] for f in found]) for k in range(len(found[0][0]))]
         by_cols = [_stacked(batch, [f[1][k] for f in found]) for k in range(len(found[0][1]))]
         totals = torch.stack([f[2] for f in found]).reshape(*batch, -1)
@@ -188,12 +190,83 @@ class CpuTiles(Backend):
         return self._portable.diagonal_gradient(form, theta, rows, weights)
 
 
-def _pairs(
-    form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype, workspace: Workspace
-) -> "CompiledPairs":
-    from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    """One model of a batch: its products and gradients, panel by panel where memory asks for it."""
 
-    return CompiledPairs(form, theta, rows, cols, dtype, workspace)
+    form: Form
+    theta: list[float]
+    rows: Rows
+    cols: Rows | None
+    dtype: torch.dtype
+    workspace: Workspace
+
+    def pairs(self, i: slice, j: slice | None) -> "CompiledPairs":
+        from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
+
+        cols = self.rows if self.cols is None else self.cols
+        part = None if j is None else cols.part(j.start, j.stop)
+        return CompiledPairs(self.form, self.theta, self.rows.part(i.start, i.stop), part, self.dtype, self.workspace)
+
+    def all_pairs(self) -> "CompiledPairs":
+        return self.pairs(slice(0, self.rows.count), None if self.cols is None else slice(0, self.cols.count))
+
+    def whole(self, right: slice) -> Panel:
+        return Panel(slice(0, self.rows.count), None if self.cols is None else slice(0, self.cols.count), right)
+
+    def product(self, v: Tensor, right: slice, out: Tensor) -> None:
+        """Add K v[:, right] to out[:, right]."""
+
+        def visit(panel: Panel) -> None:
+            i, j, t = panel.rows, panel.cols, panel.right
+            ahead = self.pairs(i, j).product(v[i if j is None else j, t])
+            back = self.pairs(j, i).product(v[i, t]) if self.cols is None and j is not None else None
+            out[i, t].add_(ahead)
+            if j is not None and back is not None:
+                out[j, t].add_(back)
+
+        visit_panels(self.whole(right), self.workspace, lambda panel: self.bytes(panel, panel.right_count), visit)
+
+    def gradient(self, u: Tensor, v: Tensor) -> tuple[list[Tensor | None], list[Tensor | None], Tensor]:
+        """As `CompiledPairs.gradient`, of all rows and columns; right-hand sides are not split."""
+        by_rows: list[Tensor | None] = [None] * (len(self.form.statistics) + self.form.scalar_count)
+        by_cols = by_rows if self.cols is None else list(by_rows)
+        totals = torch.zeros(self.form.parameter_count, dtype=torch.float64)
+
+        def visit(panel: Panel) -> None:
+            i, j = panel.rows, panel.cols
+            rows, cols, theta = self.pairs(i, j).gradient(u[i], v[i if j is None else j])
+            _make_room(by_rows, rows, self.rows.count)
+            if j is not None:
+                _make_room(by_cols, cols, (self.cols or self.rows).count)
+                _add(by_cols, cols, j)
+            _add(by_rows, rows, i)
+            totals.add_(theta)
+
+        sums = 8 * self.rows.width  # of a row, in every worker
+        whole = self.whole(slice(0, 1))
+        visit_panels(whole, self.workspace, lambda panel: self.bytes(panel, u.shape[-1], sums), visit)
+        return by_rows, by_cols, totals
+
+    def bytes(self, panel: Panel, t: int, sums: int = 0) -> int:
+        """Packed features and right-hand sides, and sums in float64 of every worker, (M-55)."""
+        both = panel.row_count + panel.column_count
+        packed = both * (2 * self.rows.width + t) * self.dtype.itemsize
+        return packed + workers() * (8 * panel.row_count * t + sums * both)
+
+
+def _make_room(totals: list[Tensor | None], parts: Sequence[Tensor | None], count: int) -> None:
+    """Zeros for everything that a panel says something about and no panel did before."""
+    for k, part in enumerate(parts):
+        if part is not None and totals[k] is None:
+            totals[k] = part.new_zeros((count, *part.shape[1:]))
+
+
+def _add(totals: list[Tensor | None], parts: Sequence[Tensor | None], where: slice) -> None:
+    """Add what a panel says about some of the rows."""
+    for whole, part in zip(totals, parts, strict=True):
+        if whole is not None and part is not None:
+            whole[where].add_(part)
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:
