@@ -127,7 +127,7 @@ def plan_for(
     if n_test is not None:
         other_bytes, other_seconds = size.variance(n_test, devices[-1], profile) if variance else (0, 0.0)
         return plan_product(
-            gp.kernel.form, n_test, n, d=size.features, function_d=size.function_d,
+            gp.kernel.form, n_test, n, d=max(1, size.features), function_d=size.function_d,
             function_bytes=size.function_bytes, t=size.outputs, batch=size.batch, memory=memory,
             device=devices, route=route, backend=backend, profile=profile, deterministic=deterministic,
             dtype=torch.float64,
