@@ -2,10 +2,11 @@
 
     make gpu-check        (or: PYTHONPATH=src python benchmark/gpu_check.py)
 
-Works from source, without a network, with torch, triton, numpy and what flashgp imports. First correctness, shared
-out over processes because compiling takes longest; then speed, alone on the device, timed with CUDA events, each
-with the error of sampled rows against float64 and the peak of allocated memory. What the time budget leaves out is
-named. Records go to benchmark/records/gpu_correctness.json and gpu_speed.json.
+Works from source (PYTHONPATH says where that is, also to its processes), without a network, with torch, triton, numpy
+and what flashgp imports. First correctness, shared out over processes because compiling takes longest; then speed,
+alone on the device, timed with CUDA events, each with the error of sampled rows against float64 and the peak of
+allocated memory. What the time budget leaves out is named. Records go to benchmark/records/gpu_correctness.json and
+gpu_speed.json.
 
 Without a GPU, or with --interpret, a few small cases run under Triton's interpreter instead and nothing is recorded.
 """
@@ -21,21 +22,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+import torch
+from torch import Tensor
 
-import torch  # noqa: E402 - the source tree comes first
-from torch import Tensor  # noqa: E402
+from flashgp import kernels
+from flashgp.kernels import REGISTRY, Kernel
+from flashgp.pairwise.backend import PairGradient
+from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.triton import TritonTiles
+from flashgp.pairwise.triton import launch as triton_launch
+from flashgp.pairwise.triton.launch import TileShape
 
-from flashgp import kernels  # noqa: E402
-from flashgp.kernels import REGISTRY, Kernel  # noqa: E402
-from flashgp.pairwise.backend import PairGradient  # noqa: E402
-from flashgp.pairwise.torch_tiles import TorchTiles  # noqa: E402
-from flashgp.pairwise.triton import TritonTiles  # noqa: E402
-from flashgp.pairwise.triton import launch as triton_launch  # noqa: E402
-from flashgp.pairwise.triton.launch import TileShape  # noqa: E402
-
-RECORDS = ROOT / "benchmark" / "records"
+RECORDS = Path(__file__).resolve().parent / "records"
 BUDGET_SECONDS = 450
 CORRECTNESS_SHARE = 0.5  # of the budget at most
 EPS = torch.finfo(torch.float32).eps

@@ -1,4 +1,4 @@
-"""Plans of 256 MiB and more keep their word: what the operating system counts stays within 1.1 times the prediction.
+"""Plans keep their word: what the operating system counts stays within 1.1 times the prediction, or 64 MiB of it.
 
 Measured in a fresh process, where no earlier call has left memory to reuse, and above the resident size at entry.
 """
@@ -10,48 +10,56 @@ import sys
 import pytest
 
 MIB = 2**20
-FACTOR = 1.1  # the promise of docs/design.md, memory
+FACTOR, SMALL = 1.1, 64 * MIB  # the promise of docs/design.md, memory
 
 CHILD = """
 import json, sys, torch
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.operators import covariance
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.torch_tiles import TorchTiles
-from flashgp.planner.products import plan_product
+from flashgp.operators.multiplication import Orders
 
 F64, F32 = torch.float64, torch.float32
-covariance.default_backend = TorchTiles
 kernel = fgp.kernels.Matern(2.5)
 gp = fgp.GP(kernel)
+
+def laplace(x, z, scale):
+    return torch.exp(-scale * (x - z).abs().sum())
+
+tiled = fgp.kernels.Custom(laplace, scale=1.0)
+assert tiled.fusion.startswith("tiled")
 
 def points(n, d=3):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(0), dtype=F64)
 
-def condition(n, dtype):
+def condition(n, dtype, gp=gp):
     x = points(n)
     plan = fgp.plan(gp, n=n, d=3, dtype=dtype)
     return plan, lambda: gp.condition(x, x.sum(-1), plan=plan)
 
-def product(n, m, d, t, dtype, route):
+def product(n, m, d, t, dtype, route, backend="torch", kernel=kernel):
     left, right = points(n, d), None if m is None else points(m, d)
     v = torch.ones(m or n, t, dtype=dtype)
-    plan = plan_product(kernel.form, n, m, d=d, t=t, dtype=dtype, route=route, backend="torch")
-    def run():
-        operator = CovarianceOperator.of(kernel, left, right, dtype)
-        return operator @ v if route == "recomputed" else operator.to_dense() @ v
-    return plan, run
+    plan = kernel.operator(left, right).plan(t, dtype=dtype, route=route, backend=backend)
+    return plan, lambda: CovarianceOperator.of(kernel, left, right, dtype, Orders(plan)) @ v
 
-def predict(n, n_test):
+def predict(n, n_test, backend="torch"):
     x, x_test = points(n), points(n_test)
     posterior = gp.condition(x, x.sum(-1))
+    plan = fgp.plan(gp, n=n, d=3, n_test=n_test, backend=backend)
     def run():
-        found = posterior.predict(x_test)
+        found = posterior.predict(x_test, plan=plan)
         return found, found.mean, found.variance
-    return fgp.plan(gp, n=n, d=3, n_test=n_test), run
+    return plan, run
 
 WORK = {
+    "compiled product of few bytes, compiling": lambda: product(5000, None, 3, 2, F64, "recomputed", "cpu"),
+    "compiled product": lambda: product(30, 700_000, 26, 1, F64, "recomputed", "cpu"),
+    "compiled product, another form": lambda: product(40, 700_000, 8, 4, F32, "recomputed", "cpu"),
+    "compiled prediction": lambda: predict(20, 1_400_000, "cpu"),
+    "product of a Python function": lambda: product(30, 200_000, 26, 1, F64, "recomputed", "torch", tiled),
+    "condition a Python function": lambda: condition(5800, F64, fgp.GP(tiled)),
+    "condition few rows": lambda: condition(1500, F64),
     "condition": lambda: condition(5800, F64),
     "dense product": lambda: product(5800, None, 3, 4, F64, "dense"),
     "dense rectangular product, float32": lambda: product(7000, 10_000, 3, 4, F32, "dense"),
@@ -78,13 +86,14 @@ def measured() -> list[tuple[str, int, int]]:
 
 def test_peaks_stay_within_the_plan(measured: list[tuple[str, int, int]]) -> None:
     """Eqs. (M-35), (M-55), (M-56) and (M-59) against the operating system."""
-    assert len(measured) == 5
+    assert len(measured) == 12
     for name, predicted, peak in measured:
-        assert predicted >= 256 * MIB, name
-        assert peak <= FACTOR * predicted, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"
+        allowed = FACTOR * predicted if predicted >= 256 * MIB else predicted + SMALL
+        assert peak <= allowed, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"
+    assert sum(predicted >= 256 * MIB for _, predicted, _ in measured) >= 8, "most are large"
 
 
 def test_plans_do_not_ask_for_much_more_than_is_used(measured: list[tuple[str, int, int]]) -> None:
     """A prediction that is safe because it is far too large would refuse what fits."""
     for name, predicted, peak in measured:
-        assert predicted <= 2 * peak, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"
+        assert predicted <= 2 * peak + SMALL, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"

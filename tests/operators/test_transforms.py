@@ -10,6 +10,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 import flashgp as fgp
 from flashgp.operators import covariance
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.multiplication import Orders
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.torch_tiles import TorchTiles
@@ -22,7 +23,7 @@ ROUTES = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Backend]:
     if request.param == "cpu" and cpu_tiles_missing():
         pytest.skip("numba is not installed")
-    monkeypatch.setattr(covariance, "default_backend", ROUTES[request.param])
+    monkeypatch.setattr(covariance, "BY_PLAN", Orders(backend=ROUTES[request.param]()))
     return ROUTES[request.param]
 
 

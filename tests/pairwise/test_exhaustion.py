@@ -10,7 +10,10 @@ from flashgp import kernels
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 from flashgp.pairwise import torch_tiles
-from flashgp.pairwise.backend import PairGradient
+from flashgp.pairwise.backend import Backend, PairGradient
+from flashgp.pairwise.cpu import panels
+from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
+from flashgp.pairwise.cpu.engine import CompiledPairs
 from pairwise.pair_cases import TORCH
 
 f64 = torch.float64
@@ -28,7 +31,8 @@ KERNELS = {
 class Calls:
     """The primitives that go over tiles, on fixed rows: each returns tensors to compare."""
 
-    def __init__(self, kernel: kernels.Kernel, symmetric: bool) -> None:
+    def __init__(self, kernel: kernels.Kernel, symmetric: bool, backend: Backend = TORCH) -> None:
+        self.backend = backend
         generator = torch.Generator().manual_seed(0)
         x = torch.randint(0, 4, (N, D), generator=generator).double()
         z = torch.randint(0, 4, (M, D), generator=generator).double()
@@ -42,19 +46,19 @@ class Calls:
             self.weights = self.weights + self.weights.mT
 
     def block(self, workspace: Workspace | None) -> list[Tensor]:
-        return [TORCH.block(self.form, self.theta, self.rows, self.cols, dtype=f64, workspace=workspace)]
+        return [self.backend.block(self.form, self.theta, self.rows, self.cols, dtype=f64, workspace=workspace)]
 
     def product(self, workspace: Workspace | None) -> list[Tensor]:
-        return [TORCH.product(self.form, self.theta, self.rows, self.cols, self.right, workspace=workspace)]
+        return [self.backend.product(self.form, self.theta, self.rows, self.cols, self.right, workspace=workspace)]
 
     def block_gradient(self, workspace: Workspace | None) -> list[Tensor]:
         return flat(
-            TORCH.block_gradient(self.form, self.theta, self.rows, self.cols, self.weights, workspace=workspace)
+            self.backend.block_gradient(self.form, self.theta, self.rows, self.cols, self.weights, workspace=workspace)
         )
 
     def bilinear_gradient(self, workspace: Workspace | None) -> list[Tensor]:
         given = self.form, self.theta, self.rows, self.cols, self.left, self.right
-        return flat(TORCH.bilinear_gradient(*given, workspace=workspace))
+        return flat(self.backend.bilinear_gradient(*given, workspace=workspace))
 
 
 NAMES = ["block", "product", "block_gradient", "bilinear_gradient"]
@@ -192,3 +196,43 @@ def test_what_counts_as_memory_running_out() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**55)
     assert ran_out_of_memory(caught.value)
+
+
+# -- compiled loops --------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["product", "bilinear_gradient"])
+def test_compiled_loops_go_on_with_halves(
+    name: str, kernel: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eqs. (M-20), (M-21) in panels: the same numbers whichever request fails; what cannot be halved raises."""
+    monkeypatch.setattr(panels, "LEAST_ROWS", 4)
+    monkeypatch.setattr(panels, "LEAST_RIGHT", 1)
+    calls = Calls(KERNELS[kernel](), symmetric, CpuTiles(least_pairs=0))
+    counting = Workspace()
+    wanted = getattr(calls, name)(counting)
+    own = 1 if name == "product" else 0  # the result
+    assert (counting.events, counting.requests, counting.backends) == ([], own + 1, ["compiled loops"])
+    for k in range(1, counting.requests + 1):
+        workspace = Workspace(fail_at=k)
+        if k <= own:
+            with pytest.raises(MemoryBudgetError):
+                getattr(calls, name)(workspace)
+            continue
+        assert same(getattr(calls, name)(workspace), wanted)
+        assert len(workspace.events) == 1
+        assert workspace.events[0].startswith("memory ran out in a compiled loop: went on with ")
+        assert (workspace.live_bytes, workspace.peak_bytes < counting.peak_bytes) == (0, True)
+    tight = Workspace(budget_bytes=own * N * T * 8 + (counting.peak_bytes - own * N * T * 8) // 4)
+    assert same(getattr(calls, name)(tight), wanted)
+    assert len(tight.events) > 1
+    with pytest.raises(MemoryBudgetError):
+        getattr(calls, name)(Workspace(budget_bytes=own * N * T * 8 + 64))
+    real = CompiledPairs._run
+    for k in range(1, 5):  # wherever a panel's own work fails, nothing of it is counted twice
+        with monkeypatch.context() as patch:
+            patch.setattr(CompiledPairs, "_run", failing(real, k, MemoryError))
+            workspace = Workspace(budget_bytes=tight.budget_bytes)
+            assert same(getattr(calls, name)(workspace), wanted)

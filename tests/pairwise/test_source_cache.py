@@ -1,9 +1,11 @@
 """Compiled loops and their cache under bad luck: many processes, broken files, foreign directories, forks."""
 
+import inspect
 import multiprocessing
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -94,12 +96,58 @@ def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, mo
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_a_directory_that_others_may_write_to_is_not_used(empty_cache: Path) -> None:
+@pytest.mark.parametrize("trouble", ["others may write", "it belongs to user", "it is a link", "File exists"])
+def test_a_directory_that_is_not_ours_is_not_used(
+    trouble: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = empty_cache / "generated"
-    folder.mkdir(mode=0o700)
-    folder.chmod(0o777)
-    with pytest.warns(fgp.FlashGPWarning, match="others may write"):
-        assert cache_directory() != folder
+    if trouble == "it is a link":
+        (empty_cache / "elsewhere").mkdir()
+        folder.symlink_to(empty_cache / "elsewhere")
+    elif trouble == "File exists":
+        folder.write_text("")
+    else:
+        folder.mkdir(mode=0o700)
+    if trouble == "others may write":
+        folder.chmod(0o777)
+    elif trouble == "it belongs to user":
+        owner = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert import_generated("answer = 42\n", trouble).answer == 42
+        assert import_generated("answer = 43\n", trouble).answer == 43
+    (one,) = caught  # one warning, not one per file
+    assert one.category is fgp.FlashGPWarning
+    assert trouble in str(one.message)
+    assert not folder.is_dir() or not any(folder.iterdir())
+
+
+def test_a_module_has_a_file_and_its_source(empty_cache: Path) -> None:
+    """What Triton and numba read; nothing but the file is left, and a damaged one is written again."""
+    text = "def answer():\n    return 42\n"
+    module = import_generated(text)
+    assert inspect.getsource(module.answer) == text
+    (file,) = (empty_cache / "generated").iterdir()
+    assert (file.read_text(), str(file)) == (text, module.__file__)
+    file.write_text("def answer():\n    return 13\n")
+    del sys.modules[module.__name__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert import_generated(text).answer() == 42
+    assert file.read_text() == text
+
+
+def test_processes_at_once_write_one_file(tmp_path: Path, source_environment: dict[str, str]) -> None:
+    text = "def answer():\n    return 42\n" * 200
+    code = (
+        f"from flashgp.pairwise.source_cache import import_generated\nassert import_generated({text!r}).answer() == 42"
+    )
+    environment = {**source_environment, "FLASHGP_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error::UserWarning"}
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+    assert [run.wait() for run in runs] == [0] * len(runs)
+    (file,) = (tmp_path / "generated").iterdir()
+    assert file.read_text() == text
 
 
 def test_owner_only_and_by_content(empty_cache: Path) -> None:

@@ -101,15 +101,15 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 sys.argv = ["gpu_check.py", "--part", "0/1", "--small", "--seconds", "0"]
 import flashgp.bench, flashgp.pairwise.triton.launch
-from flashgp.pairwise.triton.source_files import source_module
-assert source_module("x = 1").x == 1
+from flashgp.pairwise.source_cache import import_generated
+assert import_generated("x = 1").x == 1
 runpy.run_path({str(root / "benchmark" / "gpu_check.py")!r}, run_name="__main__")
 """
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "FLASHGP_CACHE_DIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "not run: the time budget was used up" in run.stdout
-    assert (tmp_path / "flashgp" / "triton").is_dir()
+    assert (tmp_path / "generated").is_dir()
 
 
 @needs_triton

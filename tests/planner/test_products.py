@@ -117,8 +117,12 @@ def test_the_quickest_that_fits_is_chosen() -> None:
     assert why[("dense", "float64")] == "does not fit in 1.0 GiB"
     assert why[("stored", "float32")] == "rounds K to float32: only on request"
     assert build(products=200, memory="600MiB", dtype=F32).route == "recomputed"
-    slower = {a.route: a.reason for a in build().alternatives}["dense"]
-    assert slower.startswith("slower, ")
+    assert {a.route: a.reason for a in build(products=2).alternatives}["dense"].startswith("slower, ")
+    quick = dataclasses.replace(RATES, cpu=dataclasses.replace(RATES.cpu, block_pairs=1e12))
+    assert build(products=2, profile=quick).route == "dense"
+    one = build(profile=quick)
+    assert one.route == "recomputed", "one product does not ask for a matrix, however quick"
+    assert {a.route: a.reason for a in one.alternatives}["dense"] == "keeps K, for one product: only on request"
     for plan in (build(), tight):
         seconds = [a.seconds for a in plan.alternatives]
         assert seconds == sorted(seconds)

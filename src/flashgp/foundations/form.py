@@ -40,6 +40,13 @@ class Form:
         """Whether generated code can evaluate it: no statistic is a Python function."""
         return not self.pair_functions
 
+    @property
+    def fusion(self) -> str:
+        """ "fused" when generated code evaluates all of it, else "tiled: " and which functions it cannot, and why."""
+        if self.fusable:
+            return "fused"
+        return "tiled: " + "; ".join(f.tiled or "a Python function" for f in self.pair_functions)
+
     @functools.cached_property
     def _hash(self) -> int:
         return hash((self.profile, self.statistics, self.scalar_count, self.parameter_count, self.pair_functions))
@@ -151,6 +158,11 @@ class Rows:
         """The broadcast batch shape of the points and of all tensors."""
         shapes = [f.shape[:-2] if f.is_floating_point() else f.shape[:-1] for f in self.features]
         return broadcast_batch(self.batch, *shapes, *(a.shape[:-1] for a in self.scalars))
+
+    @property
+    def width(self) -> int:
+        """Numbers per row in all features and scalars."""
+        return sum(f.shape[-1] if f.is_floating_point() else 1 for f in self.features) + len(self.scalars)
 
     @property
     def nbytes(self) -> int:

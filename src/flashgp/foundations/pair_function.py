@@ -8,7 +8,7 @@ one per number. It is evaluated through `torch.func.vmap` over pairs, on torch t
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ class PairFunction:
     """One opaque statistic of a form. Equal when function, parameters and place are.
 
     Fields: function, called as function(x, x', **parameters) with x and x' of shape (d,); names and shapes of its
-    parameters; first, the index in theta of their first number.
+    parameters; first, the index in theta of their first number; tiled, its name and why no generated code has it.
     """
 
     function: Callable[..., Tensor]
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     first: int = 0
+    tiled: str = field(default="", compare=False)
 
     def moved(self, parameters: int) -> "PairFunction":
         """The same function in a form whose theta has that many entries in front."""

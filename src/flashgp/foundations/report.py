@@ -14,8 +14,8 @@ class Report:
 
     Fields: route, backend, device, dtype as text; iterations; relative_residual |r| / |rhs| in float64; error_bound
     of the mean in units of y, eq. (M-37); standard_error; jitter added to the diagonal (absolute; a list in a batch);
-    predicted and peak bytes, predicted and used seconds; events, one line for every change of route, precision,
-    jitter or tolerance; plan.
+    predicted and peak bytes, predicted and used seconds; compile_seconds, what compiling took beside them, once;
+    events, one line for every change of route, precision, jitter or tolerance; plan.
     """
 
     route: str = ""
@@ -31,6 +31,7 @@ class Report:
     peak_bytes: int | None = None
     predicted_seconds: float | None = None
     seconds: float | None = None
+    compile_seconds: float | None = None
     events: list[str] = field(default_factory=list)
     plan: Any = None
 
@@ -47,7 +48,9 @@ class Report:
                 continue
             if value is None or value == "" or value == [] or f.name in ("plan", "peak_bytes", "seconds"):
                 continue
-            if isinstance(value, float):
+            if f.name == "compile_seconds":
+                text = f"{readable_seconds(value)}, once, not in the time"
+            elif isinstance(value, float):
                 text = f"{value:.3g}"
             elif f.name == "events":
                 text = "; ".join(value)

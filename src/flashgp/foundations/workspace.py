@@ -36,17 +36,24 @@ class Workspace:
     Args:
         budget_bytes: the most that may be alive at once; None for no limit.
         fail_at: the counted request (1, 2, ...) that raises as if memory had run out; for tests.
-    Fields: live_bytes, peak_bytes, requests; events, one line for each change that lack of memory made necessary.
+        parent: a workspace that counts and limits these buffers too, and gets the events.
+    Fields: live_bytes, peak_bytes, requests; events, one line for each change that lack of memory made necessary;
+    backends, the titles of those that worked here, in order; compile_seconds, what compiling took of their time.
     Raises (on request): MemoryBudgetError when a buffer would pass the budget or cannot be had.
     """
 
-    def __init__(self, budget_bytes: int | None = None, *, fail_at: int | None = None) -> None:
+    def __init__(
+        self, budget_bytes: int | None = None, *, fail_at: int | None = None, parent: "Workspace | None" = None
+    ) -> None:
         self.budget_bytes = budget_bytes
+        self.parent = parent
         self.fail_at = fail_at
         self.live_bytes = 0
         self.peak_bytes = 0
         self.requests = 0
         self.events: list[str] = []
+        self.backends: list[str] = []
+        self.compile_seconds = 0.0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised contiguous tensor; its bytes are counted until its storage is freed."""
@@ -57,7 +64,7 @@ class Workspace:
         try:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
         except (RuntimeError, MemoryError) as error:  # torch reports exhaustion as a RuntimeError
-            self.live_bytes -= size
+            self._release(size)
             raise MemoryBudgetError(
                 f"the device {device} could not provide {size:,} bytes for a buffer of shape {tuple(shape)} ({error}); "
                 "free memory, pass a smaller memory= or use float32",
@@ -92,6 +99,21 @@ class Workspace:
         """Record an event, once however often it happens."""
         if event not in self.events:
             self.events.append(event)
+        if self.parent is not None:
+            self.parent.note(event)
+
+    def ran(self, backend: str, compile_seconds: float = 0.0) -> None:
+        """Record that a backend worked here, and what of its time went into compiling."""
+        if backend not in self.backends:
+            self.backends.append(backend)
+        self.compile_seconds += compile_seconds
+        if self.parent is not None:
+            self.parent.ran(backend, compile_seconds)
+
+    @property
+    def backend(self) -> str:
+        """What worked here, as a report names it."""
+        return " and ".join(self.backends)
 
     def _admit(self, size: int) -> None:
         self.requests += 1
@@ -105,8 +127,12 @@ class Workspace:
                 needed_bytes=size,
                 available_bytes=int(available),
             )
+        if self.parent is not None:
+            self.parent._admit(size)
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def _release(self, size: int) -> None:
         self.live_bytes -= size
+        if self.parent is not None:
+            self.parent._release(size)

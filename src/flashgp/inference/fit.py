@@ -34,7 +34,7 @@ from flashgp.inference.planning import check_plan, plan_for, planned_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
-from flashgp.planner.plan import SMALL_BYTES, Plan
+from flashgp.planner.plan import Plan, allowed_bytes
 
 __all__ = ["Evaluation", "Fit", "Progress", "fit"]
 
@@ -213,7 +213,7 @@ def fit(
     facts = DataFacts.of(work_x, work_y, gp.outputs)
     roles = role_starts(gp, facts)
     given = {name: p.value.detach().clone() for name, p in named_parameter_objects(gp)}
-    workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
+    workspace = Workspace(allowed_bytes(plan.peak_bytes))
     settings = DirectSettings(
         TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(work_x, work_y), workspace=workspace
     )
@@ -274,7 +274,6 @@ def fit(
     posterior = gp.condition(x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter)
     for name in (
         "route",
-        "backend",
         "device",
         "dtype",
         "relative_residual",
@@ -284,6 +283,7 @@ def fit(
     ):
         setattr(report, name, getattr(posterior.report, name))
     report.plan = plan
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, posterior.report.backend))))
     report.events += [event for event in workspace.events if event not in posterior.report.events]
     report.events += posterior.report.events
     report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)

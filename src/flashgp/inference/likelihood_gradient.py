@@ -108,7 +108,7 @@ def value_and_gradients(
     rows, theta = rows.rebuilt(rest[:split]), rest[split:]
     n, p = residual.shape[-2:]
     if any(wanted) and _is_plain(settings, tensors, residual, noise, theta, rows):
-        found = _small(form, theta, rows, residual, noise)
+        found = _small(settings.workspace, form, theta, rows, residual, noise)
         if found is not None:
             return found
     block = pull = None
@@ -163,13 +163,13 @@ def _is_plain(
 
 
 def _small(
-    form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
+    workspace: Workspace, form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
     """The same as a small problem; None where it is none, or not positive definite (the ladder of jitters decides)."""
     problem_of = small_problem(form, rows.count)
     if problem_of is None:
         return None
-    problem = problem_of(*arrays_of(form, theta, rows))
+    problem = problem_of(*arrays_of(form, theta, rows), workspace=workspace)
     solved = problem.solve(noise.detach().numpy(), residual.detach().numpy())
     if solved is None:
         return None

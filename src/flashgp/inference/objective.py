@@ -159,7 +159,7 @@ class FlatObjective:
     def __call__(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
         """(minus log joint, gradient) at one vector. Raises: NotPositiveDefiniteError."""
         self.assign(theta)
-        if self._small is not None and (found := self._small()) is not None:
+        if self._small is not None and (found := self._small(self.settings.workspace)) is not None:
             return self._from_small(theta, *found)
         with torch.enable_grad():
             residual, noise, rows, values = self.gp.likelihood_inputs(self.x, self.y)

@@ -12,13 +12,14 @@ from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.gp import GP
 from flashgp.inference.prediction import STRIP_BYTES
+from flashgp.pairwise import opaque
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import tile_rows
 from flashgp.planner.engines import accelerator
 from flashgp.planner.plan import Plan, plan_direct
 from flashgp.planner.products import ProductPlan, plan_product
 
-__all__ = ["check_plan", "chosen_device", "plan_for", "planned_device"]
+__all__ = ["check_plan", "check_prediction_plan", "chosen_device", "plan_for", "planned_device"]
 
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
 # library keeps: freed blocks below 32 MiB are not given back to the system one by one.
@@ -79,6 +80,8 @@ def plan_for(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     route: str | None = None,
+    backend: str | None = None,
+    variance: bool = True,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> ProductPlan: ...
@@ -93,6 +96,8 @@ def plan_for(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     route: str | None = None,
+    backend: str | None = None,
+    variance: bool = True,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> Plan | ProductPlan:
@@ -103,6 +108,8 @@ def plan_for(
         batch: models; memory: budget in bytes or text like "8GiB"; None for what is free now.
         device: "auto" takes the quickest of the devices there are; dtype: of the factor.
         route: force one: "direct" or "refined"; of a prediction "recomputed", "dense" or "stored".
+        backend: of a prediction, what evaluates the pairs of its mean: "torch", "cpu" or "triton"; variance: whether a
+            prediction computes it.
         profile: the rates to use, such as `fgp.tune()` returned; the kept ones by default, built-in ones where none
             were kept or with `deterministic`.
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
@@ -118,25 +125,34 @@ def plan_for(
     devices = [here, other] if other is not None else [chosen_device(device, torch.zeros(0))]
     profile = profile or (BUILT_IN if deterministic else current_profile())
     if n_test is not None:
-        other_bytes, other_seconds = size.variance(n_test, devices[-1], profile)
+        other_bytes, other_seconds = size.variance(n_test, devices[-1], profile) if variance else (0, 0.0)
         return plan_product(
-            gp.kernel.form, n_test, n, d=size.features, t=size.outputs, batch=size.batch, memory=memory,
-            device=devices, route=route, profile=profile, deterministic=deterministic, dtype=torch.float64,
+            gp.kernel.form, n_test, n, d=max(1, size.features), function_d=size.function_d,
+            function_bytes=size.function_bytes, t=size.outputs, batch=size.batch, memory=memory,
+            device=devices, route=route, backend=backend, profile=profile, deterministic=deterministic,
+            dtype=torch.float64,
             kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=other_bytes,
             other_seconds=other_seconds,
         )  # fmt: skip
     return plan_direct(
-        n, d, features=size.features + d, temporaries=size.temporaries, outputs=size.outputs, batch=size.batch,
-        memory=memory, device=devices, dtype=dtype, route=route, profile=profile, deterministic=deterministic,
+        n, d, features=size.features + d, temporaries=size.temporaries, function_bytes=size.function_bytes,
+        kernel=gp.kernel.form.fusion, outputs=size.outputs, batch=size.batch, memory=memory, device=devices,
+        dtype=dtype, route=route, profile=profile, deterministic=deterministic,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Size:
-    """Sizes of a GP's problem: feature numbers per row, tiles alive at once, outputs, models, training rows."""
+    """Sizes of a GP's problem.
+
+    Fields: features, numbers per row, of them function_d for Python functions of two points; temporaries, tiles alive
+    at once, and function_bytes, what those functions make beside them; outputs, models, training rows.
+    """
 
     features: int
+    function_d: int
     temporaries: int
+    function_bytes: int
     outputs: int
     batch: int
     n: int
@@ -145,11 +161,14 @@ class _Size:
     def of(cls, gp: GP, n: int, d: int, batch: int) -> "_Size":
         program = program_of(gp.kernel.form)
         probe = gp.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
+        models = batch * gp.kernel.batch_shape.numel()
         return cls(
-            features=sum(f.shape[-1] if f.dim() > 1 else 1 for f in probe.features) + len(probe.scalars),
+            features=probe.width,
+            function_d=sum(opaque.columns(gp.kernel.form, probe)),
             temporaries=max(program.value_temporaries, program.partial_temporaries),
+            function_bytes=opaque.temporary_bytes(gp.kernel.form, probe, models),
             outputs=gp.outputs or 1,
-            batch=batch * gp.kernel.batch_shape.numel(),
+            batch=models,
             n=n,
         )
 
@@ -159,6 +178,7 @@ class _Size:
         strip = min(STRIP_BYTES, 8 * self.n * n_test * self.batch)
         rows = min(max(1, STRIP_BYTES // (8 * max(1, self.n) * self.batch)), n_test)
         tile = 8 * self.temporaries * min(rows, tile_rows(self.n, self.batch, device)) * self.n * self.batch
+        tile += self.function_bytes
         features = 8 * (n_test + self.n) * self.features * self.batch
         strips = math.ceil(n_test / max(1, rows))
         flops = self.batch * n_test * self.n * self.n
@@ -186,4 +206,23 @@ def check_plan(plan: Plan, gp: GP, x: Tensor, memory: Any, dtype: torch.dtype | 
         raise DomainError(
             f"`plan` settles memory, dtype ({plan.dtype}) and device ({plan.device}), got another one beside it; "
             "pass the plan alone"
+        )
+
+
+def check_prediction_plan(plan: ProductPlan, given: tuple[int, ...], memory: Any, device: torch.device) -> None:
+    """The same for a prediction of given (test rows, training rows, outputs, models). Raises: DomainError."""
+    if not isinstance(plan, ProductPlan):
+        raise DomainError(
+            f"`plan` must be a plan of a prediction, got {type(plan).__name__}; make one with flashgp.plan(gp, n=, d=, "
+            "n_test=)"
+        )
+    made_for = (plan.n, plan.m, plan.t, plan.batch)
+    if made_for != given or plan.symmetric:
+        raise DomainError(
+            f"`plan` is for n_test, n, outputs, models = {made_for}, got a prediction with {given}; make a plan for "
+            "these sizes"
+        )
+    if memory is not None or torch.device(plan.device).type != device.type:
+        raise DomainError(
+            f"`plan` settles memory and device ({plan.device}), got another one beside it; pass the plan alone"
         )

@@ -7,6 +7,7 @@ the prior, so changing parameters afterwards changes nothing here.
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,13 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
 from flashgp.inference.likelihood_gradient import LOG_2PI, DirectSettings, factorise_covariance
-from flashgp.inference.planning import check_plan, plan_for, planned_device
+from flashgp.inference.planning import check_plan, check_prediction_plan, plan_for, planned_device
 from flashgp.inference.prediction import Prediction
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.multiplication import LEAST_PAIRS, Orders
 from flashgp.pairwise.torch_tiles import TorchTiles, tile_rows
-from flashgp.planner.plan import SMALL_BYTES, Plan
+from flashgp.planner.plan import Plan, allowed_bytes
+from flashgp.planner.products import ProductPlan
 from flashgp.solvers.cholesky import Factor, factorise_keeping, refine
 
 __all__ = ["LeaveOneOut", "Posterior", "condition"]
@@ -83,10 +86,24 @@ class Posterior:
         """The number of training rows."""
         return self.x.shape[-2]
 
-    def predict(self, x_test: Any) -> Prediction:
+    def predict(
+        self,
+        x_test: Any,
+        *,
+        plan: ProductPlan | None = None,
+        memory: str | int | None = None,
+        deterministic: bool = False,
+    ) -> Prediction:
         """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
 
-        Raises: ShapeError, DomainError for points that do not fit the training points.
+        From 1e7 pairs of training and test rows on it follows a plan, which its report carries.
+
+        Args:
+            plan: how to compute it, as `flashgp.plan(gp, n=, d=, n_test=)` made it; by default one is made when the
+                mean or the variance is asked for. memory: its budget, what is free by default; deterministic: with
+                built-in rates.
+        Raises: ShapeError, DomainError for points or a plan that do not fit; where the result is asked for,
+            MemoryBudgetError if nothing fits.
         Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once.
         """
         x_test = check_points(x_test, "x_test", like=self.x)
@@ -97,7 +114,23 @@ class Posterior:
                 f"`x_test` has batch shape {tuple(x_test.shape[:-2])}, which does not broadcast with the model's "
                 f"{tuple(self.batch_shape)}; give it the same leading dimensions, or none"
             ) from None
-        return Prediction(self, x_test)
+        return Prediction(self, x_test, self._planner(x_test, plan, memory, deterministic))
+
+    def _planner(
+        self, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool
+    ) -> Callable[[bool], ProductPlan] | None:
+        """What makes the plan of a prediction, with its variance or without; None where no plan is worth its time."""
+        n_test, d = x_test.shape[-2:]
+        if plan is None and memory is None and (self.factor is None or n_test * self.count < LEAST_PAIRS):
+            return None
+        members = torch.broadcast_shapes(x_test.shape[:-2], self.batch_shape).numel()
+        if plan is not None:
+            check_prediction_plan(plan, (n_test, self.count, self.gp.outputs or 1, members), memory, x_test.device)
+            return lambda variance: plan
+        return lambda variance: plan_for(
+            self.gp, self.count, d, n_test=n_test, batch=max(1, members // self.gp.kernel.batch_shape.numel()),
+            memory=memory, device=x_test.device, variance=variance, deterministic=deterministic,
+        )  # fmt: skip
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -134,9 +167,12 @@ class Posterior:
     def result_dtype(self) -> torch.dtype:
         return self.x.dtype
 
-    def covariance_to(self, rows: Rows, dtype: torch.dtype, workspace: Workspace | None = None) -> CovarianceOperator:
-        """The prior covariance between other rows and the training rows."""
-        return CovarianceOperator(self.gp.kernel.form, self.theta, rows, self.rows, dtype, workspace)
+    def covariance_to(
+        self, rows: Rows, dtype: torch.dtype, workspace: Workspace | None = None, plan: ProductPlan | None = None
+    ) -> CovarianceOperator:
+        """The prior covariance between other rows and the training rows; plan: of its products."""
+        orders = None if plan is None else Orders(plan)
+        return CovarianceOperator(self.gp.kernel.form, self.theta, rows, self.rows, dtype, workspace, orders)
 
     def __repr__(self) -> str:
         return f"Posterior of {self.count:,} rows\n{self.gp!r}\n{self.report}"
@@ -186,7 +222,7 @@ def condition(
         gp = gp.held()
     if differentiable and plan.torch_dtype != torch.float64:
         raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
-    workspace = Workspace(max(int(1.1 * plan.peak_bytes), plan.peak_bytes + SMALL_BYTES))
+    workspace = Workspace(allowed_bytes(plan.peak_bytes))
     settings = DirectSettings(
         TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(x, y), workspace=workspace
     )
@@ -200,7 +236,7 @@ def condition(
         )
         residual = residual.expand(*batch, *residual.shape[-2:])
         report = Report(
-            route=plan.route, backend=plan.backend, device=str(target), dtype=plan.dtype,
+            route=plan.route, device=str(target), dtype=plan.dtype,
             predicted_bytes=plan.peak_bytes, predicted_seconds=plan.seconds, events=events, plan=plan,
         )  # fmt: skip
         if n == 0:
@@ -212,8 +248,10 @@ def condition(
             factor, weights = _solve(settings, gp, rows, theta, residual, noise, tolerance, report)
     _report_jitter(report, settings, factor)
     report.events += workspace.events
+    report.backend = workspace.backend
     report.peak_bytes = workspace.peak_bytes
-    report.seconds = time.perf_counter() - started
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - started - workspace.compile_seconds
     return Posterior(gp, x, y, rows, theta, factor, weights, residual, report, differentiable)
 
 

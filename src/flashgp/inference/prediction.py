@@ -10,6 +10,7 @@ joint covariance is asked for.
 import math
 import time
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from flashgp.foundations.report import Report, readable_bytes
 from flashgp.foundations.workspace import Workspace
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.planner.products import ProductPlan
 from flashgp.solvers.cholesky import Factor, factorise_keeping
 
 if TYPE_CHECKING:
@@ -42,8 +44,9 @@ class Prediction:
     Shapes: mean, variance (*batch, n_test), or (*batch, n_test, outputs); in x's dtype and device.
     """
 
-    def __init__(self, posterior: "Posterior", x: Tensor) -> None:
+    def __init__(self, posterior: "Posterior", x: Tensor, planner: Callable[[bool], ProductPlan] | None = None) -> None:
         self._posterior = posterior
+        self._planner = planner  # the plan of the mean, and of the variance too; none for a few points
         self._x = x
         self._mean: Tensor | None = None
         self._variance: Tensor | None = None
@@ -52,7 +55,7 @@ class Prediction:
         self._graph = False  # whether what is kept carries gradients
         condition = posterior.report
         self.report = Report(
-            route=condition.route, backend=condition.backend, device=str(x.device), dtype=condition.dtype,
+            route=condition.route, device=str(x.device), dtype=condition.dtype,
             error_bound=condition.error_bound, jitter=condition.jitter, seconds=0.0,
         )  # fmt: skip
 
@@ -160,19 +163,27 @@ class Prediction:
     @exact_precision
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
-        post = self._posterior
+        post, workspace = self._posterior, self._workspace
+        plan = None if self._planner is None else self._planner(variance or self._variance is not None)
+        if plan is not None:
+            report = self.report
+            report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.peak_bytes, plan.seconds
+        compiled = workspace.compile_seconds
         with torch.set_grad_enabled(self._wants_graph()):
             rows = post.gp.kernel.rows(self._x)
             if self._mean is None:
-                self._mean = self._latent_mean(rows)
+                self._mean = workspace.adopt(self._latent_mean(rows, plan))
                 self.report.error_bound = self._error_bound(rows)
             if variance:
-                self._variance = self._latent_variance(rows).expand(self._mean.shape)
-        self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - started
-        self.report.peak_bytes = self._workspace.peak_bytes
-        self.report.events += [event for event in self._workspace.events if event not in self.report.events]
+                self._variance = workspace.adopt(self._latent_variance(rows)).expand(self._mean.shape)
+        elapsed = time.perf_counter() - started - (workspace.compile_seconds - compiled)
+        self.report.seconds = (self.report.seconds or 0.0) + elapsed
+        self.report.compile_seconds = workspace.compile_seconds or None
+        self.report.backend = workspace.backend
+        self.report.peak_bytes = workspace.peak_bytes
+        self.report.events += [event for event in workspace.events if event not in self.report.events]
 
-    def _latent_mean(self, rows: Rows) -> Tensor:
+    def _latent_mean(self, rows: Rows, plan: ProductPlan | None) -> Tensor:
         post = self._posterior
         prior = evaluate_mean(post.gp.mean, self._x, self._outputs)
         prior = prior if self._outputs is not None else prior.unsqueeze(-1)
@@ -180,7 +191,7 @@ class Prediction:
         if post.factor is None:
             batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
-        cross = post.covariance_to(rows, torch.float64, self._workspace)
+        cross = post.covariance_to(rows, torch.float64, self._workspace, plan)
         if cross.shape.numel() <= KEPT_NUMBERS:
             self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
             return prior + self._cross @ weights
@@ -230,7 +241,8 @@ class Prediction:
         dtype = factor.lower.dtype
         if self._cross is not None and self._cross.dtype == dtype and self._cross.shape[-2] == rows.count:
             return factor.half_solve(self._cross.mT)
-        return factor.half_solve(self._posterior.covariance_to(rows, dtype, self._workspace).to_dense().mT)
+        cross = self._posterior.covariance_to(rows, dtype, self._workspace).to_dense()
+        return self._workspace.adopt(factor.half_solve(cross.mT))
 
     def _explained(self, rows: Rows) -> Tensor:
         return self._half(rows).square().sum(-2, dtype=torch.float64)

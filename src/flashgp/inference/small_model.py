@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from flashgp.foundations.form import Form
 from flashgp.foundations.parameters import Parameter
+from flashgp.foundations.workspace import Workspace
 from flashgp.kernels.composition import Product, Scaled, Sum
 from flashgp.kernels.kernel import Kernel, Leaf
 from flashgp.means import Constant, Zero
@@ -114,10 +115,11 @@ class SmallModel:
         targets = y.detach().numpy().astype(numpy.float64, copy=False)
         return cls(gp, x.detach().numpy().astype(numpy.float64, copy=False), targets.reshape(n, -1), leaves, theta)
 
-    def __call__(self) -> tuple[float, dict[Parameter, Array]] | None:
+    def __call__(self, workspace: Workspace | None = None) -> tuple[float, dict[Parameter, Array]] | None:
         """(log marginal likelihood, gradient by every parameter's raw value), eqs. (M-33), (M-34).
 
         None where the general path is to answer: the matrix is not positive definite, or n is too large for now.
+        The workspace hears what ran.
         """
         problem_of = small_problem(self.form, len(self.x))
         if problem_of is None:
@@ -130,7 +132,9 @@ class SmallModel:
             features += made
         noise = self.known if self.noise is None else self.share * self.noise.value() + self.known
         residual = self.y if self.mean is None else self.y - self.mean.value()
-        problem = problem_of(self.form, [float(raw.value()) for raw in self.theta], features, len(self.x))
+        problem = problem_of(
+            self.form, [float(raw.value()) for raw in self.theta], features, len(self.x), workspace=workspace
+        )
         solved = problem.solve(noise, residual)
         if solved is None:
             return None

@@ -4,6 +4,7 @@ import dis
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
@@ -216,7 +217,7 @@ class Custom(Leaf):
             if isinstance(found, Fusion):
                 form = Form(found.profile, found.kinds, len(found.scalars), len(found.theta))
             else:
-                function = self._pair_function()
+                function = replace(self._pair_function(), tiled=f"{self._name} ({found})")
                 form = Form(opaque(), ("opaque",), 0, function.theta_count, (function,))
             self._settled[key] = columns, found, form
         return self._settled[key]

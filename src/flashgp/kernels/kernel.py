@@ -81,18 +81,34 @@ class Kernel(nn.Module, ABC):
         """The broadcast batch shape of all parameters."""
         return torch.broadcast_shapes(*(p.batch_shape for p in self.modules() if isinstance(p, Parameter)))
 
-    def operator(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
+    def operator(
+        self,
+        x1: Tensor,
+        x2: Tensor | None = None,
+        *,
+        plan: object | None = None,
+        memory: str | int | None = None,
+        deterministic: bool = False,
+    ) -> "CovarianceOperator":
         """The covariance between x1 (*batch, n, d) and x2 (*batch, m, d) (or x1 itself) as a lazy operator.
 
+        Args:
+            plan: how its products are computed, as `operator.plan(...)` made it; memory, deterministic: the budget
+                and the rates of the plans that are made where none is given.
         Returns: a CovarianceOperator of shape (*batch, n, m); nothing of size n m is computed.
         Raises: ShapeError, DomainError for points that do not fit.
         """
         from flashgp.operators.covariance import CovarianceOperator  # the one sanctioned late import
 
         if torch.compiler.is_compiling():
+            if plan is not None or memory is not None:
+                raise DomainError("`plan` and `memory` are taken outside torch.compile; leave them out inside it")
             return CovarianceOperator.while_compiling(self, x1, x2)
         x1 = check_points(x1, "x1")
-        return CovarianceOperator.of(self, x1, None if x2 is None else check_points(x2, "x2", like=x1))
+        x2 = None if x2 is None else check_points(x2, "x2", like=x1)
+        if plan is None and memory is None and not deterministic:
+            return CovarianceOperator.of(self, x1, x2)
+        return CovarianceOperator.ordered(self, x1, x2, plan, memory, deterministic)
 
     def __call__(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
         return self.operator(x1, x2)

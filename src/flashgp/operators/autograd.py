@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.modes import exact_precision
+from flashgp.operators.multiplication import gradient_backend, multiply
 from flashgp.pairwise.backend import PairGradient
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(operator: "CovarianceOperator", right: Tensor, *tensors: Tensor) -> Tensor:
-        op = operator._with([t.detach() for t in tensors])
-        return op.backend.product(op.form, op.theta, op.rows, op.cols, right.detach(), workspace=op.workspace)
+        return multiply(operator.detached(tensors), right.detach())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -121,7 +121,7 @@ class _Product(torch.autograd.Function):
         to_right = None
         if ctx.needs_input_grad[1]:
             back = ctx.operator._with(tensors).T
-            to_right = (back @ gradient.contiguous()).sum_to_size(right.shape)
+            to_right = back.times(gradient.contiguous()).sum_to_size(right.shape)
         if not any(ctx.needs_input_grad[2:]):
             return (None, to_right, *(None for _ in tensors))
         pulled = _ProductGradient.apply(ctx.operator, gradient, right, *tensors)
@@ -149,8 +149,8 @@ class _ProductGradient(torch.autograd.Function):
     def forward(
         operator: "CovarianceOperator", gradient: Tensor, right: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        op = operator._with([t.detach() for t in tensors])
-        pulled = op.backend.bilinear_gradient(
+        op = operator.detached(tensors)
+        pulled = gradient_backend(op, right).bilinear_gradient(
             op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach(), workspace=op.workspace
         )
         return _filled(_flat(pulled, tensors), tensors)
@@ -190,7 +190,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(operator: "CovarianceOperator", dtype: torch.dtype, *tensors: Tensor) -> Tensor:
-        op = operator._with([t.detach() for t in tensors])
+        op = operator.detached(tensors)
         made = op.backend.block(op.form, op.theta, op.rows, op.cols, dtype=dtype, workspace=op.workspace)
         return made if made.shape == op.shape else made.expand(op.shape).clone()
 
@@ -230,7 +230,7 @@ class _BlockGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(operator: "CovarianceOperator", weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        op = operator._with([t.detach() for t in tensors])
+        op = operator.detached(tensors)
         weights = weights.detach()
         if op.cols is None:
             weights = 0.5 * (weights + weights.mT)

@@ -8,27 +8,35 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.modes import exact_precision
+from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators import autograd
 from flashgp.operators.compiled import CompiledOperator
 from flashgp.operators.linear import LinearOperator
+from flashgp.operators.multiplication import (
+    Multiplication,
+    Orders,
+    check_product_plan,
+    multiply,
+    plan_of,
+    product_report,
+)
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
-from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.planner.products import ProductPlan
 
 if TYPE_CHECKING:
     from flashgp.kernels.kernel import Kernel
 
-__all__ = ["CovarianceOperator", "default_backend"]
+__all__ = ["CovarianceOperator"]
 
-
-def default_backend() -> Backend:
-    """Compiled loops for large problems on the CPU, torch tiles for everything else."""
-    return CpuTiles()
+BY_PLAN = Orders()  # what is settled where nothing was said
 
 
 class CovarianceOperator(LinearOperator):
@@ -40,6 +48,8 @@ class CovarianceOperator(LinearOperator):
         form, theta: the covariance function; rows, cols: the points (cols None: the rows themselves).
         dtype: of the results; distances are computed in float64 where they could cancel.
         workspace: counts and limits large buffers; a fresh one without limit by default.
+        orders: what is settled about its products: a plan, a budget, a backend; by default each follows a plan of its
+            own from 1e7 pairs on.
     """
 
     def __init__(
@@ -50,19 +60,84 @@ class CovarianceOperator(LinearOperator):
         cols: Rows | None,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
-        backend: Backend | None = None,
+        orders: Orders | None = None,
     ) -> None:
         self.form, self.theta, self.rows, self.cols, self.dtype = form, tuple(theta), rows, cols, dtype
         self.workspace = workspace or Workspace()
-        self.backend: Backend = backend or default_backend()
+        self.orders = orders or BY_PLAN
+        self.products = Multiplication()
 
     @classmethod
     def of(
-        cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, dtype: torch.dtype | None = None
+        cls,
+        kernel: "Kernel",
+        x1: Tensor,
+        x2: Tensor | None,
+        dtype: torch.dtype | None = None,
+        orders: Orders | None = None,
     ) -> "CovarianceOperator":
         """The operator of a kernel between checked points."""
         theta = [t.to(x1.device) for t in kernel.theta()]
-        return cls(kernel.form, theta, kernel.rows(x1), None if x2 is None else kernel.rows(x2), dtype or x1.dtype)
+        cols = None if x2 is None else kernel.rows(x2)
+        return cls(kernel.form, theta, kernel.rows(x1), cols, dtype or x1.dtype, orders=orders)
+
+    @classmethod
+    def ordered(
+        cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: Any, memory: str | int | None, deterministic: bool
+    ) -> "CovarianceOperator":
+        """The operator with a plan, or with what plans are made from. Raises: DomainError."""
+        if plan is not None and not isinstance(plan, ProductPlan):
+            raise DomainError(
+                f"`plan` must be a plan of products, got {type(plan).__name__}; make one with k.operator(x1, x2).plan()"
+            )
+        if plan is not None and memory is not None:
+            raise DomainError("`plan` settles the memory, got memory= beside it; pass the plan alone")
+        if memory is not None:
+            parse_bytes(memory)
+        return cls.of(kernel, x1, x2, orders=Orders(plan, memory, deterministic))
+
+    def plan(
+        self,
+        t: int = 1,
+        *,
+        products: int = 1,
+        memory: str | int | None = None,
+        dtype: torch.dtype | None = None,
+        route: str | None = None,
+        backend: str | None = None,
+        profile: MachineProfile | None = None,
+        deterministic: bool | None = None,
+    ) -> ProductPlan:
+        """How K @ V is computed for t columns of V, with its bytes and seconds; print it to see the alternatives.
+
+        Products of an operator without a plan of its own follow what this gives, from 1e7 pairs on; smaller ones take
+        the torch tiles at once.
+
+        Args:
+            t: columns of V; products: how many will be made with this operator, which decides whether keeping K pays.
+            memory: budget, bytes or text like "8GiB"; the operator's own by default, else what is free now.
+            dtype: to compute in; the operator's by default. Results keep the operator's.
+            route: force "recomputed", "stored" or "dense"; backend: force "torch", "cpu" or "triton".
+            profile: the rates to use; deterministic: the built-in ones.
+        Returns: a plan to hand back: `k.operator(x1, x2, plan=plan)`.
+        Raises: MemoryBudgetError with the bytes needed, available, and the cheapest plan that fits;
+            BackendUnavailableError, DomainError.
+        """
+        return plan_of(
+            self, t, dtype or self.dtype, max(1, self.shape[:-2].numel()), products=products,
+            memory=self.orders.memory if memory is None else memory, route=route, backend=backend, profile=profile,
+            deterministic=self.orders.deterministic if deterministic is None else deterministic,
+        )  # fmt: skip
+
+    @property
+    def report(self) -> Report:
+        """What the last product took, beside what its plan predicted."""
+        return product_report(self)
+
+    @property
+    def backend(self) -> Backend:
+        """What computes dense blocks and diagonals."""
+        return self.orders.block_backend
 
     @staticmethod
     def while_compiling(kernel: "Kernel", x1: Tensor, x2: Tensor | None) -> Any:
@@ -89,7 +164,9 @@ class CovarianceOperator(LinearOperator):
         if self.cols is None:
             return self
         swapped = _swapped(self.form)
-        return CovarianceOperator(swapped, self.theta, self.cols, self.rows, self.dtype, self.workspace, self.backend)
+        return CovarianceOperator(
+            swapped, self.theta, self.cols, self.rows, self.dtype, self.workspace, self.orders.transposed()
+        )
 
     mT = T  # noqa: N815 - as in torch
 
@@ -119,12 +196,18 @@ class CovarianceOperator(LinearOperator):
     @exact_precision
     def _apply(self, matrix: Tensor) -> Tensor:
         """K @ matrix. Cost: n m (d + t) flops, half the covariances when symmetric; one tile."""
+        if self.orders.plan is not None:
+            check_product_plan(self.orders.plan, self, matrix)
+        return self.times(matrix)
+
+    def times(self, matrix: Tensor) -> Tensor:
+        """K @ matrix, also of a size that a plan was not made for: derivatives and transforms ask for those."""
         tensors = self._tensors()
         if _dual((matrix, *tensors)):
             return self.differentiable_product(matrix)
         if _followed((matrix, *tensors)):
             return autograd.product(self, matrix)
-        return self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
+        return multiply(self, matrix)
 
     def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
         """A part of the matrix, not computed: K[i, j] for slices, integer or boolean tensors, lists; K[i] for rows.
@@ -146,7 +229,8 @@ class CovarianceOperator(LinearOperator):
         return part
 
     def _between(self, rows: Rows, cols: Rows | None) -> "CovarianceOperator":
-        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, self.backend)
+        orders = replace(self.orders, plan=None)
+        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, orders)
 
     # -- plumbing: the tensors that can carry gradients, flat ----------------------------------------------------
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -163,8 +247,14 @@ class CovarianceOperator(LinearOperator):
             None if self.cols is None else self.cols.rebuilt(tensors[a:b]),
             self.dtype,
             self.workspace,
-            self.backend,
+            self.orders,
         )
+
+    def detached(self, tensors: Sequence[Tensor]) -> "CovarianceOperator":
+        """This operator on its own tensors without their graph: it shares its plans and what they keep."""
+        same = self._with([t.detach() for t in tensors])
+        same.products = self.products
+        return same
 
     def event_dims(self) -> list[int]:
         """Dimensions of each of `_tensors` that are not batch dimensions."""

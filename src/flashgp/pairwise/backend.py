@@ -37,9 +37,28 @@ class PairGradient:
 
 
 class Backend(ABC):
-    """One way to evaluate covariances over pairs of rows."""
+    """One way to evaluate covariances over pairs of rows.
+
+    Fields: name, in the registry; title, as a report names it.
+    """
 
     name: str
+    title: str
+
+    @classmethod
+    def for_every_size(cls) -> "Backend":
+        """One that computes itself what it can, however few the pairs."""
+        return cls()
+
+    @classmethod
+    def compiles_first(cls) -> bool:
+        """Whether it compiles, and has compiled nothing in this process yet."""
+        return False
+
+    @classmethod
+    def compiler_bytes(cls) -> int:
+        """What compiling takes of the host's memory at the next call: an upper bound."""
+        return 0
 
     @abstractmethod
     def block(
@@ -120,7 +139,7 @@ class Backend(ABC):
         return block, lambda weights: self.block_gradient(form, theta, rows, None, weights, workspace=workspace)
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {}
+BACKENDS: dict[str, type[Backend]] = {}
 
 
 def register_backend(name: str) -> Callable[[type[Backend]], type[Backend]]:

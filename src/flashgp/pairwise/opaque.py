@@ -9,19 +9,28 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form
+from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction
 
-__all__ = ["pullback", "temporary_bytes", "tiles"]
+__all__ = ["columns", "pullback", "temporary_bytes", "tiles"]
 
 PIECE_NUMBERS = 2**21  # float64 numbers that the pairs of one piece make on the way: 16 MiB
+KEPT_SHARE = 2  # as much again is kept by the C library, which does not give freed pieces back at once
 GRADIENT_SHARE = 3  # a reverse pass keeps what the function made, and makes about twice as much
 
 
-def temporary_bytes(form: Form, columns: int, batch: int) -> int:
-    """Upper bound of the bytes that opaque statistics of so many columns take beyond their tiles; 0 without any."""
-    pieces = [max(PIECE_NUMBERS, f.numbers(columns) * batch * GRADIENT_SHARE) for f in form.pair_functions]
-    return 8 * max(pieces, default=0)
+def temporary_bytes(form: Form, rows: Rows, batch: int) -> int:
+    """Upper bound of the bytes that opaque statistics take beyond their tiles; 0 without any. Rows: of any number."""
+    pieces = [
+        f.numbers(d) * batch * GRADIENT_SHARE for f, d in zip(form.pair_functions, columns(form, rows), strict=True)
+    ]
+    return 8 * KEPT_SHARE * max((max(PIECE_NUMBERS, numbers) for numbers in pieces), default=0)
+
+
+def columns(form: Form, rows: Rows) -> list[int]:
+    """How many columns each Python function takes of its points."""
+    kinds = zip(form.statistics, rows.features, strict=True)
+    return [feature.shape[-1] for kind, feature in kinds if kind == "opaque"]
 
 
 def _pieces(numbers: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:

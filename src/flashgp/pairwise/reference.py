@@ -21,6 +21,8 @@ __all__ = ["Reference", "value_at"]
 class Reference(Backend):
     """One pair at a time; unbatched inputs only."""
 
+    title = "reference loops"
+
     def block(
         self,
         form: Form,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.numpy_program import numpy_partials
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.statistics import FAR_SQUARED
@@ -34,6 +35,7 @@ __all__ = [
 
 SMALL_ROWS = 256
 COMPILED_ROWS = 1024  # above, the general path is as quick: the factorisation is nearly everything
+TITLE = "NumPy"  # in reports
 SCIPY_ROWS = 64  # above, linear algebra goes to torch: quicker there, and one pool of threads instead of two
 Array = numpy.ndarray
 Pulled = Array | float | None
@@ -107,12 +109,20 @@ class NumpyProblem(SmallProblem):
 
     Args:
         form, theta: as for a backend; features: one (n, d') array per statistic, codes (n,); count: n;
-            scalars: one (n,) array per row scalar.
+            scalars: one (n,) array per row scalar; workspace: hears what ran.
     """
 
     def __init__(
-        self, form: Form, theta: Sequence[float], features: Sequence[Array], count: int, scalars: Sequence[Array] = ()
+        self,
+        form: Form,
+        theta: Sequence[float],
+        features: Sequence[Array],
+        count: int,
+        scalars: Sequence[Array] = (),
+        workspace: Workspace | None = None,
     ) -> None:
+        if workspace is not None:
+            workspace.ran(TITLE)
         self.form = form
         self.features = features
         statistics = [self._statistic(kind, f) for kind, f in zip(form.statistics, features, strict=True)]

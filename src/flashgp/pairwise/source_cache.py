@@ -1,13 +1,13 @@
-"""Generated source as importable files: owner-only, under its content hash, safe with many processes.
+"""Generated source in files: owner-only, under its content hash, safe with many processes; for every compiler.
 
-A JIT compiler keeps what it compiled only beside a file. The file's name is the hash of its text and of everything it
-was made with, so that no entry is ever wrong, only unused. A directory that is not ours, or that cannot be written,
-is not used: then files live in a temporary directory of this process, with one warning.
+numba keeps what it compiled only beside a file, and Triton reads the source of what it compiles. The file's name is the
+hash of its text and of everything it was made with, so that no entry is ever wrong, only unused. The text is compared
+before it is used, and never run from a `.pyc`. A directory that is a link, is not ours, or cannot be written is not
+used: then files live in a temporary directory of this process, with one warning.
 """
 
 import functools
 import hashlib
-import importlib.util
 import os
 import stat
 import sys
@@ -24,7 +24,7 @@ __all__ = ["cache_directory", "import_generated"]
 _LOCK = threading.Lock()
 
 
-def import_generated(text: str, identity: str) -> ModuleType:
+def import_generated(text: str, identity: str = "") -> ModuleType:
     """The module of a generated text; `identity` names what else the compiled code depends on (versions).
 
     Cost: one small file the first time ever, an import the first time in a process.
@@ -36,11 +36,9 @@ def import_generated(text: str, identity: str) -> ModuleType:
             return module
         path = cache_directory() / f"{name}.py"
         _write(path, text)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        exec(compile(text, str(path), "exec"), module.__dict__)
         sys.modules[name] = module
         return module
 
@@ -77,9 +75,11 @@ def _user_cache() -> Path:
 
 def _refuse_foreign(path: Path) -> None:
     """Code is imported from here: nobody else may be able to put it there."""
-    found = path.stat()
     if not hasattr(os, "getuid"):
-        return
+        return  # Windows: the user's own cache directory is protected by its access list
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError("it is a link, not a directory")
     if found.st_uid != os.getuid():
         raise PermissionError(f"it belongs to user {found.st_uid}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

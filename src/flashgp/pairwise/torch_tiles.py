@@ -34,6 +34,8 @@ def tile_rows(columns: int, batch: int, device: torch.device) -> int:
 class TorchTiles(Backend):
     """Straight torch calls over row panels; see Backend for the contract."""
 
+    title = "torch tiles"
+
     def block(
         self,
         form: Form,
@@ -47,9 +49,10 @@ class TorchTiles(Backend):
     ) -> Tensor:
         job = _Job(form, theta, rows, cols, dtype)
         panels = job.panels()
-        if len(panels) == 1 and job.single_fits:
-            return job.value(*panels[0])
         workspace = workspace or Workspace()
+        if len(panels) == 1 and job.single_fits:
+            workspace.ran(self.title)
+            return job.value(*panels[0])
         out = workspace.empty((*job.batch_shape, rows.count, job.cols.count), dtype, rows.device)
 
         def fill(i: slice, j: slice) -> None:
@@ -125,6 +128,7 @@ class TorchTiles(Backend):
             untaped = self.block(form, theta, rows, None, dtype=dtype, workspace=workspace, upper=True)
             return untaped, lambda weights: self.block_gradient(form, theta, rows, None, weights, workspace=workspace)
         everything = slice(0, rows.count)
+        workspace.ran(self.title)
         (scalar, tile), partials = job.partials(everything, everything)
         for kept in {id(p.tile): p.tile for p in partials if p.tile is not None}.values():
             workspace.adopt(kept)
@@ -214,9 +218,7 @@ class _Job:
     def temporary_bytes(self, temporaries: int) -> int:
         """Upper bound of the bytes of tile temporaries."""
         pairs = min(self.step, self.rows.count) * self.cols.count * self.batch_shape.numel()
-        kinds = zip(self.form.statistics, self.rows.features, strict=True)
-        columns = max((f.shape[-1] for kind, f in kinds if kind == "opaque"), default=0)
-        return temporaries * pairs * 8 + opaque.temporary_bytes(self.form, columns, self.batch_shape.numel())
+        return temporaries * pairs * 8 + opaque.temporary_bytes(self.form, self.rows, self.batch_shape.numel())
 
     def sides(self, kind: str, index: int) -> tuple[Tensor, Tensor]:
         """The features of both sides that a pullback multiplies by, in the tiles' dtype.
@@ -276,6 +278,7 @@ def _visit(job: _Job, workspace: Workspace, temporaries: int, visit: Callable[[s
 
     `visit` changes its result only after everything it needs is computed: a panel that failed has left no trace.
     """
+    workspace.ran(TorchTiles.title)
     done = 0
     while True:
         try:

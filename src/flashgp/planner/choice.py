@@ -99,7 +99,8 @@ def choose(
             f"`route` and `backend` name {route or 'any route'} by {backend or 'any backend'}, which is not among the "
             f"routes of this problem; choose from {known}"
         )
-    wanted = [c for c in asked if not c.missing and (forced or not c.objection)]
+    there = [c for c in asked if not c.missing]
+    wanted = [c for c in there if not c.objection] or (there if forced else [])
     if not wanted:
         missing = ", ".join(sorted({c.missing for c in asked if c.missing}))
         raise BackendUnavailableError(
@@ -120,7 +121,7 @@ def choose(
             return f"does not fit in {readable_bytes(limit)}"
         if candidate not in asked:
             return "another was asked for"
-        if candidate.objection and not forced:
+        if candidate not in wanted:
             return candidate.objection
         return f"slower, {candidate.seconds / chosen.seconds:.3g} times" if chosen.seconds else "slower"
 

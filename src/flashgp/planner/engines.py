@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgp.pairwise.backend import BACKENDS
+from flashgp.pairwise.backend import BACKENDS, Backend
 
 __all__ = ["ENGINES", "Engine", "accelerator"]
 
@@ -19,7 +19,8 @@ class Engine:
     """One backend as the planner sees it.
 
     Fields: backend, its name in the registry; module, which registers it; package, what must be installed (empty for
-    torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache.
+    torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache; objection,
+    why it is taken only when asked for.
     """
 
     backend: str
@@ -28,6 +29,7 @@ class Engine:
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
     fused: bool
+    objection: str = ""
 
     def supported(self) -> bool:
         """Whether this version of the library has it."""
@@ -51,6 +53,20 @@ class Engine:
                 return False
         return self.backend in BACKENDS
 
+    def made(self) -> Backend:
+        """One that computes products of every size, however small. Raises: ImportError for a missing package."""
+        if self.backend not in BACKENDS:
+            importlib.import_module(self.module)
+        return BACKENDS[self.backend].for_every_size()
+
+    def compiler_bytes(self) -> int:
+        """What its compiler takes of this process's memory at the next product: most before the first one."""
+        return BACKENDS[self.backend].compiler_bytes() if self.load() else 0
+
+    def compiles_first(self) -> bool:
+        """Whether this process has compiled nothing of it yet."""
+        return self.load() and BACKENDS[self.backend].compiles_first()
+
     def runs_on(self, device: torch.device) -> bool:
         return device.type in self.devices
 
@@ -58,7 +74,15 @@ class Engine:
 ENGINES: tuple[Engine, ...] = (
     Engine("torch", "flashgp.pairwise.torch_tiles", "", ("cpu", "cuda"), ("float64", "float32"), fused=False),
     Engine("cpu", "flashgp.pairwise.cpu.backend", "numba", ("cpu",), ("float64", "float32"), fused=True),
-    Engine("triton", "flashgp.pairwise.triton.backend", "triton", ("cuda",), ("float32",), fused=True),
+    Engine(
+        "triton",
+        "flashgp.pairwise.triton.backend",
+        "triton",
+        ("cuda",),
+        ("float32",),
+        fused=True,
+        objection="has not run on a device yet: only on request",
+    ),
 )
 
 

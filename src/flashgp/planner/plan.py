@@ -7,7 +7,7 @@ run the same way again. Plans of products and predictions are in planner/product
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,7 +29,7 @@ from flashgp.planner.choice import (
     table_of,
 )
 
-__all__ = ["ROUTES", "SMALL_BYTES", "Plan", "plan_direct", "printed", "printed_html"]
+__all__ = ["ROUTES", "Plan", "allowed_bytes", "kernel_line", "plan_direct", "printed", "printed_html"]
 
 SMALL_BYTES = 64 * 2**20  # what a prediction may be off by, small problems included (docs/design.md, memory)
 ROUTES = {"direct": "float64", "refined": "float32"}  # and the dtype of the factor
@@ -39,13 +39,19 @@ _DESCRIPTIONS = {
 }
 
 
+def allowed_bytes(predicted: int) -> int:
+    """What a run may take of the bytes its plan predicted: the error that plans promise, and not more."""
+    return max(int(1.1 * predicted), predicted + SMALL_BYTES)
+
+
 @dataclass(frozen=True)
 class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
     Fields: route, "direct" or "refined"; backend; device and dtype as text; n, d, outputs, batch (members); peak_bytes
     and seconds of conditioning once; fit_step_seconds of one objective with gradient; available_bytes; profile, whose
-    rates were used; notes; alternatives, the routes not chosen, with their price and the reason.
+    rates were used; kernel, "fused" or what of it runs through Python, and why; notes; alternatives, the routes not
+    chosen, with their price and the reason.
     """
 
     route: str
@@ -61,6 +67,7 @@ class Plan:
     fit_step_seconds: float
     available_bytes: int
     profile: str
+    kernel: str
     notes: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 
@@ -86,6 +93,7 @@ class Plan:
         size += f", {self.batch} models" if self.batch > 1 else ""
         return [
             ("problem", size),
+            ("kernel", kernel_line(self.kernel)),
             ("route", f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.backend} tiles on {self.device}"),
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
@@ -98,6 +106,13 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return printed_html(self.lines(), self.alternatives)
+
+
+def kernel_line(fusion: str) -> str:
+    """A form's fusion for readers of a plan."""
+    if fusion == "fused":
+        return "fused: generated code evaluates all of it"
+    return f"{fusion}; these pairs run through Python, on torch tiles only"
 
 
 def printed(lines: Sequence[tuple[str, str]], alternatives: Sequence[Alternative]) -> str:
@@ -128,6 +143,8 @@ def plan_direct(
     *,
     features: int,
     temporaries: int,
+    function_bytes: int = 0,
+    kernel: str = "fused",
     outputs: int = 1,
     batch: int = 1,
     memory: str | int | None = None,
@@ -141,6 +158,7 @@ def plan_direct(
 
     Args:
         features: float64 numbers per row in all statistics; temporaries: tiles alive at once in the generated code.
+        function_bytes: what Python functions of two points make beside a tile; kernel: its form's fusion.
         memory: budget, bytes or text like "8GiB"; None for what is free now.
         device: where; of several, the quickest is chosen.
         dtype: of the factor; float64 by default, since a float32 factor rounds variances and likelihood.
@@ -161,7 +179,9 @@ def plan_direct(
     profile = profile or (BUILT_IN if deterministic else current_profile())
     devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
     plans = {
-        (str(where), name): _direct(n, d, features, temporaries, outputs, batch, where, name, profile)
+        (str(where), name): replace(
+            _direct(n, d, features, temporaries, outputs, batch, where, name, profile, function_bytes), kernel=kernel
+        )
         for where in devices
         for name in ROUTES
     }
@@ -199,13 +219,14 @@ def _direct(
     device: torch.device,
     route: str,
     profile: MachineProfile,
+    function_bytes: int,
 ) -> Plan:
     """One route's price, eqs. (M-35) and (M-36); what is available and the alternatives are filled in later."""
     dtype = DTYPES[ROUTES[route]]
     rates = profile.rates(device)
     rows = min(n, tile_rows(n, batch, device))
     # A tile's temporaries: float64 statistics before the cast, and what the generated code keeps.
-    tiles = temporaries * rows * n * 8 * batch
+    tiles = temporaries * rows * n * 8 * batch + function_bytes
     pairs = n * n * batch / rates.block_pairs
     flops = n**3 * batch / rates.cholesky(dtype)
     return Plan(
@@ -222,6 +243,7 @@ def _direct(
         fit_step_seconds=flops + pairs * 2 + 40 * rates.call_seconds,
         available_bytes=0,
         profile=profile.name,
+        kernel="",
     )
 
 

@@ -15,7 +15,6 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes, readable_seconds
-from flashgp.pairwise import opaque
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import tile_rows
 from flashgp.planner.choice import (
@@ -29,8 +28,8 @@ from flashgp.planner.choice import (
     plan_values,
     profile_notes,
 )
-from flashgp.planner.engines import ENGINES
-from flashgp.planner.plan import printed, printed_html
+from flashgp.planner.engines import ENGINES, Engine
+from flashgp.planner.plan import kernel_line, printed, printed_html
 
 __all__ = ["PRODUCT_ROUTES", "ProductPlan", "plan_product"]
 
@@ -50,7 +49,8 @@ class ProductPlan:
     Fields: route, one of PRODUCT_ROUTES; backend, that evaluates the pairs; device and dtype (of V and the result) as
     text; n and m, rows and columns of K; symmetric, whether both are the same points; d, feature numbers per row; t,
     right-hand sides; batch (members); products, how many are made with the same K; peak_bytes above what the points
-    and V take; seconds of all products; available_bytes; profile, whose rates were used; notes; alternatives.
+    and V take; seconds of all products; available_bytes; profile, whose rates were used; kernel, "fused" or what of
+    it runs through Python, and why; notes; alternatives.
     """
 
     route: str
@@ -68,6 +68,7 @@ class ProductPlan:
     seconds: float
     available_bytes: int
     profile: str
+    kernel: str
     notes: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 
@@ -97,6 +98,7 @@ class ProductPlan:
         count = "one product" if self.products == 1 else f"{self.products:,} products"
         return [
             ("problem", size),
+            ("kernel", kernel_line(self.kernel)),
             ("route", f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.dtype}, {self.backend} on {self.device}"),
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             (count, f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
@@ -116,6 +118,8 @@ def plan_product(
     m: int | None = None,
     *,
     d: int,
+    function_d: int = 0,
+    function_bytes: int = 0,
     t: int = 1,
     batch: int = 1,
     products: int = 1,
@@ -134,7 +138,9 @@ def plan_product(
 
     Args:
         form: the covariance function; n, m: rows and columns of K, m None where both are the same points.
-        d: numbers per row of all features; t: columns of V; batch: models; products: how many with the same K.
+        d: numbers per row of all features; function_d, those of them that are points of Python functions;
+            function_bytes: what these make beside a tile.
+        t: columns of V; batch: models; products: how many with the same K.
         dtype: of V and of the result: torch.float64 or torch.float32. Float32 tiles serve float64 only when forced.
         memory: budget, bytes or text like "8GiB"; None for what is free now.
         device: where; of several, the quickest is chosen.
@@ -157,7 +163,9 @@ def plan_product(
     check_route(route, PRODUCT_ROUTES)
     profile = profile or (BUILT_IN if deterministic else current_profile())
     devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
-    size = _Size(form, n, n if m is None else m, m is None, d, t, batch, products, dtype, profile)
+    size = _Size(
+        form, n, n if m is None else m, m is None, d, function_d, function_bytes, t, batch, products, dtype, profile
+    )
     candidates = [
         replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
         for where in devices
@@ -170,7 +178,7 @@ def plan_product(
             route=chosen.route, backend=chosen.backend, device=chosen.device,
             dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
             products=products, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
-            available_bytes=available[chosen.device], profile=profile.name,
+            available_bytes=available[chosen.device], profile=profile.name, kernel=form.fusion,
             notes=profile_notes(profile, deterministic), alternatives=alternatives,
         )  # fmt: skip
 
@@ -189,7 +197,7 @@ def plan_product(
 
     chosen, alternatives = choose(candidates, available, route=route, backend=backend, too_large=too_large)
     plan = completed(chosen, alternatives)
-    return replace(plan, notes=(*_prices(plan, candidates), *plan.notes))
+    return replace(plan, notes=(*_prices(plan, candidates), *_compiling(plan), *plan.notes))
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,8 @@ class _Size:
     m: int
     symmetric: bool
     d: int
+    function_d: int
+    function_bytes: int
     t: int
     batch: int
     products: int
@@ -216,20 +226,19 @@ class _Size:
 
     def operand_bytes(self) -> int:
         """Result and mirrored part; features with their centred and extended copies: the common terms of (M-55)."""
-        features = 3 * (self.d + len(self.form.statistics))
-        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 8 * features)
+        copied = self.d - self.function_d + len(self.form.statistics) - len(self.form.pair_functions)
+        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 8 * (3 * copied + self.function_d))
 
     def tile_bytes(self, device: torch.device) -> int:
         """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
         temporaries = program_of(self.form).value_temporaries
-        functions = opaque.temporary_bytes(self.form, self.d, self.batch)
-        return 8 * temporaries * self.panel_rows(device) * self.m * self.batch + functions
+        return 8 * temporaries * self.panel_rows(device) * self.m * self.batch + self.function_bytes
 
-    def fused_bytes(self, device: torch.device) -> int:
-        """Of a fused engine: packed copies, and per thread a tile in its cache and sums in float64, (M-55)."""
+    def fused_bytes(self, engine: Engine, device: torch.device) -> int:
+        """Of a fused engine: its compiler, and per thread a tile in its cache and sums in float64, (M-55)."""
         threads = self.profile.threads if device.type == "cpu" else 1
         sums = 8 * self.batch * (self.n + self.m if self.symmetric else self.n) * self.t
-        return threads * (sums + FUSED_BYTES)
+        return threads * (sums + FUSED_BYTES) + engine.compiler_bytes()
 
     def stored_pairs(self, device: torch.device) -> int:
         """Numbers in stored tiles, (M-56): of a symmetric K the panels from the diagonal on."""
@@ -251,28 +260,35 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
         return size.products * (max(flops / rates.gemm(dtype), stored_bytes / rates.copy_bytes) + rates.call_seconds)
 
     stored = 4 * size.stored_pairs(device)
+    # One product asks for a result, not for a matrix: storing K is another memory class (docs/decisions/0006).
+    keeps = "keeps K, for one product: only on request" if size.products == 1 else ""
     found = [
         Candidate(
             "dense", "torch", where, name, item * size.pairs + tiles + base,
-            build + multiply(size.dtype, item * size.pairs),
+            build + multiply(size.dtype, item * size.pairs), objection=keeps,
         ),
         Candidate(
             "stored", "torch", where, "float32", stored + tiles + base, build + multiply(torch.float32, stored),
-            objection="rounds K to float32: only on request" if size.dtype == torch.float64 else "",
+            objection="rounds K to float32: only on request" if size.dtype == torch.float64 else keeps,
         ),
     ]  # fmt: skip
     for engine in ENGINES:
         if not engine.runs_on(device) or name not in engine.dtypes or not engine.supported():
             continue
-        if engine.fused and not size.form.fusable:  # a Python function of two points runs on torch tiles
-            continue
+        if engine.fused and not (size.form.fusable and size.form.statistics):
+            continue  # a Python function of two points runs on torch tiles, and so does a constant
         rate = size.profile.product_rate(engine.backend, device, size.dtype, size.symmetric, size.d, size.t)
         if rate is None:
             continue
         seconds = size.products * (size.pairs / rate + rates.call_seconds)
-        own = size.fused_bytes(device) if engine.fused else tiles
+        own = size.fused_bytes(engine, device) if engine.fused else tiles
         missing = "" if engine.installed() else engine.package
-        found.append(Candidate("recomputed", engine.backend, where, name, own + base, seconds, missing=missing))
+        found.append(
+            Candidate(
+                "recomputed", engine.backend, where, name, own + base, seconds, objection=engine.objection,
+                missing=missing,
+            )
+        )  # fmt: skip
     return found
 
 
@@ -285,6 +301,14 @@ def _prices(plan: ProductPlan, candidates: Sequence[Candidate]) -> tuple[str, ..
         for one in candidates
         if one.missing and one.seconds < plan.seconds and one.peak_bytes <= plan.available_bytes
     )
+
+
+def _compiling(plan: ProductPlan) -> tuple[str, ...]:
+    """That compiling comes on top of the seconds, where this process has compiled nothing yet."""
+    engine = next(engine for engine in ENGINES if engine.backend == plan.backend)
+    if not engine.compiles_first():
+        return ()
+    return ("loops are compiled, or read from the cache, at their first use: once, and not in these seconds",)
 
 
 def _backends() -> tuple[str, ...]:

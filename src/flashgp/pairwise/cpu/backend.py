@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.cpu.panels import Panel, visit_panels
+from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.torch_tiles import TorchTiles
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 
 PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the torch tiles do
+COMPILER_BYTES = 160 * 2**20  # numba and LLVM in this process, from the first compile on
+LOOPS_BYTES = 16 * 2**20  # compiling one more form
 TRANSPOSED = 256  # rows and columns mirrored at a time: a square of them fits the cache
 MODERATE = 2.0**500  # features beyond it overflow when they are squared and added
 MEMBER_BYTES = 2**27  # totals of one worker; more right-hand sides than fit are taken in turns
@@ -41,9 +46,24 @@ class CpuTiles(Backend):
     per worker.
     """
 
+    title = "compiled loops"
+
     def __init__(self, least_pairs: int = PORTABLE_PAIRS) -> None:
         self.least_pairs = least_pairs
         self._portable = TorchTiles()
+
+    @classmethod
+    def for_every_size(cls) -> "CpuTiles":
+        return cls(least_pairs=0)
+
+    @classmethod
+    def compiles_first(cls) -> bool:
+        engine = sys.modules.get("flashgp.pairwise.cpu.engine")
+        return engine is None or not engine.compile_seconds()
+
+    @classmethod
+    def compiler_bytes(cls) -> int:
+        return COMPILER_BYTES if cls.compiles_first() else LOOPS_BYTES
 
     def serves(self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> bool:
         """Whether the compiled loops compute this; they assume finite numbers, so that others go to the torch tiles."""
@@ -79,7 +99,7 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, other.count), dtype, rows.device)
         for member, (values, r, c) in zip(_flat(out, 2), _members(batch, theta, rows, cols), strict=True):
-            _pairs(form, values, r, c, dtype).block(member.numpy())
+            _Member(form, values, r, c, dtype, workspace).all_pairs().block(member.numpy())
             if cols is None and not upper:
                 _mirror(member)
         return out
@@ -104,14 +124,14 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
         together = max(8, MEMBER_BYTES // (8 * rows.count))
+        out.zero_()
         right = right.detach().expand(*batch, *right.shape[-2:])
         for member, v, (values, r, c) in zip(
             _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            pairs = _pairs(form, values, r, c, right.dtype)
+            job = _Member(form, values, r, c, right.dtype, workspace)
             for start in range(0, v.shape[-1], together):
-                part = slice(start, start + together)
-                member[:, part] = pairs.product(v[:, part])
+                job.product(v, slice(start, min(v.shape[-1], start + together)), member)
         return out
 
     def block_gradient(
@@ -128,12 +148,15 @@ class CpuTiles(Backend):
             return self._portable.block_gradient(form, theta, rows, cols, weights, workspace=workspace)
         batch = broadcast_batch(_batch(theta, rows, rows if cols is None else cols), weights.shape[:-2])
         weights = weights.detach().expand(*batch, *weights.shape[-2:])
+        workspace = workspace or Workspace()
         members = zip(_flat(weights, 2), _members(batch, theta, rows, cols), strict=True)
         return _joined(
             batch,
             cols is None,
             [
-                _pairs(form, values, r, c, w.dtype, pulled=True).block_gradient(w.contiguous().numpy())
+                _Member(form, values, r, c, w.dtype, workspace)
+                .all_pairs(pulled=True)
+                .block_gradient(w.contiguous().numpy())
                 for w, (values, r, c) in members
             ],
         )
@@ -167,6 +190,7 @@ class CpuTiles(Backend):
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         batch = broadcast_batch(batch, left.shape[:-2])
+        workspace = workspace or Workspace()
         left = left.detach().expand(*batch, *left.shape[-2:])
         right = right.detach().expand(*batch, *right.shape[-2:])
         if cols is None:
@@ -176,7 +200,7 @@ class CpuTiles(Backend):
         return _joined(
             batch,
             cols is None,
-            [_pairs(form, values, r, c, v.dtype, pulled=True).gradient(u, v) for u, v, (values, r, c) in members],
+            [_Member(form, values, r, c, v.dtype, workspace).gradient(u, v) for u, v, (values, r, c) in members],
         )
 
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
@@ -190,12 +214,85 @@ def _moderate(rows: Rows) -> bool:
     return all(float(a.min()) > -MODERATE and float(a.max()) < MODERATE for a in arrays)
 
 
-def _pairs(
-    form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype, *, pulled: bool = False
-) -> "CompiledPairs":
-    from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    """One model of a batch: its products and gradients, panel by panel where memory asks for it."""
 
-    return CompiledPairs.of(form, theta, rows, cols, dtype, pulled=pulled)
+    form: Form
+    theta: list[float]
+    rows: Rows
+    cols: Rows | None
+    dtype: torch.dtype
+    workspace: Workspace
+
+    def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> "CompiledPairs":
+        from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
+
+        cols = self.rows if self.cols is None else self.cols
+        part = None if j is None else cols.part(j.start, j.stop)
+        rows = self.rows.part(i.start, i.stop)
+        return CompiledPairs.of(self.form, self.theta, rows, part, self.dtype, self.workspace, pulled=pulled)
+
+    def all_pairs(self, *, pulled: bool = False) -> "CompiledPairs":
+        every = None if self.cols is None else slice(0, self.cols.count)
+        return self.pairs(slice(0, self.rows.count), every, pulled=pulled)
+
+    def whole(self, right: slice) -> Panel:
+        return Panel(slice(0, self.rows.count), None if self.cols is None else slice(0, self.cols.count), right)
+
+    def product(self, v: Tensor, right: slice, out: Tensor) -> None:
+        """Add K v[:, right] to out[:, right]."""
+
+        def visit(panel: Panel) -> None:
+            i, j, t = panel.rows, panel.cols, panel.right
+            ahead = self.pairs(i, j).product(v[i if j is None else j, t])
+            back = self.pairs(j, i).product(v[i, t]) if self.cols is None and j is not None else None
+            out[i, t].add_(ahead)
+            if j is not None and back is not None:
+                out[j, t].add_(back)
+
+        visit_panels(self.whole(right), self.workspace, lambda panel: self.bytes(panel, panel.right_count), visit)
+
+    def gradient(self, u: Tensor, v: Tensor) -> "Gradients":
+        """As `CompiledPairs.gradient`, of all rows and columns; right-hand sides are not split."""
+        by_rows: list[Array | None] = [None] * (len(self.form.statistics) + self.form.scalar_count)
+        by_cols = by_rows if self.cols is None else list(by_rows)
+        totals = numpy.zeros(self.form.parameter_count)
+
+        def visit(panel: Panel) -> None:
+            i, j = panel.rows, panel.cols
+            rows, cols, theta = self.pairs(i, j, pulled=True).gradient(u[i], v[i if j is None else j])
+            _make_room(by_rows, rows, self.rows.count)
+            if j is not None:
+                _make_room(by_cols, cols, (self.cols or self.rows).count)
+                _add(by_cols, cols, j)
+            _add(by_rows, rows, i)
+            totals[:] += theta
+
+        sums = 8 * self.rows.width  # of a row, in every worker
+        whole = self.whole(slice(0, 1))
+        visit_panels(whole, self.workspace, lambda panel: self.bytes(panel, u.shape[-1], sums), visit)
+        return by_rows, by_cols, totals
+
+    def bytes(self, panel: Panel, t: int, sums: int = 0) -> int:
+        """Packed features and right-hand sides, and sums in float64 of every worker, (M-55)."""
+        both = panel.row_count + panel.column_count
+        packed = both * (2 * self.rows.width + t) * self.dtype.itemsize
+        return packed + workers() * (8 * panel.row_count * t + sums * both)
+
+
+def _make_room(totals: "list[Array | None]", parts: "Sequence[Array | None]", count: int) -> None:
+    """Zeros for everything that a panel says something about and no panel did before."""
+    for k, part in enumerate(parts):
+        if part is not None and totals[k] is None:
+            totals[k] = numpy.zeros((count, *part.shape[1:]))
+
+
+def _add(totals: "list[Array | None]", parts: "Sequence[Array | None]", where: slice) -> None:
+    """Add what a panel says about some of the rows."""
+    for whole, part in zip(totals, parts, strict=True):
+        if whole is not None and part is not None:
+            whole[where] += part
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:

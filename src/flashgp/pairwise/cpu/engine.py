@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
@@ -22,6 +23,7 @@ from flashgp.pairwise.program import program_of
 __all__ = ["CompiledPairs", "Gradients", "compile_seconds", "is_cached"]
 
 CHUNK = 32  # tiles between two looks at whether to stop
+TITLE = "compiled loops"  # in reports
 LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
 _lock = threading.Lock()
@@ -41,7 +43,7 @@ class CompiledPairs:
         form, theta: the covariance function, theta one number each; layout: how its statistics are evaluated;
         arguments: the packed rows and columns in the order of the generated functions; n, m: rows and columns;
         widths: columns of each feature before padding; size: rows of a block; dtype: float32 or float64, of the
-        loops; symmetric: the columns are the rows.
+        loops; symmetric: the columns are the rows; workspace: hears what ran and what compiling took.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class CompiledPairs:
         size: int,
         dtype: torch.dtype,
         symmetric: bool,
+        workspace: Workspace | None = None,
     ) -> None:
+        self.workspace = workspace or Workspace()
         self.form, self.layout, self.arguments = form, layout, arguments
         self.n, self.m, self.widths, self.size, self.symmetric = n, m, widths, size, symmetric
         self.real = numpy.float32 if dtype == torch.float32 else numpy.float64
@@ -71,6 +75,7 @@ class CompiledPairs:
         rows: Rows,
         cols: Rows | None,
         dtype: torch.dtype,
+        workspace: Workspace | None = None,
         *,
         pulled: bool = False,
     ) -> "CompiledPairs":
@@ -93,7 +98,8 @@ class CompiledPairs:
         for a, b in zip(rows.scalars, other.scalars, strict=True):
             arguments += [packed_columns(side.numpy().astype(real, copy=False), size) for side in (a, b)]
         widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
-        return cls(form, theta, layout, arguments, rows.count, other.count, widths, size, dtype, cols is None)
+        counts = rows.count, other.count
+        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace)
 
     def _columns(self, values: Tensor) -> Array:
         """Right-hand sides (t, n) in blocks, padded with zeros."""
@@ -188,6 +194,7 @@ class CompiledPairs:
         function = getattr(self.module, name)
         key = f"{self.module.__name__}.{name}"
         if key in _seconds:
+            self.workspace.ran(TITLE)
             return function
         with _lock:
             began = time.perf_counter()
@@ -200,6 +207,7 @@ class CompiledPairs:
                 function.enable_caching()
                 function(nothing, *head, *make())
             _seconds[key] = time.perf_counter() - began
+        self.workspace.ran(TITLE, _seconds[key])
         return function
 
 

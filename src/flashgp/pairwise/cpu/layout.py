@@ -32,6 +32,7 @@ UNIT = 2.0**-24  # the rounding of one float32 number
 COORDINATE_BUDGET = 5e-7  # of a covariance, relative to its row's largest: what rounded columns may move it
 SQUARE_BUDGET = 1e-6  # what the cancelling form of a squared distance may
 SHARE_BUDGET = 1e-6  # what rounded inner products and row scalars may
+PACKED_ROWS = 2**14  # rows moved and rounded at a time
 BLOCK, NARROW_BLOCK, MANY_COLUMNS = 512, 256, 12  # rows per block, for few columns and for more
 
 
@@ -61,7 +62,7 @@ def layout_of(
         if kind == "distance":
             centre = 0.5 * (sides[0].min(0).astype(float) + sides[0].max(0))
             centres.append(centre)
-            reach.append(max(float(numpy.square(side - centre).sum(-1).max()) for side in sides))
+            reach.append(max(_reach(side, centre) for side in sides))
         else:
             centres.append(numpy.zeros(0 if kind == "match" else u.shape[-1]))
             reach.append(0.0)
@@ -91,6 +92,15 @@ def _statistic(form: Form, k: int, d: int, found: Sensitivity, reach: float) -> 
     return Statistic(kind, "dot" if kind == "product" or close else "differences", 0)
 
 
+def _reach(feature: Array, centre: Array) -> float:
+    """The largest squared distance of a row from the centre, without copies of all rows."""
+    most = 0.0
+    for start in range(0, len(feature), PACKED_ROWS):
+        moved = feature[start : start + PACKED_ROWS] - centre
+        most = max(most, float(numpy.einsum("ij,ij->i", moved, moved).max()))
+    return most
+
+
 def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
     """Rows per block: fewer where many columns of one would leave the first-level cache (decision 7)."""
     columns = 0
@@ -102,19 +112,23 @@ def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
 
 def packed(feature: Array, centre: Array, statistic: Statistic, block: int, real: type) -> list[Array]:
     """Arrays (blocks, columns, B) of a feature, and (blocks, B) of its squared norms where they are needed."""
-    moved = feature - centre
-    values = moved.astype(real)
-    parts = [values.T]
-    if statistic.way == "split":
-        parts.append((moved - values).astype(real).T)
-    columns = numpy.concatenate(parts) if len(parts) > 1 else parts[0]
-    if statistic.columns == 0 and columns.shape[0] % 4:
-        columns = numpy.concatenate([columns, numpy.zeros((-columns.shape[0] % 4, columns.shape[1]), real)])
-    arrays = [packed_columns(columns, block)]
-    if statistic.way == "dot" and statistic.kind == "distance":
-        norms = numpy.square(values, dtype=numpy.float64).sum(-1).astype(real)
-        arrays.append(packed_columns(norms, block))
-    return arrays
+    n, d = feature.shape
+    split, dot = statistic.way == "split", statistic.way == "dot" and statistic.kind == "distance"
+    count = 2 * d if split else d + (-d % 4 if statistic.columns == 0 else 0)
+    blocks = -(-n // block)
+    out = numpy.zeros((blocks, count, block), real)
+    norms = numpy.zeros((blocks, block), real)
+    step = max(1, PACKED_ROWS // block)  # blocks at a time: no copy of all rows beside the packed one
+    for first in range(0, blocks, step):
+        part = slice(first, first + step)
+        moved = feature[first * block : (first + step) * block] - centre
+        values = moved.astype(real, copy=False)
+        out[part, :d] = packed_columns(values.T, block)
+        if split:
+            out[part, d:] = packed_columns((moved - values).astype(real).T, block)
+        if dot:
+            norms[part] = packed_columns(numpy.square(values, dtype=numpy.float64).sum(-1).astype(real), block)
+    return [out, norms] if dot else [out]
 
 
 def packed_columns(columns: Array, block: int, pad: str = "last") -> Array:

@@ -11,6 +11,7 @@ import numpy
 import torch
 
 from flashgp.foundations.form import Form
+from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.engine import CompiledPairs
 from flashgp.pairwise.cpu.layout import Statistic
 from flashgp.pairwise.small import Pulled, SmallProblem
@@ -33,7 +34,13 @@ class CompiledProblem(SmallProblem):
     """One model's covariance matrix, its upper triangle, and the pullback of a slope; see SmallProblem."""
 
     def __init__(
-        self, form: Form, theta: Sequence[float], features: Sequence[Array], count: int, scalars: Sequence[Array] = ()
+        self,
+        form: Form,
+        theta: Sequence[float],
+        features: Sequence[Array],
+        count: int,
+        scalars: Sequence[Array] = (),
+        workspace: Workspace | None = None,
     ) -> None:
         size = SMALL_BLOCK if count > ONE_BLOCK else -(-count // LANES) * LANES
         arguments = []
@@ -41,7 +48,7 @@ class CompiledProblem(SmallProblem):
             arguments += [one, one]
         widths = [f.shape[1] if f.ndim == 2 else 0 for f in features]
         self._pairs = CompiledPairs(
-            form, theta, small_layout(form), arguments, count, count, widths, size, torch.float64, symmetric=True
+            form, theta, small_layout(form), arguments, count, count, widths, size, torch.float64, True, workspace
         )
         self.matrix = numpy.empty((count, count))
         self._pairs.block(self.matrix)

@@ -49,6 +49,8 @@ class TritonTiles(Backend):
         for tensors on different devices.
     """
 
+    title = "triton"
+
     def __init__(self) -> None:
         self._torch = TorchTiles()
 
@@ -66,6 +68,7 @@ class TritonTiles(Backend):
         if _not_ours(form, dtype, rows, cols):
             return self._torch.block(form, theta, rows, cols, dtype=dtype, workspace=workspace, upper=upper)
         workspace = workspace or Workspace()
+        workspace.ran(self.title)
         with workspace.hold(packed_bytes(rows, cols)):
             job = _pack(form, theta, rows, cols)
             shape = shape_for("block", routes(form, job.columns, False))
@@ -101,6 +104,7 @@ class TritonTiles(Backend):
             return self._torch.product(form, theta, rows, cols, right, workspace=workspace)
         _same_device("right", right, rows)
         workspace = workspace or Workspace()
+        workspace.ran(self.title)
         with workspace.hold(packed_bytes(rows, cols)):
             job = _pack(form, theta, rows, cols, right)
             shape = shape_for("few" if t <= FEW else "many", routes(form, job.columns, False), t)

@@ -10,10 +10,10 @@ import torch
 
 from flashgp.foundations.form import Form
 from flashgp.pairwise.program import program_of
+from flashgp.pairwise.source_cache import import_generated
 from flashgp.pairwise.triton.gradient_source import gradient_source
 from flashgp.pairwise.triton.kernel_source import block_source, product_source
 from flashgp.pairwise.triton.packing import CAREFUL, FAST, Packed
-from flashgp.pairwise.triton.source_files import source_module
 from flashgp.pairwise.triton.tile_source import TileStatistic, tile_statistics
 
 __all__ = [
@@ -102,7 +102,7 @@ def _kernel(
         "block": block_source,
         "gradient": gradient_source,
     }
-    return getattr(source_module(source[name](form, statistics, careful, *options)), name)
+    return getattr(import_generated(source[name](form, statistics, careful, *options)), name)
 
 
 def launch(

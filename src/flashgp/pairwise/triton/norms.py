@@ -5,9 +5,9 @@ operations, eq. (M-64): the same split, the same tensor-core product, the same o
 norms would leave some eps |u|^2 behind, which a short lengthscale turns into an error of the variance.
 """
 
+from flashgp.pairwise.source_cache import import_generated
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.profile_source import DEVICE_FUNCTIONS
-from flashgp.pairwise.triton.source_files import source_module
 from flashgp.pairwise.triton.tile_source import TileStatistic
 
 __all__ = ["NORMS_SOURCE", "store_norms"]
@@ -47,7 +47,7 @@ def store_norms(packed: Packed, statistics: tuple[TileStatistic, ...], symmetric
     for s in statistics:
         if s.kind != "distance" or not s.route.startswith("dot"):
             continue
-        kernel = source_module(NORMS_SOURCE).norms
+        kernel = import_generated(NORMS_SOURCE).norms
         for side in [packed.rows] if symmetric else [packed.rows, packed.cols]:
             members, _, padded = side.channels.shape
             blocks = padded // NORMS_ROWS

@@ -1,0 +1,87 @@
+"""Panels of a compiled product or gradient: all pairs at once, and halves of them where memory has no room for that.
+
+A panel is some rows, some columns and some right-hand sides. What it contributes is added once all of it is computed,
+so that a panel that failed has left no trace, and its halves give the same result.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from flashgp.foundations.workspace import Workspace, ran_out_of_memory
+
+__all__ = ["Panel", "visit_panels"]
+
+LEAST_ROWS = 512  # a block of the loops: smaller panels would save nothing
+LEAST_RIGHT = 8
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Pairs of rows and columns, with right-hand sides; cols None: the rows themselves, each pair in both orders."""
+
+    rows: slice
+    cols: slice | None
+    right: slice
+
+    @property
+    def row_count(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def column_count(self) -> int:
+        return self.row_count if self.cols is None else self.cols.stop - self.cols.start
+
+    @property
+    def right_count(self) -> int:
+        return self.right.stop - self.right.start
+
+    def halves(self) -> "Iterator[Panel]":
+        """The same pairs and right-hand sides in smaller panels; none where that would not help.
+
+        Two diagonal halves of a symmetric panel leave the pairs between them, which stand for both orders.
+        """
+        if self.right_count > LEAST_RIGHT:
+            yield from (replace(self, right=part) for part in _halved(self.right))
+        elif max(self.row_count, self.column_count) <= LEAST_ROWS:
+            return
+        elif self.cols is None:
+            first, second = _halved(self.rows)
+            yield from (replace(self, rows=first), replace(self, rows=second))
+            yield replace(self, rows=first, cols=second)
+        elif self.row_count >= self.column_count:
+            yield from (replace(self, rows=part) for part in _halved(self.rows))
+        else:
+            yield from (replace(self, cols=part) for part in _halved(self.cols))
+
+
+def _halved(part: slice) -> tuple[slice, slice]:
+    middle = (part.start + part.stop) // 2
+    return slice(part.start, middle), slice(middle, part.stop)
+
+
+def visit_panels(
+    panel: Panel, workspace: Workspace, needed: Callable[[Panel], int], visit: Callable[[Panel], None]
+) -> None:
+    """Visit a panel, or its halves where memory runs out, and say so.
+
+    Args:
+        needed: bytes that a panel takes while it is visited; visit: changes a result only once all of a panel is
+            computed.
+    Raises: MemoryBudgetError, or what ran out, for a panel that has no halves.
+    """
+    try:
+        with workspace.hold(needed(panel)):
+            visit(panel)
+        return
+    except (MemoryError, RuntimeError) as error:
+        parts = list(panel.halves())
+        if not parts or not ran_out_of_memory(error):
+            raise
+    # Out of the handler, whose error holds the arrays that filled the memory.
+    least = parts[0]
+    workspace.note(
+        f"memory ran out in a compiled loop: went on with {least.row_count:,} rows, {least.column_count:,} columns and "
+        f"{least.right_count} right-hand sides at a time, and the same result"
+    )
+    for part in parts:
+        visit_panels(part, workspace, needed, visit)
