@@ -10,7 +10,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy
 import torch
@@ -23,7 +23,7 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 
 if TYPE_CHECKING:
-    from flashgp.operators.covariance import CovarianceOperator
+    from flashgp.operators import CovarianceOperator, SkippingOperator
 
 __all__ = ["Kernel", "Leaf", "Numeric", "kernel_of"]
 
@@ -81,18 +81,32 @@ class Kernel(nn.Module, ABC):
         """The broadcast batch shape of all parameters."""
         return torch.broadcast_shapes(*(p.batch_shape for p in self.modules() if isinstance(p, Parameter)))
 
-    def operator(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
+    @overload
+    def operator(self, x1: Tensor, x2: Tensor | None = None, *, skip_below: None = None) -> "CovarianceOperator": ...
+
+    @overload
+    def operator(self, x1: Tensor, x2: Tensor | None = None, *, skip_below: float) -> "SkippingOperator": ...
+
+    def operator(
+        self, x1: Tensor, x2: Tensor | None = None, *, skip_below: float | None = None
+    ) -> "CovarianceOperator | SkippingOperator":
         """The covariance between x1 (*batch, n, d) and x2 (*batch, m, d) (or x1 itself) as a lazy operator.
 
-        Returns: a CovarianceOperator of shape (*batch, n, m); nothing of size n m is computed.
-        Raises: ShapeError, DomainError for points that do not fit.
+        Args:
+            skip_below: with a number, products leave out tiles in which every covariance is certainly below that share
+                of the prior variance, and `operator.product(V)` bounds what that changes, eqs. (M-72), (M-73).
+        Returns: a CovarianceOperator of shape (*batch, n, m), or a SkippingOperator; nothing of size n m is computed.
+        Raises: ShapeError, DomainError for points or a share that do not fit, or a share inside torch.compile.
         """
-        from flashgp.operators.covariance import CovarianceOperator  # the one sanctioned late import
+        from flashgp.operators import CovarianceOperator, SkippingOperator  # the one sanctioned late import
 
         if torch.compiler.is_compiling():
+            if skip_below is not None:
+                raise DomainError("`skip_below` needs the points' values; make the operator outside torch.compile")
             return CovarianceOperator.while_compiling(self, x1, x2)
         x1 = check_points(x1, "x1")
-        return CovarianceOperator.of(self, x1, None if x2 is None else check_points(x2, "x2", like=x1))
+        exact = CovarianceOperator.of(self, x1, None if x2 is None else check_points(x2, "x2", like=x1))
+        return exact if skip_below is None else SkippingOperator.of(exact, skip_below)
 
     def __call__(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
         return self.operator(x1, x2)

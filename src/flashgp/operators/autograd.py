@@ -106,7 +106,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(operator: "CovarianceOperator", right: Tensor, *tensors: Tensor) -> Tensor:
         op = operator._with([t.detach() for t in tensors])
-        return op.backend.product(op.form, op.theta, op.rows, op.cols, right.detach(), workspace=op.workspace)
+        return op.backend_product(right.detach())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -150,10 +150,7 @@ class _ProductGradient(torch.autograd.Function):
         operator: "CovarianceOperator", gradient: Tensor, right: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         op = operator._with([t.detach() for t in tensors])
-        pulled = op.backend.bilinear_gradient(
-            op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach(), workspace=op.workspace
-        )
-        return _filled(_flat(pulled, tensors), tensors)
+        return _filled(_flat(op.backend_gradient(gradient.detach(), right.detach()), tensors), tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -11,13 +11,16 @@ from torch.autograd import forward_ad
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.modes import exact_precision
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators import autograd
 from flashgp.operators.compiled import CompiledOperator
 from flashgp.operators.linear import LinearOperator
 from flashgp.pairwise import differentiable
-from flashgp.pairwise.backend import Backend
+from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.far import FarTiles
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.torch_tiles import tile_rows
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class CovarianceOperator(LinearOperator):
         form, theta: the covariance function; rows, cols: the points (cols None: the rows themselves).
         dtype: of the results; distances are computed in float64 where they could cancel.
         workspace: counts and limits large buffers; a fresh one without limit by default.
+        tiles: products and their gradients run over these only, of rows in panel order; everything by default.
     """
 
     def __init__(
@@ -51,10 +55,12 @@ class CovarianceOperator(LinearOperator):
         dtype: torch.dtype,
         workspace: Workspace | None = None,
         backend: Backend | None = None,
+        tiles: NearTiles | None = None,
     ) -> None:
         self.form, self.theta, self.rows, self.cols, self.dtype = form, tuple(theta), rows, cols, dtype
         self.workspace = workspace or Workspace()
         self.backend: Backend = backend or default_backend()
+        self.tiles = tiles
 
     @classmethod
     def of(
@@ -88,8 +94,9 @@ class CovarianceOperator(LinearOperator):
         """The transpose; a symmetric operator is its own."""
         if self.cols is None:
             return self
-        swapped = _swapped(self.form)
-        return CovarianceOperator(swapped, self.theta, self.cols, self.rows, self.dtype, self.workspace, self.backend)
+        return self._like(
+            _swapped(self.form), self.theta, self.cols, self.rows, None if self.tiles is None else self.tiles.T
+        )
 
     mT = T  # noqa: N815 - as in torch
 
@@ -124,7 +131,28 @@ class CovarianceOperator(LinearOperator):
             return self.differentiable_product(matrix)
         if _followed((matrix, *tensors)):
             return autograd.product(self, matrix)
-        return self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
+        return self.backend_product(matrix)
+
+    def _record(self) -> Report:
+        report = super()._record()
+        report.route = "all tiles"
+        report.backend = self.backend.engine(self.form, self.rows, self.cols, self.dtype, self.tiles)
+        return report
+
+    def ordered(self, far: FarTiles) -> "CovarianceOperator":
+        """The operator of the same rows and columns in panel order, whose products run over the near tiles."""
+        cols = None if self.cols is None else self.cols.take(far.column_order)
+        return self._between(self.rows.take(far.row_order), cols, far.near)
+
+    def backend_product(self, matrix: Tensor) -> Tensor:
+        """K @ matrix by the backend, whose tensors autograd does not follow."""
+        given = self.form, self.theta, self.rows, self.cols, matrix
+        return self.backend.product(*given, workspace=self.workspace, tiles=self.tiles)
+
+    def backend_gradient(self, left: Tensor, right: Tensor) -> PairGradient:
+        """The gradient of sum(left * (K @ right)) by the backend."""
+        given = self.form, self.theta, self.rows, self.cols, left, right
+        return self.backend.bilinear_gradient(*given, workspace=self.workspace, tiles=self.tiles)
 
     def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
         """A part of the matrix, not computed: K[i, j] for slices, integer or boolean tensors, lists; K[i] for rows.
@@ -145,8 +173,14 @@ class CovarianceOperator(LinearOperator):
             return dense.squeeze(-1 if isinstance(right, int) else -2) if isinstance(left, int) else dense
         return part
 
-    def _between(self, rows: Rows, cols: Rows | None) -> "CovarianceOperator":
-        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, self.backend)
+    def _between(self, rows: Rows, cols: Rows | None, tiles: NearTiles | None = None) -> "CovarianceOperator":
+        return self._like(self.form, self.theta, rows, cols, tiles)
+
+    def _like(
+        self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, tiles: NearTiles | None
+    ) -> "CovarianceOperator":
+        """Another matrix of this dtype, by the same backend, in the same workspace."""
+        return CovarianceOperator(form, theta, rows, cols, self.dtype, self.workspace, self.backend, tiles)
 
     # -- plumbing: the tensors that can carry gradients, flat ----------------------------------------------------
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -156,15 +190,8 @@ class CovarianceOperator(LinearOperator):
     def _with(self, tensors: Sequence[Tensor]) -> "CovarianceOperator":
         a = len(self.rows.tensors)
         b = a + (0 if self.cols is None else len(self.cols.tensors))
-        return CovarianceOperator(
-            self.form,
-            tensors[b:],
-            self.rows.rebuilt(tensors[:a]),
-            None if self.cols is None else self.cols.rebuilt(tensors[a:b]),
-            self.dtype,
-            self.workspace,
-            self.backend,
-        )
+        cols = None if self.cols is None else self.cols.rebuilt(tensors[a:b])
+        return self._like(self.form, tensors[b:], self.rows.rebuilt(tensors[:a]), cols, self.tiles)
 
     def event_dims(self) -> list[int]:
         """Dimensions of each of `_tensors` that are not batch dimensions."""
@@ -191,12 +218,26 @@ class CovarianceOperator(LinearOperator):
 
     def differentiable_product(self, right: Tensor) -> Tensor:
         """K @ right on portable tiles: any order of derivative, forward mode; the graph holds every tile."""
-        parts = []
         cols = self.rows if self.cols is None else self.cols
-        for i in self._panels():
-            tile = differentiable.block(self.form, self.theta, self.rows.part(i.start, i.stop), cols)
-            parts.append(tile.to(right.dtype) @ right)
-        return torch.cat(parts, dim=-2)
+        parts: dict[int, Tensor] = {}
+        for i, j in self._portable_tiles():
+            tile = differentiable.block(
+                self.form, self.theta, self.rows.part(i.start, i.stop), cols.part(j.start, j.stop)
+            )
+            part = tile.to(right.dtype) @ right[..., j, :]
+            parts[i.start] = parts[i.start] + part if i.start in parts else part
+        return torch.cat(list(parts.values()), dim=-2)
+
+    def _portable_tiles(self) -> list[tuple[slice, slice]]:
+        """Row and column ranges that cover what products run over, by rows; every row is in one."""
+        n, m = self.shape[-2:]
+        if self.tiles is None:
+            return [(i, slice(0, m)) for i in self._panels()]
+        size, columns = self.tiles.size, tile_rows(self.tiles.size, self.shape[:-2].numel(), self.device)
+        found = self.tiles.everywhere.runs(columns)
+        seen = {i.start for i, _ in found}
+        alone = [(slice(i, min(n, i + size)), slice(0, 0)) for i in range(0, n, size) if i not in seen]
+        return sorted(found + alone, key=lambda ranges: (ranges[0].start, ranges[1].start))
 
 
 def _positions(index: Any, count: int) -> Tensor | slice:

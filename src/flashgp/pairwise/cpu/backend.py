@@ -11,6 +11,7 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.torch_tiles import TorchTiles
 
 if TYPE_CHECKING:
@@ -43,18 +44,26 @@ class CpuTiles(Backend):
         self.least_pairs = least_pairs
         self._portable = TorchTiles()
 
-    def serves(self, form: Form, rows: Rows, cols: Rows | None, dtype: torch.dtype) -> bool:
+    def serves(
+        self, form: Form, rows: Rows, cols: Rows | None, dtype: torch.dtype, tiles: NearTiles | None = None
+    ) -> bool:
         other = rows if cols is None else cols
+        pairs = rows.count * other.count if tiles is None else tiles.pair_count
         return (
             rows.device.type == "cpu"
             and other.device.type == "cpu"
             and dtype in (torch.float32, torch.float64)
-            and rows.count * other.count >= max(1, self.least_pairs)
+            and pairs >= max(1, self.least_pairs)
             and bool(form.statistics)
             and form.fusable
             and all(f.shape[-1] > 0 for f in rows.features if f.is_floating_point())
             and not cpu_tiles_missing()
         )
+
+    def engine(
+        self, form: Form, rows: Rows, cols: Rows | None, dtype: torch.dtype, tiles: NearTiles | None = None
+    ) -> str:
+        return self.name if self.serves(form, rows, cols, dtype, tiles) else self._portable.name
 
     def block(
         self,
@@ -91,9 +100,10 @@ class CpuTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> Tensor:
-        if not self.serves(form, rows, cols, right.dtype) or right.shape[-1] == 0:
-            return self._portable.product(form, theta, rows, cols, right, workspace=workspace)
+        if not self.serves(form, rows, cols, right.dtype, tiles) or right.shape[-1] == 0:
+            return self._portable.product(form, theta, rows, cols, right, workspace=workspace, tiles=tiles)
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         workspace = workspace or Workspace()
@@ -103,7 +113,7 @@ class CpuTiles(Backend):
         for member, v, (values, r, c) in zip(
             _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            pairs = _pairs(form, values, r, c, right.dtype)
+            pairs = _pairs(form, values, r, c, right.dtype, tiles)
             for start in range(0, v.shape[-1], together):
                 part = slice(start, start + together)
                 member[:, part] = pairs.product(v[:, part])
@@ -144,9 +154,11 @@ class CpuTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        if not self.serves(form, rows, cols, right.dtype) or right.shape[-1] == 0:
-            return self._portable.bilinear_gradient(form, theta, rows, cols, left, right, workspace=workspace)
+        if not self.serves(form, rows, cols, right.dtype, tiles) or right.shape[-1] == 0:
+            given = form, theta, rows, cols, left, right
+            return self._portable.bilinear_gradient(*given, workspace=workspace, tiles=tiles)
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         batch = broadcast_batch(batch, left.shape[:-2])
@@ -159,7 +171,7 @@ class CpuTiles(Backend):
         for u, v, (values, r, c) in zip(
             _flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            found.append(_pairs(form, values, r, c, right.dtype).gradient(u, v))
+            found.append(_pairs(form, values, r, c, right.dtype, tiles).gradient(u, v))
         by_rows = [_stacked(batch, [f[0][k] for f in found]) for k in range(len(found[0][0]))]
         by_cols = [_stacked(batch, [f[1][k] for f in found]) for k in range(len(found[0][1]))]
         totals = torch.stack([f[2] for f in found]).reshape(*batch, -1)
@@ -169,10 +181,17 @@ class CpuTiles(Backend):
         return self._portable.diagonal_gradient(form, theta, rows, weights)
 
 
-def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> "CompiledPairs":
+def _pairs(
+    form: Form,
+    theta: list[float],
+    rows: Rows,
+    cols: Rows | None,
+    dtype: torch.dtype,
+    tiles: NearTiles | None = None,
+) -> "CompiledPairs":
     from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
 
-    return CompiledPairs(form, theta, rows, cols, dtype)
+    return CompiledPairs(form, theta, rows, cols, dtype, tiles)
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:

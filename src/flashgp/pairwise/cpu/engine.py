@@ -16,11 +16,12 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
 
 __all__ = ["CompiledPairs", "compile_seconds"]
 
-CHUNK = 32  # tiles between two looks at whether to stop
+CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
 _lock = threading.Lock()
@@ -37,7 +38,7 @@ class CompiledPairs:
 
     Args:
         form, theta: the covariance function, theta one number each; rows, cols: one model's, cols None for the rows
-            themselves; dtype: float32 or float64, of the loops.
+            themselves; dtype: float32 or float64, of the loops; tiles: what to evaluate, everything by default.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class CompiledPairs:
         rows: Rows,
         cols: Rows | None,
         dtype: torch.dtype,
+        tiles: NearTiles | None = None,
     ) -> None:
         self.form, self.dtype, self.symmetric = form, dtype, cols is None
         rows, cols = rows.detach(), None if cols is None else cols.detach()
@@ -54,7 +56,8 @@ class CompiledPairs:
         self.n, self.m = rows.count, other.count
         self.widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]  # columns, unpadded
         self.layout, centres = layout_of(form, rows, other, dtype)
-        self.size = block_size(self.layout, rows)
+        self.near = tiles
+        self.size = block_size(self.layout, rows) if tiles is None else tiles.size
         self.theta: Array = numpy.array([float(t) for t in theta], dtype=self.real)
         self.arguments: list[Any] = []
         for index, (statistic, centre) in enumerate(zip(self.layout, centres, strict=True)):
@@ -144,7 +147,9 @@ class CompiledPairs:
 
     # -- tiles and threads --------------------------------------------------------------------------------------------
     def tiles(self) -> Array:
-        """Block numbers (i, j), of the upper triangle when symmetric."""
+        """Block numbers (i, j), of the upper triangle when symmetric; those that are near where some are far."""
+        if self.near is not None:
+            return self.near.pairs
         rows, cols = -(-self.n // self.size), -(-self.m // self.size)
         if self.symmetric:
             i, j = numpy.triu_indices(rows)
@@ -162,12 +167,13 @@ class CompiledPairs:
 
         def task(worker: int) -> Callable[[threading.Event], None]:
             mine = numpy.ascontiguousarray(tiles[worker::count])
+            chunk = max(1, CHUNK_PAIRS // self.size**2)
 
             def work(stop: threading.Event) -> None:
-                for start in range(0, len(mine), CHUNK):
+                for start in range(0, len(mine), chunk):
                     if stop.is_set():
                         return
-                    function(mine[start : start + CHUNK], *head, *outs[worker])
+                    function(mine[start : start + chunk], *head, *outs[worker])
 
             return work
 

@@ -19,6 +19,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
@@ -51,6 +52,11 @@ class TritonTiles(Backend):
 
     def __init__(self) -> None:
         self._torch = TorchTiles()
+
+    def engine(
+        self, form: Form, rows: Rows, cols: Rows | None, dtype: torch.dtype, tiles: NearTiles | None = None
+    ) -> str:
+        return self._torch.name if tiles is not None or _not_ours(form, dtype, rows, cols) else self.name
 
     def block(
         self,
@@ -95,10 +101,11 @@ class TritonTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> Tensor:
         t = right.shape[-1]
-        if t == 0 or _not_ours(form, right.dtype, rows, cols):
-            return self._torch.product(form, theta, rows, cols, right, workspace=workspace)
+        if t == 0 or tiles is not None or _not_ours(form, right.dtype, rows, cols):
+            return self._torch.product(form, theta, rows, cols, right, workspace=workspace, tiles=tiles)
         _same_device("right", right, rows)
         workspace = workspace or Workspace()
         with workspace.hold(packed_bytes(rows, cols)):
@@ -165,9 +172,10 @@ class TritonTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        if right.shape[-1] == 0 or _not_ours(form, right.dtype, rows, cols):
-            return self._torch.bilinear_gradient(form, theta, rows, cols, left, right)
+        if right.shape[-1] == 0 or tiles is not None or _not_ours(form, right.dtype, rows, cols):
+            return self._torch.bilinear_gradient(form, theta, rows, cols, left, right, tiles=tiles)
         _same_device("left", left, rows)
         _same_device("right", right, rows)
         if cols is None:  # symmetric weights (U V^T + V U^T) / 2 serve both sides at once, eq. (M-21)
