@@ -41,7 +41,7 @@ def interval_of(expression: Expression, values: Mapping[Symbol, Interval]) -> In
     """
     with numpy.errstate(all="ignore"):
         terms = (_term(factors, coefficient, values) for factors, coefficient in expression.terms)
-        return functools.reduce(_sum, terms, _point(0.0))
+        return functools.reduce(_sum, terms) if expression.terms else _point(0.0)
 
 
 def largest_magnitude(expression: Expression, values: Mapping[Symbol, Interval]) -> Array:
@@ -86,9 +86,10 @@ def _times(a: Array, b: Array) -> Array:
 
 
 def _term(factors: Factors, coefficient: Fraction, values: Mapping[Symbol, Interval]) -> Interval:
-    start = _point(float(coefficient), exact=Fraction(float(coefficient)) == coefficient)
-    powers = (_power(_atom(atom, values), power, atom) for atom, power in factors)
-    return functools.reduce(_product, powers, start)
+    parts = [_power(_atom(atom, values), power, atom) for atom, power in factors]
+    if coefficient != 1 or not parts:
+        parts.append(_point(float(coefficient), exact=Fraction(float(coefficient)) == coefficient))
+    return functools.reduce(_product, parts)
 
 
 def _atom(atom: Atom, values: Mapping[Symbol, Interval]) -> Interval:

@@ -84,10 +84,10 @@ class LinearOperator(ABC):
 
         Args, Raises: as `self @ right`. Cost: the product, and for operators that skip one pass over `right`.
         """
+        if not isinstance(right, Tensor):
+            raise DomainError(f"`right` must be a tensor, got {type(right).__name__}; use torch.as_tensor")
         began, report = time.perf_counter(), self._record()
         value = self @ right
-        if not isinstance(value, Tensor):
-            raise DomainError(f"`right` must be a tensor, got {type(right).__name__}; use torch.as_tensor")
         bound = self._left_out(right.unsqueeze(-1) if right.dim() == 1 else right)
         if bound is None:
             bound = torch.zeros(value.shape, dtype=torch.float64, device=value.device)

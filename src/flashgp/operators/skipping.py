@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.linear import LinearOperator
@@ -46,16 +46,10 @@ class SkippingOperator(LinearOperator):
             )
         if skip_below == 0.0 or not exact.form.fusable or 0 in exact.shape:
             return cls(exact, float(skip_below), None)
-        form, theta = exact.form, [_values(t) for t in exact.theta]
-        rows = _values_of(exact.rows)
-        cols = None if exact.cols is None else _values_of(exact.cols)
-        with torch.no_grad():
-            largest = [
-                exact.backend.diagonal(form, theta, side, dtype=torch.float64).amax(-1)
-                for side in (rows, rows if cols is None else cols)
-            ]
-            threshold = skip_below * (largest[0].clamp_min(0.0) * largest[1].clamp_min(0.0)).sqrt()
-            return cls(exact, float(skip_below), far_tiles(form, theta, rows, cols, threshold))
+        tensors = [_values(t) for t in exact._tensors()]
+        with temporarily_clear_interpreter_stack(), torch.no_grad():  # or torch.func would follow the search
+            found = _far_tiles(exact._with([forward_ad.unpack_dual(t).primal.detach() for t in tensors]), skip_below)
+        return cls(exact, float(skip_below), found)
 
     @property
     def kept(self) -> float:
@@ -123,12 +117,18 @@ class SkippingOperator(LinearOperator):
         return report
 
 
-def _values_of(rows: Rows) -> Rows:
-    return rows.rebuilt([_values(t) for t in rows.tensors])
+def _far_tiles(plain: CovarianceOperator, skip_below: float) -> FarTiles | None:
+    """The tiles below that share of the larger variances of both sides, eq. (M-72)."""
+    form, theta, rows, cols = plain.form, plain.theta, plain.rows, plain.cols
+    one, two = (
+        plain.backend.diagonal(form, theta, side, dtype=torch.float64).amax(-1).clamp_min(0.0)
+        for side in (rows, rows if cols is None else cols)
+    )
+    return far_tiles(form, theta, rows, cols, skip_below * (one * two).sqrt())
 
 
 def _values(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor without what follows it: gradients, tangents, and torch.func but for vmap."""
+    """The tensor inside what torch.func wraps around it."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
@@ -137,4 +137,4 @@ def _values(tensor: Tensor) -> Tensor:
                 "instead, or leave `skip_below` out"
             )
         tensor = functorch.get_unwrapped(tensor)
-    return forward_ad.unpack_dual(tensor).primal.detach()
+    return tensor

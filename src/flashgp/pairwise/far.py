@@ -26,7 +26,8 @@ Array = numpy.ndarray
 # two dimensions is half as wide as one of 512; a GPU needs larger ones to be busy (docs/decisions/0009).
 PANEL, ACCELERATOR_PANEL = 128, 2048
 WORTH = 0.85  # of the pairs: above, the panels cost more than what is left out brings, and everything is kept
-HOPELESS, COARSE_PANEL = 0.97, 1024  # so much kept in panels of so few rows will not fall below WORTH in smaller ones
+# So much kept in a long list of panels of so few rows will not fall below WORTH in smaller ones: the search ends there.
+HOPELESS, COARSE_PANEL, LONG_LIST = 0.97, 1024, 2**12
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ def far_tiles(
         if far.any():
             skipped.append(_Skipped(size << level, pairs[far], bounds[..., far]))
         near = NearTiles(size << level, rows.count, cols.count, symmetric, pairs[~far])
-        if level == 0 or (near.size <= COARSE_PANEL and near.pair_count > HOPELESS * count):
+        hopeless = near.size <= COARSE_PANEL and len(near.pairs) > LONG_LIST and near.pair_count > HOPELESS * count
+        if level == 0 or hopeless:
             break
         pairs = _halved(near.pairs, _at(left, level - 1).count, _at(right, level - 1).count, symmetric)
     if near.pair_count > WORTH * count:

@@ -23,12 +23,14 @@ def spatial_order(form: Form, rows: Rows, size: int) -> Tensor:
     Cost: about n log2(n / size) steps per column, in float32: the order is exact whatever it rounds.
     """
     order = numpy.arange(rows.count)
-    columns = [
-        _columns(f.numpy()) for kind, f in zip(form.statistics, rows.features, strict=True) if kind == "distance"
+    distances = [
+        f.numpy()
+        for kind, f in zip(form.statistics, rows.features, strict=True)
+        if kind == "distance" and f.shape[-1] > 0
     ]
-    points = numpy.concatenate(columns) if columns else numpy.zeros((0, rows.count), numpy.float32)
-    if len(points) == 0 or rows.count <= size:
+    if not distances or rows.count <= size:
         return torch.from_numpy(order)
+    points = numpy.concatenate([_columns(f) for f in distances])
     levels = (-(-rows.count // size) - 1).bit_length()
     open_nodes = [(0, rows.count, size << (levels - 1))]
     while open_nodes:

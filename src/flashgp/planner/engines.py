@@ -19,7 +19,8 @@ class Engine:
     """One backend as the planner sees it.
 
     Fields: backend, its name in the registry; module, which registers it; package, what must be installed (empty for
-    torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache.
+    torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache; skips, whether
+    it can leave out far tiles.
     """
 
     backend: str
@@ -28,6 +29,7 @@ class Engine:
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
     fused: bool
+    skips: bool = True
 
     def supported(self) -> bool:
         """Whether this version of the library has it."""
@@ -58,7 +60,7 @@ class Engine:
 ENGINES: tuple[Engine, ...] = (
     Engine("torch", "flashgp.pairwise.torch_tiles", "", ("cpu", "cuda"), ("float64", "float32"), fused=False),
     Engine("cpu", "flashgp.pairwise.cpu.backend", "numba", ("cpu",), ("float64", "float32"), fused=True),
-    Engine("triton", "flashgp.pairwise.triton.backend", "triton", ("cuda",), ("float32",), fused=True),
+    Engine("triton", "flashgp.pairwise.triton.backend", "triton", ("cuda",), ("float32",), fused=True, skips=False),
 )
 
 
