@@ -91,6 +91,7 @@ def measured(n: int, d: int, lengthscale: float, target: float | None, *, toy: b
         error, index = largest_error(kernel, x, right, timed["near"].result)
         within = share_of_bound(kernel, x, right, index)
     planned = plan_product(kernel.form, n, d=d, kept=operator.kept, dtype=torch.float32, memory="64GiB")
+    prepare = functools.partial(_prepare, n, d, lengthscale)
     near, everything = timed["near"].seconds, timed["all"].seconds
     row = {
         "work": f"RBF, n={n:,}, d={d}, lengthscale {lengthscale:g}", "kept": operator.kept, "ours_seconds": near,
@@ -98,7 +99,7 @@ def measured(n: int, d: int, lengthscale: float, target: float | None, *, toy: b
         "error": error, "bound_share": within, "spread": timed["near"].spread, "all_spread": timed["all"].spread,
         "predicted_seconds": planned.seconds, "planned": (near + order_seconds) / planned.seconds,
         "predicted_bytes": planned.peak_bytes, "skip_below": SKIP_BELOW,
-        "peak_bytes": None if toy else measure_peak_bytes(_product, setup=functools.partial(_prepare, n, d, lengthscale)),
+        "peak_bytes": None if toy else measure_peak_bytes(_product, setup=prepare),
     }  # fmt: skip
     row["met"] = within <= 1.0 and error <= 2e-6 and (target is None or row["ratio"] >= target)
     return row
@@ -107,7 +108,7 @@ def measured(n: int, d: int, lengthscale: float, target: float | None, *, toy: b
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv, __doc__ or "")
     if options.toy:
-        row = measured(4 * far.PANEL, 2, 0.01, None, toy=True)
+        row = measured(16 * far.PANEL, 2, 0.01, None, toy=True)
         assert row["kept"] < 1.0
         assert row["met"], row
         return 0

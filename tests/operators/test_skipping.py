@@ -59,7 +59,7 @@ def check(kernel: Kernel, x: Tensor, z: Tensor | None, t: int, skip_below: float
     made = operator.product(right)
     dense = kernel.operator(x, z).to_dense().detach()
     error = (made.value.detach().double() - dense @ right.double()).abs()
-    # Of the sums; and of each covariance e^-r, which an error of eps r in r moves by eps r e^-r < 1e-3 eps where r > 10.
+    # Of the sums; and of each covariance e^-r: an error of eps r in r moves it by eps r e^-r < 1e-3 eps where r > 10.
     rounding = (1e-13 if dtype == F64 else 2e-6) * (dense.abs() @ right.double().abs())
     rounding = rounding + 1e-3 * torch.finfo(dtype).eps * right.double().abs().sum(0)
     assert bool((error <= made.error_bound + rounding).all())

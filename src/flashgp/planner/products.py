@@ -53,7 +53,8 @@ class ProductPlan:
     Fields: route, one of PRODUCT_ROUTES; backend, that evaluates the pairs; device and dtype (of V and the result) as
     text; n and m, rows and columns of K; symmetric, whether both are the same points; d, feature numbers per row; t,
     right-hand sides; batch (members); products, how many are made with the same K; kept, the share of the pairs that is
-    evaluated where far tiles are skipped, else 1; peak_bytes above what the points and V take; seconds of all products; available_bytes; profile, whose rates were used; notes; alternatives.
+    evaluated where far tiles are skipped, else 1; peak_bytes above what the points and V take; seconds of all products;
+    available_bytes; profile, whose rates were used; notes; alternatives.
     """
 
     route: str
@@ -141,8 +142,8 @@ def plan_product(
     Args:
         form: the covariance function; n, m: rows and columns of K, m None where both are the same points.
         d: numbers per row of all features; t: columns of V; batch: models; products: how many with the same K.
-        kept: the share of the pairs that products evaluate, `operator.kept` of one that skips far tiles: then "recomputed"
-            is the only route, eq. (M-72).
+        kept: the share of the pairs that products evaluate, `operator.kept` of one that skips far tiles: then
+            "recomputed" is the only route, eq. (M-72).
         dtype: of V and of the result: torch.float64 or torch.float32. Float32 tiles serve float64 only when forced.
         memory: budget, bytes or text like "8GiB"; None for what is free now.
         device: where; of several, the quickest is chosen.
