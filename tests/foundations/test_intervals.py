@@ -68,6 +68,24 @@ def test_a_point_has_a_narrow_range(profile: Expression) -> None:
     assert found.high - found.low <= 1000 * numpy.finfo(float).eps * max(1.0, abs(value))
 
 
+@given(one=some.floats(0.01, 30), two=some.floats(-30, -0.01))
+def test_the_real_number_is_inside_not_only_the_rounded_one(one: float, two: float) -> None:
+    """Against exact fractions: sums, products, powers, quotients and rational coefficients."""
+    a, b = Fraction(one), Fraction(two)
+    at = {S: Interval(numpy.asarray(one), numpy.asarray(one)), P: Interval(numpy.asarray(two), numpy.asarray(two))}
+    for profile, exact in (
+        (s * p, a * b),
+        (s + p, a + b),
+        (s**5, a**5),
+        (s * p**-2, a / b**2),
+        (s * Fraction(1, 3), a / 3),
+        ((s + p) ** 2 * (s - p), (a + b) ** 2 * (a - b)),
+    ):
+        low, high = interval_of(profile, at)
+        assert Fraction(float(low)) <= exact <= Fraction(float(high))
+        assert high - low <= 100 * numpy.finfo(float).eps * max(float(abs(exact)), float((abs(a) + abs(b)) ** 3))
+
+
 def test_decay_is_seen() -> None:
     """A far squared exponential is bounded by its value at the smallest distance, whatever the largest."""
     profile = e.exp(-(r**2) / 2)

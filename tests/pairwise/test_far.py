@@ -7,6 +7,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.kernels import Kernel
+from flashgp.pairwise import boxes as boxes_module
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
 from flashgp.pairwise.boxes import boxes_of, covariance_bound
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
@@ -63,6 +64,19 @@ def test_no_covariance_is_above_its_bound(case: Case, spread: float) -> None:
         # Small boxes: close to the truth, except where terms of both signs cancel.
         assert (bound <= 3.0 * largest + 1.0).all()
     assert not kernel.form.pair_functions or numpy.isinf(bound).all()
+
+
+def test_codes_between_panels() -> None:
+    """A match is 1 for panels of one code and the same, 0 for ranges apart, and either where both can be."""
+    kernel = k.Categorical(0.5)
+    codes = torch.tensor([1, 1, 1, 3, 4, 5, 2, 2], dtype=F64)[:, None]
+    boxes = boxes_of(kernel.form, kernel.rows(codes).detach(), 2)
+    i, j = (a.ravel() for a in numpy.indices((4, 4)))
+    found = boxes_module._match(boxes.features[0], boxes.features[0], i, j)
+    low = [[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    high = [[1, 1, 0, 0], [1, 1, 0, 1], [0, 0, 1, 0], [0, 1, 0, 1]]
+    assert numpy.array_equal(found.low.reshape(4, 4), low)
+    assert numpy.array_equal(found.high.reshape(4, 4), high)
 
 
 def test_joined_boxes_are_boxes_of_both() -> None:
