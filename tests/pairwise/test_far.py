@@ -12,6 +12,7 @@ from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
 from flashgp.pairwise.boxes import boxes_of, covariance_bound
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.far import FarTiles, far_tiles
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.ordering import spatial_order
 from flashgp.pairwise.reference import Reference
 from flashgp.pairwise.torch_tiles import TorchTiles
@@ -232,6 +233,16 @@ def test_backends_run_over_the_same_tiles(name: str, kernel: Kernel, rectangular
             assert torch.allclose(one.reshape(two.shape), two, rtol=1e-9, atol=1e-9)
         else:
             assert not two.any()
+
+
+def test_runs_join_neighbours_only() -> None:
+    pairs = numpy.array([[0, 0], [0, 2], [0, 3], [0, 4], [2, 4]])
+    near = NearTiles(16, 40, 70, False, pairs)
+    first, last = slice(0, 16), slice(32, 40)
+    assert near.runs(64) == [(first, slice(0, 16)), (first, slice(32, 70)), (last, slice(64, 70))]
+    assert near.runs(32)[1:3] == [(first, slice(32, 64)), (first, slice(64, 70))]
+    assert near.pair_count == 16 * (16 + 38) + 8 * 6 == int(near.mask().sum())
+    assert NearTiles(16, 40, 70, False, pairs[:0]).runs(64) == []
 
 
 def test_torch_tiles_cut_tiles_that_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
