@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, PairRate
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import tile_rows
@@ -304,3 +306,30 @@ def test_a_prediction_is_planned() -> None:
     x = torch.zeros(5, 3, dtype=F64)
     with pytest.raises(fgp.DomainError, match="`plan` must be a plan of conditioning, got ProductPlan"):
         gp.condition(x, x.sum(-1), plan=fgp.plan(gp, n=5, d=3, n_test=2))
+
+
+@pytest.mark.usefixtures("known")
+def test_a_share_of_the_pairs_is_kept(known) -> None:  # type: ignore[no-untyped-def]
+    """Seconds of what is kept, in small panels, and of sorting once, eq. (M-57); the plan says so, as text and JSON."""
+    known(FUSED)
+    whole, part = build(100_000, d=2, dtype=F32), build(100_000, d=2, dtype=F32, kept=0.05)
+    call, copy = RATES.cpu.call_seconds, RATES.cpu.copy_bytes
+    pairs = 0.05 * (whole.seconds - call) / 0.9
+    sorting = 32 * 100_000 * 4 * math.log2(100_000 / 128) / copy
+    assert whole.route == "recomputed"
+    assert part.seconds == pytest.approx(pairs + call + sorting)
+    many = build(100_000, d=2, dtype=F32, kept=0.05, products=10)
+    assert many.seconds == pytest.approx(10 * (pairs + call) + sorting)
+    assert ("kept" in str(whole), "5 % of the pairs kept" in str(part)) == (False, True)
+    assert {one.route for one in part.alternatives} == {"recomputed"}
+    assert ProductPlan.from_json(part.to_json()) == part
+    # Whatever was small enough to store is not stored: the tiles that are kept are recomputed.
+    assert build(500, kept=0.5, products=100).route == "recomputed"
+    known(dataclasses.replace(FUSED, skips=False))
+    assert build(100_000, d=2, dtype=F32, kept=0.05).backend == "torch"
+
+
+@pytest.mark.parametrize("kept", [-0.1, 1.1, math.nan])
+def test_a_share_that_is_none(kept: float) -> None:
+    with pytest.raises(DomainError, match="`kept` must be a share"):
+        build(kept=kept)

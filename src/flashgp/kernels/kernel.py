@@ -10,7 +10,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy
 import torch
@@ -23,7 +23,7 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 
 if TYPE_CHECKING:
-    from flashgp.operators.covariance import CovarianceOperator
+    from flashgp.operators import CovarianceOperator, SkippingOperator
 
 __all__ = ["Kernel", "Leaf", "Numeric", "kernel_of"]
 
@@ -81,6 +81,7 @@ class Kernel(nn.Module, ABC):
         """The broadcast batch shape of all parameters."""
         return torch.broadcast_shapes(*(p.batch_shape for p in self.modules() if isinstance(p, Parameter)))
 
+    @overload
     def operator(
         self,
         x1: Tensor,
@@ -89,26 +90,56 @@ class Kernel(nn.Module, ABC):
         plan: object | None = None,
         memory: str | int | None = None,
         deterministic: bool = False,
-    ) -> "CovarianceOperator":
+        skip_below: None = None,
+    ) -> "CovarianceOperator": ...
+
+    @overload
+    def operator(
+        self,
+        x1: Tensor,
+        x2: Tensor | None = None,
+        *,
+        plan: object | None = None,
+        memory: str | int | None = None,
+        deterministic: bool = False,
+        skip_below: float,
+    ) -> "SkippingOperator": ...
+
+    def operator(
+        self,
+        x1: Tensor,
+        x2: Tensor | None = None,
+        *,
+        plan: object | None = None,
+        memory: str | int | None = None,
+        deterministic: bool = False,
+        skip_below: float | None = None,
+    ) -> "CovarianceOperator | SkippingOperator":
         """The covariance between x1 (*batch, n, d) and x2 (*batch, m, d) (or x1 itself) as a lazy operator.
 
         Args:
             plan: how its products are computed, as `operator.plan(...)` made it; memory, deterministic: the budget
                 and the rates of the plans that are made where none is given.
-        Returns: a CovarianceOperator of shape (*batch, n, m); nothing of size n m is computed.
-        Raises: ShapeError, DomainError for points that do not fit.
+            skip_below: with a number, products leave out tiles in which every covariance is certainly below that share
+                of the prior variance, and `operator.product(V)` bounds what that changes, eqs. (M-72), (M-73).
+        Returns: a CovarianceOperator of shape (*batch, n, m), or a SkippingOperator; nothing of size n m is computed.
+        Raises: ShapeError, DomainError for points or a share that do not fit, or options inside torch.compile.
         """
-        from flashgp.operators.covariance import CovarianceOperator  # the one sanctioned late import
+        from flashgp.operators import CovarianceOperator, SkippingOperator  # the one sanctioned late import
 
         if torch.compiler.is_compiling():
-            if plan is not None or memory is not None:
-                raise DomainError("`plan` and `memory` are taken outside torch.compile; leave them out inside it")
+            if plan is not None or memory is not None or skip_below is not None:
+                raise DomainError(
+                    "`plan`, `memory` and `skip_below` are taken outside torch.compile; leave them out inside it"
+                )
             return CovarianceOperator.while_compiling(self, x1, x2)
         x1 = check_points(x1, "x1")
         x2 = None if x2 is None else check_points(x2, "x2", like=x1)
         if plan is None and memory is None and not deterministic:
-            return CovarianceOperator.of(self, x1, x2)
-        return CovarianceOperator.ordered(self, x1, x2, plan, memory, deterministic)
+            exact = CovarianceOperator.of(self, x1, x2)
+        else:
+            exact = CovarianceOperator.ordered(self, x1, x2, plan, memory, deterministic)
+        return exact if skip_below is None else SkippingOperator.of(exact, skip_below)
 
     def __call__(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
         return self.operator(x1, x2)

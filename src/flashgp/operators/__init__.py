@@ -1,6 +1,7 @@
 """Covariance matrices as lazy linear operators."""
 
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.linear import DiagonalOperator, LinearOperator, SumOperator
+from flashgp.operators.linear import DiagonalOperator, LinearOperator, Product, SumOperator
+from flashgp.operators.skipping import SkippingOperator
 
-__all__ = ["CovarianceOperator", "DiagonalOperator", "LinearOperator", "SumOperator"]
+__all__ = ["CovarianceOperator", "DiagonalOperator", "LinearOperator", "Product", "SkippingOperator", "SumOperator"]

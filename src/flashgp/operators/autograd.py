@@ -151,8 +151,9 @@ class _ProductGradient(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         op = operator.detached(tensors)
         pulled = gradient_backend(op, right).bilinear_gradient(
-            op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach(), workspace=op.workspace
-        )
+            op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach(), workspace=op.workspace,
+            tiles=op.tiles,
+        )  # fmt: skip
         return _filled(_flat(pulled, tensors), tensors)
 
     @staticmethod

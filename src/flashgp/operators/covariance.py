@@ -28,6 +28,8 @@ from flashgp.operators.multiplication import (
 )
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
+from flashgp.pairwise.far import FarTiles
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.torch_tiles import tile_rows
 from flashgp.planner.products import ProductPlan
 
@@ -50,6 +52,7 @@ class CovarianceOperator(LinearOperator):
         workspace: counts and limits large buffers; a fresh one without limit by default.
         orders: what is settled about its products: a plan, a budget, a backend; by default each follows a plan of its
             own from 1e7 pairs on.
+        tiles: products and their gradients run over these only, of rows in panel order; everything by default.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class CovarianceOperator(LinearOperator):
         dtype: torch.dtype,
         workspace: Workspace | None = None,
         orders: Orders | None = None,
+        tiles: NearTiles | None = None,
     ) -> None:
         self.form, self.theta, self.rows, self.cols, self.dtype = form, tuple(theta), rows, cols, dtype
         self.workspace = workspace or Workspace()
         self.orders = orders or BY_PLAN
+        self.tiles = tiles
         self.products = Multiplication()
 
     @classmethod
@@ -135,6 +140,11 @@ class CovarianceOperator(LinearOperator):
         return product_report(self)
 
     @property
+    def kept(self) -> float:
+        """The share of the n m pairs that a product evaluates: 1 without far tiles."""
+        return 1.0 if self.tiles is None else self.tiles.pair_count / max(1, self.tiles.n * self.tiles.m)
+
+    @property
     def backend(self) -> Backend:
         """What computes dense blocks and diagonals."""
         return self.orders.block_backend
@@ -163,9 +173,15 @@ class CovarianceOperator(LinearOperator):
         """The transpose; a symmetric operator is its own."""
         if self.cols is None:
             return self
-        swapped = _swapped(self.form)
         return CovarianceOperator(
-            swapped, self.theta, self.cols, self.rows, self.dtype, self.workspace, self.orders.transposed()
+            _swapped(self.form),
+            self.theta,
+            self.cols,
+            self.rows,
+            self.dtype,
+            self.workspace,
+            self.orders.transposed(),
+            None if self.tiles is None else self.tiles.T,
         )
 
     mT = T  # noqa: N815 - as in torch
@@ -209,6 +225,14 @@ class CovarianceOperator(LinearOperator):
             return autograd.product(self, matrix)
         return multiply(self, matrix)
 
+    def _record(self) -> Report:
+        return self.report
+
+    def in_panels(self, far: FarTiles) -> "CovarianceOperator":
+        """The operator of the same rows and columns in panel order, whose products run over the near tiles."""
+        cols = None if self.cols is None else self.cols.take(far.column_order)
+        return self._between(self.rows.take(far.row_order), cols, far.near)
+
     def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
         """A part of the matrix, not computed: K[i, j] for slices, integer or boolean tensors, lists; K[i] for rows.
 
@@ -228,9 +252,9 @@ class CovarianceOperator(LinearOperator):
             return dense.squeeze(-1 if isinstance(right, int) else -2) if isinstance(left, int) else dense
         return part
 
-    def _between(self, rows: Rows, cols: Rows | None) -> "CovarianceOperator":
+    def _between(self, rows: Rows, cols: Rows | None, tiles: NearTiles | None = None) -> "CovarianceOperator":
         orders = replace(self.orders, plan=None)
-        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, orders)
+        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, orders, tiles)
 
     # -- plumbing: the tensors that can carry gradients, flat ----------------------------------------------------
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -248,6 +272,7 @@ class CovarianceOperator(LinearOperator):
             self.dtype,
             self.workspace,
             self.orders,
+            self.tiles,
         )
 
     def detached(self, tensors: Sequence[Tensor]) -> "CovarianceOperator":
@@ -281,12 +306,26 @@ class CovarianceOperator(LinearOperator):
 
     def differentiable_product(self, right: Tensor) -> Tensor:
         """K @ right on portable tiles: any order of derivative, forward mode; the graph holds every tile."""
-        parts = []
         cols = self.rows if self.cols is None else self.cols
-        for i in self._panels():
-            tile = differentiable.block(self.form, self.theta, self.rows.part(i.start, i.stop), cols)
-            parts.append(tile.to(right.dtype) @ right)
-        return torch.cat(parts, dim=-2)
+        parts: dict[int, Tensor] = {}
+        for i, j in self._portable_tiles():
+            tile = differentiable.block(
+                self.form, self.theta, self.rows.part(i.start, i.stop), cols.part(j.start, j.stop)
+            )
+            part = tile.to(right.dtype) @ right[..., j, :]
+            parts[i.start] = parts[i.start] + part if i.start in parts else part
+        return torch.cat(list(parts.values()), dim=-2)
+
+    def _portable_tiles(self) -> list[tuple[slice, slice]]:
+        """Row and column ranges that cover what products run over, by rows; every row is in one."""
+        n, m = self.shape[-2:]
+        if self.tiles is None:
+            return [(i, slice(0, m)) for i in self._panels()]
+        size, columns = self.tiles.size, tile_rows(self.tiles.size, self.shape[:-2].numel(), self.device)
+        found = self.tiles.everywhere.runs(columns)
+        seen = {i.start for i, _ in found}
+        alone = [(slice(i, min(n, i + size)), slice(0, 0)) for i in range(0, n, size) if i not in seen]
+        return sorted(found + alone, key=lambda ranges: (ranges[0].start, ranges[1].start))
 
 
 def _positions(index: Any, count: int) -> Tensor | slice:

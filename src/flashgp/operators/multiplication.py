@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise import opaque
@@ -91,7 +92,7 @@ def plan_of(operator: "CovarianceOperator", t: int, dtype: torch.dtype, batch: i
     """The plan of K V with t columns in V; options as in `plan_product`."""
     n, m = operator.shape[-2:]
     return plan_product(
-        operator.form, n, None if operator.symmetric else m, d=max(1, operator.rows.width),
+        operator.form, n, None if operator.symmetric else m, d=max(1, operator.rows.width), kept=operator.kept,
         function_d=sum(opaque.columns(operator.form, operator.rows)),
         function_bytes=opaque.temporary_bytes(operator.form, operator.rows, batch), t=t, batch=batch, dtype=dtype,
         device=operator.device, **options,
@@ -119,7 +120,7 @@ def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     began, compiled = time.perf_counter(), workspace.compile_seconds
     if plan is None:
         backend = orders.backend or _PORTABLE
-        out = backend.product(operator.form, operator.theta, operator.rows, operator.cols, right, workspace=workspace)
+        out = backend.product(*_given(operator), right, workspace=workspace, tiles=operator.tiles)
     else:
         out = _as_planned(operator, plan, right.to(plan.torch_dtype), workspace).to(right.dtype)
     products.last = _Run(plan, workspace, time.perf_counter() - began - (workspace.compile_seconds - compiled))
@@ -158,7 +159,7 @@ def _plan_for(operator: "CovarianceOperator", right: Tensor) -> ProductPlan | No
     """The plan of this product; None where the torch tiles answer at once, or a backend was given."""
     orders = operator.orders
     n, m = operator.rows.count, (operator.cols or operator.rows).count
-    small = orders.memory is None and n * m < LEAST_PAIRS
+    small = orders.memory is None and operator.kept * n * m < LEAST_PAIRS
     if orders.backend is not None or (orders.plan is None and small):
         return None
     t, members = right.shape[-1], _members(operator, right)
@@ -179,6 +180,10 @@ def _members(operator: "CovarianceOperator", right: Tensor) -> int:
     return torch.broadcast_shapes(operator.shape[:-2], right.shape[:-2]).numel()
 
 
+def _given(operator: "CovarianceOperator") -> tuple[Form, tuple[Tensor, ...], Rows, Rows | None]:
+    return operator.form, operator.theta, operator.rows, operator.cols
+
+
 # -- running it ------------------------------------------------------------------------------------------------------
 def _engine(name: str) -> Backend:
     """The backend of that name, for products of every size. Raises: BackendUnavailableError."""
@@ -193,7 +198,7 @@ def _engine(name: str) -> Backend:
 def _as_planned(operator: "CovarianceOperator", plan: ProductPlan, right: Tensor, workspace: Workspace) -> Tensor:
     backend = _engine(plan.backend)
     if plan.route == "recomputed":
-        return backend.product(operator.form, operator.theta, operator.rows, operator.cols, right, workspace=workspace)
+        return backend.product(*_given(operator), right, workspace=workspace, tiles=operator.tiles)
     # Parameters and points may be changed in place: what was kept of K counts only for the values it was made from.
     tensors = operator._tensors()
     key = (plan.route, plan.dtype, *(0 if t.is_inference() else t._version for t in tensors))

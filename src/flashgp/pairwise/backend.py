@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise.near import NearTiles
 
 __all__ = ["BACKENDS", "Backend", "PairGradient", "register_backend"]
 
@@ -88,8 +89,12 @@ class Backend(ABC):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> Tensor:
-        """K @ right for right (*batch, m, t), in its dtype, with at most one tile of K alive."""
+        """K @ right for right (*batch, m, t), in its dtype, with at most one tile of K alive.
+
+        With `tiles`, K is taken as 0 outside of them, and only they are evaluated, eq. (M-72).
+        """
 
     @abstractmethod
     def block_gradient(
@@ -115,8 +120,12 @@ class Backend(ABC):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        """Gradient of sum(left * (K @ right)), left (*batch, n, t), right (*batch, m, t); K fixed factors excluded."""
+        """Gradient of sum(left * (K @ right)), left (*batch, n, t), right (*batch, m, t); K fixed factors excluded.
+
+        With `tiles`, of the product over these tiles.
+        """
 
     @abstractmethod
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:

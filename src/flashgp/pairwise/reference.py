@@ -13,6 +13,7 @@ from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.near import NearTiles
 
 __all__ = ["Reference", "value_at"]
 
@@ -54,8 +55,10 @@ class Reference(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> Tensor:
         block = self.block(form, theta, rows, cols, dtype=torch.float64)
+        block = block if tiles is None else block * tiles.mask()
         return (block @ right.double()).to(right.dtype)
 
     def block_gradient(
@@ -108,8 +111,10 @@ class Reference(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        return self.block_gradient(form, theta, rows, cols, left.double() @ right.double().mT)
+        weights = left.double() @ right.double().mT
+        return self.block_gradient(form, theta, rows, cols, weights if tiles is None else weights * tiles.mask())
 
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
         total: PairGradient | None = None

@@ -14,6 +14,7 @@ from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 from flashgp.pairwise import differentiable, opaque
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import Partial, Program, Scalar, program_of
 from flashgp.pairwise.statistics import FAR_SQUARED, TileStatistics
 
@@ -80,8 +81,9 @@ class TorchTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> Tensor:
-        job = _Job(form, theta, rows, cols, right.dtype)
+        job = _Job(form, theta, rows, cols, right.dtype, tiles)
         workspace = workspace or Workspace()
         batch = broadcast_batch(job.batch_shape, right.shape[:-2])
         out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
@@ -90,11 +92,12 @@ class TorchTiles(Backend):
         def add(i: slice, j: slice) -> None:
             tile = job.value(i, j)
             ahead, mirrored = tile @ right[..., j, :], None
-            if job.symmetric and j.stop > i.stop:
-                mirrored = tile[..., i.stop - i.start :].mT @ right[..., i, :]
+            beyond = job.beyond(i, j)
+            if beyond is not None:
+                mirrored = tile[..., beyond - j.start :].mT @ right[..., i, :]
             out[..., i, :] += ahead
             if mirrored is not None:
-                out[..., i.stop : j.stop, :] += mirrored
+                out[..., beyond : j.stop, :] += mirrored
 
         _visit(job, workspace, job.program.value_temporaries, add)
         return out
@@ -158,8 +161,9 @@ class TorchTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        job = _Job(form, theta, rows, cols, right.dtype)
+        job = _Job(form, theta, rows, cols, right.dtype, tiles)
         if not job.symmetric:
             return _pull(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT, workspace)
         # Only the upper panels are visited, so the weights must be symmetric: (U V^T + V U^T) / 2, eq. (M-21).
@@ -182,14 +186,28 @@ class TorchTiles(Backend):
 class _Job:
     """One call: the program, the statistics of its rows, theta in the cheapest form, and the panels to visit."""
 
-    def __init__(self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        dtype: torch.dtype,
+        tiles: NearTiles | None = None,
+    ) -> None:
         self.form, self.rows, self.dtype, self.exact_theta = form, rows, dtype, tuple(theta)
         self.symmetric = cols is None
         self.cols = rows if cols is None else cols
         self.program: Program = program_of(form)
         self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope, theta)
         self.batch_shape = broadcast_batch(rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta))
-        self.step = min(max(1, rows.count), tile_rows(self.cols.count, self.batch_shape.numel(), rows.device))
+        # Row and column ranges to evaluate: everything, or what the tiles cover; each is cut to `step` rows at a time.
+        self.ranges = [(slice(0, rows.count), slice(0, self.cols.count))]
+        if tiles is not None:
+            self.ranges = tiles.runs(tile_rows(tiles.size, self.batch_shape.numel(), rows.device))
+        self.width = max((j.stop - j.start for _, j in self.ranges), default=0)
+        most = max((i.stop - i.start for i, _ in self.ranges), default=1)
+        self.step = min(max(1, most), tile_rows(self.width, self.batch_shape.numel(), rows.device))
         self._sides: dict[int, tuple[Tensor, Tensor]] = {}
         self._far: dict[int, Tensor | None] = {}
         device = rows.device
@@ -207,17 +225,24 @@ class _Job:
     def single_fits(self) -> bool:
         return bool(self.form.statistics or self.form.scalar_count)
 
-    def panels(self, first: int = 0) -> list[tuple[slice, slice]]:
-        """Row panels from a row on; for a symmetric job each reaches from its own diagonal block to the right."""
-        n, m = self.rows.count, self.cols.count
+    def panels(self, ranges: Sequence[tuple[slice, slice]] | None = None) -> list[tuple[slice, slice]]:
+        """Ranges cut into row panels; for a symmetric job none reaches to the left of its own diagonal block."""
         return [
-            (slice(start, min(n, start + self.step)), slice(start if self.symmetric else 0, m))
-            for start in range(first, n, self.step)
+            (
+                slice(start, min(i.stop, start + self.step)),
+                slice(max(j.start, start) if self.symmetric else j.start, j.stop),
+            )
+            for i, j in (self.ranges if ranges is None else ranges)
+            for start in range(i.start, i.stop, self.step)
         ]
+
+    def beyond(self, i: slice, j: slice) -> int | None:
+        """The first column of a symmetric job's panel that also stands for its mirror image, if there is one."""
+        return max(j.start, i.stop) if self.symmetric and j.stop > i.stop else None
 
     def temporary_bytes(self, temporaries: int) -> int:
         """Upper bound of the bytes of tile temporaries."""
-        pairs = min(self.step, self.rows.count) * self.cols.count * self.batch_shape.numel()
+        pairs = min(self.step, self.rows.count) * self.width * self.batch_shape.numel()
         return temporaries * pairs * 8 + opaque.temporary_bytes(self.form, self.rows, self.batch_shape.numel())
 
     def sides(self, kind: str, index: int) -> tuple[Tensor, Tensor]:
@@ -279,19 +304,20 @@ def _visit(job: _Job, workspace: Workspace, temporaries: int, visit: Callable[[s
     `visit` changes its result only after everything it needs is computed: a panel that failed has left no trace.
     """
     workspace.ran(TorchTiles.title)
-    done = 0
+    panels, done = job.panels(), 0
     while True:
         try:
             with workspace.hold(job.temporary_bytes(temporaries)):
-                for i, j in job.panels(done):
-                    visit(i, j)
-                    done = i.stop
+                while done < len(panels):
+                    visit(*panels[done])
+                    done += 1
                 return
         except (MemoryError, RuntimeError) as error:
             if job.step == 1 or not ran_out_of_memory(error):
                 raise
         # Out of the handler, whose error holds the tiles that filled the memory.
         job.step //= 2
+        panels, done = job.panels(panels[done:]), 0
         workspace.note(f"memory ran out in a tile: went on with {job.step} rows per tile, and the same result")
 
 
@@ -373,9 +399,10 @@ def _pull(job: _Job, weights: Callable[[slice, slice], Tensor], workspace: Works
 
     def add(i: slice, j: slice) -> None:
         tile = weights(i, j)
-        if job.symmetric and j.stop > i.stop:
+        beyond = job.beyond(i, j)
+        if beyond is not None:
             tile = tile.clone()
-            tile[..., i.stop - i.start :] *= 2.0  # the mirrored pairs are not visited, eq. (M-23)
+            tile[..., beyond - j.start :] *= 2.0  # the mirrored pairs are not visited, eq. (M-23)
         total.add_panel(i, j, tile, job.partials(i, j)[1])
         total.commit()
 

@@ -20,7 +20,7 @@ class Engine:
 
     Fields: backend, its name in the registry; module, which registers it; package, what must be installed (empty for
     torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache; objection,
-    why it is taken only when asked for.
+    why it is taken only when asked for; skips, whether it can leave out far tiles.
     """
 
     backend: str
@@ -30,6 +30,7 @@ class Engine:
     dtypes: tuple[str, ...]
     fused: bool
     objection: str = ""
+    skips: bool = True
 
     def supported(self) -> bool:
         """Whether this version of the library has it."""
@@ -82,6 +83,7 @@ ENGINES: tuple[Engine, ...] = (
         ("float32",),
         fused=True,
         objection="has not run on a device yet: only on request",
+        skips=False,
     ),
 )
 

@@ -5,6 +5,7 @@ symmetric; "recomputed" evaluates every tile anew in each product and holds one 
 planner/engines.py. A missing package costs seconds, which the plan names; the memory class stays what it is.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.pairwise.far import PANEL
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import tile_rows
 from flashgp.planner.choice import (
@@ -34,6 +36,7 @@ from flashgp.planner.plan import kernel_line, printed, printed_html
 __all__ = ["PRODUCT_ROUTES", "ProductPlan", "plan_product"]
 
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
+PANEL_RATE = 0.9  # of an engine's pairs per second, in the small panels between which far tiles are skipped
 FUSED_BYTES = 2**21  # what one thread of a fused engine keeps for its tile: it stays in the cache
 _DESCRIPTIONS = {
     "dense": "the block is stored and multiplied by",
@@ -48,9 +51,10 @@ class ProductPlan:
 
     Fields: route, one of PRODUCT_ROUTES; backend, that evaluates the pairs; device and dtype (of V and the result) as
     text; n and m, rows and columns of K; symmetric, whether both are the same points; d, feature numbers per row; t,
-    right-hand sides; batch (members); products, how many are made with the same K; peak_bytes above what the points
-    and V take; seconds of all products; available_bytes; profile, whose rates were used; kernel, "fused" or what of
-    it runs through Python, and why; notes; alternatives.
+    right-hand sides; batch (members); products, how many are made with the same K; kept, the share of the pairs that is
+    evaluated where far tiles are skipped, else 1; peak_bytes above what the points and V take; seconds of all products;
+    available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python, and why; notes;
+    alternatives.
     """
 
     route: str
@@ -64,6 +68,7 @@ class ProductPlan:
     t: int
     batch: int
     products: int
+    kept: float
     peak_bytes: int
     seconds: float
     available_bytes: int
@@ -95,6 +100,7 @@ class ProductPlan:
         kind = "symmetric" if self.symmetric else "rectangular"
         size = f"K of {self.n:,} x {self.m:,} ({kind}), {self.d} feature numbers, {self.t} right-hand sides"
         size += f", {self.batch} models" if self.batch > 1 else ""
+        size += "" if self.kept == 1.0 else f", {100 * self.kept:.3g} % of the pairs kept"
         count = "one product" if self.products == 1 else f"{self.products:,} products"
         return [
             ("problem", size),
@@ -123,6 +129,7 @@ def plan_product(
     t: int = 1,
     batch: int = 1,
     products: int = 1,
+    kept: float = 1.0,
     dtype: torch.dtype = torch.float64,
     memory: str | int | None = None,
     device: torch.device | str | Sequence[torch.device] = "cpu",
@@ -141,6 +148,8 @@ def plan_product(
         d: numbers per row of all features; function_d, those of them that are points of Python functions;
             function_bytes: what these make beside a tile.
         t: columns of V; batch: models; products: how many with the same K.
+        kept: the share of the pairs that products evaluate, `operator.kept` of one that skips far tiles: then
+            "recomputed" is the only route, eq. (M-72).
         dtype: of V and of the result: torch.float64 or torch.float32. Float32 tiles serve float64 only when forced.
         memory: budget, bytes or text like "8GiB"; None for what is free now.
         device: where; of several, the quickest is chosen.
@@ -160,12 +169,15 @@ def plan_product(
             f"`n`, `m` and `t` must be 0 or more, `d`, `batch` and `products` at least 1, got n={n}, m={m}, t={t}, "
             f"d={d}, batch={batch}, products={products}"
         )
+    if not 0.0 <= kept <= 1.0:
+        raise DomainError(f"`kept` must be a share of the pairs, 0 to 1, got {kept}; pass operator.kept")
     check_route(route, PRODUCT_ROUTES)
     profile = profile or (BUILT_IN if deterministic else current_profile())
     devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
     size = _Size(
-        form, n, n if m is None else m, m is None, d, function_d, function_bytes, t, batch, products, dtype, profile
-    )
+        form, n, n if m is None else m, m is None, d, function_d, function_bytes, t, batch, products, float(kept),
+        dtype, profile,
+    )  # fmt: skip
     candidates = [
         replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
         for where in devices
@@ -177,7 +189,7 @@ def plan_product(
         return ProductPlan(
             route=chosen.route, backend=chosen.backend, device=chosen.device,
             dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
-            products=products, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
+            products=products, kept=size.kept, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
             available_bytes=available[chosen.device], profile=profile.name, kernel=form.fusion,
             notes=profile_notes(profile, deterministic), alternatives=alternatives,
         )  # fmt: skip
@@ -214,12 +226,18 @@ class _Size:
     t: int
     batch: int
     products: int
+    kept: float
     dtype: torch.dtype
     profile: MachineProfile
 
     @property
     def pairs(self) -> int:
         return self.batch * self.n * self.m
+
+    def sorting_bytes(self) -> float:
+        """Moved to find far tiles: columns, order and two passes for each halving of both sides, (M-57)."""
+        halvings = max(1.0, math.log2(max(self.n, self.m, 1) / PANEL))
+        return self.batch * (self.n + (0 if self.symmetric else self.m)) * 32 * (self.d + 2) * halvings
 
     def panel_rows(self, device: torch.device) -> int:
         return min(self.n, tile_rows(self.m, self.batch, device))
@@ -277,10 +295,15 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
             continue
         if engine.fused and not (size.form.fusable and size.form.statistics):
             continue  # a Python function of two points runs on torch tiles, and so does a constant
+        if size.kept < 1.0 and not engine.skips:
+            continue
         rate = size.profile.product_rate(engine.backend, device, size.dtype, size.symmetric, size.d, size.t)
         if rate is None:
             continue
         seconds = size.products * (size.pairs / rate + rates.call_seconds)
+        if size.kept < 1.0:
+            panels = size.products * (size.kept * size.pairs / (PANEL_RATE * rate) + rates.call_seconds)
+            seconds = panels + size.sorting_bytes() / rates.copy_bytes
         own = size.fused_bytes(engine, device) if engine.fused else tiles
         missing = "" if engine.installed() else engine.package
         found.append(
@@ -289,7 +312,7 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
                 missing=missing,
             )
         )  # fmt: skip
-    return found
+    return found if size.kept == 1.0 else [one for one in found if one.route == "recomputed"]
 
 
 def _prices(plan: ProductPlan, candidates: Sequence[Candidate]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.cpu.panels import Panel, visit_panels
 from flashgp.pairwise.cpu.pool import workers
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.torch_tiles import TorchTiles
 
 if TYPE_CHECKING:
@@ -65,14 +66,23 @@ class CpuTiles(Backend):
     def compiler_bytes(cls) -> int:
         return COMPILER_BYTES if cls.compiles_first() else LOOPS_BYTES
 
-    def serves(self, form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> bool:
+    def serves(
+        self,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        cols: Rows | None,
+        dtype: torch.dtype,
+        tiles: NearTiles | None = None,
+    ) -> bool:
         """Whether the compiled loops compute this; they assume finite numbers, so that others go to the torch tiles."""
         other = rows if cols is None else cols
+        pairs = rows.count * other.count if tiles is None else tiles.pair_count
         return (
             rows.device.type == "cpu"
             and other.device.type == "cpu"
             and dtype in (torch.float32, torch.float64)
-            and rows.count * other.count >= max(1, self.least_pairs)
+            and pairs >= max(1, self.least_pairs)
             and bool(form.statistics)
             and form.fusable
             and all(f.shape[-1] > 0 for f in rows.features if f.is_floating_point())
@@ -116,9 +126,10 @@ class CpuTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> Tensor:
-        if not self.serves(form, theta, rows, cols, right.dtype) or right.shape[-1] == 0:
-            return self._portable.product(form, theta, rows, cols, right, workspace=workspace)
+        if not self.serves(form, theta, rows, cols, right.dtype, tiles) or right.shape[-1] == 0:
+            return self._portable.product(form, theta, rows, cols, right, workspace=workspace, tiles=tiles)
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         workspace = workspace or Workspace()
@@ -129,7 +140,7 @@ class CpuTiles(Backend):
         for member, v, (values, r, c) in zip(
             _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            job = _Member(form, values, r, c, right.dtype, workspace)
+            job = _Member(form, values, r, c, right.dtype, workspace, tiles)
             for start in range(0, v.shape[-1], together):
                 job.product(v, slice(start, min(v.shape[-1], start + together)), member)
         return out
@@ -184,9 +195,11 @@ class CpuTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        if not self.serves(form, theta, rows, cols, right.dtype) or right.shape[-1] == 0:
-            return self._portable.bilinear_gradient(form, theta, rows, cols, left, right, workspace=workspace)
+        if not self.serves(form, theta, rows, cols, right.dtype, tiles) or right.shape[-1] == 0:
+            given = form, theta, rows, cols, left, right
+            return self._portable.bilinear_gradient(*given, workspace=workspace, tiles=tiles)
         other = rows if cols is None else cols
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         batch = broadcast_batch(batch, left.shape[:-2])
@@ -200,7 +213,7 @@ class CpuTiles(Backend):
         return _joined(
             batch,
             cols is None,
-            [_Member(form, values, r, c, v.dtype, workspace).gradient(u, v) for u, v, (values, r, c) in members],
+            [_Member(form, values, r, c, v.dtype, workspace, tiles).gradient(u, v) for u, v, (values, r, c) in members],
         )
 
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
@@ -216,7 +229,10 @@ def _moderate(rows: Rows) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Member:
-    """One model of a batch: its products and gradients, panel by panel where memory asks for it."""
+    """One model of a batch: its products and gradients, panel by panel where memory asks for it.
+
+    With tiles, which number all rows, only right-hand sides are taken in parts.
+    """
 
     form: Form
     theta: list[float]
@@ -224,6 +240,7 @@ class _Member:
     cols: Rows | None
     dtype: torch.dtype
     workspace: Workspace
+    tiles: NearTiles | None = None
 
     def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> "CompiledPairs":
         from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
@@ -231,14 +248,17 @@ class _Member:
         cols = self.rows if self.cols is None else self.cols
         part = None if j is None else cols.part(j.start, j.stop)
         rows = self.rows.part(i.start, i.stop)
-        return CompiledPairs.of(self.form, self.theta, rows, part, self.dtype, self.workspace, pulled=pulled)
+        return CompiledPairs.of(
+            self.form, self.theta, rows, part, self.dtype, self.workspace, self.tiles, pulled=pulled
+        )
 
     def all_pairs(self, *, pulled: bool = False) -> "CompiledPairs":
         every = None if self.cols is None else slice(0, self.cols.count)
         return self.pairs(slice(0, self.rows.count), every, pulled=pulled)
 
     def whole(self, right: slice) -> Panel:
-        return Panel(slice(0, self.rows.count), None if self.cols is None else slice(0, self.cols.count), right)
+        every = None if self.cols is None else slice(0, self.cols.count)
+        return Panel(slice(0, self.rows.count), every, right, self.tiles is not None)
 
     def product(self, v: Tensor, right: slice, out: Tensor) -> None:
         """Add K v[:, right] to out[:, right]."""

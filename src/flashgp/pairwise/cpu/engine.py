@@ -18,11 +18,12 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
 
 __all__ = ["CompiledPairs", "Gradients", "compile_seconds", "is_cached"]
 
-CHUNK = 32  # tiles between two looks at whether to stop
+CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled loops"  # in reports
 LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
@@ -43,7 +44,8 @@ class CompiledPairs:
         form, theta: the covariance function, theta one number each; layout: how its statistics are evaluated;
         arguments: the packed rows and columns in the order of the generated functions; n, m: rows and columns;
         widths: columns of each feature before padding; size: rows of a block; dtype: float32 or float64, of the
-        loops; symmetric: the columns are the rows; workspace: hears what ran and what compiling took.
+        loops; symmetric: the columns are the rows; workspace: hears what ran and what compiling took; near: the tiles
+        to evaluate, None for all.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class CompiledPairs:
         dtype: torch.dtype,
         symmetric: bool,
         workspace: Workspace | None = None,
+        near: NearTiles | None = None,
     ) -> None:
-        self.workspace = workspace or Workspace()
+        self.workspace, self.near = workspace or Workspace(), near
         self.form, self.layout, self.arguments = form, layout, arguments
         self.n, self.m, self.widths, self.size, self.symmetric = n, m, widths, size, symmetric
         self.real = numpy.float32 if dtype == torch.float32 else numpy.float64
@@ -76,18 +79,21 @@ class CompiledPairs:
         cols: Rows | None,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
         *,
         pulled: bool = False,
     ) -> "CompiledPairs":
-        """The pairs of rows with cols, or with themselves when cols is None; `pulled` for a gradient.
+        """The pairs of rows with cols, or with themselves when cols is None.
 
+        Args: tiles: what to evaluate, everything by default; pulled: for a gradient.
         Where float32 would cost digits, the loops run in float64: see `layout_of`.
         Cost: a few passes over the features.
         """
         rows = rows.detach()
         other = rows if cols is None else cols.detach()
         layout, centres, dtype = layout_of(form, theta, rows, other, dtype, pulled=pulled)
-        size, real = block_size(layout, rows), numpy.float32 if dtype == torch.float32 else numpy.float64
+        size = block_size(layout, rows) if tiles is None else tiles.size
+        real = numpy.float32 if dtype == torch.float32 else numpy.float64
         arguments: list[Any] = []
         for index, (statistic, centre) in enumerate(zip(layout, centres, strict=True)):
             left = _packed(rows.features[index].numpy(), centre, statistic, size, real)
@@ -99,7 +105,7 @@ class CompiledPairs:
             arguments += [packed_columns(side.numpy().astype(real, copy=False), size) for side in (a, b)]
         widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
         counts = rows.count, other.count
-        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace)
+        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace, tiles)
 
     def _columns(self, values: Tensor) -> Array:
         """Right-hand sides (t, n) in blocks, padded with zeros."""
@@ -161,7 +167,9 @@ class CompiledPairs:
 
     # -- tiles and threads --------------------------------------------------------------------------------------------
     def tiles(self) -> Array:
-        """Block numbers (i, j), of the upper triangle when symmetric."""
+        """Block numbers (i, j), of the upper triangle when symmetric; those that are near where some are far."""
+        if self.near is not None:
+            return self.near.pairs
         return _tiles(-(-self.n // self.size), -(-self.m // self.size), self.symmetric)
 
     def _run(self, name: str, extra: Sequence[Array], make: Callable[[], list[Array]]) -> list[list[Array]]:
@@ -171,18 +179,19 @@ class CompiledPairs:
         head = (self.n, self.m, self.size, self.symmetric, self.theta, *self.arguments, *extra)
         function = self._ready(name, head, make)
         outs = [make() for _ in range(count)]
-        if count == 1 and len(tiles) <= CHUNK:
-            function(tiles, *head, *outs[0])
+        chunk = max(1, CHUNK_PAIRS // self.size**2)
+        if count == 1 and len(tiles) <= chunk:
+            function(numpy.ascontiguousarray(tiles), *head, *outs[0])
             return outs
 
         def task(worker: int) -> Callable[[threading.Event], None]:
             mine = numpy.ascontiguousarray(tiles[worker::count])
 
             def work(stop: threading.Event) -> None:
-                for start in range(0, len(mine), CHUNK):
+                for start in range(0, len(mine), chunk):
                     if stop.is_set():
                         return
-                    function(mine[start : start + CHUNK], *head, *outs[worker])
+                    function(mine[start : start + chunk], *head, *outs[worker])
 
             return work
 

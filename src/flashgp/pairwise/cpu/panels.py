@@ -17,11 +17,15 @@ LEAST_RIGHT = 8
 
 @dataclass(frozen=True)
 class Panel:
-    """Pairs of rows and columns, with right-hand sides; cols None: the rows themselves, each pair in both orders."""
+    """Pairs of rows and columns, with right-hand sides; cols None: the rows themselves, each pair in both orders.
+
+    `whole`: rows and columns stay together.
+    """
 
     rows: slice
     cols: slice | None
     right: slice
+    whole: bool = False
 
     @property
     def row_count(self) -> int:
@@ -42,7 +46,7 @@ class Panel:
         """
         if self.right_count > LEAST_RIGHT:
             yield from (replace(self, right=part) for part in _halved(self.right))
-        elif max(self.row_count, self.column_count) <= LEAST_ROWS:
+        elif self.whole or max(self.row_count, self.column_count) <= LEAST_ROWS:
             return
         elif self.cols is None:
             first, second = _halved(self.rows)

@@ -19,6 +19,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
@@ -98,10 +99,11 @@ class TritonTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> Tensor:
         t = right.shape[-1]
-        if t == 0 or _not_ours(form, right.dtype, rows, cols):
-            return self._torch.product(form, theta, rows, cols, right, workspace=workspace)
+        if t == 0 or tiles is not None or _not_ours(form, right.dtype, rows, cols):
+            return self._torch.product(form, theta, rows, cols, right, workspace=workspace, tiles=tiles)
         _same_device("right", right, rows)
         workspace = workspace or Workspace()
         workspace.ran(self.title)
@@ -169,9 +171,10 @@ class TritonTiles(Backend):
         right: Tensor,
         *,
         workspace: Workspace | None = None,
+        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        if right.shape[-1] == 0 or _not_ours(form, right.dtype, rows, cols):
-            return self._torch.bilinear_gradient(form, theta, rows, cols, left, right)
+        if right.shape[-1] == 0 or tiles is not None or _not_ours(form, right.dtype, rows, cols):
+            return self._torch.bilinear_gradient(form, theta, rows, cols, left, right, tiles=tiles)
         _same_device("left", left, rows)
         _same_device("right", right, rows)
         if cols is None:  # symmetric weights (U V^T + V U^T) / 2 serve both sides at once, eq. (M-21)
