@@ -315,7 +315,7 @@ def test_a_share_of_the_pairs_is_kept(known) -> None:  # type: ignore[no-untyped
     whole, part = build(100_000, d=2, dtype=F32), build(100_000, d=2, dtype=F32, kept=0.05)
     call, copy = RATES.cpu.call_seconds, RATES.cpu.copy_bytes
     pairs = 0.05 * (whole.seconds - call) / 0.9
-    sorting = 32 * 100_000 * 4 * math.log2(100_000 / 128) / copy
+    sorting = 256 * 100_000 * 4 * math.log2(100_000 / 128) / copy
     assert whole.route == "recomputed"
     assert part.seconds == pytest.approx(pairs + call + sorting)
     many = build(100_000, d=2, dtype=F32, kept=0.05, products=10)

@@ -36,6 +36,8 @@ from flashgp.planner.plan import kernel_line, printed, printed_html
 __all__ = ["PRODUCT_ROUTES", "ProductPlan", "plan_product"]
 
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
+# Per row, column and halving: partitioning, gathering and bounds take about as long as copying so many bytes.
+SORTED_BYTES = 256
 PANEL_RATE = 0.9  # of an engine's pairs per second, in the small panels between which far tiles are skipped
 FUSED_BYTES = 2**21  # what one thread of a fused engine keeps for its tile: it stays in the cache
 _DESCRIPTIONS = {
@@ -235,9 +237,9 @@ class _Size:
         return self.batch * self.n * self.m
 
     def sorting_bytes(self) -> float:
-        """Moved to find far tiles: columns, order and two passes for each halving of both sides, (M-57)."""
+        """What finding far tiles costs, as bytes copied: for each halving of both sides, (M-57)."""
         halvings = max(1.0, math.log2(max(self.n, self.m, 1) / PANEL))
-        return self.batch * (self.n + (0 if self.symmetric else self.m)) * 32 * (self.d + 2) * halvings
+        return self.batch * (self.n + (0 if self.symmetric else self.m)) * SORTED_BYTES * (self.d + 2) * halvings
 
     def panel_rows(self, device: torch.device) -> int:
         return min(self.n, tile_rows(self.m, self.batch, device))
