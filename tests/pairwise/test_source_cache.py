@@ -138,6 +138,61 @@ def test_threads_survive_a_fork(method: str) -> None:
     assert _total() == wanted
 
 
+FORK = """
+import faulthandler, os, sys, threading, time, torch
+import flashgp as fgp
+from flashgp.pairwise import compiling
+from flashgp.pairwise.cpu.backend import CpuTiles
+
+def product(kernel):
+    x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
+    right = torch.ones(50, 1, dtype=torch.float64)
+    found = CpuTiles(0).product(kernel.form, [], kernel.rows(x).detach(), None, right)
+    assert torch.allclose(found, kernel(x).to_dense().detach().sum(1, keepdim=True), rtol=1e-13)
+
+def is_free():
+    free = compiling._lock.acquire(blocking=False)
+    if free:
+        compiling._lock.release()
+    return free
+
+if sys.argv[1] == "compiling":
+    product(fgp.kernels.Matern(1.5))  # numba is imported and has compiled once
+thread = threading.Thread(target=product, args=(fgp.kernels.RBF(1.3),))
+thread.start()
+while is_free():
+    time.sleep(1e-3)
+time.sleep(0.2)
+assert not is_free(), "too late: nothing is being compiled"
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(60, exit=True)
+    torch.set_num_threads(1)  # the threads of torch's own OpenMP do not survive a fork
+    product(fgp.kernels.Matern(0.5))
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+thread.join()
+product(fgp.kernels.Matern(0.5))
+assert status == 0, status
+"""
+
+
+@numba_needed
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("moment", ["importing", "compiling"])
+def test_a_fork_while_another_thread_compiles(tmp_path: Path, moment: str) -> None:
+    """The child computes: locks that a thread of the parent held (ours, numba's, an import's) are free in it."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, moment],
+        env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @numba_needed
 def test_callers_threads_are_left_alone() -> None:
     before = torch.get_num_threads()

@@ -12,16 +12,14 @@ import os
 import stat
 import sys
 import tempfile
-import threading
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 from flashgp.foundations.errors import FlashGPWarning
+from flashgp.pairwise.compiling import compiling
 
 __all__ = ["cache_directory", "import_generated"]
-
-_LOCK = threading.Lock()
 
 
 def import_generated(text: str, identity: str) -> ModuleType:
@@ -30,7 +28,7 @@ def import_generated(text: str, identity: str) -> ModuleType:
     Cost: one small file the first time ever, an import the first time in a process.
     """
     name = "flashgp_generated_" + hashlib.sha256(f"{identity}\0{text}".encode()).hexdigest()[:32]
-    with _LOCK:
+    with compiling():
         module = sys.modules.get(name)
         if module is not None:
             return module

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +10,8 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.cpu.engine import CompiledPairs
 from flashgp.pairwise.torch_tiles import TorchTiles
-
-if TYPE_CHECKING:
-    from flashgp.pairwise.cpu.engine import CompiledPairs
 
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 
@@ -169,9 +166,7 @@ class CpuTiles(Backend):
         return self._portable.diagonal_gradient(form, theta, rows, weights)
 
 
-def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> "CompiledPairs":
-    from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
-
+def _pairs(form: Form, theta: list[float], rows: Rows, cols: Rows | None, dtype: torch.dtype) -> CompiledPairs:
     return CompiledPairs(form, theta, rows, cols, dtype)
 
 

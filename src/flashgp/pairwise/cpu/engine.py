@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.pairwise.compiling import compiling
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
@@ -23,7 +24,6 @@ __all__ = ["CompiledPairs", "compile_seconds"]
 CHUNK = 32  # tiles between two looks at whether to stop
 LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
-_lock = threading.Lock()
 Array = numpy.ndarray
 
 
@@ -180,7 +180,7 @@ class CompiledPairs:
         key = f"{self.module.__name__}.{name}"
         if key in _seconds:
             return function
-        with _lock:
+        with compiling():
             began = time.perf_counter()
             nothing = numpy.zeros((0, 2), numpy.int64)
             try:
