@@ -218,3 +218,35 @@ def test_an_error_in_one_thread_reaches_the_caller() -> None:
         with pytest.raises(ArithmeticError, match="not today"):
             run_together(tasks)
     assert seen == [True, True]
+
+
+@numba_needed
+def test_threads_that_ask_for_pools_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes the pool larger does not take it away from those who are about to use the smaller one."""
+    import threading
+
+    from flashgp.pairwise.cpu import pool
+
+    failures: list[BaseException] = []
+
+    def ask(sizes: list[int]) -> None:
+        try:
+            for size in sizes:
+                assert pool.run_together([lambda _, k=k: k for k in range(size)]) == list(range(size))
+        except BaseException as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            monkeypatch.setattr(pool, "_pool", None)
+            monkeypatch.setattr(pool, "_size", 0)
+            threads = [threading.Thread(target=ask, args=([*range(2 + k, 24, 4)],)) for k in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failures == []
