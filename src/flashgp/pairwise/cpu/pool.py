@@ -60,8 +60,7 @@ def _submit(
             if _pool is not None:
                 _pool.shutdown(wait=False)
             _pool, _size = ThreadPoolExecutor(len(tasks), thread_name_prefix="flashgp"), len(tasks)
-        for task in tasks:
-            futures.append(_pool.submit(_guarded, task, stop))
+        futures.extend(_pool.submit(_guarded, task, stop) for task in tasks)
 
 
 def _forget() -> None:
