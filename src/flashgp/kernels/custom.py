@@ -1,10 +1,8 @@
 """A covariance function of the user's own, written for two points in plain torch, eq. (M-48)."""
 
-import dis
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -16,6 +14,7 @@ from flashgp.foundations.expression import Expression, opaque
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction, over_batch
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.kernels.free_values import free_values, outside
 from flashgp.kernels.kernel import Leaf, Numeric
 from flashgp.kernels.pair_tracing import Fusion, Untraceable, random_pairs, trace
 
@@ -23,6 +22,7 @@ __all__ = ["Custom"]
 
 MOST_NUMBERS = 4096  # in the parameters of a function that is not fused: each is an entry of theta
 TRIED_COLUMNS = (2, 3, 1, 4, 5, 6, 7, 8, 10, 16)
+MOST_REMEMBERED = 32  # forms of one function: for other columns, or other values it takes from outside
 SYMMETRY = 1e-9  # of the largest value: far above what rounding makes of the order of two points
 
 
@@ -41,6 +41,7 @@ class Custom(Leaf):
     Args:
         function: two points and the parameters by name to one number; symmetric; the same operations whatever the
             values (torch.where, not if). It may not use tensors from outside: a closure would not be fitted or saved.
+            Numbers from outside (closures, globals, defaults, attributes it names) are followed when they change.
         active_dims: the columns of x it sees; None for all.
         columns: how many columns it sees, for a function whose form depends on it (a sum over columns of what is not
             a square); None where active_dims or the function tell.
@@ -160,7 +161,7 @@ class Custom(Leaf):
         return Rows(tuple(tensors[:split]), tuple(tensors[split:]), *shape)
 
     def forget(self) -> None:
-        """Look at the function again when its form is next asked for, with the values its parameters have then."""
+        """Look at the function again when its form is next asked for: after a change that it takes from further away."""
         self._traces.clear()
         self._settled.clear()
 
@@ -201,16 +202,20 @@ class Custom(Leaf):
     def _positive(self) -> frozenset[str]:
         return frozenset(n for n, p in zip(self.names, self._own(), strict=True) if p.domain.lower >= 0.0)
 
+    def _state(self) -> tuple[Any, ...]:
+        """What the form depends on: which parameters are positive, and what the function takes from outside."""
+        return self._positive(), free_values(self.function)
+
     def _fusion(self, columns: int) -> Fusion | str:
-        """The form for that many columns; which parameters are positive has a say in it."""
-        key = columns, self._positive()
+        """The form for that many columns."""
+        key = columns, self._state()
         if key not in self._traces:
-            self._traces[key] = trace(self._pair_function(), self._single_values(), key[1], columns)
+            self._traces[key] = trace(self._pair_function(), self._single_values(), self._positive(), columns)
         return self._traces[key]
 
     def _form_at(self) -> tuple[int, Fusion | str, Form]:
         """(columns, fusion or reason, form); without a number of columns, the form that two of them agree on."""
-        key = self._positive()
+        key = self._state()
         if key not in self._settled:
             columns, found = self._settle()
             if isinstance(found, Fusion):
@@ -294,7 +299,12 @@ class Custom(Leaf):
 
 
 class _Remembered(dict[Any, Any]):
-    """What tracing found: shared by copies, found again after pickling (it holds operations of this process)."""
+    """What tracing found last: shared by copies, found again after pickling (it holds operations of this process)."""
+
+    def __setitem__(self, key: Any, found: Any) -> None:
+        super().__setitem__(key, found)
+        if len(self) > MOST_REMEMBERED:
+            del self[next(iter(self))]
 
     def __deepcopy__(self, memo: Any) -> "_Remembered":
         return _Remembered(self)
@@ -317,33 +327,9 @@ def _check_function(function: Any, parameters: dict[str, Any]) -> None:
             f"`parameters` must be those of the function after its two points, got {sorted(parameters)} ({error}); "
             "pass each by name"
         ) from None
-    for name, value in _outside(function):
+    for name, value in outside(function):
         if isinstance(value, Tensor | nn.Module):
             raise DomainError(
                 f"`function` must take every tensor as a keyword, got {name!r} ({type(value).__name__}) from outside "
                 f"(a closure or a global); pass it: Custom(function, {name}=...)"
             )
-
-
-def _outside(function: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values a Python function takes from where it was defined."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    for name in _global_names(code):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL":
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)

@@ -6,11 +6,10 @@ squares, products and norms become pair statistics, eq. (M-50); what is left mus
 profile can say. What was found is compared with the function itself at random pairs before it is believed.
 """
 
-import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,30 +83,13 @@ def trace(function: PairFunction, values: Mapping[str, Tensor], positive: frozen
 
     Args:
         values: its parameters by name; positive: the names of those that cannot be negative.
-    Raises: DomainError for a function that takes a tensor from outside, or whose code depends on values; Untraceable
-        when the function itself fails.
+    Raises: DomainError for a function that takes a tensor from outside, or whose code depends on values; ShapeError
+        for one that returns several numbers; Untraceable when the function itself fails.
+    Cost: one run of the function in Python, and one per pair to compare with; nothing is remembered here.
     """
-    text = tuple(str(value.tolist()) for value in values.values())
-    return _trace(_Question(function, text, positive, columns, dict(values)))
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What a trace depends on; equal questions have one answer."""
-
-    function: PairFunction
-    text: tuple[str, ...]
-    positive: frozenset[str]
-    columns: int
-    values: dict[str, Tensor] = field(compare=False)
-
-
-@functools.lru_cache(maxsize=128)
-def _trace(question: _Question) -> Fusion | str:
-    function, values, columns = question.function, question.values, question.columns
     x, z = random_pairs(columns)[0]
     graph = Graph(x, values)
-    algebra = PairOperations(graph, question.positive)
+    algebra = PairOperations(graph, positive)
     try:
         result = algebra.elements(_read(function, algebra, x, z, values)).array
         fusion = _settled(result.reshape(-1)[0], algebra)
