@@ -161,7 +161,7 @@ class Custom(Leaf):
         return Rows(tuple(tensors[:split]), tuple(tensors[split:]), *shape)
 
     def forget(self) -> None:
-        """Look at the function again when its form is next asked for: after a change that it takes from further away."""
+        """Look at the function again when its form is next asked for: after a change that no key sees."""
         self._traces.clear()
         self._settled.clear()
 

@@ -83,8 +83,8 @@ def trace(function: PairFunction, values: Mapping[str, Tensor], positive: frozen
 
     Args:
         values: its parameters by name; positive: the names of those that cannot be negative.
-    Raises: DomainError for a function that takes a tensor from outside, or whose code depends on values; ShapeError
-        for one that returns several numbers; Untraceable when the function itself fails.
+    Raises: DomainError for a function that takes a tensor from outside, or whose code depends on values; Untraceable
+        when the function itself fails.
     Cost: one run of the function in Python, and one per pair to compare with; nothing is remembered here.
     """
     x, z = random_pairs(columns)[0]
