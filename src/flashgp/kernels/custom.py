@@ -1,7 +1,6 @@
 """A covariance function of the user's own, written for two points in plain torch, eq. (M-48)."""
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +15,14 @@ from flashgp.foundations.pair_function import PairFunction, over_batch
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.kernels.free_values import free_values, outside
 from flashgp.kernels.kernel import Leaf, Numeric
-from flashgp.kernels.pair_tracing import Fusion, Untraceable, random_pairs, trace
+from flashgp.kernels.pair_checks import check_symmetry, random_pairs, some_values
+from flashgp.kernels.pair_tracing import Fusion, Untraceable, trace
 
 __all__ = ["Custom"]
 
 MOST_NUMBERS = 4096  # in the parameters of a function that is not fused: each is an entry of theta
 TRIED_COLUMNS = (2, 3, 1, 4, 5, 6, 7, 8, 10, 16)
 MOST_REMEMBERED = 32  # forms of one function: for other columns, or other values it takes from outside
-SYMMETRY = 1e-9  # of the largest value: far above what rounding makes of the order of two points
 
 
 class Custom(Leaf):
@@ -47,8 +46,9 @@ class Custom(Leaf):
             a square); None where active_dims or the function tell.
         parameters: numbers, tensors or Parameters by name; whole tensors of any shape. Numbers and tensors are real:
             pass Parameter(0.5, torch.distributions.constraints.positive) for what must stay positive.
-    Raises: DomainError for a function that is not symmetric (with the pair and both values), does not take these
-        parameters, looks at values, or uses a tensor from outside; ShapeError (on use) for other columns.
+    Raises: DomainError for a function that is not symmetric (with the pair and both values) for these parameters or
+        others of their domains, has no finite value, does not take these parameters, looks at values, or uses a tensor
+        from outside; ShapeError for one that returns several numbers, and (on use) for other columns.
     Cost: fused, that of its form. Tiled, n m calls' arithmetic in Python's order, one tile's temporaries in memory.
     """
 
@@ -73,7 +73,7 @@ class Custom(Leaf):
         self.columns = self._given_columns(columns)
         self._traces: dict[Any, Fusion | str] = _Remembered()
         self._settled: dict[Any, tuple[int, Fusion | str, Form]] = _Remembered()
-        self._check_symmetry()
+        self._form_at()
 
     def _given_columns(self, columns: int | None) -> int | None:
         wanted = None if self.active_dims is None else len(self.active_dims)
@@ -130,8 +130,6 @@ class Custom(Leaf):
                 f"`x` must have {self.columns} columns for {self._name}, got {x.shape[-1]}; choose them by active_dims"
             )
         found = self._form_at()[1]
-        if isinstance(found, str):
-            return Rows((x,), (), *shape)
         try:
             own = self._fusion(x.shape[-1])
         except Untraceable as error:
@@ -139,6 +137,8 @@ class Custom(Leaf):
                 f"`x` must have columns that {self._name} takes, got {x.shape[-1]} ({str(error)[:300]}); choose them "
                 "by active_dims"
             ) from error
+        if isinstance(found, str):
+            return Rows((x,), (), *shape)
         if not isinstance(own, Fusion) or (own.profile, own.kinds) != (found.profile, found.kinds):
             raise ShapeError(
                 f"`x` has {x.shape[-1]} columns, for which {self._name} takes another form than the one that was "
@@ -207,10 +207,13 @@ class Custom(Leaf):
         return self._positive(), free_values(self.function)
 
     def _fusion(self, columns: int) -> Fusion | str:
-        """The form for that many columns."""
+        """The form for that many columns, where the function is symmetric there."""
         key = columns, self._state()
         if key not in self._traces:
-            self._traces[key] = trace(self._pair_function(), self._single_values(), self._positive(), columns)
+            tried = some_values(self._single_values(), [p.domain for p in self._own()])
+            found = trace(self._pair_function(), tried, self._positive(), columns)
+            check_symmetry(self._pair_function(), tried, columns)
+            self._traces[key] = found
         return self._traces[key]
 
     def _form_at(self) -> tuple[int, Fusion | str, Form]:
@@ -279,23 +282,6 @@ class Custom(Leaf):
                 f"not ({str(error)[:300]}); write it without changing tensors in place and without their values"
             ) from error
         return found
-
-    def _check_symmetry(self) -> None:
-        """Raises: DomainError naming a random pair and both values where they differ."""
-        columns = self._form_at()[0]
-        function, values = self._pair_function(), self._single_values()
-        checked: list[tuple[Tensor, Tensor, float, float]] = []
-        with torch.no_grad():
-            for x, z in random_pairs(columns):
-                one, two = (float(function(a, b, *values.values())) for a, b in ((x, z), (z, x)))
-                checked.append((x, z, one, two))
-        size = max((abs(k) for *_, a, b in checked for k in (a, b) if math.isfinite(k)), default=1.0)
-        for x, z, one, two in checked:
-            if not (one == two or abs(one - two) <= SYMMETRY * size or (math.isnan(one) and math.isnan(two))):
-                raise DomainError(
-                    f"`function` must be symmetric, got k(x, x') = {one!r} and k(x', x) = {two!r} at x = {x.tolist()}, "
-                    f"x' = {z.tolist()}; a covariance function does not see the order of its points"
-                )
 
 
 class _Remembered(dict[Any, Any]):
