@@ -1,5 +1,6 @@
 """Parts, sums with noise and the SciPy protocol are those of the dense matrix."""
 
+import numpy
 import pytest
 import torch
 
@@ -47,6 +48,72 @@ def test_rows_columns_and_numbers() -> None:
         operator[9]
     with pytest.raises(fgp.ShapeError, match="one-dimensional"):
         operator[torch.zeros(2, 2, dtype=torch.long)]
+
+
+INDICES = {
+    "a NumPy integer": numpy.int64(3), "a tensor without dimensions": torch.tensor(-2), "both single": (2, 3),
+    "nothing": [], "an empty array": numpy.array([]), "backwards": slice(None, None, -1),
+    "back in steps": slice(7, 1, -2),
+    "beyond the ends": slice(-100, 100), "a range": range(0, 5, 2), "NumPy positions": numpy.array([4, -1, 4]),
+    "a list of booleans": [True] * 3 + [False] * 6, "a NumPy mask": numpy.arange(9) % 2 == 0, "one index": (slice(2, 4),),
+    "small integers": torch.tensor([1, -1], dtype=torch.int16), "both lists": ([0, 5], [3, 3, 1]),
+    "a backward block": (slice(None, None, -1), slice(None, None, -1)), "a list and a number": ([2, 0, 0], 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("index", [pytest.param(i, id=name) for name, i in INDICES.items()])
+def test_parts_are_those_of_the_matrix(index: object) -> None:
+    """Of a covariance, and of one with noise on its diagonal, which a part may cut anywhere."""
+    for operator in (KERNEL(X), KERNEL(X).with_noise(torch.arange(1.0, 10.0, dtype=F64))):
+        dense = operator.to_dense().detach().numpy()
+        left, right = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
+        plain = [i[0] if isinstance(i, tuple) else i for i in (left, right)]
+        plain = [i if isinstance(i, slice) else numpy.asarray(i) for i in plain]
+        plain = [i if isinstance(i, slice) or i.dtype == bool else i.astype(int) for i in plain]
+        wanted = torch.from_numpy(dense[plain[0]][..., plain[1]].copy())
+        part = operator[index]
+        found = part if isinstance(part, torch.Tensor) else part.to_dense()
+        assert found.shape == wanted.shape
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-14)
+        if not isinstance(part, torch.Tensor):
+            vectors = numbers(wanted.shape[1], 2)
+            assert torch.allclose(part @ vectors, wanted @ vectors, rtol=0, atol=1e-13)
+            assert torch.allclose(part.T.to_dense(), wanted.mT, rtol=0, atol=1e-14)
+
+
+def test_equal_sides_keep_a_part_symmetric() -> None:
+    some = [4, 1, 1]
+    assert KERNEL(X)[some, some].symmetric
+    assert KERNEL(X)[::-2, ::-2].symmetric
+    assert not KERNEL(X)[some, [4, 1, 1]].symmetric
+    assert not KERNEL(X, Z)[:3, :3].symmetric
+    noisy = KERNEL(X).with_noise(0.3)
+    for part in (noisy[some, some], noisy[2:8:2, 2:8:2][:2, :2]):
+        assert torch.allclose(part.diagonal(), part.to_dense().diagonal(), rtol=0, atol=1e-15)
+
+
+REFUSED = {
+    "three": ((0, 1, 2), fgp.ShapeError, "one or two indices.*got 3"),
+    "a boolean": (True, fgp.DomainError, "got True"),
+    "a boolean tensor": (torch.tensor(True), fgp.DomainError, "one boolean"),
+    "none": (None, fgp.DomainError, "got None"), "dots": (..., fgp.DomainError, "got Ellipsis"),
+    "a float": (1.5, fgp.DomainError, "got 1.5"), "text": ("a", fgp.DomainError, "got 'a'"),
+    "floats": ([0.5], fgp.DomainError, "got dtype torch.float"), "texts": (["a"], fgp.DomainError, "got list"),
+    "bytes": (torch.tensor([0, 1], dtype=torch.uint8), fgp.DomainError, r"uint8; convert it with \.bool\(\) or"),
+    "a short mask": (torch.ones(3, dtype=torch.bool), fgp.ShapeError, "mask of 9 entries here, got 3"),
+    "a long mask": ([False] * 12, fgp.ShapeError, "mask of 9 entries here, got 12"),
+    "too far back": ([-30, 5], fgp.ShapeError, "within 9 rows or columns, got -30"),
+    "too far": ((slice(None), [2, 9]), fgp.ShapeError, "got 9"), "one too far back": (-10, fgp.ShapeError, "got -10"),
+    "no step": (slice(None, None, 0), fgp.DomainError, "slice of integers"),
+    "a slice of floats": (slice(0, 1.5), fgp.DomainError, "slice of integers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("index", "error", "words"), [pytest.param(*r, id=name) for name, r in REFUSED.items()])
+def test_what_is_no_index_is_refused(index: object, error: type[Exception], words: str) -> None:
+    for operator in (KERNEL(X), KERNEL(X).with_noise(0.1)):
+        with pytest.raises(error, match=f"`index` must be.*{words}"):
+            operator[index]
 
 
 def test_sums_with_noise() -> None:

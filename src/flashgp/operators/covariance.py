@@ -14,6 +14,7 @@ from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators import autograd
 from flashgp.operators.compiled import CompiledOperator
+from flashgp.operators.indexing import Side
 from flashgp.operators.linear import LinearOperator
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
@@ -126,24 +127,11 @@ class CovarianceOperator(LinearOperator):
             return autograd.product(self, matrix)
         return self.backend.product(self.form, self.theta, self.rows, self.cols, matrix, workspace=self.workspace)
 
-    def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
-        """A part of the matrix, not computed: K[i, j] for slices, integer or boolean tensors, lists; K[i] for rows.
-
-        An integer row gives that row as a tensor (*batch, m), an integer column that column.
-        """
-        left, right = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
-        cols = self.rows if self.cols is None else self.cols
-        whole = right == slice(None) if isinstance(right, slice) else False
-        same = self.cols is None and isinstance(left, slice) and isinstance(right, slice) and left == right
-        part = self._between(
-            self.rows.take(_positions(left, self.rows.count)),
-            None if same else cols if whole else cols.take(_positions(right, cols.count)),
-        )
-        if isinstance(left, int) or isinstance(right, int):
-            dense = part.to_dense()
-            dense = dense.squeeze(-1) if isinstance(right, int) else dense
-            return dense.squeeze(-1 if isinstance(right, int) else -2) if isinstance(left, int) else dense
-        return part
+    def _part(self, rows: Side, cols: Side) -> "CovarianceOperator":
+        """The covariance of some of the points; symmetric when both sides are one object."""
+        right = self.rows if self.cols is None else self.cols
+        same = self.cols is None and rows is cols
+        return self._between(self.rows.take(rows), None if same else right.take(cols))
 
     def _between(self, rows: Rows, cols: Rows | None) -> "CovarianceOperator":
         return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, self.backend)
@@ -197,24 +185,6 @@ class CovarianceOperator(LinearOperator):
             tile = differentiable.block(self.form, self.theta, self.rows.part(i.start, i.stop), cols)
             parts.append(tile.to(right.dtype) @ right)
         return torch.cat(parts, dim=-2)
-
-
-def _positions(index: Any, count: int) -> Tensor | slice:
-    """An index of one side as a slice or positions."""
-    if isinstance(index, slice):
-        return index
-    if isinstance(index, int):
-        if not -count <= index < count:
-            raise ShapeError(f"`index` must be within {count} rows or columns, got {index}")
-        return slice(index % count, index % count + 1)
-    positions = torch.as_tensor(index)
-    if positions.dim() != 1:
-        raise ShapeError(f"`index` must be an integer, a slice or one-dimensional, got {tuple(positions.shape)}")
-    if positions.dtype == torch.bool:
-        positions = positions.nonzero()[:, 0]
-    if positions.numel() and not (-count <= int(positions.min()) and int(positions.max()) < count):
-        raise ShapeError(f"`index` must be within {count} rows or columns, got {int(positions.max())}")
-    return positions
 
 
 def _followed(tensors: Sequence[Tensor]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.operators.indexing import Side, sides
 
 __all__ = ["DiagonalOperator", "LinearOperator", "SumOperator"]
 
@@ -39,6 +40,10 @@ class LinearOperator(ABC):
     def _apply(self, matrix: Tensor) -> Tensor:
         """self @ matrix for (*batch, m, t) of the right shape, dtype and device."""
 
+    @abstractmethod
+    def _part(self, rows: Side, cols: Side) -> "LinearOperator":
+        """Some rows and columns: of checked slices or positions, as an operator."""
+
     def __matmul__(self, right: Tensor) -> Tensor:
         """self @ right for right (m,) or (*batch, m, t).
 
@@ -61,6 +66,22 @@ class LinearOperator(ABC):
             )
         out = self._apply(matrix)
         return out.squeeze(-1) if vector else out
+
+    def __getitem__(self, index: Any) -> "LinearOperator | Tensor":
+        """A part of the matrix, not computed: K[i, j] for slices, integer or boolean lists or tensors; K[i] for rows.
+
+        An integer row gives that row as a tensor (*batch, m), an integer column that column; both give a number.
+        Equal slices, or one object on both sides, keep a symmetric operator symmetric.
+        Raises: ShapeError, DomainError for an index that is not one, or out of range.
+        """
+        rows, cols, single = sides(index, *self.shape[-2:], self.device)
+        part = self._part(rows, cols)
+        if not any(single):
+            return part
+        dense = part.to_dense()
+        for dim, dropped in ((-1, single[1]), (-2 if not single[1] else -1, single[0])):
+            dense = dense.squeeze(dim) if dropped else dense
+        return dense
 
     def __add__(self, other: "LinearOperator") -> "SumOperator":
         if not isinstance(other, LinearOperator):
@@ -132,6 +153,52 @@ class DiagonalOperator(LinearOperator):
     def _apply(self, matrix: Tensor) -> Tensor:
         return self.values.unsqueeze(-1) * matrix
 
+    def _part(self, rows: Side, cols: Side) -> "LinearOperator":
+        if rows is cols and isinstance(rows, slice):  # of distinct positions
+            return DiagonalOperator(self.values[..., rows])
+        every = torch.arange(self.values.shape[-1], device=self.device)
+        return DiagonalPart(self.values, every[rows], every[cols])
+
+
+class DiagonalPart(LinearOperator):
+    """Some rows and columns of diag(values): entry (i, j) is values[rows_i] where rows_i = cols_j, else 0.
+
+    Args:
+        values: (*batch, n); rows, cols: positions in it, in any order, repeated or not.
+    """
+
+    def __init__(self, values: Tensor, rows: Tensor, cols: Tensor) -> None:
+        self.values, self.rows, self.cols, self.dtype = values, rows, cols, values.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.values.shape[:-1], len(self.rows), len(self.cols)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def T(self) -> "DiagonalPart":
+        return DiagonalPart(self.values, self.cols, self.rows)
+
+    def diagonal(self) -> Tensor:
+        k = min(len(self.rows), len(self.cols))
+        rows = self.rows[:k]
+        return torch.where(rows == self.cols[:k], self.values[..., rows], 0.0)
+
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        values = self.values.to(dtype or self.dtype)
+        return torch.where(self.rows[:, None] == self.cols, values[..., self.rows, None], 0.0)
+
+    def _apply(self, matrix: Tensor) -> Tensor:
+        zeros = matrix.new_zeros((*matrix.shape[:-2], self.values.shape[-1], matrix.shape[-1]))
+        at_home = zeros.index_add(-2, self.cols, matrix)
+        return self.values[..., self.rows, None] * at_home[..., self.rows, :]
+
+    def _part(self, rows: Side, cols: Side) -> "DiagonalPart":
+        return DiagonalPart(self.values, self.rows[rows], self.cols[cols])
+
 
 class SumOperator(LinearOperator):
     """The sum of operators of one shape (batches broadcast), dtype and device."""
@@ -182,3 +249,6 @@ class SumOperator(LinearOperator):
     def _apply(self, matrix: Tensor) -> Tensor:
         first, *rest = (part._apply(matrix) for part in self.parts)
         return sum(rest, first)
+
+    def _part(self, rows: Side, cols: Side) -> "SumOperator":
+        return SumOperator(*(part._part(rows, cols) for part in self.parts))
