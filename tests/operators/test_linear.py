@@ -163,3 +163,20 @@ def test_scipy_solves_with_it() -> None:
     wide = KERNEL(X, Z).to_scipy()
     assert torch.allclose(torch.from_numpy(wide.rmatvec(y.numpy())), KERNEL(X, Z).to_dense().T @ y, rtol=0, atol=1e-13)
     assert wide.matmat(numbers(6, 2).numpy()).shape == (9, 2)
+
+
+def test_scipy_with_complex_vectors() -> None:
+    """Real and imaginary parts, there and back (the adjoint), vectors and matrices; float32 gives complex64."""
+    dense = KERNEL(X, Z).to_dense().detach().numpy()
+    operator = KERNEL(X, Z).to_scipy()
+    one, two = numbers(6, 3).numpy() + 1j * numbers(6, 3, seed=1).numpy(), numbers(9, 2).numpy() * (1 - 2j)
+    for found, wanted in (
+        (operator @ one, dense @ one),
+        (operator.matvec(one[:, 0]), dense @ one[:, 0]),
+        (operator.rmatvec(two[:, 0]), dense.conj().T @ two[:, 0]),
+        (operator.H @ two, dense.conj().T @ two),
+        (operator.T @ two, dense.T @ two),
+    ):
+        assert found.shape == wanted.shape
+        assert numpy.abs(found - wanted).max() <= 1e-13
+    assert (KERNEL(X.float()).to_scipy() @ (numbers(9).numpy() * 1j)).dtype == numpy.complex64

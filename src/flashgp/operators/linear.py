@@ -99,7 +99,10 @@ class LinearOperator(ABC):
         return SumOperator(self, DiagonalOperator(values))
 
     def to_scipy(self) -> Any:
-        """A scipy.sparse.linalg.LinearOperator: for its iterative solvers. One model on the CPU; no gradients."""
+        """A scipy.sparse.linalg.LinearOperator: for its iterative solvers. One model on the CPU; no gradients.
+
+        It takes real and complex vectors and matrices, in the operator's precision.
+        """
         from scipy.sparse.linalg import LinearOperator as SciPyOperator
 
         if len(self.shape) != 2 or self.device.type != "cpu":
@@ -110,14 +113,18 @@ class LinearOperator(ABC):
 
         def applied(operator: "LinearOperator") -> Any:
             def apply(right: numpy.ndarray) -> numpy.ndarray:
+                given = torch.from_numpy(numpy.ascontiguousarray(right))
                 with torch.no_grad():
-                    given = torch.from_numpy(numpy.ascontiguousarray(right)).to(self.dtype)
-                    return (operator @ given).numpy()
+                    if not given.is_complex():
+                        return (operator @ given.to(self.dtype)).numpy()
+                    parts = torch.view_as_real(given).to(self.dtype)  # real and imaginary, as columns
+                    out = (operator @ parts.flatten(1)).unflatten(1, parts.shape[1:])
+                    return torch.view_as_complex(out.contiguous()).numpy()
 
             return apply
 
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        there, back = applied(self), applied(self.T)
+        there, back = applied(self), applied(self.T)  # the matrix is real: its adjoint is its transpose
         return SciPyOperator(tuple(self.shape), matvec=there, rmatvec=back, matmat=there, rmatmat=back, dtype=kind)
 
     def __repr__(self) -> str:
