@@ -55,7 +55,8 @@ INDICES = {
     "nothing": [], "an empty array": numpy.array([]), "backwards": slice(None, None, -1),
     "back in steps": slice(7, 1, -2),
     "beyond the ends": slice(-100, 100), "a range": range(0, 5, 2), "NumPy positions": numpy.array([4, -1, 4]),
-    "a list of booleans": [True] * 3 + [False] * 6, "a NumPy mask": numpy.arange(9) % 2 == 0, "one index": (slice(2, 4),),
+    "a list of booleans": [True] * 3 + [False] * 6, "a NumPy mask": numpy.arange(9) % 2 == 0,
+    "one index": (slice(2, 4),),
     "small integers": torch.tensor([1, -1], dtype=torch.int16), "both lists": ([0, 5], [3, 3, 1]),
     "a backward block": (slice(None, None, -1), slice(None, None, -1)), "a list and a number": ([2, 0, 0], 2),
 }  # fmt: skip
@@ -132,6 +133,28 @@ def test_sums_with_noise() -> None:
     variances.requires_grad_()
     (operator.with_noise(variances) @ right).sum().backward()
     assert torch.allclose(variances.grad, right.sum(1))  # type: ignore[arg-type]
+
+
+def test_batches_of_noise_on_one_matrix() -> None:
+    """One dense matrix per member of a batch of variances, with gradients, without, and mapped by torch.func."""
+    noise = torch.rand(3, 9, generator=torch.Generator().manual_seed(2), dtype=F64)
+    frozen = 1.3 * fgp.kernels.RBF(0.7)
+    frozen.requires_grad_(False)
+    constant = fgp.kernels.Constant(2.0).requires_grad_(False)
+    for kernel in (KERNEL, frozen, constant):
+        wanted = kernel(X).to_dense() + torch.diag_embed(noise)
+        assert torch.allclose(kernel(X).with_noise(noise).to_dense(), wanted, rtol=0, atol=1e-14)
+        with torch.no_grad():
+            assert torch.allclose(kernel(X).with_noise(noise).to_dense(), wanted, rtol=0, atol=1e-14)
+            assert torch.allclose(kernel(X).with_noise(noise[0]).to_dense(), wanted[0], rtol=0, atol=1e-14)
+        mapped = torch.func.vmap(lambda v, kernel=kernel: kernel(X).with_noise(v).to_dense())
+        assert torch.allclose(mapped(noise), wanted, rtol=0, atol=1e-14)
+        wanted = kernel(X).to_dense() + noise[2, 0] * torch.eye(9, dtype=F64)
+        assert torch.allclose(mapped(noise[:, 0])[2], wanted, rtol=0, atol=1e-14)
+    diagonal = DiagonalOperator(noise[0])
+    assert torch.allclose((diagonal + DiagonalOperator(noise)).to_dense()[1], torch.diag(noise[0] + noise[1]))
+    assert torch.equal(diagonal.values, noise[0])
+    assert torch.autograd.gradcheck(lambda v: frozen(X).with_noise(v).to_dense(), noise.clone().requires_grad_())
 
 
 def test_what_does_not_fit_is_said() -> None:

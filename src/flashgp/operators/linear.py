@@ -74,7 +74,7 @@ class LinearOperator(ABC):
         Equal slices, or one object on both sides, keep a symmetric operator symmetric.
         Raises: ShapeError, DomainError for an index that is not one, or out of range.
         """
-        rows, cols, single = sides(index, *self.shape[-2:], self.device)
+        rows, cols, single = sides(index, self.shape[-2], self.shape[-1], self.device)
         part = self._part(rows, cols)
         if not any(single):
             return part
@@ -245,12 +245,15 @@ class SumOperator(LinearOperator):
         """The matrix itself; a diagonal is added in place to what the first part allocates."""
         dense = self.parts[0].to_dense(dtype)
         for part in self.parts[1:]:
-            if isinstance(part, DiagonalOperator) and not dense.requires_grad and not part.values.requires_grad:
-                dense.diagonal(dim1=-2, dim2=-1).add_(part.values.to(dense.dtype))
-            elif isinstance(part, DiagonalOperator):
+            if not isinstance(part, DiagonalOperator):
+                dense = dense + part.to_dense(dtype)
+            elif _is_followed(dense) or _is_followed(part.values):
                 dense = dense + part.to_dense(dense.dtype)
             else:
-                dense = dense + part.to_dense(dtype)
+                shape = (*torch.broadcast_shapes(dense.shape[:-1], part.values.shape), dense.shape[-1])
+                if not (dense.shape == shape and dense.is_contiguous()):
+                    dense = dense.expand(shape).clone(memory_format=torch.contiguous_format)
+                dense.diagonal(dim1=-2, dim2=-1).add_(part.values.to(dense.dtype))
         return dense
 
     def _apply(self, matrix: Tensor) -> Tensor:
@@ -259,3 +262,8 @@ class SumOperator(LinearOperator):
 
     def _part(self, rows: Side, cols: Side) -> "SumOperator":
         return SumOperator(*(part._part(rows, cols) for part in self.parts))
+
+
+def _is_followed(tensor: Tensor) -> bool:
+    """Whether a gradient or a transform of torch.func needs it, so that it is not changed in place."""
+    return tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
