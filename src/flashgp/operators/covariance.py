@@ -171,7 +171,7 @@ class CovarianceOperator(LinearOperator):
     def _panels(self) -> list[slice]:
         n, m = self.shape[-2:]
         step = tile_rows(m, self.shape[:-2].numel(), self.device)
-        return [slice(i, min(n, i + step)) for i in range(0, n, step)]
+        return [slice(i, min(n, i + step)) for i in range(0, max(n, 1), step)]  # of no rows one panel, which is empty
 
     def portable_block(self, dtype: torch.dtype) -> Tensor:
         """The dense block in plain torch: any order of derivative, forward mode."""
