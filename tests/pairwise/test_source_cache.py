@@ -84,6 +84,7 @@ def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, mo
     blocked.write_text("not a directory")
     monkeypatch.setenv("FLASHGP_CACHE_DIR", str(blocked))
     source_cache.cache_directory.cache_clear()
+    source_cache.warn_not_kept.cache_clear()
     try:
         with pytest.warns(fgp.FlashGPWarning, match="compiled anew in every process"):
             path = cache_directory()
@@ -91,6 +92,51 @@ def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, mo
         assert import_generated("answer = 42\n", "blocked").answer == 42
     finally:
         source_cache.cache_directory.cache_clear()
+
+
+FULL = """
+import os, resource, sys, tempfile, warnings
+import numba, torch
+import flashgp as fgp
+from flashgp.pairwise import source_cache
+tempfile.tempdir = sys.argv[2]
+limit = int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # no file may grow beyond: what a full disk does to a write
+if sys.argv[4] == "cache":  # only the cache's disk is full
+    whole = source_cache._write
+    def fails(path, text):
+        if not str(path).startswith(sys.argv[2]):
+            raise OSError(28, "No space left on device")
+        whole(path, text)
+    source_cache._write = fails
+with warnings.catch_warnings(record=True) as caught:
+    exec(sys.argv[5])
+print([str(w.message) for w in caught if issubclass(w.category, fgp.FlashGPWarning)])
+print(os.listdir(sys.argv[2]))
+"""
+
+
+@numba_needed
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such limit here")
+@pytest.mark.parametrize(
+    ("limit", "full", "temporary"), [(100, "all", 1), (16_384, "all", 0), (10**9, "cache", 1)], ids=str
+)
+def test_a_full_disk_costs_the_cache_and_not_the_product(tmp_path: Path, limit: int, full: str, temporary: int) -> None:
+    """Neither text nor code fits; the text does; only the cache's disk is full. One warning, and nothing is left."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "temporary").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, "always", str(tmp_path / "temporary"), str(limit), full, WORK],
+        env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, said, left = done.stdout.splitlines()
+    assert said.count("generated code cannot be kept in") == 1, said
+    assert left.count("flashgp-") == temporary
+    assert os.listdir(tmp_path / "temporary") == []
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")

@@ -18,6 +18,7 @@ from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
 from flashgp.pairwise.program import program_of
+from flashgp.pairwise.source_cache import warn_not_kept
 
 __all__ = ["CompiledPairs", "compile_seconds"]
 
@@ -185,6 +186,10 @@ class CompiledPairs:
             nothing = numpy.zeros((0, 2), numpy.int64)
             try:
                 function(nothing, *head, *make())
+            except OSError as error:  # compiled, but not kept: the disk is full
+                _keep_nothing(function)
+                warn_not_kept(str(Path(str(self.module.__file__)).parent), error.strerror or str(error))
+                function(nothing, *head, *make())
             except Exception:
                 if not _forget_cache(self.module):
                     raise
@@ -192,6 +197,13 @@ class CompiledPairs:
                 function(nothing, *head, *make())
             _seconds[key] = time.perf_counter() - began
         return function
+
+
+def _keep_nothing(function: Any) -> None:
+    """Compile from now on without numba's files; numba has no public name for that after the decorator."""
+    from numba.core.caching import NullCache
+
+    function._cache = NullCache()
 
 
 def _forget_cache(module: ModuleType) -> bool:
