@@ -174,6 +174,39 @@ def test_what_does_not_fit_is_said() -> None:
         KERNEL(numbers(2, 4, 2)).to_scipy()
 
 
+def test_arrays_dtypes_and_variances_that_are_refused() -> None:
+    noisy, y = KERNEL(X).with_noise(0.5), numbers(9)
+    for operator in (KERNEL(X), noisy, noisy[:, :3].T):
+        with pytest.raises(fgp.DomainError, match=r"`right` must be a torch tensor, got a NumPy array.*to_scipy"):
+            operator @ y.numpy()
+        with pytest.raises(fgp.DomainError, match="`left` must be a torch tensor, got a NumPy array"):
+            y.numpy() @ operator
+        for dtype in (torch.int32, torch.bool, torch.complex64):
+            with pytest.raises(fgp.DomainError, match="`dtype` must be a floating dtype, got torch"):
+                operator.to_dense(dtype)
+    for variance in (-1.0, float("nan"), float("inf"), torch.tensor([1.0] * 8 + [-0.1])):
+        with pytest.raises(fgp.DomainError, match="`variance` must be finite and not negative, got"):
+            KERNEL(X).with_noise(variance)
+
+
+def test_from_the_left_and_transposed() -> None:
+    noisy = KERNEL(X).with_noise(torch.arange(9.0, dtype=F64))
+    for operator in (KERNEL(X, Z), noisy, noisy[:, [2, 0]], DiagonalOperator(numbers(9))):
+        dense = operator.to_dense()
+        for left in (numbers(9), numbers(4, 9), numbers(2, 4, 9)):
+            assert torch.allclose(left @ operator, left @ dense, rtol=0, atol=1e-13)
+        assert torch.allclose(operator.mT.to_dense(), dense.mT, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_taken_as_float32(dtype: torch.dtype) -> None:
+    operator, right = KERNEL(X.to(dtype)), numbers(9, 2).to(dtype)
+    assert operator.dtype == torch.float32
+    assert torch.equal(operator @ right, operator @ right.float())
+    with pytest.raises(fgp.DomainError, match=str(dtype)):
+        KERNEL(X) @ right
+
+
 def test_scipy_solves_with_it() -> None:
     from scipy.sparse.linalg import cg
 

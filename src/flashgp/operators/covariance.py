@@ -15,7 +15,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.operators import autograd
 from flashgp.operators.compiled import CompiledOperator
 from flashgp.operators.indexing import Side
-from flashgp.operators.linear import LinearOperator
+from flashgp.operators.linear import LinearOperator, check_floating
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles
@@ -97,7 +97,7 @@ class CovarianceOperator(LinearOperator):
     @exact_precision
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
-        dtype = dtype or self.dtype
+        dtype = check_floating(dtype or self.dtype)
         tensors = self._tensors()
         if _dual(tensors):
             return self.portable_block(dtype)

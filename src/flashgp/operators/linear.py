@@ -10,13 +10,14 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.operators.indexing import Side, sides
 
-__all__ = ["DiagonalOperator", "LinearOperator", "SumOperator"]
+__all__ = ["DiagonalOperator", "LinearOperator", "SumOperator", "check_floating"]
 
 
 class LinearOperator(ABC):
     """A matrix (*batch, n, m) given by what it does. Has `dtype`, and everything below."""
 
     dtype: torch.dtype
+    __array_ufunc__ = None  # NumPy leaves array @ K to us, instead of applying K to each of its numbers
 
     @property
     @abstractmethod
@@ -44,13 +45,17 @@ class LinearOperator(ABC):
     def _part(self, rows: Side, cols: Side) -> "LinearOperator":
         """Some rows and columns: of checked slices or positions, as an operator."""
 
-    def __matmul__(self, right: Tensor) -> Tensor:
-        """self @ right for right (m,) or (*batch, m, t).
+    def __matmul__(self, right: Any) -> Tensor:
+        """self @ right for right (m,) or (*batch, m, t); half precision is taken as float32 by a float32 operator.
 
-        Raises: ShapeError, DomainError for a right-hand side that does not fit.
+        Raises: ShapeError, DomainError for a right-hand side that does not fit, or is a NumPy array.
         """
+        if isinstance(right, numpy.ndarray):
+            raise _no_array("right")
         if not isinstance(right, Tensor):
             return NotImplemented
+        if self.dtype == torch.float32 and right.dtype in (torch.float16, torch.bfloat16):
+            right = right.float()  # as the points are
         vector = right.dim() == 1
         matrix = right.unsqueeze(-1) if vector else right
         m = self.shape[-1]
@@ -66,6 +71,14 @@ class LinearOperator(ABC):
             )
         out = self._apply(matrix)
         return out.squeeze(-1) if vector else out
+
+    def __rmatmul__(self, left: Any) -> Tensor:
+        """left @ self for left (n,) or (*batch, t, n): by the transpose."""
+        if isinstance(left, numpy.ndarray):
+            raise _no_array("left")
+        if not isinstance(left, Tensor):
+            return NotImplemented
+        return self.T @ left if left.dim() < 2 else (self.T @ left.mT).mT
 
     def __getitem__(self, index: Any) -> "LinearOperator | Tensor":
         """A part of the matrix, not computed: K[i, j] for slices, integer or boolean lists or tensors; K[i] for rows.
@@ -89,11 +102,13 @@ class LinearOperator(ABC):
         return SumOperator(self, other)
 
     def with_noise(self, variance: Tensor | float) -> "SumOperator":
-        """self + diag(variance), for a number or (*batch, n) variances; a square operator."""
+        """self + diag(variance), for a number or (*batch, n) variances, not negative; a square operator."""
         n, m = self.shape[-2:]
         if n != m:
             raise ShapeError(f"`with_noise` needs a square operator, got shape {tuple(self.shape)}")
         values = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
+        if not _is_mapped(values) and not bool(((values >= 0) & values.isfinite()).all()):
+            raise DomainError(f"`variance` must be finite and not negative, got {variance!r}; correct it")
         if values.dim() == 0:
             values = values.expand(n)
         return SumOperator(self, DiagonalOperator(values))
@@ -151,11 +166,13 @@ class DiagonalOperator(LinearOperator):
     def T(self) -> "DiagonalOperator":
         return self
 
+    mT = T  # noqa: N815 - as in torch
+
     def diagonal(self) -> Tensor:
         return self.values
 
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.diag_embed(self.values.to(dtype or self.dtype))
+        return torch.diag_embed(self.values.to(check_floating(dtype or self.dtype)))
 
     def _apply(self, matrix: Tensor) -> Tensor:
         return self.values.unsqueeze(-1) * matrix
@@ -189,13 +206,15 @@ class DiagonalPart(LinearOperator):
     def T(self) -> "DiagonalPart":
         return DiagonalPart(self.values, self.cols, self.rows)
 
+    mT = T  # noqa: N815 - as in torch
+
     def diagonal(self) -> Tensor:
         k = min(len(self.rows), len(self.cols))
         rows = self.rows[:k]
         return torch.where(rows == self.cols[:k], self.values[..., rows], 0.0)
 
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        values = self.values.to(dtype or self.dtype)
+        values = self.values.to(check_floating(dtype or self.dtype))
         return torch.where(self.rows[:, None] == self.cols, values[..., self.rows, None], 0.0)
 
     def _apply(self, matrix: Tensor) -> Tensor:
@@ -237,6 +256,8 @@ class SumOperator(LinearOperator):
     def T(self) -> "SumOperator":
         return SumOperator(*(part.T for part in self.parts))
 
+    mT = T  # noqa: N815 - as in torch
+
     def diagonal(self) -> Tensor:
         first, *rest = (part.diagonal() for part in self.parts)
         return sum(rest, first)
@@ -266,4 +287,22 @@ class SumOperator(LinearOperator):
 
 def _is_followed(tensor: Tensor) -> bool:
     """Whether a gradient or a transform of torch.func needs it, so that it is not changed in place."""
-    return tensor.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.requires_grad or _is_mapped(tensor)
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    """Whether a transform of torch.func holds it: its values cannot be looked at."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_floating(dtype: torch.dtype) -> torch.dtype:
+    """A dtype that holds covariances. Raises: DomainError."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise DomainError(f"`dtype` must be a floating dtype, got {dtype}; for example torch.float32")
+    return dtype
+
+
+def _no_array(name: str) -> DomainError:
+    return DomainError(
+        f"`{name}` must be a torch tensor, got a NumPy array; pass torch.from_numpy(...), or use K.to_scipy()"
+    )
