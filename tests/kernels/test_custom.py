@@ -251,6 +251,43 @@ def test_the_form_follows_what_is_positive() -> None:
     assert relative_error(real.operator(x).to_dense(), direct(real, x, x).detach()) <= VALUE
 
 
+def _root(x: Tensor, z: Tensor, rate: Tensor) -> Tensor:
+    return torch.exp(-torch.sqrt(rate * (x - z).square().sum()))
+
+
+def _root_of_square(x: Tensor, z: Tensor, rate: Tensor) -> Tensor:
+    return torch.exp(-torch.sqrt(rate * rate * (x - z).square().sum()))
+
+
+def _logarithm(x: Tensor, z: Tensor, rate: Tensor) -> Tensor:
+    return (rate + (x - z).square().sum()) ** -0.7
+
+
+def test_a_form_has_the_functions_values_for_other_parameters_too() -> None:
+    """A root or a logarithm of a parameter is one only where it must be positive; elsewhere the function is tiled."""
+    x = points(5, 2, 1)
+    for function, real, positive in (
+        (_root, "tiled: the square root of a parameter that may be negative: give it constraints.positive", "fused"),
+        (_root_of_square, "fused", "fused"),
+        (_logarithm, "tiled: a logarithm or a power of a sum without a positive term", "fused"),
+    ):
+        kernel = Custom(function, rate=2.0)
+        assert kernel.fusion.startswith(real)
+        assert Custom(function, rate=Parameter(2.0, constraints.positive)).fusion == positive
+        for rate in (0.3, -0.3, -7.0):
+            kernel.rate.value = rate
+            found, wanted = kernel.operator(x).to_dense().detach(), direct(kernel, x, x).detach()
+            assert torch.equal(found.isnan(), wanted.isnan())
+            assert relative_error(found.nan_to_num(), wanted.nan_to_num()) <= VALUE
+
+
+def test_a_form_that_is_wrong_for_other_parameters_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison alone finds the root of a negative parameter, and says where."""
+    monkeypatch.setattr("flashgp.kernels.pair_operations.PairOperations.is_positive", lambda *_, **__: True)
+    assert Custom(_root, rate=2.0).fusion.startswith("tiled: its form gives ")
+    assert ", rate = -" in Custom(_root, rate=2.0).fusion
+
+
 def test_one_parameter_may_be_shared_with_the_library() -> None:
     shared = Parameter(0.8, constraints.positive)
     kernel = Custom(matern32, lengthscale=shared, variance=1.0) + kernels.RBF(shared)
@@ -327,6 +364,13 @@ REFUSED: list[tuple[str, Any, list[str]]] = [
     ("no tensor", lambda: Custom(lambda x, z: 1.0), ["`function`", "one number", "float"]),
     ("not symmetric", lambda: Custom(lambda x, z: x @ z + x[0]), ["`function`", "k(x, x') = ", "at x = ["]),
     ("not symmetric, tiled", lambda: Custom(lambda x, z: torch.maximum(x, 2 * z).sum()), ["symmetric", "x' = ["]),
+    ("symmetric by its first value", lambda: Custom(lambda x, z, A: x @ A @ z, A=torch.eye(2)),
+     ["symmetric", "A = [[", "A + A.T"]),
+    ("symmetric by its first value, tiled", lambda: Custom(lambda x, z, A: torch.tanh(x @ A @ z), A=torch.eye(2)),
+     ["symmetric", "A = [[", "A + A.T"]),
+    ("symmetric in two columns", lambda: Custom(lambda x, z: x[:2] @ z[:2] + x[2:].sum()), ["symmetric", "x' = ["]),
+    ("never a number", lambda: Custom(lambda x, z: x @ z * float("nan")), ["`function`", "finite values", "24 pairs"]),
+    ("several numbers unless d is 1", lambda: Custom(lambda x, z: x * z), ["one number", "(2,)", "columns=1"]),
     ("a branch", lambda: Custom(_branch), ["`function`", "torch.where"]),
     ("a number of a tensor", lambda: Custom(_item, scale=1.0), ["`function`", ".item()"]),
     ("wrong in every dimension", lambda: Custom(lambda x, z: x @ torch.eye(37) @ z), ["`function`", "columns=d"]),

@@ -130,3 +130,20 @@ def test_none_and_one_point() -> None:
     assert torch.equal(kernel(x, z[:0]) @ torch.ones(0, 2, dtype=F64), torch.zeros(7, 2, dtype=F64))
     assert kernel(x[:0]).diagonal().shape == (0,)
     assert relative(kernel(x[:1]).to_dense(), torch.tensor([[1.3]], dtype=F64)) < 1e-15
+
+
+def test_second_order_of_no_points() -> None:
+    """Rows, columns or both may be none: derivatives of derivatives are empty, or zero for what is left."""
+    x, z = points()
+    for kernel in (KERNELS["matern"](), KERNELS["sum in a product"]()):
+        for a, b in ((x[:0], z), (x, z[:0]), (x[:0], None)):
+            a = a.clone().requires_grad_()
+            right = torch.ones(len(a) if b is None else len(b), 2, dtype=F64, requires_grad=True)
+            for value in (kernel(a, b) @ right, kernel(a, b).to_dense()):
+                (first,) = torch.autograd.grad(value.sum(), a, create_graph=True)
+                (second,) = torch.autograd.grad(first.sum(), a, allow_unused=True, materialize_grads=True)
+                assert second.shape == a.shape
+                assert not second.any()
+        assert torch.func.jvp(lambda p, k=kernel: k(p, z) @ torch.ones(5, 1, dtype=F64), (x[:0],), (x[:0],))[
+            1
+        ].shape == (0, 1)

@@ -86,6 +86,7 @@ def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, mo
     blocked.write_text("not a directory")
     monkeypatch.setenv("FLASHGP_CACHE_DIR", str(blocked))
     source_cache.cache_directory.cache_clear()
+    source_cache.warn_not_kept.cache_clear()
     try:
         with pytest.warns(fgp.FlashGPWarning, match="compiled anew in every process"):
             path = cache_directory()
@@ -93,6 +94,51 @@ def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, mo
         assert import_generated("answer = 42\n", "blocked").answer == 42
     finally:
         source_cache.cache_directory.cache_clear()
+
+
+FULL = """
+import os, resource, sys, tempfile, warnings
+import numba, torch
+import flashgp as fgp
+from flashgp.pairwise import source_cache
+tempfile.tempdir = sys.argv[2]
+limit = int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # no file may grow beyond: what a full disk does to a write
+if sys.argv[4] == "cache":  # only the cache's disk is full
+    whole = source_cache._write
+    def fails(path, text):
+        if not str(path).startswith(sys.argv[2]):
+            raise OSError(28, "No space left on device")
+        whole(path, text)
+    source_cache._write = fails
+with warnings.catch_warnings(record=True) as caught:
+    exec(sys.argv[5])
+print([str(w.message) for w in caught if issubclass(w.category, fgp.FlashGPWarning)])
+print(os.listdir(sys.argv[2]))
+"""
+
+
+@numba_needed
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such limit here")
+@pytest.mark.parametrize(
+    ("limit", "full", "temporary"), [(100, "all", 1), (16_384, "all", 0), (10**9, "cache", 1)], ids=str
+)
+def test_a_full_disk_costs_the_cache_and_not_the_product(tmp_path: Path, limit: int, full: str, temporary: int) -> None:
+    """Neither text nor code fits; the text does; only the cache's disk is full. One warning, and nothing is left."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "temporary").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, "always", str(tmp_path / "temporary"), str(limit), full, WORK],
+        env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *_, said, left = done.stdout.splitlines()
+    assert said.count("generated code cannot be kept in") == 1, said
+    assert left.count("flashgp-") == temporary
+    assert os.listdir(tmp_path / "temporary") == []
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
@@ -186,6 +232,61 @@ def test_threads_survive_a_fork(method: str) -> None:
     assert _total() == wanted
 
 
+FORK = """
+import faulthandler, os, sys, threading, time, torch
+import flashgp as fgp
+from flashgp.pairwise import compiling
+from flashgp.pairwise.cpu.backend import CpuTiles
+
+def product(kernel):
+    x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
+    right = torch.ones(50, 1, dtype=torch.float64)
+    found = CpuTiles(0).product(kernel.form, [], kernel.rows(x).detach(), None, right)
+    assert torch.allclose(found, kernel(x).to_dense().detach().sum(1, keepdim=True), rtol=1e-13)
+
+def is_free():
+    free = compiling._lock.acquire(blocking=False)
+    if free:
+        compiling._lock.release()
+    return free
+
+if sys.argv[1] == "compiling":
+    product(fgp.kernels.Matern(1.5))  # numba is imported and has compiled once
+thread = threading.Thread(target=product, args=(fgp.kernels.RBF(1.3),))
+thread.start()
+while is_free():
+    time.sleep(1e-3)
+time.sleep(0.2)
+assert not is_free(), "too late: nothing is being compiled"
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(60, exit=True)
+    torch.set_num_threads(1)  # the threads of torch's own OpenMP do not survive a fork
+    product(fgp.kernels.Matern(0.5))
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+thread.join()
+product(fgp.kernels.Matern(0.5))
+assert status == 0, status
+"""
+
+
+@numba_needed
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("moment", ["importing", "compiling"])
+def test_a_fork_while_another_thread_compiles(tmp_path: Path, moment: str) -> None:
+    """The child computes: locks that a thread of the parent held (ours, numba's, an import's) are free in it."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, moment],
+        env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @numba_needed
 def test_callers_threads_are_left_alone() -> None:
     before = torch.get_num_threads()
@@ -211,3 +312,35 @@ def test_an_error_in_one_thread_reaches_the_caller() -> None:
         with pytest.raises(ArithmeticError, match="not today"):
             run_together(tasks)
     assert seen == [True, True]
+
+
+@numba_needed
+def test_threads_that_ask_for_pools_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes the pool larger does not take it away from those who are about to use the smaller one."""
+    import threading
+
+    from flashgp.pairwise.cpu import pool
+
+    failures: list[BaseException] = []
+
+    def ask(sizes: list[int]) -> None:
+        try:
+            for size in sizes:
+                assert pool.run_together([lambda _, k=k: k for k in range(size)]) == list(range(size))
+        except BaseException as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            monkeypatch.setattr(pool, "_pool", None)
+            monkeypatch.setattr(pool, "_size", 0)
+            threads = [threading.Thread(target=ask, args=([*range(2 + k, 24, 4)],)) for k in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failures == []

@@ -70,7 +70,7 @@ class PairFunction:
         if result.numel() != 1:
             raise ShapeError(
                 f"`function` must return one number, got shape {tuple(result.shape)} from points of {x.shape[-1]} "
-                "columns; sum over the columns"
+                "columns; sum over the columns, or pass columns=1 for a function of one column"
             )
         return result.reshape(())
 

@@ -1,11 +1,8 @@
 """A covariance function of the user's own, written for two points in plain torch, eq. (M-48)."""
 
-import dis
 import inspect
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 
 import numpy
@@ -17,14 +14,16 @@ from flashgp.foundations.expression import Expression, opaque
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction, over_batch
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.kernels.free_values import free_values, outside
 from flashgp.kernels.kernel import Leaf, Numeric
-from flashgp.kernels.pair_tracing import Fusion, Untraceable, random_pairs, trace
+from flashgp.kernels.pair_checks import check_symmetry, random_pairs, some_values
+from flashgp.kernels.pair_tracing import Fusion, Untraceable, trace
 
 __all__ = ["Custom"]
 
 MOST_NUMBERS = 4096  # in the parameters of a function that is not fused: each is an entry of theta
 TRIED_COLUMNS = (2, 3, 1, 4, 5, 6, 7, 8, 10, 16)
-SYMMETRY = 1e-9  # of the largest value: far above what rounding makes of the order of two points
+MOST_REMEMBERED = 32  # forms of one function: for other columns, or other values it takes from outside
 
 
 class Custom(Leaf):
@@ -42,13 +41,15 @@ class Custom(Leaf):
     Args:
         function: two points and the parameters by name to one number; symmetric; the same operations whatever the
             values (torch.where, not if). It may not use tensors from outside: a closure would not be fitted or saved.
+            Numbers from outside (closures, globals, defaults, attributes it names) are followed when they change.
         active_dims: the columns of x it sees; None for all.
         columns: how many columns it sees, for a function whose form depends on it (a sum over columns of what is not
             a square); None where active_dims or the function tell.
         parameters: numbers, tensors or Parameters by name; whole tensors of any shape. Numbers and tensors are real:
             pass Parameter(0.5, torch.distributions.constraints.positive) for what must stay positive.
-    Raises: DomainError for a function that is not symmetric (with the pair and both values), does not take these
-        parameters, looks at values, or uses a tensor from outside; ShapeError (on use) for other columns.
+    Raises: DomainError for a function that is not symmetric (with the pair and both values) for these parameters or
+        others of their domains, has no finite value, does not take these parameters, looks at values, or uses a tensor
+        from outside; ShapeError for one that returns several numbers, and (on use) for other columns.
     Cost: fused, that of its form. Tiled, n m calls' arithmetic in Python's order, one tile's temporaries in memory.
     """
 
@@ -73,7 +74,7 @@ class Custom(Leaf):
         self.columns = self._given_columns(columns)
         self._traces: dict[Any, Fusion | str] = _Remembered()
         self._settled: dict[Any, tuple[int, Fusion | str, Form]] = _Remembered()
-        self._check_symmetry()
+        self._form_at()
 
     def _given_columns(self, columns: int | None) -> int | None:
         wanted = None if self.active_dims is None else len(self.active_dims)
@@ -130,8 +131,6 @@ class Custom(Leaf):
                 f"`x` must have {self.columns} columns for {self._name}, got {x.shape[-1]}; choose them by active_dims"
             )
         found = self._form_at()[1]
-        if isinstance(found, str):
-            return Rows((x,), (), *shape)
         try:
             own = self._fusion(x.shape[-1])
         except Untraceable as error:
@@ -139,6 +138,8 @@ class Custom(Leaf):
                 f"`x` must have columns that {self._name} takes, got {x.shape[-1]} ({str(error)[:300]}); choose them "
                 "by active_dims"
             ) from error
+        if isinstance(found, str):
+            return Rows((x,), (), *shape)
         if not isinstance(own, Fusion) or (own.profile, own.kinds) != (found.profile, found.kinds):
             raise ShapeError(
                 f"`x` has {x.shape[-1]} columns, for which {self._name} takes another form than the one that was "
@@ -161,7 +162,7 @@ class Custom(Leaf):
         return Rows(tuple(tensors[:split]), tuple(tensors[split:]), *shape)
 
     def forget(self) -> None:
-        """Look at the function again when its form is next asked for, with the values its parameters have then."""
+        """Look at the function again when its form is next asked for: after a change that no key sees."""
         self._traces.clear()
         self._settled.clear()
 
@@ -202,16 +203,23 @@ class Custom(Leaf):
     def _positive(self) -> frozenset[str]:
         return frozenset(n for n, p in zip(self.names, self._own(), strict=True) if p.domain.lower >= 0.0)
 
+    def _state(self) -> tuple[Any, ...]:
+        """What the form depends on: which parameters are positive, and what the function takes from outside."""
+        return self._positive(), free_values(self.function)
+
     def _fusion(self, columns: int) -> Fusion | str:
-        """The form for that many columns; which parameters are positive has a say in it."""
-        key = columns, self._positive()
+        """The form for that many columns, where the function is symmetric there."""
+        key = columns, self._state()
         if key not in self._traces:
-            self._traces[key] = trace(self._pair_function(), self._single_values(), key[1], columns)
+            tried = some_values(self._single_values(), [p.domain for p in self._own()])
+            found = trace(self._pair_function(), tried, self._positive(), columns)
+            check_symmetry(self._pair_function(), tried, columns)
+            self._traces[key] = found
         return self._traces[key]
 
     def _form_at(self) -> tuple[int, Fusion | str, Form]:
         """(columns, fusion or reason, form); without a number of columns, the form that two of them agree on."""
-        key = self._positive()
+        key = self._state()
         if key not in self._settled:
             columns, found = self._settle()
             if isinstance(found, Fusion):
@@ -276,26 +284,14 @@ class Custom(Leaf):
             ) from error
         return found
 
-    def _check_symmetry(self) -> None:
-        """Raises: DomainError naming a random pair and both values where they differ."""
-        columns = self._form_at()[0]
-        function, values = self._pair_function(), self._single_values()
-        checked: list[tuple[Tensor, Tensor, float, float]] = []
-        with torch.no_grad():
-            for x, z in random_pairs(columns):
-                one, two = (float(function(a, b, *values.values())) for a, b in ((x, z), (z, x)))
-                checked.append((x, z, one, two))
-        size = max((abs(k) for *_, a, b in checked for k in (a, b) if math.isfinite(k)), default=1.0)
-        for x, z, one, two in checked:
-            if not (one == two or abs(one - two) <= SYMMETRY * size or (math.isnan(one) and math.isnan(two))):
-                raise DomainError(
-                    f"`function` must be symmetric, got k(x, x') = {one!r} and k(x', x) = {two!r} at x = {x.tolist()}, "
-                    f"x' = {z.tolist()}; a covariance function does not see the order of its points"
-                )
-
 
 class _Remembered(dict[Any, Any]):
-    """What tracing found: shared by copies, found again after pickling (it holds operations of this process)."""
+    """What tracing found last: shared by copies, found again after pickling (it holds operations of this process)."""
+
+    def __setitem__(self, key: Any, found: Any) -> None:
+        super().__setitem__(key, found)
+        if len(self) > MOST_REMEMBERED:
+            del self[next(iter(self))]
 
     def __deepcopy__(self, memo: Any) -> "_Remembered":
         return _Remembered(self)
@@ -318,33 +314,9 @@ def _check_function(function: Any, parameters: dict[str, Any]) -> None:
             f"`parameters` must be those of the function after its two points, got {sorted(parameters)} ({error}); "
             "pass each by name"
         ) from None
-    for name, value in _outside(function):
+    for name, value in outside(function):
         if isinstance(value, Tensor | nn.Module):
             raise DomainError(
                 f"`function` must take every tensor as a keyword, got {name!r} ({type(value).__name__}) from outside "
                 f"(a closure or a global); pass it: Custom(function, {name}=...)"
             )
-
-
-def _outside(function: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values a Python function takes from where it was defined."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    for name in _global_names(code):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL":
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)

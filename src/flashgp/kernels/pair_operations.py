@@ -172,15 +172,17 @@ class PairOperations:
             return exact(getattr(math, function)(value))
         side, node = self._one_side(expression)
         if function == "sqrt":
+            if side == "parameter" and not self.is_positive(node):
+                raise NotFused("the square root of a parameter that may be negative: give it constraints.positive")
             node = self.graph.call(aten.abs.default, node)
         node = self.graph.call(getattr(aten, function).default, node)
         return self._element(Fixed(node) if side == "parameter" else Row(side, node), 0)
 
     def _sure(self, symbol: Symbol) -> bool:
-        """Whether a parameter of the profile, or a row scalar that is visibly positive, may stand in a logarithm."""
-        if symbol.kind not in ("left", "right"):
-            return symbol.kind == "parameter"
-        return self.is_positive(self.scalars[symbol.index][0], strictly=True)
+        """Whether it has a logarithm: a row scalar that is visibly positive, a parameter that is not negative."""
+        if symbol.kind == "parameter":
+            return self.is_positive(self.theta[symbol.index][0])
+        return symbol.kind in ("left", "right") and self.is_positive(self.scalars[symbol.index][0], strictly=True)
 
     def _one_side(self, expression: Expression) -> tuple[str, Node]:
         """A monomial of parameters, or a power of one row scalar, as a node."""
@@ -363,6 +365,8 @@ class PairOperations:
             case "add":
                 every = all(map(self.is_positive, inner)) and all(k >= 0 for k in numbers)
                 return every and (not strictly or any(map(positive, inner)) or any(k > 0 for k in numbers))
+            case "mul" if len(inner) == 2 and inner[0] is inner[1]:
+                return not strictly or positive(inner[0])
             case "mul" | "div":
                 return all(map(positive, inner)) and all(k > 0 for k in numbers)
             case "reciprocal" | "sqrt" | "rsqrt":

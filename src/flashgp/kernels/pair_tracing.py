@@ -6,11 +6,10 @@ squares, products and norms become pair statistics, eq. (M-50); what is left mus
 profile can say. What was found is compared with the function itself at random pairs before it is believed.
 """
 
-import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,22 +17,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, Symbol
 from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.pair_function import PairFunction
 from flashgp.kernels.feature_graph import Graph, Node, evaluate, schema_name
+from flashgp.kernels.pair_checks import Values, random_pairs, values_at
 from flashgp.kernels.pair_operations import PairOperations
 from flashgp.kernels.pair_values import Fixed, NotFused, Row, Value
 from flashgp.kernels.profile_algebra import is_even, substituted
 
-__all__ = ["Fusion", "Untraceable", "random_pairs", "trace"]
+__all__ = ["Fusion", "Untraceable", "trace"]
 
 MOST_STATISTICS = 16  # each is one more tile, and one more term of every generated program
 MOST_SCALARS = 16
 MOST_PARAMETERS = 64
 RESHAPED_IN_PLACE = {"squeeze_", "unsqueeze_", "t_", "transpose_"}  # what torch does to its own fresh tensors
-PROBES = 8
 AGREEMENT = 1e-9  # of the largest value: far above the rounding of a reordered formula, far below a wrong one
 
 
@@ -71,43 +70,20 @@ def _entries(places: Sequence[Place], x: Tensor | None, parameters: Mapping[str,
     return [f if at is None else f[list(at)] for f, (_, at) in zip(flat, places, strict=True)]
 
 
-def random_pairs(columns: int) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of points to compare functions on: normal, then between 0 and 1, always the same ones."""
-    generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(PROBES, 2, columns, generator=generator, dtype=torch.float64)
-    positive = torch.rand(PROBES // 2, 2, columns, generator=generator, dtype=torch.float64)
-    return [(pair[0], pair[1]) for pair in torch.cat([normal, positive])]
-
-
-def trace(function: PairFunction, values: Mapping[str, Tensor], positive: frozenset[str], columns: int) -> Fusion | str:
+def trace(function: PairFunction, tried: Sequence[Values], positive: frozenset[str], columns: int) -> Fusion | str:
     """The form of a function of two points of that many columns, or why it has none.
 
     Args:
-        values: its parameters by name; positive: the names of those that cannot be negative.
-    Raises: DomainError for a function that takes a tensor from outside, or whose code depends on values; Untraceable
-        when the function itself fails.
+        tried: its parameters by name, then other values they may take, to compare at; positive: the names of those
+            that cannot be negative.
+    Raises: DomainError for a function that takes a tensor from outside, or whose code depends on values; ShapeError
+        for one that returns several numbers; Untraceable when the function itself fails.
+    Cost: one run of the function in Python, and one per pair to compare with; nothing is remembered here.
     """
-    text = tuple(str(value.tolist()) for value in values.values())
-    return _trace(_Question(function, text, positive, columns, dict(values)))
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What a trace depends on; equal questions have one answer."""
-
-    function: PairFunction
-    text: tuple[str, ...]
-    positive: frozenset[str]
-    columns: int
-    values: dict[str, Tensor] = field(compare=False)
-
-
-@functools.lru_cache(maxsize=128)
-def _trace(question: _Question) -> Fusion | str:
-    function, values, columns = question.function, question.values, question.columns
+    values = tried[0]
     x, z = random_pairs(columns)[0]
     graph = Graph(x, values)
-    algebra = PairOperations(graph, question.positive)
+    algebra = PairOperations(graph, positive)
     try:
         result = algebra.elements(_read(function, algebra, x, z, values)).array
         fusion = _settled(result.reshape(-1)[0], algebra)
@@ -115,7 +91,7 @@ def _trace(question: _Question) -> Fusion | str:
         return str(reason)
     except ArithmeticError as error:
         return f"its scalar arithmetic has no value ({error})"
-    return _mismatch(function, fusion, values, columns) or fusion
+    return _mismatch(function, fusion, tried, columns) or fusion
 
 
 class _Reading(TorchDispatchMode):
@@ -193,7 +169,7 @@ def _read(function: PairFunction, algebra: PairOperations, x: Tensor, z: Tensor,
     try:
         with torch.no_grad(), reading:
             result = function(*inputs)
-    except DomainError:
+    except (DomainError, ShapeError):
         raise
     except Exception as error:  # whatever a function of the user's raises
         raise Untraceable(str(error)) from error
@@ -243,17 +219,25 @@ def _ordered(profile: Expression) -> list[Symbol]:
     return sorted(profile.symbols, key=lambda s: (s.index, s.kind))
 
 
-def _mismatch(function: PairFunction, fusion: Fusion, values: Mapping[str, Tensor], columns: int) -> str | None:
-    """None when the form has the function's values at random pairs and at a pair of equal points."""
+def _mismatch(function: PairFunction, fusion: Fusion, tried: Sequence[Values], columns: int) -> str | None:
+    """None when the form has the function's values, for all parameters tried, or none where the function has none."""
     pairs = random_pairs(columns)
-    pairs.append((pairs[0][0], pairs[0][0].clone()))
-    with torch.no_grad():
-        wanted = [float(function(x, z, *values.values())) for x, z in pairs]
-        found = [_value(fusion, x, z, values) for x, z in pairs]
-    size = max((abs(w) for w in wanted if math.isfinite(w)), default=1.0)
-    for (x, z), w, f in zip(pairs, wanted, found, strict=True):
-        if math.isfinite(w) and not abs(w - f) <= AGREEMENT * size:
-            return f"its form gives {f:.9g} instead of {w:.9g} at x = {x.tolist()}, x' = {z.tolist()}"
+    equal = pairs[0][0], pairs[0][0].clone()
+    for number, values in enumerate(tried):
+        some = [*pairs[:: 3 if number else 1], equal]
+        wanted = values_at(function, values, some)
+        with torch.no_grad():
+            found = [_value(fusion, x, z, values) for x, z in some]
+        size = max((abs(w) for w in wanted if math.isfinite(w)), default=1.0)
+        for pair, w, f in zip(some, wanted, found, strict=True):
+            if math.isfinite(w):
+                same = abs(w - f) <= AGREEMENT * size
+            else:  # at equal points a form has the limit where plain torch has 0/0
+                same = pair is equal or not math.isfinite(f)
+            if not same:
+                at = {"x": pair[0], "x'": pair[1]} | (dict(values) if number else {})
+                where = ", ".join(f"{name} = {value.tolist()}" for name, value in at.items())
+                return f"its form gives {f:.9g} instead of {w:.9g} at {where}"
     return None
 
 

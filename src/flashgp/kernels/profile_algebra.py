@@ -115,9 +115,14 @@ def logarithm(expression: Expression, part: Part, sure: Sure) -> Expression:
     for factors, coefficient in expression.terms:
         own = Expression({factors: coefficient})
         sides = {a.kind for a, _ in factors if isinstance(a, Symbol)}
-        if coefficient > 0 and len(sides) <= 1 and all(isinstance(a, Symbol) and sure(a) for a, _ in factors):
+        positive = all(isinstance(a, Symbol) and (sure(a) or _is_squared_parameter(a, e)) for a, e in factors)
+        if coefficient > 0 and len(sides) <= 1 and positive:
             return part(own, "log") + log1p((expression - own) / own)
     raise NotFused("a logarithm or a power of a sum without a positive term of one point or of parameters")
+
+
+def _is_squared_parameter(symbol: Symbol, exponent: int) -> bool:
+    return symbol.kind == "parameter" and exponent % 2 == 0
 
 
 def power(expression: Expression, exponent: Expression | int | float, part: Part, sure: Sure) -> Expression:

@@ -17,7 +17,8 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators import autograd
 from flashgp.operators.compiled import CompiledOperator
-from flashgp.operators.linear import LinearOperator
+from flashgp.operators.indexing import Side
+from flashgp.operators.linear import LinearOperator, check_floating
 from flashgp.operators.multiplication import (
     Multiplication,
     Orders,
@@ -189,7 +190,7 @@ class CovarianceOperator(LinearOperator):
     @exact_precision
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
-        dtype = dtype or self.dtype
+        dtype = check_floating(dtype or self.dtype)
         tensors = self._tensors()
         if _dual(tensors):
             return self.portable_block(dtype)
@@ -233,24 +234,11 @@ class CovarianceOperator(LinearOperator):
         cols = None if self.cols is None else self.cols.take(far.column_order)
         return self._between(self.rows.take(far.row_order), cols, far.near)
 
-    def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
-        """A part of the matrix, not computed: K[i, j] for slices, integer or boolean tensors, lists; K[i] for rows.
-
-        An integer row gives that row as a tensor (*batch, m), an integer column that column.
-        """
-        left, right = index if isinstance(index, tuple) and len(index) == 2 else (index, slice(None))
-        cols = self.rows if self.cols is None else self.cols
-        whole = right == slice(None) if isinstance(right, slice) else False
-        same = self.cols is None and isinstance(left, slice) and isinstance(right, slice) and left == right
-        part = self._between(
-            self.rows.take(_positions(left, self.rows.count)),
-            None if same else cols if whole else cols.take(_positions(right, cols.count)),
-        )
-        if isinstance(left, int) or isinstance(right, int):
-            dense = part.to_dense()
-            dense = dense.squeeze(-1) if isinstance(right, int) else dense
-            return dense.squeeze(-1 if isinstance(right, int) else -2) if isinstance(left, int) else dense
-        return part
+    def _part(self, rows: Side, cols: Side) -> "CovarianceOperator":
+        """The covariance of some of the points; symmetric when both sides are one object."""
+        right = self.rows if self.cols is None else self.cols
+        same = self.cols is None and rows is cols
+        return self._between(self.rows.take(rows), None if same else right.take(cols))
 
     def _between(self, rows: Rows, cols: Rows | None, tiles: NearTiles | None = None) -> "CovarianceOperator":
         orders = replace(self.orders, plan=None)
@@ -298,7 +286,7 @@ class CovarianceOperator(LinearOperator):
     def _panels(self) -> list[slice]:
         n, m = self.shape[-2:]
         step = tile_rows(m, self.shape[:-2].numel(), self.device)
-        return [slice(i, min(n, i + step)) for i in range(0, n, step)]
+        return [slice(i, min(n, i + step)) for i in range(0, max(n, 1), step)]  # of no rows one panel, which is empty
 
     def portable_block(self, dtype: torch.dtype) -> Tensor:
         """The dense block in plain torch: any order of derivative, forward mode."""
@@ -326,24 +314,6 @@ class CovarianceOperator(LinearOperator):
         seen = {i.start for i, _ in found}
         alone = [(slice(i, min(n, i + size)), slice(0, 0)) for i in range(0, n, size) if i not in seen]
         return sorted(found + alone, key=lambda ranges: (ranges[0].start, ranges[1].start))
-
-
-def _positions(index: Any, count: int) -> Tensor | slice:
-    """An index of one side as a slice or positions."""
-    if isinstance(index, slice):
-        return index
-    if isinstance(index, int):
-        if not -count <= index < count:
-            raise ShapeError(f"`index` must be within {count} rows or columns, got {index}")
-        return slice(index % count, index % count + 1)
-    positions = torch.as_tensor(index)
-    if positions.dim() != 1:
-        raise ShapeError(f"`index` must be an integer, a slice or one-dimensional, got {tuple(positions.shape)}")
-    if positions.dtype == torch.bool:
-        positions = positions.nonzero()[:, 0]
-    if positions.numel() and not (-count <= int(positions.min()) and int(positions.max()) < count):
-        raise ShapeError(f"`index` must be within {count} rows or columns, got {int(positions.max())}")
-    return positions
 
 
 def _followed(tensors: Sequence[Tensor]) -> bool:

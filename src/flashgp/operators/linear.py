@@ -11,8 +11,9 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.report import Report
+from flashgp.operators.indexing import Side, sides
 
-__all__ = ["DiagonalOperator", "LinearOperator", "Product", "SumOperator"]
+__all__ = ["DiagonalOperator", "LinearOperator", "Product", "SumOperator", "check_floating"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class LinearOperator(ABC):
     """A matrix (*batch, n, m) given by what it does. Has `dtype`, and everything below."""
 
     dtype: torch.dtype
+    __array_ufunc__ = None  # NumPy leaves array @ K to us, instead of applying K to each of its numbers
 
     @property
     @abstractmethod
@@ -56,13 +58,21 @@ class LinearOperator(ABC):
     def _apply(self, matrix: Tensor) -> Tensor:
         """self @ matrix for (*batch, m, t) of the right shape, dtype and device."""
 
-    def __matmul__(self, right: Tensor) -> Tensor:
-        """self @ right for right (m,) or (*batch, m, t).
+    @abstractmethod
+    def _part(self, rows: Side, cols: Side) -> "LinearOperator":
+        """Some rows and columns: of checked slices or positions, as an operator."""
 
-        Raises: ShapeError, DomainError for a right-hand side that does not fit.
+    def __matmul__(self, right: Any) -> Tensor:
+        """self @ right for right (m,) or (*batch, m, t); half precision is taken as float32 by a float32 operator.
+
+        Raises: ShapeError, DomainError for a right-hand side that does not fit, or is a NumPy array.
         """
+        if isinstance(right, numpy.ndarray):
+            raise _no_array("right")
         if not isinstance(right, Tensor):
             return NotImplemented
+        if self.dtype == torch.float32 and right.dtype in (torch.float16, torch.bfloat16):
+            right = right.float()  # as the points are
         vector = right.dim() == 1
         matrix = right.unsqueeze(-1) if vector else right
         m = self.shape[-1]
@@ -106,23 +116,52 @@ class LinearOperator(ABC):
         """What is known of the last product."""
         return Report(device=str(self.device), dtype=str(self.dtype).removeprefix("torch."))
 
+    def __rmatmul__(self, left: Any) -> Tensor:
+        """left @ self for left (n,) or (*batch, t, n): by the transpose."""
+        if isinstance(left, numpy.ndarray):
+            raise _no_array("left")
+        if not isinstance(left, Tensor):
+            return NotImplemented
+        return self.T @ left if left.dim() < 2 else (self.T @ left.mT).mT
+
+    def __getitem__(self, index: Any) -> "LinearOperator | Tensor":
+        """A part of the matrix, not computed: K[i, j] for slices, integer or boolean lists or tensors; K[i] for rows.
+
+        An integer row gives that row as a tensor (*batch, m), an integer column that column; both give a number.
+        Equal slices, or one object on both sides, keep a symmetric operator symmetric.
+        Raises: ShapeError, DomainError for an index that is not one, or out of range.
+        """
+        rows, cols, single = sides(index, self.shape[-2], self.shape[-1], self.device)
+        part = self._part(rows, cols)
+        if not any(single):
+            return part
+        dense = part.to_dense()
+        for dim, dropped in ((-1, single[1]), (-2 if not single[1] else -1, single[0])):
+            dense = dense.squeeze(dim) if dropped else dense
+        return dense
+
     def __add__(self, other: "LinearOperator") -> "SumOperator":
         if not isinstance(other, LinearOperator):
             return NotImplemented
         return SumOperator(self, other)
 
     def with_noise(self, variance: Tensor | float) -> "SumOperator":
-        """self + diag(variance), for a number or (*batch, n) variances; a square operator."""
+        """self + diag(variance), for a number or (*batch, n) variances, not negative; a square operator."""
         n, m = self.shape[-2:]
         if n != m:
             raise ShapeError(f"`with_noise` needs a square operator, got shape {tuple(self.shape)}")
         values = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
+        if not _is_mapped(values) and not bool(((values >= 0) & values.isfinite()).all()):
+            raise DomainError(f"`variance` must be finite and not negative, got {variance!r}; correct it")
         if values.dim() == 0:
             values = values.expand(n)
         return SumOperator(self, DiagonalOperator(values))
 
     def to_scipy(self) -> Any:
-        """A scipy.sparse.linalg.LinearOperator: for its iterative solvers. One model on the CPU; no gradients."""
+        """A scipy.sparse.linalg.LinearOperator: for its iterative solvers. One model on the CPU; no gradients.
+
+        It takes real and complex vectors and matrices, in the operator's precision.
+        """
         from scipy.sparse.linalg import LinearOperator as SciPyOperator
 
         if len(self.shape) != 2 or self.device.type != "cpu":
@@ -133,14 +172,18 @@ class LinearOperator(ABC):
 
         def applied(operator: "LinearOperator") -> Any:
             def apply(right: numpy.ndarray) -> numpy.ndarray:
+                given = torch.from_numpy(numpy.ascontiguousarray(right))
                 with torch.no_grad():
-                    given = torch.from_numpy(numpy.ascontiguousarray(right)).to(self.dtype)
-                    return (operator @ given).numpy()
+                    if not given.is_complex():
+                        return (operator @ given.to(self.dtype)).numpy()
+                    parts = torch.view_as_real(given).to(self.dtype)  # real and imaginary, as columns
+                    out = (operator @ parts.flatten(1)).unflatten(1, parts.shape[1:])
+                    return torch.view_as_complex(out.contiguous()).numpy()
 
             return apply
 
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        there, back = applied(self), applied(self.T)
+        there, back = applied(self), applied(self.T)  # the matrix is real: its adjoint is its transpose
         return SciPyOperator(tuple(self.shape), matvec=there, rmatvec=back, matmat=there, rmatmat=back, dtype=kind)
 
     def __repr__(self) -> str:
@@ -167,14 +210,64 @@ class DiagonalOperator(LinearOperator):
     def T(self) -> "DiagonalOperator":
         return self
 
+    mT = T  # noqa: N815 - as in torch
+
     def diagonal(self) -> Tensor:
         return self.values
 
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.diag_embed(self.values.to(dtype or self.dtype))
+        return torch.diag_embed(self.values.to(check_floating(dtype or self.dtype)))
 
     def _apply(self, matrix: Tensor) -> Tensor:
         return self.values.unsqueeze(-1) * matrix
+
+    def _part(self, rows: Side, cols: Side) -> "LinearOperator":
+        if rows is cols and isinstance(rows, slice):  # of distinct positions
+            return DiagonalOperator(self.values[..., rows])
+        every = torch.arange(self.values.shape[-1], device=self.device)
+        return DiagonalPart(self.values, every[rows], every[cols])
+
+
+class DiagonalPart(LinearOperator):
+    """Some rows and columns of diag(values): entry (i, j) is values[rows_i] where rows_i = cols_j, else 0.
+
+    Args:
+        values: (*batch, n); rows, cols: positions in it, in any order, repeated or not.
+    """
+
+    def __init__(self, values: Tensor, rows: Tensor, cols: Tensor) -> None:
+        self.values, self.rows, self.cols, self.dtype = values, rows, cols, values.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.values.shape[:-1], len(self.rows), len(self.cols)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def T(self) -> "DiagonalPart":
+        return DiagonalPart(self.values, self.cols, self.rows)
+
+    mT = T  # noqa: N815 - as in torch
+
+    def diagonal(self) -> Tensor:
+        k = min(len(self.rows), len(self.cols))
+        rows = self.rows[:k]
+        return torch.where(rows == self.cols[:k], self.values[..., rows], 0.0)
+
+    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        values = self.values.to(check_floating(dtype or self.dtype))
+        return torch.where(self.rows[:, None] == self.cols, values[..., self.rows, None], 0.0)
+
+    def _apply(self, matrix: Tensor) -> Tensor:
+        zeros = matrix.new_zeros((*matrix.shape[:-2], self.values.shape[-1], matrix.shape[-1]))
+        at_home = zeros.index_add(-2, self.cols, matrix)
+        return self.values[..., self.rows, None] * at_home[..., self.rows, :]
+
+    def _part(self, rows: Side, cols: Side) -> "DiagonalPart":
+        return DiagonalPart(self.values, self.rows[rows], self.cols[cols])
 
 
 class SumOperator(LinearOperator):
@@ -207,6 +300,8 @@ class SumOperator(LinearOperator):
     def T(self) -> "SumOperator":
         return SumOperator(*(part.T for part in self.parts))
 
+    mT = T  # noqa: N815 - as in torch
+
     def diagonal(self) -> Tensor:
         first, *rest = (part.diagonal() for part in self.parts)
         return sum(rest, first)
@@ -215,12 +310,15 @@ class SumOperator(LinearOperator):
         """The matrix itself; a diagonal is added in place to what the first part allocates."""
         dense = self.parts[0].to_dense(dtype)
         for part in self.parts[1:]:
-            if isinstance(part, DiagonalOperator) and not dense.requires_grad and not part.values.requires_grad:
-                dense.diagonal(dim1=-2, dim2=-1).add_(part.values.to(dense.dtype))
-            elif isinstance(part, DiagonalOperator):
+            if not isinstance(part, DiagonalOperator):
+                dense = dense + part.to_dense(dtype)
+            elif _is_followed(dense) or _is_followed(part.values):
                 dense = dense + part.to_dense(dense.dtype)
             else:
-                dense = dense + part.to_dense(dtype)
+                shape = (*torch.broadcast_shapes(dense.shape[:-1], part.values.shape), dense.shape[-1])
+                if not (dense.shape == shape and dense.is_contiguous()):
+                    dense = dense.expand(shape).clone(memory_format=torch.contiguous_format)
+                dense.diagonal(dim1=-2, dim2=-1).add_(part.values.to(dense.dtype))
         return dense
 
     def _apply(self, matrix: Tensor) -> Tensor:
@@ -236,3 +334,29 @@ class SumOperator(LinearOperator):
         first, *rest = (part._record() for part in self.parts)
         first.events += [event for other in rest for event in other.events]
         return first
+
+    def _part(self, rows: Side, cols: Side) -> "SumOperator":
+        return SumOperator(*(part._part(rows, cols) for part in self.parts))
+
+
+def _is_followed(tensor: Tensor) -> bool:
+    """Whether a gradient or a transform of torch.func needs it, so that it is not changed in place."""
+    return tensor.requires_grad or _is_mapped(tensor)
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    """Whether a transform of torch.func holds it: its values cannot be looked at."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_floating(dtype: torch.dtype) -> torch.dtype:
+    """A dtype that holds covariances. Raises: DomainError."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise DomainError(f"`dtype` must be a floating dtype, got {dtype}; for example torch.float32")
+    return dtype
+
+
+def _no_array(name: str) -> DomainError:
+    return DomainError(
+        f"`{name}` must be a torch tensor, got a NumPy array; pass torch.from_numpy(...), or use K.to_scipy()"
+    )

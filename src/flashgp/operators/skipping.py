@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.indexing import Side
 from flashgp.operators.linear import LinearOperator
 from flashgp.pairwise.far import FarTiles, far_tiles
 from flashgp.planner.products import ProductPlan
@@ -100,9 +101,9 @@ class SkippingOperator(LinearOperator):
         """k(x1_i, x1_i), exact, (*batch, n)."""
         return self.exact.diagonal()
 
-    def __getitem__(self, index: Any) -> "CovarianceOperator | Tensor":
-        """A part of the exact matrix, as of `exact`."""
-        return self.exact[index]
+    def _part(self, rows: Side, cols: Side) -> CovarianceOperator:
+        """A part of the exact matrix."""
+        return self.exact._part(rows, cols)
 
     def _apply(self, matrix: Tensor) -> Tensor:
         """K' @ matrix. Cost: as CovarianceOperator's for the pairs that are kept."""

@@ -3,25 +3,27 @@
 numba keeps what it compiled only beside a file, and Triton reads the source of what it compiles. The file's name is the
 hash of its text and of everything it was made with, so that no entry is ever wrong, only unused. The text is compared
 before it is used, and never run from a `.pyc`. A directory that is a link, is not ours, or cannot be written is not
-used: then files live in a temporary directory of this process, with one warning.
+used: then files live in a temporary directory of this process, with one warning; so they do, or nowhere, when a disk is
+full.
 """
 
+import atexit
+import contextlib
 import functools
 import hashlib
 import os
+import shutil
 import stat
 import sys
 import tempfile
-import threading
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 from flashgp.foundations.errors import FlashGPWarning
+from flashgp.pairwise.compiling import compiling
 
-__all__ = ["cache_directory", "import_generated"]
-
-_LOCK = threading.Lock()
+__all__ = ["cache_directory", "import_generated", "warn_not_kept"]
 
 
 def import_generated(text: str, identity: str = "") -> ModuleType:
@@ -30,15 +32,16 @@ def import_generated(text: str, identity: str = "") -> ModuleType:
     Cost: one small file the first time ever, an import the first time in a process.
     """
     name = "flashgp_generated_" + hashlib.sha256(f"{identity}\0{text}".encode()).hexdigest()[:32]
-    with _LOCK:
+    with compiling():
         module = sys.modules.get(name)
         if module is not None:
             return module
-        path = cache_directory() / f"{name}.py"
-        _write(path, text)
+        path = _written(f"{name}.py", text)
+        if path is None:
+            text = text.replace("cache=True", "cache=False")  # numba keeps nothing beside no file
         module = ModuleType(name)
-        module.__file__ = str(path)
-        exec(compile(text, str(path), "exec"), module.__dict__)
+        module.__file__ = str(path or name)
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
         sys.modules[name] = module
         return module
 
@@ -54,14 +57,47 @@ def cache_directory() -> Path:
         with tempfile.NamedTemporaryFile(dir=path):
             return path
     except OSError as error:
-        temporary = tempfile.mkdtemp(prefix="flashgp-")
-        warnings.warn(
-            f"generated code cannot be kept in {path} ({error}); it is compiled anew in every process. Set "
-            "FLASHGP_CACHE_DIR to a directory of yours",
-            FlashGPWarning,
-            stacklevel=2,
-        )
-        return Path(temporary)
+        warn_not_kept(str(path), str(error))
+        return _temporary()
+
+
+@functools.lru_cache(maxsize=1)
+def _temporary() -> Path:
+    """A directory of this process, gone with it."""
+    path = tempfile.mkdtemp(prefix="flashgp-")
+    atexit.register(_remove, path, os.getpid())
+    return Path(path)
+
+
+def _remove(path: str, process: int) -> None:
+    if os.getpid() == process:  # not a fork of it that ends first
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@functools.lru_cache(maxsize=8)
+def warn_not_kept(path: str, problem: str) -> None:
+    """Say that generated or compiled code cannot be kept: once per place and problem."""
+    warnings.warn(
+        f"generated code cannot be kept in {path} ({problem}); it is compiled anew in every process. Set "
+        "FLASHGP_CACHE_DIR to a directory of yours",
+        FlashGPWarning,
+        stacklevel=2,
+    )
+
+
+def _written(name: str, text: str) -> Path | None:
+    """A file that holds the text: in the cache, in the temporary directory where the disk is full, or nowhere."""
+    path = cache_directory() / name
+    try:
+        _write(path, text)
+        return path
+    except OSError as error:
+        warn_not_kept(str(path.parent), error.strerror or str(error))
+    with contextlib.suppress(OSError):
+        path = _temporary() / name
+        _write(path, text)
+        return path
+    return None
 
 
 def _user_cache() -> Path:

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy
 import torch
@@ -13,13 +12,11 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients
 from flashgp.pairwise.cpu.panels import Panel, visit_panels
 from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.torch_tiles import TorchTiles
-
-if TYPE_CHECKING:
-    from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients
 
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 
@@ -242,9 +239,7 @@ class _Member:
     workspace: Workspace
     tiles: NearTiles | None = None
 
-    def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> "CompiledPairs":
-        from flashgp.pairwise.cpu.engine import CompiledPairs  # here: it imports numba
-
+    def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> CompiledPairs:
         cols = self.rows if self.cols is None else self.cols
         part = None if j is None else cols.part(j.start, j.stop)
         rows = self.rows.part(i.start, i.stop)
@@ -252,7 +247,7 @@ class _Member:
             self.form, self.theta, rows, part, self.dtype, self.workspace, self.tiles, pulled=pulled
         )
 
-    def all_pairs(self, *, pulled: bool = False) -> "CompiledPairs":
+    def all_pairs(self, *, pulled: bool = False) -> CompiledPairs:
         every = None if self.cols is None else slice(0, self.cols.count)
         return self.pairs(slice(0, self.rows.count), every, pulled=pulled)
 
@@ -273,7 +268,7 @@ class _Member:
 
         visit_panels(self.whole(right), self.workspace, lambda panel: self.bytes(panel, panel.right_count), visit)
 
-    def gradient(self, u: Tensor, v: Tensor) -> "Gradients":
+    def gradient(self, u: Tensor, v: Tensor) -> Gradients:
         """As `CompiledPairs.gradient`, of all rows and columns; right-hand sides are not split."""
         by_rows: list[Array | None] = [None] * (len(self.form.statistics) + self.form.scalar_count)
         by_cols = by_rows if self.cols is None else list(by_rows)
@@ -301,14 +296,14 @@ class _Member:
         return packed + workers() * (8 * panel.row_count * t + sums * both)
 
 
-def _make_room(totals: "list[Array | None]", parts: "Sequence[Array | None]", count: int) -> None:
+def _make_room(totals: list[Array | None], parts: Sequence[Array | None], count: int) -> None:
     """Zeros for everything that a panel says something about and no panel did before."""
     for k, part in enumerate(parts):
         if part is not None and totals[k] is None:
             totals[k] = numpy.zeros((count, *part.shape[1:]))
 
 
-def _add(totals: "list[Array | None]", parts: "Sequence[Array | None]", where: slice) -> None:
+def _add(totals: list[Array | None], parts: Sequence[Array | None], where: slice) -> None:
     """Add what a panel says about some of the rows."""
     for whole, part in zip(totals, parts, strict=True):
         if whole is not None and part is not None:
@@ -351,7 +346,7 @@ def _separate(batch: torch.Size, rows: Rows) -> list[Rows]:
     ]
 
 
-def _joined(batch: torch.Size, symmetric: bool, found: "Sequence[Gradients]") -> PairGradient:
+def _joined(batch: torch.Size, symmetric: bool, found: Sequence[Gradients]) -> PairGradient:
     """One gradient of a whole batch from those of its members."""
     by_rows = [_stacked(batch, [f[0][k] for f in found]) for k in range(len(found[0][0]))]
     by_cols = [_stacked(batch, [f[1][k] for f in found]) for k in range(len(found[0][1]))]
@@ -359,7 +354,7 @@ def _joined(batch: torch.Size, symmetric: bool, found: "Sequence[Gradients]") ->
     return PairGradient(by_rows, [] if symmetric else by_cols, list(totals.unbind(-1)))
 
 
-def _stacked(batch: torch.Size, parts: "Sequence[Array | None]") -> Tensor | None:
+def _stacked(batch: torch.Size, parts: Sequence[Array | None]) -> Tensor | None:
     if parts[0] is None:
         return None
     whole = torch.from_numpy(numpy.stack([p for p in parts if p is not None]))

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise.compiling import compiling
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
 from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
+from flashgp.pairwise.source_cache import warn_not_kept
 
 __all__ = ["CompiledPairs", "Gradients", "compile_seconds", "is_cached"]
 
@@ -27,7 +29,6 @@ CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled loops"  # in reports
 LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
-_lock = threading.Lock()
 Array = numpy.ndarray
 Gradients = tuple[list[Array | None], list[Array | None], Array]  # by arrays of rows, of cols, by theta
 
@@ -205,10 +206,14 @@ class CompiledPairs:
         if key in _seconds:
             self.workspace.ran(TITLE)
             return function
-        with _lock:
+        with compiling():
             began = time.perf_counter()
             nothing = numpy.zeros((0, 2), numpy.int64)
             try:
+                function(nothing, *head, *make())
+            except OSError as error:  # compiled, but not kept: the disk is full
+                _keep_nothing(function)
+                warn_not_kept(str(Path(str(self.module.__file__)).parent), error.strerror or str(error))
                 function(nothing, *head, *make())
             except Exception:
                 if not _forget_cache(self.module):
@@ -234,6 +239,13 @@ def is_cached(module: ModuleType) -> bool:
 def _cache_files(module: ModuleType) -> Iterator[Path]:
     path = Path(str(module.__file__))
     return (path.parent / "__pycache__").glob(f"{path.stem}.*.nb?")
+
+
+def _keep_nothing(function: Any) -> None:
+    """Compile from now on without numba's files; numba has no public name for that after the decorator."""
+    from numba.core.caching import NullCache
+
+    function._cache = NullCache()
 
 
 def _forget_cache(module: ModuleType) -> bool:

@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 
 from flashgp.foundations.form import Form
+from flashgp.pairwise.compiling import compiling
 from flashgp.pairwise.cpu.layout import Statistic
 from flashgp.pairwise.cpu.scalar_code import ScalarCode
 from flashgp.pairwise.program import program_of
@@ -34,7 +35,8 @@ def _compiled(form: Form, layout: tuple[Statistic, ...], dtype: str) -> ModuleTy
     from flashgp.pairwise.cpu import identity
     from flashgp.pairwise.source_cache import import_generated
 
-    return import_generated(generated_source(form, layout, dtype), identity.of_this_library())
+    with compiling():  # the identity imports numba
+        return import_generated(generated_source(form, layout, dtype), identity.of_this_library())
 
 
 def generated_source(form: Form, layout: tuple[Statistic, ...], dtype: str) -> str:

@@ -28,17 +28,10 @@ def run_together(tasks: Sequence[Callable[[threading.Event], Any]]) -> list[Any]
     stop = threading.Event()
     if len(tasks) == 1:
         return [tasks[0](stop)]
-    pool = _pool_of(len(tasks))
-    futures: list[Future[Any]] = [pool.submit(_guarded, task, stop) for task in tasks[1:]]
+    futures: list[Future[Any]] = []
     try:
-        results = [_guarded(tasks[0], stop)]
-    except BaseException:
-        stop.set()
-        for future in futures:
-            future.exception()
-        raise
-    try:
-        return results + [future.result() for future in futures]
+        _submit(tasks[1:], stop, futures)
+        return [_guarded(tasks[0], stop), *(future.result() for future in futures)]
     except BaseException:
         stop.set()
         for future in futures:
@@ -54,14 +47,20 @@ def _guarded(task: Callable[[threading.Event], Any], stop: threading.Event) -> A
         raise
 
 
-def _pool_of(size: int) -> ThreadPoolExecutor:
+def _submit(
+    tasks: Sequence[Callable[[threading.Event], Any]], stop: threading.Event, futures: list[Future[Any]]
+) -> None:
+    """Hand the tasks to the pool, grown where they are more than it has threads; into `futures` as they start.
+
+    All under one lock: a pool that another thread replaces by a larger one finishes what it has, but takes no more.
+    """
     global _pool, _size  # one pool per process
     with _lock:
-        if _pool is None or _size < size:
+        if _pool is None or _size < len(tasks):
             if _pool is not None:
                 _pool.shutdown(wait=False)
-            _pool, _size = ThreadPoolExecutor(size, thread_name_prefix="flashgp"), size
-        return _pool
+            _pool, _size = ThreadPoolExecutor(len(tasks), thread_name_prefix="flashgp"), len(tasks)
+        futures.extend(_pool.submit(_guarded, task, stop) for task in tasks)
 
 
 def _forget() -> None:

@@ -1,0 +1,59 @@
+"""One lock around importing and compiling generated code; a fork waits until nobody is inside.
+
+A child has only the thread that forked. What another thread held then stays held there for ever: our lock, numba's,
+the lock of a module that is being imported, those inside LLVM. None of these can be mended from outside, so `os.fork`
+waits until the compile is done, at most the seconds that one takes. Fork with a program that is not ours (subprocess)
+does not come here.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["compiling"]
+
+_lock = threading.RLock()  # re-entrant: compiling imports, and a fork may come from inside
+_held = threading.local()  # what the thread that forks holds meanwhile
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """One thread at a time imports or compiles generated code, and no process is forked meanwhile by another one."""
+    with _lock:
+        yield
+
+
+def _numba_lock() -> Any:
+    """What numba holds while it compiles, for whoever asked it to; None before it is imported."""
+    module = sys.modules.get("numba.core.compiler_lock")
+    return getattr(module, "global_compiler_lock", None)
+
+
+def _before() -> None:
+    _held.locks = []
+    _lock.acquire()
+    _held.locks.append(_lock)
+    numba = _numba_lock()  # after ours: whoever imports numba here has finished
+    if numba is not None:
+        numba.acquire()
+        _held.locks.append(numba)
+
+
+def _after() -> None:
+    """In the parent, and in the child, whose only thread is the one that holds them."""
+    while _held.locks:
+        _held.locks.pop().release()
+
+
+def _after_in_child() -> None:
+    global _lock
+    if not _held.locks:  # Ctrl-C while waiting: Python forks all the same, and the lock's owner is gone
+        _lock = threading.RLock()
+    _after()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after_in_child)
