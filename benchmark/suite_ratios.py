@@ -1,4 +1,8 @@
-"""What compiled products cost against our own RBF product: other functions, rectangular, float64, the gradient."""
+"""What compiled products cost against our own RBF product: other functions, rectangular, float64, the gradient.
+
+The gradient is also compared with KeOps' backward in the same run: by the points, in both of their roles, and by the
+lengthscale, of sum(U * (K V)).
+"""
 
 import math
 import sys
@@ -6,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from common import RECORDS, arguments, interleaved
+from common import RECORDS, arguments, interleaved, peer
 
 import flashgp as fgp
 from flashgp.bench import write_record
@@ -35,6 +39,16 @@ def gradient(kernel: fgp.kernels.Kernel, x: torch.Tensor, v: torch.Tensor) -> Ca
     return lambda: CpuTiles().bilinear_gradient(kernel.form, theta, rows, None, v, v)
 
 
+def keops_backward(x: torch.Tensor, v: torch.Tensor, scale: float) -> Callable[[], Any]:
+    """The backward pass alone of the same product."""
+    from pykeops.torch import LazyTensor
+
+    points, lengthscale = x.clone().requires_grad_(), torch.full((x.shape[1],), scale, requires_grad=True)
+    a, b = LazyTensor((points / lengthscale)[:, None, :]), LazyTensor((points / lengthscale)[None, :, :])
+    out = (-((a - b) ** 2).sum(-1) / 2).exp() @ v
+    return lambda: torch.autograd.grad(out, [points, lengthscale], v, retain_graph=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv, __doc__ or "")
     n, d = (60 if options.toy else 20_000), 3
@@ -54,10 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     least = {"Matern-3/2": 0.6, "RBF * Periodic + Linear": 0.4, "RBF, rectangular": 0.5, "RBF, float64": 0.4}
     timed = interleaved(jobs, 1 if options.toy else 9, 2)
+    if not options.toy and peer("pykeops") is not None:
+        name = "KeOps' backward of the same gradient, t=11"
+        timed[name] = interleaved({name: keops_backward(x, v, scale)}, 1, 1)[name]
     rows = []
     for name, t in timed.items():
-        base = timed["RBF, t=11"] if "gradient" in name else timed["RBF"]
-        limit = 1 / 2.5 if "gradient" in name else least.get(name)
+        base = timed["RBF, t=11"] if "t=11" in name else timed["RBF"]
+        limit = 1 / 2.5 if "all parameters" in name else least.get(name)
         rows.append(
             {"work": name, "rate": n * n / t.seconds / 1e9, "share": base.seconds / t.seconds, "least": limit,
              "seconds": t.seconds, "spread": t.spread}
