@@ -290,7 +290,8 @@ def fit(
     report.iterations = len(recorder.history)
     on_all_rows = sum(e.start.startswith("start") for e in recorder.history)
     report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
-    report.seconds = time.perf_counter() - recorder.began
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds
     return Fit(gp, posterior, recorder.history, report, interrupted)
 
 
