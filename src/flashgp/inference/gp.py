@@ -15,6 +15,7 @@ from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.likelihood_gradient import DirectSettings, log_marginal_likelihood
 from flashgp.inference.small_model import SmallModel, small_likelihood
+from flashgp.inference.threads import one_thread
 from flashgp.kernels.kernel import Kernel
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, evaluate_mean
@@ -230,6 +231,10 @@ class GP(nn.Module):
     # -- what inference uses ------------------------------------------------------------------------------------
     def evaluate_likelihood(self, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
         """The log marginal likelihood of checked data."""
+        with one_thread(x.shape[-2] * x.shape[:-2].numel()):
+            return self._evaluated_likelihood(settings, x, y)
+
+    def _evaluated_likelihood(self, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
         value = None
         if settings.dtype == torch.float64 and not settings.jitter and torch.is_grad_enabled():
             small = SmallModel.of(self, x, y)

@@ -20,6 +20,7 @@ from flashgp.inference.gp import GP
 from flashgp.inference.initial import RoleStart
 from flashgp.inference.likelihood_gradient import DirectSettings, value_and_gradients
 from flashgp.inference.small_model import SmallModel
+from flashgp.inference.threads import one_thread
 
 __all__ = ["FlatObjective", "FlatPriors"]
 
@@ -158,6 +159,10 @@ class FlatObjective:
     # -- evaluation ---------------------------------------------------------------------------------------------
     def __call__(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
         """(minus log joint, gradient) at one vector. Raises: NotPositiveDefiniteError."""
+        with one_thread(self.rows):
+            return self._evaluated(theta)
+
+    def _evaluated(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
         self.assign(theta)
         if self._small is not None and (found := self._small(self.settings.workspace)) is not None:
             return self._from_small(theta, *found)

@@ -1,8 +1,13 @@
-"""One thread for SciPy's own linear algebra while an optimiser runs.
+"""One thread where a second one costs more than it brings: SciPy's while an optimiser runs, torch's on small matrices.
 
 L-BFGS-B calls BLAS on matrices of a few entries. OpenBLAS wakes its pool for them, whose threads then spin and take
 the cores from torch's threads, so that every evaluation waits for them (docs/decisions/0004). The limit is on OpenBLAS
-alone, for the time of the optimisation, and is undone after it; torch's threads and settings are not touched.
+alone, for the time of the optimisation, and is undone after it.
+
+torch's OpenMP threads wait for each other at the end of every operation. On a factorisation that takes a millisecond
+they gain nothing, and where another process has one of the cores every operation waits for the scheduler: a hundred
+times slower, with nothing wrong (docs/decisions/0004). OpenMP's count of threads belongs to the calling thread, so
+setting it for the time of a call changes nothing for anybody else.
 """
 
 import functools
@@ -11,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["quiet_openblas"]
+__all__ = ["ONE_THREAD_ROWS", "one_thread", "quiet_openblas"]
+
+ONE_THREAD_ROWS = 400  # up to here a second thread does not make a factorisation and its inverse faster
 
 
 @functools.lru_cache(maxsize=1)
@@ -39,3 +46,42 @@ def quiet_openblas() -> Iterator[None]:
             _inside.pop()
             if not _inside:
                 limiter.restore_original_limits()
+
+
+@functools.lru_cache(maxsize=1)
+def _openmp() -> Any:
+    """The OpenMP library that torch runs on, or None: then nothing is limited."""
+    import torch
+    from threadpoolctl import ThreadpoolController
+
+    for library in ThreadpoolController().select(user_api="openmp").lib_controllers:
+        before = library.get_num_threads()
+        if before == torch.get_num_threads() and before > 1:
+            library.set_num_threads(1)
+            seen = torch.get_num_threads()
+            library.set_num_threads(before)
+            if seen == 1:
+                return library
+    return None
+
+
+class one_thread:  # noqa: N801 - used like contextlib's
+    """Within the block this thread's torch operations run alone; what they used before comes back after it.
+
+    Args: rows: of the matrices worked on; above ONE_THREAD_ROWS nothing changes.
+    Cost: two calls of a microsecond.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.library = _openmp() if rows <= ONE_THREAD_ROWS else None
+        self.before = 1
+
+    def __enter__(self) -> None:
+        if self.library is not None:
+            self.before = self.library.get_num_threads()
+            if self.before > 1:
+                self.library.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self.library is not None and self.before > 1:
+            self.library.set_num_threads(self.before)

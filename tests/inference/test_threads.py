@@ -1,0 +1,78 @@
+"""Small evaluations run on one thread, and nobody else's count of threads changes."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.inference.threads import ONE_THREAD_ROWS, _openmp, one_thread
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    _openmp.cache_clear()
+    if _openmp() is None:
+        torch.set_num_threads(before)
+        pytest.skip("torch runs on something else than OpenMP here")
+    yield
+    torch.set_num_threads(before)
+    _openmp.cache_clear()
+
+
+def elsewhere() -> int:
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_only_this_thread_and_only_within_the_block() -> None:
+    with one_thread(ONE_THREAD_ROWS):
+        assert torch.get_num_threads() == 1
+        assert elsewhere() == 2
+        with one_thread(3):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError), one_thread(3):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 2
+    with one_thread(ONE_THREAD_ROWS + 1):
+        assert torch.get_num_threads() == 2
+
+
+class Listening(torch.nn.Module):
+    """A zero mean that notes how many threads evaluate it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.get_num_threads())
+        return x.new_zeros(x.shape[:-1])
+
+
+@pytest.mark.parametrize(("n", "threads"), [(20, 1), (ONE_THREAD_ROWS + 1, 2)])
+def test_evaluations_of_small_matrices_run_on_one_thread(n: int, threads: int) -> None:
+    x = torch.linspace(0.0, 5.0, n, dtype=torch.float64)[:, None]
+    mean = Listening()
+    gp = fgp.GP(fgp.kernels.RBF(), mean, fgp.likelihoods.Gaussian(0.1))
+    gp.log_marginal_likelihood(x, torch.sin(x[:, 0])).backward()
+    assert mean.seen == [threads]
+    assert torch.get_num_threads() == 2
+
+
+def test_fit_leaves_the_threads_as_they_were() -> None:
+    x = torch.linspace(0.0, 5.0, 20, dtype=torch.float64)[:, None]
+    mean = Listening()
+    found = fgp.fit(fgp.GP(fgp.kernels.RBF(), mean, fgp.likelihoods.Gaussian(0.1)), x, torch.sin(x[:, 0]), starts=1)
+    listened = found.gp.mean
+    assert isinstance(listened, Listening)
+    assert 1 in listened.seen
+    assert torch.get_num_threads() == elsewhere() == 2
