@@ -3,12 +3,14 @@
 import dataclasses
 import json
 
+import numpy
 import pytest
 import torch
 
 import flashgp as fgp
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.report import readable_seconds
 from flashgp.planner.plan import plan_direct
 
 CPU = torch.device("cpu")
@@ -49,7 +51,7 @@ def test_the_public_plan() -> None:
     assert "3 models" in str(fgp.plan(batch, n=10, d=1))
     with pytest.raises(fgp.DomainError, match="`n` must be 0 or more"):
         fgp.plan(gp, n=-1, d=3)
-    with pytest.raises(fgp.DomainError, match="`d` at least 1"):
+    with pytest.raises(fgp.DomainError, match="`d` must be 1 or more, got 0"):
         fgp.plan(gp, n=1, d=0)
     with pytest.raises(fgp.DomainError, match="half precision is never computed in"):
         fgp.plan(gp, n=1, d=3, dtype=torch.float16)
@@ -218,3 +220,21 @@ def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flashgp.inference.planning.current_profile", lambda: profile)
     assert gp.condition(x, x[:, 0], device="auto").report.device == "cpu"
     assert fgp.fit(gp, x, x[:, 0], device="auto", max_iterations=1, starts=1).report.device == "cpu"
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("n", 1e6, "whole number.*1000000.0"), ("n", -1, "0 or more.*-1"), ("n", "a", "whole number.*'a'"),
+    ("d", 0, "1 or more.*0"), ("d", True, "whole number.*True"), ("batch", 0, "1 or more.*0"),
+    ("n_test", 1.5, "whole number.*1.5"), ("n_test", "a", "whole number"), ("n_test", True, "whole number.*True"),
+])  # fmt: skip
+def test_counts_are_whole_numbers(name: str, value: object, words: str) -> None:
+    gp = fgp.GP(fgp.kernels.RBF())
+    with pytest.raises(fgp.DomainError, match=f"`{name}` must be.*{words}"):
+        fgp.plan(gp, **{"n": 100, "d": 2, name: value})
+    assert fgp.plan(gp, numpy.int64(100), numpy.int32(2), memory="1GiB") == fgp.plan(gp, 100, 2, memory="1GiB")
+
+
+def test_times_are_readable() -> None:
+    wanted = {5e-5: "50 us", 0.0123: "12.3 ms", 119.0: "119.0 s", 130.0: "2.2 min", 7000.0: "116.7 min"}
+    wanted |= {7200.0: "2.0 hours", 100_000.0: "27.8 hours", 6_681_666.0: "77.3 days"}
+    assert {seconds: readable_seconds(seconds) for seconds in wanted} == wanted

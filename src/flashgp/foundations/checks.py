@@ -1,6 +1,7 @@
 """Argument checks at the public door: each is made once and names the argument, what arrived and what to do."""
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
 
-__all__ = ["as_float_tensor", "check_finite", "check_points", "check_targets"]
+__all__ = ["as_float_tensor", "check_count", "check_finite", "check_points", "check_targets"]
 
 _PROMOTED = (torch.float16, torch.bfloat16)
 
@@ -46,6 +47,21 @@ def _from_array(value: Any, name: str) -> Tensor:
             f"`{name}` must be a tensor or an array of real numbers, got {type(value).__name__} ({error}); "
             "convert its columns to numbers first"
         ) from None
+
+
+def check_count(value: Any, name: str, least: int) -> int:
+    """A whole number from `least` on, Python's or NumPy's. Raises: DomainError."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError("a boolean")
+        count = operator.index(value)
+    except TypeError:
+        raise DomainError(
+            f"`{name}` must be a whole number, {least} or more, got {value!r}; convert it with int(...)"
+        ) from None
+    if count < least:
+        raise DomainError(f"`{name}` must be {least} or more, got {count}; correct it, or leave it out where you may")
+    return count
 
 
 def check_finite(tensor: Tensor, name: str) -> None:

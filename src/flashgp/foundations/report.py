@@ -84,7 +84,9 @@ def readable_seconds(seconds: float) -> str:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 120.0:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min"
+    if seconds < 7200.0:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} hours" if seconds < 172_800.0 else f"{seconds / 86_400:.1f} days"
 
 
 # What was predicted, the name of the pair, what was measured, and how both are written.

@@ -7,6 +7,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
@@ -115,10 +116,8 @@ def plan_for(
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
     Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
     """
-    if n < 0 or d < 1:
-        raise DomainError(f"`n` must be 0 or more and `d` at least 1, got n={n}, d={d}")
-    if n_test is not None and n_test < 0:
-        raise DomainError(f"`n_test` must be 0 or more, got {n_test}; leave it out to plan conditioning")
+    n, d, batch = check_count(n, "n", 0), check_count(d, "d", 1), check_count(batch, "batch", 1)
+    n_test = None if n_test is None else check_count(n_test, "n_test", 0)
     size = _Size.of(gp, n, d, batch)
     here = torch.device("cpu")
     other = accelerator() if device == "auto" else None
