@@ -95,9 +95,13 @@ def test_float32(kernel: Kernel) -> None:
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_any_number_of_columns(d: int, dtype: torch.dtype) -> None:
     """Unrolled, by differences and by products; both with a lengthscale that cancels and one that does not."""
+    x = numbers(210, d)
+    x[105:] = x[:105] + 0.05 * numbers(105, d, seed=9)  # close pairs: else a short lengthscale leaves the identity
     for lengthscale in (1.0, 0.05):
         kernel = k.RBF(lengthscale * math.sqrt(d))
-        check_product(kernel, numbers(210, d), None, dtype, 1e-6 if dtype == F32 else 1e-13)
+        others = kernel(x).to_dense().detach().fill_diagonal_(0.0)
+        assert others.amax(1).min() > 0.1
+        check_product(kernel, x, None, dtype, 1e-6 if dtype == F32 else 1e-13)
 
 
 @pytest.mark.parametrize("lengthscale", [1.0, 0.03])
@@ -211,6 +215,11 @@ def test_the_same_bits_again_and_for_any_member() -> None:
     rows = kernel.rows(x).detach()
     first = CPU.product(kernel.form, [], rows, None, right)
     assert torch.equal(first, CPU.product(kernel.form, [], rows, None, right))
+    batch = k.Matern(2.5, torch.tensor([[0.5], [1.0], [2.0]]))  # one lengthscale per member of a batch
+    many = CPU.product(batch.form, [], batch.rows(x).detach(), None, torch.stack([2 * right, right, right]))
+    assert many.shape == (3, 5000, 2)
+    assert torch.equal(many[1], first)
+    assert not torch.equal(many[2], first)
 
 
 def test_extreme_lengthscales() -> None:
