@@ -293,13 +293,9 @@ class Leaf(Kernel):
     @staticmethod
     def _per_column(gradient: Any, value: Any) -> Any:
         """The gradient by a per-column value from one (n, d) of contributions: summed to the value's own shape."""
-        return (
-            gradient.sum()
-            if value.size == 1 and value.ndim == 0
-            else gradient.sum(0)
-            if value.size > 1
-            else (gradient.sum().reshape(1))
-        )
+        if value.size > 1:
+            return gradient.sum(0)
+        return gradient.sum().reshape(value.shape)
 
     per_column: ClassVar[frozenset[str]] = frozenset({"lengthscale", "variance", "period", "frequency"})
 

@@ -6,7 +6,6 @@ this installation can run, at a few representative shapes, on a Matern-5/2 kerne
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -17,21 +16,13 @@ from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.engines import ENGINES, accelerator
 
-__all__ = ["POINTS", "Step", "tune"]
+__all__ = ["POINTS", "tune"]
 
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
 MEASURED_SECONDS = 0.08  # of timed calls per rate
 QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
 MOST_GROWTH = 16  # of the rows, until a call is long enough
 SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the matrices measured on each
-
-
-@dataclass(frozen=True)
-class Step:
-    """One measurement: what it is called, and how to take it."""
-
-    name: str
-    run: Callable[[], float]
 
 
 def tune(*, progress: Callable[[str, float], None] | None = None, keep: bool = True) -> MachineProfile:
@@ -41,7 +32,7 @@ def tune(*, progress: Callable[[str, float], None] | None = None, keep: bool = T
         progress: called with what is measured next and the fraction done.
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
-    Cost: seconds (under 20 on two cores), some 200 MiB; a compiled backend compiles its kernels first.
+    Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
     """
     if not keep:
         return _measure(progress)

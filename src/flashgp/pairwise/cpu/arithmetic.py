@@ -38,7 +38,7 @@ def _attribute(text: str) -> Any:
     return mark
 
 
-# LLVM prefers 256 bits on processors of which early models slowed down at 512; the pair loops gain 1.3x from them.
+# LLVM prefers 256 bits on processors of which early models slowed down at 512; the pair loops are quicker with them.
 wide_vectors = _attribute('"prefer-vector-width"="512"')
 # A loop inlined into a long function is checked against all of its arrays for overlap, and then not vectorised.
 on_its_own = _attribute("noinline")

@@ -27,7 +27,7 @@ PADDING = 128  # rows to which a side is padded: no tile has more, so that loads
 FAST, CAREFUL = 0, 1
 EPS = torch.finfo(torch.float32).eps
 DIFFERENCE_BUDGET = 1e-6  # largest admitted eps R: the error of a coordinate's difference
-DOT_BUDGET = 2e-5  # largest admitted 4 eps R^2, which bounds the error of q; products were off by 3e-6 of |K||V|
+DOT_BUDGET = 2e-5  # largest admitted 4 eps R^2, which bounds the error of q
 
 
 @dataclass
