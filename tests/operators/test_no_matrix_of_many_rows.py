@@ -46,7 +46,7 @@ panels = torch_tiles._Job.panels
 def ends(of, first, last):
     return of if len(of) <= first + last else [*of[:first], *of[-last:]]
 
-torch_tiles._Job.panels = lambda job, first=0: ends(panels(job, first), 1, 1)
+torch_tiles._Job.panels = lambda job, ranges=None: ends(panels(job, ranges), 1, 1)
 backends = ["torch"]
 if not cpu_tiles_missing():
     from flashgp.pairwise.cpu.engine import CompiledPairs

@@ -274,11 +274,11 @@ def test_compiling_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert operator.report.compile_seconds is None
 
     class Slow(torch_tiles.TorchTiles):
-        def product(self, *arguments: Any, workspace: Any = None) -> Tensor:
+        def product(self, *arguments: Any, workspace: Any = None, **options: Any) -> Tensor:
             began = time.perf_counter()
             time.sleep(0.3)
             workspace.ran("slow", time.perf_counter() - began)
-            return super().product(*arguments, workspace=workspace)
+            return super().product(*arguments, workspace=workspace, **options)
 
     monkeypatch.setattr(engine, "_seconds", {})
     operator = CovarianceOperator.of(KERNEL, x, None, orders=Orders(backend=Slow()))
