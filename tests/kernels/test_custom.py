@@ -288,6 +288,23 @@ def test_a_form_that_is_wrong_for_other_parameters_is_not_believed(monkeypatch: 
     assert ", rate = -" in Custom(_root, rate=2.0).fusion
 
 
+@pytest.mark.parametrize("function", [_root_of_square, lambda x, z, rate: torch.exp(-rate * (x - z).abs().amax())])
+def test_a_number_of_columns_first_seen_inside_a_transform(function: Any) -> None:
+    """What is traced and tried then is not followed by the transform, and takes the parameters as they were."""
+    kernel, x = Custom(function, rate=2.0), points(4, 6, 1)
+
+    def total(raw: Tensor) -> Tensor:
+        return torch.func.functional_call(kernel, {"rate.raw": raw}, (x,)).to_dense().sum()
+
+    found = torch.func.grad(total)(torch.tensor(2.0, dtype=f64))
+    rates = torch.tensor([2.0, 0.5], dtype=f64)
+    mapped = torch.func.vmap(total)(rates)
+    rate = torch.tensor(2.0, dtype=f64, requires_grad=True)
+    wanted = sum(function(a, b, rate) for i, a in enumerate(x) for j, b in enumerate(x) if i != j) + len(x)
+    assert relative_error(found, torch.autograd.grad(wanted, rate)[0]) <= GRADIENT
+    assert relative_error(mapped[0], wanted.detach()) <= VALUE
+
+
 def test_one_parameter_may_be_shared_with_the_library() -> None:
     shared = Parameter(0.8, constraints.positive)
     kernel = Custom(matern32, lengthscale=shared, variance=1.0) + kernels.RBF(shared)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, opaque
@@ -74,6 +75,7 @@ class Custom(Leaf):
         self.columns = self._given_columns(columns)
         self._traces: dict[Any, Fusion | str] = _Remembered()
         self._settled: dict[Any, tuple[int, Fusion | str, Form]] = _Remembered()
+        self._example: dict[str, Tensor] = {}
         self._form_at()
 
     def _given_columns(self, columns: int | None) -> int | None:
@@ -193,11 +195,14 @@ class Custom(Leaf):
         return PairFunction(self.function, self.names, shapes)
 
     def _single_values(self) -> dict[str, Tensor]:
-        """The parameters of one model, of a batch the first."""
+        """The parameters of one model, of a batch the first; while torch.func holds them, what they were before."""
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(p.raw) for p in self._own()):
+            return self._example
         values = {}
         for name, p in zip(self.names, self._own(), strict=True):
             value = p.value.detach().cpu()
             values[name] = value.reshape(-1, *value.shape[value.dim() - p.event_dim :])[0]
+        self._example = values
         return values
 
     def _positive(self) -> frozenset[str]:
@@ -211,9 +216,10 @@ class Custom(Leaf):
         """The form for that many columns, where the function is symmetric there."""
         key = columns, self._state()
         if key not in self._traces:
-            tried = some_values(self._single_values(), [p.domain for p in self._own()])
-            found = trace(self._pair_function(), tried, self._positive(), columns)
-            check_symmetry(self._pair_function(), tried, columns)
+            with temporarily_clear_interpreter_stack():  # a transform of torch.func would follow what is tried here
+                tried = some_values(self._single_values(), [p.domain for p in self._own()])
+                found = trace(self._pair_function(), tried, self._positive(), columns)
+                check_symmetry(self._pair_function(), tried, columns)
             self._traces[key] = found
         return self._traces[key]
 
