@@ -72,11 +72,11 @@ def test_only_measuring(folder: Path) -> None:
 
 @pytest.mark.usefixtures("short")
 def test_rates_are_of_the_right_size() -> None:
-    """Not a benchmark: a unit that is off by a thousand would show."""
+    """Not a benchmark: a unit that is off by a thousand would show; a core shared with others may be 100 times slower."""
     profile = fgp.tune(keep=False)
-    assert 1e8 < profile.cpu.gemm_float64 < 1e13
-    assert 1e8 < profile.cpu.copy_bytes < 1e13
-    assert 1e7 < profile.cpu.exp < 1e12
+    assert 1e7 < profile.cpu.gemm_float64 < 1e13
+    assert 1e7 < profile.cpu.copy_bytes < 1e13
+    assert 1e6 < profile.cpu.exp < 1e12
     assert 1e-6 < profile.cpu.call_seconds < 1e-2
     assert all(1e4 < rate.pairs_per_second < 1e12 for rate in profile.products)
 
