@@ -72,7 +72,7 @@ def test_only_measuring(folder: Path) -> None:
 
 @pytest.mark.usefixtures("short")
 def test_rates_are_of_the_right_size() -> None:
-    """Not a benchmark: a unit that is off by a thousand would show; a core shared with others may be 100 times slower."""
+    """Not a benchmark: a unit off by a thousand would show; a core shared with others may be a hundred times slower."""
     profile = fgp.tune(keep=False)
     assert 1e7 < profile.cpu.gemm_float64 < 1e13
     assert 1e7 < profile.cpu.copy_bytes < 1e13

@@ -11,6 +11,7 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from flashgp.foundations.errors import MemoryBudgetError
 __all__ = ["COUNTED_BYTES", "Workspace", "ran_out_of_memory"]
 
 COUNTED_BYTES = 2**20  # buffers above one MiB are counted (docs/design.md, memory)
+HUGE_BYTES = 2**22  # from here NumPy asks the system for huge pages
+ALIGNMENT = 64  # of torch's own buffers
 # How torch's host allocator says it, by platform; accelerators raise torch.OutOfMemoryError.
 _EXHAUSTED = ("can't allocate memory", "not enough memory")
 
@@ -28,6 +31,19 @@ def ran_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _EXHAUSTED)
+
+
+def _fresh(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, size: int) -> Tensor:
+    """An uninitialised tensor; a large one on the CPU in huge pages where the system has them.
+
+    The first touch of a small page costs as much as writing it several times; torch does not ask for large ones.
+    """
+    if device.type != "cpu" or size < HUGE_BYTES or dtype not in (torch.float32, torch.float64):
+        return torch.empty(shape, dtype=dtype, device=device)
+    data = numpy.empty(size + ALIGNMENT, numpy.uint8)
+    start = -data.ctypes.data % ALIGNMENT
+    real = numpy.float32 if dtype == torch.float32 else numpy.float64
+    return torch.from_numpy(data[start : start + size].view(real).reshape(shape))
 
 
 class Workspace:
@@ -62,7 +78,7 @@ class Workspace:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         self._admit(size)
         try:
-            tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+            tensor = _fresh(tuple(shape), dtype, device, size)
         except (RuntimeError, MemoryError) as error:  # torch reports exhaustion as a RuntimeError
             self._release(size)
             raise MemoryBudgetError(

@@ -23,7 +23,6 @@ __all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
 PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the torch tiles do
 COMPILER_BYTES = 160 * 2**20  # numba and LLVM in this process, from the first compile on
 LOOPS_BYTES = 16 * 2**20  # compiling one more form
-TRANSPOSED = 256  # rows and columns mirrored at a time: a square of them fits the cache
 MODERATE = 2.0**500  # features beyond it overflow when they are squared and added
 MEMBER_BYTES = 2**27  # totals of one worker; more right-hand sides than fit are taken in turns
 
@@ -106,9 +105,7 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, other.count), dtype, rows.device)
         for member, (values, r, c) in zip(_flat(out, 2), _members(batch, theta, rows, cols), strict=True):
-            _Member(form, values, r, c, dtype, workspace).all_pairs().block(member.numpy())
-            if cols is None and not upper:
-                _mirror(member)
+            _Member(form, values, r, c, dtype, workspace).all_pairs().block(member.numpy(), both=not upper)
         return out
 
     def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
@@ -359,15 +356,3 @@ def _stacked(batch: torch.Size, parts: Sequence[Array | None]) -> Tensor | None:
         return None
     whole = torch.from_numpy(numpy.stack([p for p in parts if p is not None]))
     return whole.reshape(*batch, *whole.shape[1:])
-
-
-def _mirror(matrix: Tensor) -> None:
-    """The lower triangle from the upper one, in squares that fit the cache."""
-    n = matrix.shape[0]
-    for i in range(0, n, TRANSPOSED):
-        rows = slice(i, min(n, i + TRANSPOSED))
-        corner = matrix[rows, rows]
-        corner.copy_(corner.triu() + corner.triu(1).mT)
-        for j in range(rows.stop, n, TRANSPOSED):
-            cols = slice(j, min(n, j + TRANSPOSED))
-            matrix[cols, rows] = matrix[rows, cols].mT

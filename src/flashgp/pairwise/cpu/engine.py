@@ -121,9 +121,9 @@ class CompiledPairs:
         outs = self._run("product", [rows, cols], lambda: [numpy.zeros((blocks, right.shape[1], self.size))])
         return torch.from_numpy(_unpacked(_sum(outs, 0), self.n))
 
-    def block(self, out: Array) -> None:
-        """K into `out` (n, m), its upper triangle only when symmetric."""
-        self._run("block", [], lambda: [out])
+    def block(self, out: Array, *, both: bool = False) -> None:
+        """K into `out` (n, m); when symmetric its upper triangle, or both."""
+        self._run("block", [], lambda: [out, both])
 
     def gradient(self, left: Tensor, right: Tensor) -> Gradients:
         """Gradients of sum(left right^T * K) by arrays of rows, of cols (the same list when symmetric), by theta.
@@ -173,7 +173,7 @@ class CompiledPairs:
             return self.near.pairs
         return _tiles(-(-self.n // self.size), -(-self.m // self.size), self.symmetric)
 
-    def _run(self, name: str, extra: Sequence[Array], make: Callable[[], list[Array]]) -> list[list[Array]]:
+    def _run(self, name: str, extra: Sequence[Array], make: Callable[[], list[Any]]) -> list[list[Any]]:
         """Every tile once; one set of outputs per worker, always the same tiles in the same order."""
         tiles = self.tiles()
         count = max(1, min(workers(), len(tiles) // LEAST_TILES))
@@ -199,7 +199,7 @@ class CompiledPairs:
         run_together([task(worker) for worker in range(count)])
         return outs
 
-    def _ready(self, name: str, head: tuple[Any, ...], make: Callable[[], list[Array]]) -> Callable[..., None]:
+    def _ready(self, name: str, head: tuple[Any, ...], make: Callable[[], list[Any]]) -> Callable[..., None]:
         """The compiled function; compiling is timed apart, and a cache that cannot be read is made anew."""
         function = getattr(self.module, name)
         key = f"{self.module.__name__}.{name}"

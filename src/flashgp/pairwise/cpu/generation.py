@@ -203,7 +203,7 @@ class _Loops:
         return self.function("product", ["VR", "VC", "out"], code, setup, tile)
 
     def block(self) -> str:
-        """K itself into `out`, its upper triangle only when symmetric."""
+        """K itself into `out`; when symmetric its upper triangle, with `both` the lower one from the same values."""
         code = self._code()
         value = code.value(self.form.profile)
         inner = [
@@ -212,6 +212,11 @@ class _Loops:
             "    row = out[bi * size + i + r]",
             "    for j in range(width):",
             "        row[start + j] = K[r, j]",
+            "if both and mirror:",
+            "    for j in range(width):",
+            "        column = out[start + j]",
+            "        for r in range(min(4, ni - i)):",
+            "            column[bi * size + i + r] = K[r, j]",
         ]
         tile = [
             "start = bj * size",
@@ -219,7 +224,7 @@ class _Loops:
             "for i in range(0, ni, 4):",
             *(f"    {line}" for line in inner),
         ]
-        return self.function("block", ["out"], code, ["K = numpy.empty((4, size), REAL)"], tile)
+        return self.function("block", ["out", "both"], code, ["K = numpy.empty((4, size), REAL)"], tile)
 
     def gradient(self) -> str:
         """Gradients of sum_ij w_ij k_ij, w = U V^T, by features, row scalars and parameters, eq. (M-21).
