@@ -162,8 +162,8 @@ def test_a_gradient_holds_two_buffers(dtype: torch.dtype) -> None:
 
 
 def test_the_operating_system_counts_the_same() -> None:
-    """Eq. (M-35) for a step of `fit`, what LAPACK takes for itself included: one buffer and a few tiles."""
-    n = 1500
+    """Eq. (M-35) for a step of `fit`, what LAPACK takes for itself included: one buffer, a few tiles, whole huge pages."""
+    n = 2000
     x, y = data(n, 3)
     gp = model(3)
     buffer = n * n * 8
@@ -173,7 +173,7 @@ def test_the_operating_system_counts_the_same() -> None:
         with PeakMeter() as meter:
             gp.log_marginal_likelihood(x, y).backward()
         peaks.append(meter.peak_bytes)
-    assert min(peaks) <= buffer + 16 * MIB < 2 * buffer
+    assert min(peaks) <= buffer + 24 * MIB < 2 * buffer
 
 
 def test_no_graph_over_pairs() -> None:

@@ -224,7 +224,7 @@ def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "value", "words"), [
     ("n", 1e6, "whole number.*1000000.0"), ("n", -1, "0 or more.*-1"), ("n", "a", "whole number.*'a'"),
-    ("d", 0, "1 or more.*0"), ("d", True, "whole number.*True"), ("batch", 0, "1 or more.*0"),
+    ("d", 0, "1 or more.*0"), ("d", True, "whole number.*True"), ("batch", -1, "0 or more.*-1"),
     ("n_test", 1.5, "whole number.*1.5"), ("n_test", "a", "whole number"), ("n_test", True, "whole number.*True"),
 ])  # fmt: skip
 def test_counts_are_whole_numbers(name: str, value: object, words: str) -> None:

@@ -116,7 +116,7 @@ def plan_for(
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
     Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
     """
-    n, d, batch = check_count(n, "n", 0), check_count(d, "d", 1), check_count(batch, "batch", 1)
+    n, d, batch = check_count(n, "n", 0), check_count(d, "d", 1), check_count(batch, "batch", 0)
     n_test = None if n_test is None else check_count(n_test, "n_test", 0)
     size = _Size.of(gp, n, d, batch)
     here = torch.device("cpu")
