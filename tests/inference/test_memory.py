@@ -162,7 +162,7 @@ def test_a_gradient_holds_two_buffers(dtype: torch.dtype) -> None:
 
 
 def test_the_operating_system_counts_the_same() -> None:
-    """Eq. (M-35) for a step of `fit`, what LAPACK takes for itself included: one buffer, a few tiles, whole huge pages."""
+    """Eq. (M-35) for a step of `fit`, with what LAPACK takes for itself: one buffer, a few tiles, whole huge pages."""
     n = 2000
     x, y = data(n, 3)
     gp = model(3)
