@@ -6,9 +6,11 @@
 #   TORCH_INDEX  empty: pip decides which build of torch comes. A package index chooses one:
 #                https://download.pytorch.org/whl/cpu for the small CPU build, .../whl/cu130 for CUDA.
 #                It counts when the environment is made; `make clean` first to change it.
+#   WORKERS      processes that share the tests, each about 2 GiB; 0 runs them in one
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+WORKERS ?= 2
 
 bin := $(VENV)/bin
 python := $(bin)/python
@@ -17,16 +19,16 @@ install := $(python) -m pip install --quiet --disable-pip-version-check -c const
 torch_source := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
 package := $(install) --no-build-isolation --editable
 
-.PHONY: demo test lint types format bench gpu-check tables clean
+.PHONY: demo test lint types format bench uci claims gpu-check tables clean
 
 demo: $(VENV)/.demo
 	mkdir -p demo
-	$(bin)/flashgp fit data/concrete.csv --target compressive_strength --test-fraction 0.1 --seed 0 \
-		--out demo/model.safetensors --report demo/report.html
-	$(bin)/flashgp predict demo/model.safetensors data/concrete.csv --out demo/predictions.csv --std --interval 0.95
+	$(bin)/flashgp fit data/elevators.csv.gz --target Goal --split data/elevators_split.csv.gz \
+		--kernel "1.0 * Matern(nu=1.5)" --out demo/model.safetensors --report demo/report.html
+	$(bin)/flashgp predict demo/model.safetensors data/elevators.csv.gz --out demo/predictions.csv --std --interval 0.95
 
 test: lint types
-	$(python) -m pytest
+	$(python) -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev
 	$(python) -m ruff check .
@@ -41,6 +43,16 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	set -e; for suite in benchmark/suite_*.py; do $(python) $$suite; done
+
+# Published sets beside GPyTorch, hours in all; stops and goes on where it was. UCI holds options: make uci UCI=--help
+uci: $(VENV)/.bench
+	$(python) benchmark/uci.py $(UCI)
+
+# What is claimed of many rows, hours in all; stops and goes on where it was. CLAIM chooses one, OPTIONS are its own:
+# make claims CLAIM=conditioning OPTIONS='--sizes 2000 --list'
+CLAIM ?= training_step continuity conditioning budget million
+claims: $(VENV)/.bench
+	for claim in $(CLAIM); do $(python) benchmark/claim_$$claim.py $(OPTIONS) || failed=1; done; exit $${failed:-0}
 
 # On a machine with a GPU and no network: its own Python (PYTHON=...) with torch and triton, and this source tree.
 gpu-check:

@@ -1,17 +1,22 @@
 """What the suites share: arguments, peers that may be missing, whole-job timing, and where records go."""
 
 import argparse
+import gzip
 import importlib
 import importlib.util
+import math
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy
 import torch
+
+from flashgp.scaling import Scaling
 
 RECORDS = Path(__file__).parent / "records"
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "uci"
@@ -66,3 +71,40 @@ def smooth_data(n: int, d: int, dtype: torch.dtype, seed: int = 0) -> tuple[torc
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     y = torch.sin(x[:, 0] + 0.5 * x[:, 1]) + 0.3 * x[:, 2 % d] + 0.1 * torch.randn(n, generator=generator).double()
     return x.to(dtype), y.to(dtype)
+
+
+class Split(NamedTuple):
+    """One split of a table, z-scored with the training rows' statistics; float64."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+
+
+def split_of(name: str, number: int, folder: Path = SHARED_DATA, rows: int | None = None) -> Split:
+    """A published split: data.csv.gz, whose last column is the target, and column `number` of test_mask.csv.gz.
+
+    Args: rows: keep the first so many training rows, before the statistics are taken.
+    """
+    with gzip.open(folder / name / "data.csv.gz") as file:
+        table = numpy.loadtxt(file, delimiter=",", ndmin=2)
+    with gzip.open(folder / name / "test_mask.csv.gz") as file:
+        test = numpy.loadtxt(file, delimiter=",", ndmin=2)[:, number] > 0.5
+    train, held_out = table[~test][:rows], table[test]
+    scaling = Scaling.learn(train[:, :-1], train[:, -1])
+    parts = (scaling.x(train[:, :-1]), scaling.y(train[:, -1]), scaling.x(held_out[:, :-1]), scaling.y(held_out[:, -1]))
+    return Split(*(torch.from_numpy(numpy.ascontiguousarray(part)) for part in parts))
+
+
+def scores(mean: torch.Tensor, variance: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    """Root mean squared error, mean negative log density, share inside 95 % intervals: mean and variance are of a new
+    observation, all in units of y."""
+    error = y - mean
+    nll = 0.5 * (error.square() / variance + variance.log() + math.log(2 * math.pi))
+    inside = error.abs() <= 1.959963984540054 * variance.sqrt()
+    return {
+        "rmse": float(error.square().mean().sqrt()),
+        "nll": float(nll.mean()),
+        "coverage": float(inside.double().mean()),
+    }

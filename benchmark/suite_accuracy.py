@@ -5,7 +5,6 @@ scikit-learn use L-BFGS-B, GPyTorch the loop of its documentation (Adam, rate 0.
 finished piece is kept in records/accuracy_pieces.json, so that the suite can be stopped and run again.
 """
 
-import gzip
 import math
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy
 import torch
-from common import RECORDS, SHARED_DATA, arguments, peer
+from common import RECORDS, SHARED_DATA, arguments, peer, scores, split_of
 
 import flashgp as fgp
 from flashgp.bench import read_record, write_record
@@ -35,30 +34,6 @@ COLUMNS = [
     {"key": "gpytorch_nll", "title": "NLL", "format": "fixed4"},
     {"key": "verdict", "title": "paired difference against one standard error"},
 ]
-Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def split_of(name: str, number: int, folder: Any = SHARED_DATA) -> Split:
-    """(x, y, x_test, y_test), z-scored with the training rows' statistics."""
-    with gzip.open(folder / name / "data.csv.gz") as file:
-        table = numpy.loadtxt(file, delimiter=",")
-    with gzip.open(folder / name / "test_mask.csv.gz") as file:
-        test = numpy.loadtxt(file, delimiter=",")[:, number] > 0.5
-    mean, deviation = table[~test].mean(0), table[~test].std(0)
-    deviation[deviation == 0] = 1.0
-    scaled = torch.from_numpy((table - mean) / deviation)
-    return scaled[~test, :-1], scaled[~test, -1], scaled[test, :-1], scaled[test, -1]
-
-
-def scores(mean: torch.Tensor, variance: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
-    error = y - mean
-    nll = 0.5 * (error.square() / variance + variance.log() + math.log(2 * math.pi))
-    inside = error.abs() <= 1.959963984540054 * variance.sqrt()
-    return {
-        "rmse": float(error.square().mean().sqrt()),
-        "nll": float(nll.mean()),
-        "coverage": float(inside.double().mean()),
-    }
 
 
 def ours(x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, y_test: torch.Tensor) -> dict[str, float]:

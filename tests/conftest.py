@@ -18,6 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # No result of a test may depend on what `flashgp tune` once measured here; child processes inherit it.
 os.environ["FLASHGP_PROFILE"] = "built-in"
 
+# Beside another worker, threads that wait by spinning take the core that the other would compute on. Only waiting
+# changes, no result; it counts where it is set before torch is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 if os.environ.get("FLASHGP_CHECK_SHAPES", "1") == "0":
     SHAPES = "not checked: FLASHGP_CHECK_SHAPES=0"
 elif importlib.util.find_spec("beartype") is None:
@@ -80,5 +85,8 @@ def source_environment() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def no_account_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems compile once a process has solved many; which tests ran before must not decide the route."""
+    """Small problems take compiled loops that are there, or compile once a process has solved many: which tests ran
+    before must not decide the route."""
     monkeypatch.setattr("flashgp.pairwise.small._spent", {})
+    monkeypatch.setattr("flashgp.pairwise.cpu.readiness._spent", {})
+    monkeypatch.setattr("flashgp.pairwise.cpu.readiness._compiled", set())

@@ -130,6 +130,9 @@ def test_the_report_shows_it_all_and_escapes_names(folder: Path) -> None:
         "48 rows fitted",
         "2 categories: a, b",
         "planned",
+        "The plan",
+        "Cholesky of all rows, float64",
+        "why not",
         "torch",
         "seed 3",
     ):
@@ -147,6 +150,10 @@ def test_text_for_people(folder: Path) -> None:
         "in units of y",
         "95 % coverage",
         "Matern lengthscale",
+        "relative residual",
+        " predicted, ",
+        " measured",
+        "whole command",
     ):
         assert shown in out
     assert "wrote" not in out
@@ -314,12 +321,23 @@ def test_plan_of_numbers_and_of_a_table(folder: Path) -> None:
     assert (said["n"], said["d"]) == (60, 3)
 
 
+def test_rows_that_repeat_are_planned_and_fitted_once(tmp_path: Path) -> None:
+    rows = [f"{i % 10},{i % 10 + 0.1 * (i // 10)}" for i in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *rows]))
+    assert "n = 30 rows, 10 distinct" in run("plan", tmp_path / "t.csv", "--target", "y").stdout
+    said = json.loads(run("plan", tmp_path / "t.csv", "--target", "y", "--test-rows", 50, "--json").stdout)
+    assert (said["n"], said["distinct"], said["prediction"]["m"]) == (30, 10, 10)
+    fitted = run("fit", tmp_path / "t.csv", "--target", "y", "--starts", 1)
+    assert "30 rows joined into 10 that differ in x" in fitted.stdout
+    assert "leave-one-out, 30 rows" in fitted.stdout
+
+
 def test_a_plan_shows_the_routes_not_chosen_and_the_prediction() -> None:
     text = run("plan", "--rows", 1000, "--columns", 8, "--test-rows", 5000).stdout
     for part in ("why not", "refined", "prediction of 5,000 rows", "recomputed", "built-in rates"):
         assert part in text
     said = json.loads(run("plan", "--rows", 1000, "--columns", 8, "--test-rows", 5000, "--json").stdout)
-    assert [a["route"] for a in said["alternatives"]] == ["refined"]
+    assert {a["route"] for a in said["alternatives"]} == {"refined", "stored", "recomputed"}
     assert (said["prediction"]["n"], said["prediction"]["m"]) == (5000, 1000)
 
 
@@ -345,11 +363,27 @@ def test_tune(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers() -> None:
-    result = run("plan", "--rows", 100_000, "--columns", 3, "--memory", "1GiB", "--json", code=1)
+    result = run("plan", "--rows", 100_000, "--columns", 3, "--memory", "1GiB", "--dtype", "float64", "--json", code=1)
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "MemoryBudgetError"
     assert error["needed_bytes"] > error["available_bytes"] == 2**30
     assert result.stderr.startswith("error: `memory`")
+
+
+def test_what_no_factor_fits_is_planned_by_iteration() -> None:
+    said = json.loads(run("plan", "--rows", 100_000, "--columns", 3, "--memory", "2GiB", "--json").stdout)
+    assert (said["route"], said["solver"], said["training"]) == ("recomputed", "cg", "recomputed")
+    text = run("plan", "--rows", 1000, "--columns", 3, "--solver", "alternating_projections").stdout
+    assert "alternating projections" in text
+    assert "training" in text
+
+
+def test_a_fit_by_a_solver_that_was_asked_for(folder: Path, tmp_path: Path) -> None:
+    table, model = folder / "table.csv", tmp_path / "m"
+    run("fit", table, "-t", "y", "-o", model, "--solver", "cholesky", "--tolerance", "1e-4", "--starts", 1)
+    assert TableModel.load(str(model)).posterior.plan.solver == "cholesky"
+    result = run("fit", table, "-t", "y", "--tolerance", "0", code=2)
+    assert "must be positive" in result.output
 
 
 # -- failures -----------------------------------------------------------------------------------------------------

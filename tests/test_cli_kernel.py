@@ -13,6 +13,7 @@ pytest.importorskip("typer")
 from flashgp import GP, kernels
 from flashgp.cli.kernel_building import BuiltKernel, build_kernel, default_kernel
 from flashgp.cli.kernel_expression import GRAMMAR, NAMES, parse_kernel
+from flashgp.cli.parameters import parameter_rows
 from flashgp.foundations.errors import DomainError
 from flashgp.scaling import Scaling
 
@@ -50,16 +51,20 @@ def test_a_number_may_stand_on_either_side(text: str) -> None:
     assert isinstance(built(text).kernel, expected.get(text, kernels.Sum))
 
 
+MIXTURE = "weights=[1, 0.5], means=[0, -3], scales=[0.5, 2], active_dims=hour"
+
+
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_kernel_of_the_registry_builds_and_evaluates(name: str) -> None:
     x = torch.tensor([[0.1, 0.2, 1.0, 0.4], [0.5, -0.2, 3.0, 0.1]], dtype=torch.float64)
-    K = built(f"{name}()").kernel(x).to_dense()
+    arguments = MIXTURE if name == "SpectralMixture" else ""
+    K = built(f"{name}({arguments})").kernel(x).to_dense()
     assert torch.linalg.eigvalsh(K).min() > -1e-12
     assert name in GRAMMAR
 
 
 def test_only_what_cannot_be_written_is_missing() -> None:
-    assert set(kernels.REGISTRY) - set(NAMES) == {"Sum", "Product", "Scaled", "Warped", "Custom", "SpectralMixture"}
+    assert set(kernels.REGISTRY) - set(NAMES) == {"Sum", "Product", "Scaled", "Warped", "Custom"}
 
 
 def test_without_active_dims_numbers_see_numbers_and_categories_categories() -> None:
@@ -98,11 +103,22 @@ def test_columns_by_name_and_by_position_in_the_table(written: str, dims: tuple[
         ("Periodic(lengthscale=2, active_dims=hour)", "lengthscale", [2.0]),  # no unit
         ("Cosine(frequency=-0.5)", "frequency", [-1.0, -2.0, -0.25]),
         ("RationalQuadratic(scale_mixture=2)", "scale_mixture", [2.0]),
+        (f"SpectralMixture({MIXTURE})", "means", [0.0, -6.0]),
+        (f"SpectralMixture({MIXTURE})", "scales", [1.0, 4.0]),
+        (f"SpectralMixture({MIXTURE})", "weights", [1.0, 0.5]),
+        ("SpectralMixture(weights=1, means=3, scales=0.5, active_dims=hour)", "means", [6.0]),
         ("Linear(variance=2)", "variance", [2.0]),
     ],
 )
 def test_what_lies_along_a_column_is_in_its_units(text: str, attribute: str, expected: list[float]) -> None:
     assert values(getattr(built(text).kernel, attribute)) == pytest.approx(expected)
+
+
+def test_a_mixture_is_shown_in_the_units_it_was_written_in() -> None:
+    gp = GP(built(f"SpectralMixture({MIXTURE})").kernel)
+    rows = {(row.name, row.of): row.own for row in parameter_rows(gp, NAMES_OF_INPUTS, SCALING, "power")}
+    assert rows["SpectralMixture means", "hour"] == pytest.approx(-3.0)  # the last of both
+    assert rows["SpectralMixture scales", "hour"] == pytest.approx(2.0)
 
 
 def test_fixed_is_not_trained() -> None:
@@ -123,6 +139,7 @@ def test_fixed_is_not_trained() -> None:
         ("Matern(lengthscale=1)", True),
         ("Matern(lengthscale=fixed(1))", False),
         ("Linear(variance=2)", True),
+        (f"SpectralMixture({MIXTURE})", False),  # nor frequencies
     ],
 )
 def test_starting_values_are_noticed(text: str, starts: bool) -> None:
@@ -175,6 +192,9 @@ SYNTAX = [
     ("RBF(active_dims='é') * Mat()", 24, "must name kernels"),
     ("RBF(lengthscale=1, active_dims=[1], active_dims=[2])", 37, "active_dims once"),
     ("RBF() RBF()", None, "mistake"),
+    ("SpectralMixture(means=[1])", 1, "must give SpectralMixture weights, scales: one number per component"),
+    ("SpectralMixture(weights=[1, 2], means=[1], scales=[1])", 39, "`means` must have shape (Q, d) with Q = 2"),
+    ("SpectralMixture(weights=[1], means=[1], scales=[-1])", 48, "`scales` must be finite and positive"),
 ]
 
 
@@ -202,6 +222,7 @@ def test_a_mistake_is_shown_where_it_stands(text: str, character: int | None, me
         ("Categorical(active_dims=hour)", 25, "use Matern()"),
         ("RBF(active_dims=[hour, 1])", 24, "once"),
         ("RBF(lengthscale=[1, 2])", 17, "one number per column (3), got 2"),
+        ("SpectralMixture(weights=1, means=1, scales=1)", 1, "must give SpectralMixture one column, got 3"),
     ],
 )
 def test_columns_that_do_not_fit(text: str, character: int, message: str) -> None:

@@ -150,7 +150,7 @@ def test_row_variances_weights_and_no_noise(tmp_path: Path) -> None:
 def test_jitter_and_a_report_with_events(tmp_path: Path) -> None:
     gp = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(0.0))
     with pytest.warns(fgp.FlashGPWarning, match="jitter"):
-        posterior = gp.condition(torch.zeros(4, 1), torch.ones(4))
+        posterior = gp.condition(1e-12 * torch.arange(4.0).unsqueeze(-1), torch.ones(4))
     assert posterior.report.jitter
     assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(3, 1))
     posterior.report.error_bound, posterior.report.standard_error = float("inf"), float("nan")
@@ -400,7 +400,7 @@ def test_other_readers_of_safetensors_can_open_it(tmp_path: Path) -> None:
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         config = json.loads(file.metadata()["config"])
-        assert file.metadata()["format_version"] == "1"
+        assert file.metadata()["format_version"] == "2"
     assert torch.equal(tensors["x"], posterior.x)
     lower = posterior.factor.lower
     assert torch.equal(tensors["factor"], torch.cat([lower[j:, j] for j in range(7)]))
@@ -517,3 +517,71 @@ def test_a_fit_keeps_its_flags(tmp_path: Path) -> None:
     fit = SimpleNamespace(gp=gp, posterior=gp.condition(points(5), torch.zeros(5)))
     loaded = fgp.load(saved(fit, tmp_path / "m")).gp
     assert loaded.trainable_names() == [name for name, p in gp.named_parameters() if p.requires_grad]
+
+
+@pytest.mark.parametrize(
+    ("solver", "options"), [("cg", {}), ("alternating_projections", {"seed": 7, "deterministic": True})]
+)
+@pytest.mark.parametrize("route", ["stored", "recomputed"])
+def test_a_posterior_without_a_factor_comes_back(
+    tmp_path: Path, route: str, solver: str, options: dict[str, Any]
+) -> None:
+    """By iterative solves: no factor in the file; solves go on with the same method and the same draws."""
+    gp = fgp.GP(fgp.kernels.Matern(1.5))
+    x, y = points(60), points(60, 1, seed=1)[:, 0]
+    posterior = gp.condition(x, y, plan=fgp.plan(gp, n=60, d=D, route=route, solver=solver), **options)
+    path = saved(posterior, tmp_path / "m")
+    with safe_open(path, "pt") as file:
+        assert {"factor", "jitter"}.isdisjoint(file.keys())
+    loaded = fgp.load(path)
+    assert loaded.factor is None
+    assert loaded.choice == posterior.choice
+    assert loaded.plan == posterior.plan
+    assert_same(posterior, loaded, points(5, seed=2))
+
+
+def test_tiles_that_no_longer_fit_are_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gp = fgp.GP(fgp.kernels.Matern(1.5))
+    posterior = gp.condition(points(60), points(60, 1, seed=1)[:, 0], plan=fgp.plan(gp, n=60, d=D, route="stored"))
+    path = saved(posterior, tmp_path / "m")
+    x_test = points(5, seed=2)
+    wanted = posterior.predict(x_test).variance
+    for free, kept in ((4 * 60 * 60, True), (4 * 60 * 60 - 1, False)):
+        loaded = fgp.load(path)
+        monkeypatch.setattr("flashgp.inference.posterior.available_bytes", lambda device, free=free: free)
+        assert torch.allclose(loaded.predict(x_test).variance, wanted, rtol=0.01)
+        assert (loaded.solves.system._tiles is not None) == kept
+        events = [event for event in loaded.report.events if event.startswith("the stored tiles would take 14.1 KiB")]
+        assert len(events) == (0 if kept else 1)
+        assert loaded.plan == posterior.plan
+
+
+def test_a_refined_posterior_goes_on_refining(tmp_path: Path) -> None:
+    gp = fgp.GP(fgp.kernels.Matern(1.5))
+    posterior = gp.condition(points(60), points(60, 1, seed=1)[:, 0], dtype=torch.float32)
+    loaded = fgp.load(saved(posterior, tmp_path / "m"))
+    x_test = points(5, seed=2)
+    assert torch.equal(loaded.predict(x_test).variance, posterior.predict(x_test).variance)
+    assert loaded.solves is not None
+
+
+def test_a_file_of_the_first_format_is_read(tmp_path: Path) -> None:
+    """Which had no solves, and a plan of fewer fields."""
+    posterior = small()
+    path = saved(posterior, tmp_path / "m")
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    texts = header.pop("__metadata__")
+    config = json.loads(texts["config"])
+    del config["solves"]
+    for name in ("distinct", "rank", "solver", "training", "training_bytes", "training_factor_passes", "training_rank"):
+        del config["report"]["plan"][name]
+    texts |= {"config": json.dumps(config), "format_version": "1"}
+    del texts["sha256"]
+    texts["sha256"] = container._seal(texts, header)
+    text = json.dumps({"__metadata__": texts, **header}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    loaded = fgp.load(path)
+    assert_same(posterior, loaded, points(5, seed=2))
+    assert (loaded.plan.training, loaded.plan.rank) == ("exact", 0)

@@ -208,13 +208,13 @@ def test_features_that_do_not_fit_into_memory(path: Path, genuine: bytes, monkey
 # -- versions ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [("2", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save"), (1, "save")],
+    [("3", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save"), (1, "save")],
 )
 def test_other_versions(path: Path, genuine: bytes, version: Any, advice: str) -> None:
     header, body = parts(genuine)
     header["__metadata__"] = {"format": "flashgp", "format_version": version, "of the future": "unknown"}
     message = refusal(path, joined(header, body))
-    assert "`format_version` of the model file must be 1" in message
+    assert "`format_version` of the model file must be 1 or 2" in message
     assert advice in message
 
 
@@ -397,6 +397,9 @@ CONFIGS: dict[str, tuple[Callable[[Any], None], str]] = {
     "a plan": (_set("report", "plan", "n", "five"), "`report.plan.n`"),
     "a plan of another dtype": (_set("report", "plan", "dtype", "int8"), "`report.plan`"),
     "events": (_set("report", "events", "abc"), "`report.events`"),
+    "the seed of solves": (_set("solves", {"seed": 0.5, "deterministic": False}), "`solves.seed` of"),
+    "how solves are planned": (_set("solves", {"seed": 0, "deterministic": 1}), "`solves.deterministic` of"),
+    "solves of another version": (_set("solves", {"seed": 0}), "`solves.deterministic` of .* must be present"),
     "versions": (_set("torch", 2), "`torch` of"),
     "more": (_set("more", 1), "more"),
 }
@@ -436,6 +439,40 @@ def test_values_that_no_model_holds(path: Path, genuine: bytes, case: str) -> No
     start = header[name]["data_offsets"][0]
     changed[start : start + 8] = torch.tensor([value], dtype=torch.float64).numpy().tobytes()
     assert reason in refusal(path, sealed(header, bytes(changed)))
+
+
+GROUPS = {
+    "below 0": ([0, 1, 2, -1, 0], "the numbers below 3, all of them"),
+    "above all": ([0, 1, 2, 3, 0], "the numbers below 3, all of them"),
+    "one that nothing joins": ([0, 1, 1, 1, 0], "the numbers below 3, all of them"),
+    "rows that differ": ([0, 1, 2, 0, 0], "rows of equal x together"),
+    "too few": ([0, 1, 2, 1], "5 integers, of one table"),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_joined_rows_that_lie(path: Path, case: str) -> None:
+    """Which row joined which is looked at before anything is read by it."""
+    x = torch.tensor([[1.0], [2.0], [3.0], [2.0], [1.0]], dtype=torch.float64)
+    fgp.save(fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0]), path)
+    group, reason = GROUPS[case]
+    genuine = path.read_bytes()
+    assert fgp.load(path).distinct == 3
+    assert reason in refusal(path, with_tensors(genuine, group=torch.tensor(group)))
+    header, body = parts(genuine)
+    del header["group"]
+    assert "of shape (*batch, 5, 1) like residual" in refusal(path, _repacked(header, body))
+
+
+def _repacked(header: Header, body: bytes) -> bytes:
+    """What is left of the tensors, without gaps."""
+    new = b""
+    for name, slot in header.items():
+        if name != "__metadata__":
+            content = body[slice(*slot["data_offsets"])]
+            slot["data_offsets"] = [len(new), len(new) + len(content)]
+            new += content
+    return sealed(header, new)
 
 
 def test_a_prior_outside_its_domain(path: Path, genuine: bytes) -> None:

@@ -57,7 +57,7 @@ PLOTS: dict[str, Callable[..., Any]] = {
     "calibration": lambda **o: plots.calibration(*data(50), **o),
     "pit_histogram": lambda **o: plots.pit_histogram(*data(50), **o),
     "relevance": lambda **o: plots.relevance(posterior(2).gp, **o),
-    "training_trace": lambda **o: plots.training_trace([SimpleNamespace(start="start 0", index=0, value=-1.0)], **o),
+    "training_trace": lambda **o: plots.training_trace(history(1, 1), **o),
 }
 
 
@@ -263,23 +263,42 @@ def test_what_has_no_lengthscale_says_so() -> None:
 # -- training -----------------------------------------------------------------------------------------------------
 def history(starts: int, length: int) -> list[SimpleNamespace]:
     return [
-        SimpleNamespace(start=f"start {s}", index=i, value=-10.0 - s - 100 * math.exp(-i))
+        SimpleNamespace(start=f"start {s}", index=i, value=-10.0 - s - 100 * math.exp(-i), measure="log joint")
         for s in range(starts)
         for i in range(length)
     ]
 
 
 def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
-    entries = [*history(3, 5), SimpleNamespace(start="subset 0", index=0, value=50.0)]
-    entries.append(SimpleNamespace(start="start 1", index=9, value=float("nan")))
+    others = [
+        SimpleNamespace(start=start, index=0, value=50.0, measure="log joint")
+        for start in ("subset 0", "middle 0", "part 900")
+    ]
+    entries = [*history(3, 5), *others]
+    entries.append(SimpleNamespace(start="start 1", index=9, value=float("nan"), measure="log joint"))
     ax = plots.training_trace(entries)
     lines = {line.get_label(): line for line in ax.get_lines()}
     assert set(lines) == {"start 0, the best", "start 1", "start 2"}
     best = -10.0 - 100 * math.exp(-4)
     assert np.allclose(lines["start 1"].get_ydata()[:4], [best - e.value for e in entries[5:9]])
     assert lines["start 0, the best"].get_ydata()[-1] == 1e-3, "zero has no logarithm: shown at the floor"
-    assert "1 evaluations had no finite value" in texts(ax)
+    assert "1 evaluation had no finite value" in texts(ax)
+    assert "best log joint -11.8" in texts(ax)
     rendered(ax)
+
+
+@pytest.mark.parametrize("last", ["start 0", "part 900"])
+def test_gains_are_called_gains_and_not_compared_with_the_log_joint_of_other_rows(last: str) -> None:
+    entries = [
+        SimpleNamespace(start="middle 0", index=0, value=-400.0, measure="log joint"),
+        SimpleNamespace(start="part 500", index=0, value=9.0, measure="gain"),
+        *(SimpleNamespace(start=last, index=i, value=float(i), measure="gain") for i in range(3)),
+    ]
+    ax = plots.training_trace(entries)
+    (line,) = ax.get_lines()
+    assert np.allclose(line.get_ydata(), [2.0, 1.0, 1e-3])
+    assert "gained since the first gradient 2 nats" in texts(ax)
+    assert "log joint" not in texts(ax)
 
 
 @pytest.mark.parametrize(("starts", "length"), [(0, 0), (1, 1), (12, 3), (1, 100_000)])

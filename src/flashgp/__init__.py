@@ -15,6 +15,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
+from flashgp.foundations.forks import load_late
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.report import Report
 from flashgp.inference.gp import GP
@@ -30,7 +31,7 @@ _LATE = {
     "fit": ("flashgp.inference.fit", "fit"),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
-    "plan": ("flashgp.inference.planning", "plan_for"),
+    "plan": ("flashgp.inference.public_plan", "plan"),
     "plots": ("flashgp.plots", None),
     "save": ("flashgp.files", "save"),
     "tune": ("flashgp.planner.tuning", "tune"),
@@ -70,8 +71,8 @@ if TYPE_CHECKING:
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
     from flashgp.inference.fit import fit
-    from flashgp.inference.planning import plan_for as plan
     from flashgp.inference.posterior import Posterior
+    from flashgp.inference.public_plan import plan
     from flashgp.planner.plan import Plan
     from flashgp.planner.tuning import tune
 
@@ -80,6 +81,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module 'flashgp' has no attribute {name!r}")
     module, attribute = _LATE[name]
+    load_late(module)
     loaded = importlib.import_module(module)
     value = loaded if attribute is None else getattr(loaded, attribute)
     globals()[name] = value

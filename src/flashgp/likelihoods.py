@@ -71,9 +71,18 @@ class Gaussian(nn.Module):
     def rows(self, index: Tensor) -> "Gaussian":
         """The same likelihood for some of the training rows; parameters are shared."""
         part = Gaussian(self.noise_variance)
-        part.row_variance = None if self.row_variance is None else self.row_variance[..., index]
-        part.row_weight = None if self.row_weight is None else self.row_weight[..., index]
+        for name in ("row_variance", "row_weight"):
+            values = getattr(self, name)
+            setattr(part, name, None if values is None else values[..., index.to(values.device)])
         return part
+
+    def beyond_information(self, device: torch.device, outputs: int) -> Tensor | None:
+        """The Fisher information of each row's noise variance in what `beyond_matrix` adds; None for nothing."""
+        return None
+
+    def beyond_matrix(self, device: torch.device, outputs: int) -> Tensor | None:
+        """A term of the log likelihood besides that of y under the covariance matrix, (*batch,); None for none."""
+        return None
 
     def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
         """log p(y | f), entry by entry, for new observations."""

@@ -1,5 +1,6 @@
 """Peak memory: what is seen, in this process and in a fresh one."""
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from flashgp.foundations.errors import DomainError, FlashGPError
 
 MIB = 2**20
 METHODS = ["high_water", "sampling"] if memory_module._high_water_works() else ["sampling"]
+SEEN_SECONDS = 0.1  # a peak that lasts this long is sampled however busy the machine is
 MODULE = """
 import os, time, torch
 
@@ -53,12 +55,16 @@ def test_peak_counts_what_was_freed_and_what_stays(method: str) -> None:
         for _ in range(3):
             freed = torch.ones(96 * MIB, dtype=torch.uint8)
             freed += 1
+            time.sleep(SEEN_SECONDS)
             del freed
         kept = torch.ones(32 * MIB, dtype=torch.uint8)
     assert meter.method == method
     assert meter.peak_bytes / MIB == pytest.approx(96, abs=6)
     with PeakMeter(method=method) as meter:
-        kept = kept + before[: 32 * MIB]  # old and new alive at once, but only the new one is above entry
+        new = kept + before[: 32 * MIB]  # old and new alive at once, but only the new one is above entry
+        time.sleep(SEEN_SECONDS)
+        kept = new
+        del new
     assert meter.peak_bytes / MIB == pytest.approx(32, abs=6)
 
 

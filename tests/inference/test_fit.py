@@ -1,13 +1,18 @@
 """fit: what it reaches, what it leaves alone, what it says; its repeatability is in test_resume.py."""
 
 import copy
+import dataclasses
 import math
+import time
+from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.errors import DomainError
+from flashgp.inference import likelihood_gradient
 from flashgp.inference.initial import DataFacts, role_starts
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.objective import FlatObjective
@@ -136,7 +141,7 @@ def test_forgotten_columns_are_woken() -> None:
     reached = fgp.fit(gp, x, y, priors="given", starts=1).posterior.log_marginal_likelihood().item()
     assert fit.posterior.log_marginal_likelihood().item() == pytest.approx(reached, abs=0.01)
     assert reached > stuck.posterior.log_marginal_likelihood().item() + 50
-    assert any("long lengthscales reset (1) found a better optimum" in event for event in fit.report.events)
+    assert any("1 long lengthscale reset found a better optimum" in event for event in fit.report.events)
     assert fit.report.iterations == len(fit.history)
 
 
@@ -285,7 +290,7 @@ def test_a_large_problem_chooses_its_start_on_a_subset(monkeypatch: pytest.Monke
     gp = fgp.GP(1.0 * k.RBF(), m.Constant(), lik.Gaussian(0.1, row_variance=torch.linspace(0.1, 0.2, 14)))
     fit = fgp.fit(gp, x, y)
     assert {e.start for e in fit.history} == {*(f"subset {i}" for i in range(4)), "start 0"}
-    assert any("8 of 14 rows" in event for event in fit.report.events)
+    assert any("8 of 14 rows, the best to all" in event for event in fit.report.events)
     assert fit.gp.likelihood.row_variance.shape == (14,)
     best = max((e for e in fit.history if e.start.startswith("subset")), key=lambda e: e.value)
     assert next(e for e in fit.history if e.start == "start 0").theta == best.theta
@@ -304,6 +309,54 @@ def test_progress_and_time_limit() -> None:
     assert limited.interrupted
     assert any("time limit" in event for event in limited.report.events)
     assert limited.posterior.predict(x).mean.isfinite().all()
+
+
+def by_iteration(gp: fgp.GP, n: int, d: int, **changes: object) -> fgp.Plan:
+    return dataclasses.replace(fgp.plan(gp, n=n, d=d, route="recomputed"), training="exact", **changes)
+
+
+@pytest.mark.filterwarnings("ignore:the time limit of 0.0")
+def test_the_posterior_of_a_fit_has_its_seed_and_what_is_left_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search leaves a tenth, so that there is an answer; where time ends its solve too, it is labelled."""
+    x, y = data(60)
+    plan = by_iteration(model(), 60, x.shape[1], seconds=1e6)
+    given: list[dict[str, object]] = []
+    condition = fgp.GP.condition
+
+    def noted(self: fgp.GP, *arguments: object, **options: object) -> fgp.Posterior:
+        given.append(options)
+        return condition(self, *arguments, **options)
+
+    monkeypatch.setattr(fgp.GP, "condition", noted)
+    found = fgp.fit(model(), x, y, plan=plan, seed=7)
+    assert found.posterior.choice.seed == 7
+    assert given[0]["time_limit"] is None
+    slow = fgp.fit(model(), x, y, plan=plan, time_limit=0.5, progress=lambda p: time.sleep(0.02))
+    assert slow.interrupted
+    assert slow.history[-2].seconds <= 0.45
+    assert 0.05 <= given[1]["time_limit"] <= 0.5
+    with pytest.warns(fgp.FlashGPWarning, match="time limit of 1e-10 s ended the solve: the mean is off by at most"):
+        cut = fgp.fit(model(), x, y, plan=plan, time_limit=1e-9)
+    assert any("ended the solve: the mean is off by at most" in event for event in cut.report.events)
+    assert cut.report.error_bound == cut.posterior.report.error_bound > 0.0
+
+
+def test_a_limit_costs_no_fit_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other method begins after a deadline, so that a float32 factor that fails then is no answer at all."""
+    x, y = data(60)
+    plan = dataclasses.replace(fgp.plan(model(), n=60, d=x.shape[1], route="refined"), training="stored")
+    factorise = likelihood_gradient.factorise
+
+    def failing(build: Callable[[], torch.Tensor], *arguments: object, **options: object) -> object:
+        if build().dtype == torch.float32:
+            raise fgp.NotPositiveDefiniteError("pivot 3 is negative")
+        return factorise(build, *arguments, **options)
+
+    monkeypatch.setattr(likelihood_gradient, "factorise", failing)
+    with pytest.warns(fgp.FlashGPWarning, match="a float64 Cholesky factor of all rows goes on"):
+        found = fgp.fit(model(), x, y, plan=plan, time_limit=1e-9)
+    assert found.interrupted
+    assert found.posterior.report.route == "direct"
 
 
 def test_an_interrupt_returns_the_best_so_far() -> None:
@@ -391,3 +444,13 @@ def test_vectors_together_are_vectors_one_by_one() -> None:
         numpy.testing.assert_allclose(gradient, slope, rtol=1e-9, atol=1e-11)
         (same,) = objective.batch([theta])
         assert same[0] == pytest.approx(one, rel=1e-13)
+
+
+def test_a_jitter_beside_a_plan_without_a_factor_is_refused_before_training() -> None:
+    x = torch.linspace(0, 1, 20, dtype=torch.float64)[:, None]
+    gp = fgp.GP(fgp.kernels.RBF(1.0))
+    plan = fgp.plan(gp, n=20, d=1, route="stored")
+    seen: list[object] = []
+    with pytest.raises(DomainError, match="jitter"):
+        fgp.fit(gp, x, x[:, 0], plan=plan, jitter=1e-8, progress=seen.append)
+    assert not seen

@@ -10,7 +10,8 @@ import torch
 import flashgp as fgp
 from flashgp.pairwise.small import COMPILED_ROWS, SMALL_ROWS
 from flashgp.pairwise.statistics import DIRECT_PAIRS
-from flashgp.pairwise.torch_tiles import TAPED_PAIRS, TILE_PAIRS
+from flashgp.pairwise.tile_job import TILE_PAIRS
+from flashgp.pairwise.torch_tiles import TAPED_PAIRS
 from inference.plain_gp import F64, PlainGP, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
@@ -34,10 +35,14 @@ def test_repeats_that_disagree_without_noise() -> None:
 
 
 def test_repeats_that_agree_without_noise() -> None:
+    """Equal rows are joined and need no jitter; where rounding alone tells rows apart, it is added and said."""
     x, y = torch.zeros(4, 1, dtype=F64), torch.ones(4, dtype=F64)
     gp = fgp.GP(2.0 * k.RBF(), m.Zero(), lik.Gaussian(0.0))
+    found = gp.condition(x, y)
+    assert found.report.jitter is None
+    assert relative(found.predict(x[:1]).mean, torch.ones(1, dtype=F64)) < 1e-15
     with pytest.warns(fgp.FlashGPWarning, match="a jitter of .* was added to its diagonal"):
-        found = gp.condition(x, y)
+        found = gp.condition(1e-12 * torch.arange(4, dtype=F64)[:, None], y)
     assert 0 < found.report.jitter <= 2.0 * 4 * 100 * torch.finfo(F64).eps
     assert relative(found.predict(x[:1]).mean, torch.ones(1, dtype=F64)) < 1e-9
 

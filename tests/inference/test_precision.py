@@ -1,5 +1,6 @@
 """The certificate: |mean error| is below the reported bound, eq. (M-37); float32 is refined to it, eq. (M-32)."""
 
+import dataclasses
 import math
 import warnings
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.inference import posterior as module
+from flashgp.inference import conditioning as module
 from flashgp.solvers.cholesky import refine
 from inference.plain_gp import F64, data, model, relative
 
@@ -115,13 +116,18 @@ def test_what_float32_cannot_reach_is_said() -> None:
     x = torch.linspace(0, 1, 80, dtype=F64)[:, None]
     y = torch.sin(6 * x[:, 0])
     gp = fgp.GP(k.RBF(0.5), m.Zero(), lik.Gaussian(1e-9))
+    plan = fgp.plan(gp, n=80, d=1, dtype=torch.float32)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = gp.condition(x, y, dtype=torch.float32)
+        found = gp.condition(x, y, plan=dataclasses.replace(plan, alternatives=()))
+        variance = found.predict(x).variance
     assert any(issubclass(w.category, fgp.FlashGPWarning) for w in caught)
     assert found.report.jitter > 0
-    assert found.report.events
-    assert found.predict(x).variance.isfinite().all()
+    assert any("of the factor only" in event for event in found.report.events)
+    assert variance.isfinite().all()
+    with pytest.warns(fgp.FlashGPWarning, match="a float64 Cholesky factor of all rows goes on"):
+        found = gp.condition(x, y, plan=plan)
+    assert (found.report.dtype, found.report.jitter) == ("float64", None)
 
 
 def test_likelihood_in_float32() -> None:

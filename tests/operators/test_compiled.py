@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.operators import multiplication
+from flashgp.planner.products import ProductPlan
 
 F64 = torch.float64
 
@@ -68,4 +70,33 @@ def test_the_operation_keeps_torchs_contract() -> None:
     kernel = fgp.kernels.RBF(1.0)
     raws = [p.detach().clone().requires_grad_() for p in kernel.parameters()]
     x, v = numbers(5, 2).requires_grad_(), numbers(5, 3).requires_grad_()
-    torch.library.opcheck(torch.ops.flashgp.product.default, (kernel.token, x, None, v, raws))
+    torch.library.opcheck(torch.ops.flashgp.product.default, (kernel.token, x, None, v, raws, "", False))
+
+
+def test_a_plan_is_run_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled product follows the plan it is given, and another plan when it is given that."""
+    kernel = fgp.kernels.RBF(0.8)
+    x, v = numbers(40, 2).requires_grad_(), numbers(40, 3, seed=1)
+    routes = []
+    as_planned = multiplication._as_planned
+
+    def watched(operator: Any, plan: ProductPlan, *rest: Any) -> Tensor:
+        routes.append(plan.route)
+        return as_planned(operator, plan, *rest)
+
+    monkeypatch.setattr(multiplication, "_as_planned", watched)
+
+    def total(plan: ProductPlan | None) -> Tensor:
+        return (kernel.operator(x, plan=plan) @ v).square().sum()
+
+    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+    for route in ("dense", "recomputed"):
+        plan = kernel.operator(x).plan(3, route=route, backend="torch")
+        wanted = torch.autograd.grad(total(plan), x)[0]
+        routes.clear()
+        found = torch.autograd.grad(compiled(plan), x)[0]
+        assert set(routes) == {route}
+        assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    wrong = kernel.operator(x).plan(2)
+    with pytest.raises(Exception, match="`plan` is for n, m, symmetric"):
+        compiled(wrong)

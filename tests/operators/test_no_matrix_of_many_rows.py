@@ -3,11 +3,12 @@
 Three witnesses: every dispatch of torch is watched, the Workspace enforces the plan, and the operating system counts
 what a fresh process takes. To be quick the loops visit only their first and last panels (torch tiles) or tiles
 (compiled loops): every panel allocates as much as these, and everything that is allocated for all rows is allocated in
-full. Forward mode, which visits all its tiles, gets 300 of the rows.
+full. Forward mode and second derivatives, which visit all their tiles, get 300 of the rows: a graph over these would
+hold several times 48 MB.
 
 What announces a matrix is not here: `to_dense`, plans with route "dense" or "stored", `condition` and `fit`
-(tests/inference/test_planned_memory.py), `covariance` and `sample` (tests/inference/test_memory.py). Second
-derivatives are not here either: their graph holds every tile.
+(tests/inference/test_planned_memory.py), `covariance` and `sample` (tests/inference/test_memory.py). Every order of
+derivative at small size, counted tensor by tensor, is in tests/operators/test_every_order.py.
 """
 
 import json
@@ -26,7 +27,8 @@ MIB = 2**20
 N = 20_000  # a matrix of 1.6 GB in float32; features, packed copies and results of so many rows take some MiB
 LARGEST, PEAK = 64 * MIB, 256 * MIB
 METHODS = (
-    "product", "rectangular", "transposed", "gradient", "diagonal", "row", "part", "noise", "scipy", "jvp", "predict",
+    "product", "rectangular", "transposed", "gradient", "diagonal", "row", "part", "noise", "scipy", "jvp", "second",
+    "predict",
 )  # fmt: skip
 
 CHILD = """
@@ -34,19 +36,19 @@ import json, sys, warnings
 import numpy, torch
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.pairwise import torch_tiles
+from flashgp.pairwise import tile_job
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from operators.test_no_matrix import Watcher
 from pairwise.pair_cases import Case
 
 N, T = int(sys.argv[1]), 2
 warnings.simplefilter("ignore")  # of values: what the panels left out would have filled is arbitrary
-panels = torch_tiles._Job.panels
+panels = tile_job.TileJob.panels
 
 def ends(of, first, last):
     return of if len(of) <= first + last else [*of[:first], *of[-last:]]
 
-torch_tiles._Job.panels = lambda job, ranges=None: ends(panels(job, ranges), 1, 1)
+tile_job.TileJob.panels = lambda job, ranges=None: ends(panels(job, ranges), 1, 1)
 backends = ["torch"]
 if not cpu_tiles_missing():
     from flashgp.pairwise.cpu.engine import CompiledPairs
@@ -65,9 +67,17 @@ def methods(kernel, case, backend):
         leaves = [x.clone().requires_grad_(), v.clone().requires_grad_(), *kernel.parameters()]
         torch.autograd.grad((planned(leaves[0], None) @ leaves[1]).sum(), leaves, allow_unused=True)
 
+    def second():
+        w = v.clone().requires_grad_()
+        leaves = [x[:300].clone().requires_grad_(), w, *kernel.parameters()]
+        made = kernel.operator(leaves[0], z)
+        out = (kernel.operator(leaves[0], z, plan=made.plan(T, backend=backend)) @ w).square().sum()
+        slopes = torch.autograd.grad(out, leaves, create_graph=True, allow_unused=True)
+        torch.autograd.grad(sum(s.square().sum() for s in slopes if s is not None), leaves, allow_unused=True)
+
     def predict():
         post = fgp.GP(kernel).condition(few, few.sum(-1), jitter=1e-6)
-        found = post.predict(x, plan=fgp.plan(post.gp, n=30, d=x.shape[-1], n_test=N, backend=backend))
+        found = post.predict(x, plan=fgp.plan(post.gp, n=post.distinct, d=x.shape[-1], n_test=N, backend=backend))
         return found.mean, found.variance, found.observation_variance, found.interval(), found.log_prob(x.sum(-1))
 
     with torch.no_grad():
@@ -82,6 +92,7 @@ def methods(kernel, case, backend):
         yield "predict", predict
         yield "jvp", lambda: torch.func.jvp(lambda w: planned(x[:300], z) @ w, (v,), (v,))
     yield "gradient", gradient
+    yield "second", second
 
 for name, index in json.loads(sys.argv[2]):
     case = Case(name, index, 3)

@@ -13,7 +13,7 @@ from flashgp.foundations.profile import BUILT_IN
 from flashgp.operators import multiplication
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
-from flashgp.pairwise import opaque, torch_tiles
+from flashgp.pairwise import opaque, tile_job, torch_tiles
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.planner import products
 from flashgp.planner.engines import ENGINES
@@ -49,7 +49,7 @@ def test_every_way_gives_the_same_numbers(
     """K V and its gradients, eqs. (M-20), (M-21) and (M-56), as the plan says, and the report names what ran."""
     if backend == "cpu" and cpu_tiles_missing():
         pytest.skip("numba is not installed")
-    monkeypatch.setitem(torch_tiles.TILE_PAIRS, "cpu", 7 * N)
+    monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", 7 * N)
     x = numbers(N, 2, dtype=dtype).requires_grad_()
     z = numbers(M, 2, seed=1, dtype=dtype) if rectangular else None
     v = numbers(M if rectangular else N, T, seed=2, dtype=dtype).requires_grad_()

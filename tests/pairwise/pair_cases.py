@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import REGISTRY, Kernel
-from flashgp.pairwise import reference, statistics, torch_tiles
+from flashgp.pairwise import reference, statistics, tile_job, torch_tiles
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
 
 EPS = torch.finfo(torch.float64).eps
@@ -52,7 +52,7 @@ ROUTES = ["one tile", "panels", "panels and one matrix product"]
 def use_route(monkeypatch: pytest.MonkeyPatch, route: str) -> None:
     """Shrink the tiles so that small tables need several, and the size from which distances are matrix products."""
     if route != "one tile":
-        monkeypatch.setattr(torch_tiles, "TILE_PAIRS", {"cpu": 32})
+        monkeypatch.setattr(tile_job, "TILE_PAIRS", {"cpu": 32})
     if route == "panels and one matrix product":
         monkeypatch.setattr(statistics, "DIRECT_PAIRS", 0)
 

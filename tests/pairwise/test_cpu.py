@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import Kernel
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
@@ -160,15 +161,29 @@ def test_a_profile_that_cancels_runs_in_float64() -> None:
 
 
 def test_what_is_not_a_number_stays_none() -> None:
-    """The compiled loops assume finite numbers; an infinite or missing one goes to the torch tiles, which carry it."""
+    """The compiled loops assume finite numbers; an infinite or missing one goes to the torch tiles, which carry it.
+
+    Whether the loops would carry it too is the compiler's choice, so that who computed is asked for as well.
+    """
     x, right = numbers(50, 3), numbers(50, 2)
-    kernel = k.RBF(1.0)
+    plain, scaled = k.RBF(1.0), 2.0 * k.RBF(1.0)
+
+    def product(kernel: Kernel, theta: list[float]) -> tuple[torch.Tensor, list[str]]:
+        operator, workspace = kernel.operator(x), Workspace()
+        rows = operator.rows.detach()
+        values = [torch.tensor(value, dtype=torch.float64) for value in theta]
+        return CPU.product(operator.form, values, rows, None, right, workspace=workspace), workspace.backends
+
+    assert product(scaled, [2.0])[1] == [CPU.title]
+    for value in (math.nan, math.inf, -math.inf):
+        found, ran = product(scaled, [value])
+        assert ran == [TORCH.title]
+        assert not found.isfinite().any()
     with torch.no_grad():
-        kernel.lengthscale.raw.fill_(math.nan)
-    operator = kernel.operator(x)
-    assert CPU.product(operator.form, [], operator.rows.detach(), None, right).isnan().all()
-    scaled = (2.0 * k.RBF(1.0)).operator(x)
-    assert CPU.product(scaled.form, [torch.tensor(math.nan)], scaled.rows.detach(), None, right).isnan().all()
+        plain.lengthscale.raw.fill_(math.nan)
+    found, ran = product(plain, [])
+    assert ran == [TORCH.title]
+    assert found.isnan().all()
 
 
 def test_equal_rows_have_distance_zero() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from flashgp import kernels
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
-from flashgp.pairwise import torch_tiles
+from flashgp.pairwise import tile_gradient, tile_job
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
@@ -76,7 +76,7 @@ def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight rows per tile, and every byte counted."""
-    monkeypatch.setitem(torch_tiles.TILE_PAIRS, "cpu", 8 * N)
+    monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", 8 * N)
     monkeypatch.setattr("flashgp.foundations.workspace.COUNTED_BYTES", 0)
 
 
@@ -118,10 +118,10 @@ def test_the_workspace_failing_at_every_request(name: str, kernel: str, symmetri
 
 # Where a tile's work allocates: the values, the derivatives, and what follows after part of a panel is collected.
 PLACES = {
-    "value": ("_Job", "value"),
-    "partials": ("_Job", "partials"),
-    "pullback": (None, "_pull_statistic"),
-    "commit": ("_Accumulator", "commit"),
+    "value": (tile_job.TileJob, "value"),
+    "partials": (tile_job.TileJob, "partials"),
+    "pullback": (tile_gradient, "_pull_statistic"),
+    "commit": (tile_gradient.Accumulator, "commit"),
 }  # fmt: skip
 ERRORS: list[Callable[[], Exception]] = [  # made anew each time: an error holds the frames it passed through
     lambda: torch.OutOfMemoryError("CUDA out of memory"),
@@ -142,8 +142,7 @@ def test_torch_failing_at_every_call(name: str, place: str, symmetric: bool, mon
     """Wherever a panel fails, nothing of it is counted twice, and the panels before it are kept."""
     calls = Calls(KERNELS["product and row scalars"](), symmetric)
     wanted = getattr(calls, name)(None)
-    owner, attribute = PLACES[place]
-    home = torch_tiles if owner is None else getattr(torch_tiles, owner)
+    home, attribute = PLACES[place]
     k = 0
     while True:
         k += 1
@@ -180,7 +179,7 @@ def test_a_budget_that_a_smaller_tile_fits() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("expected m1 and m2 to have the same dtype"), ValueError("wrong")])
 def test_other_errors_pass(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(KERNELS["distance"](), True)
-    monkeypatch.setattr(torch_tiles._Job, "value", failing(torch_tiles._Job.value, 2, lambda: error))
+    monkeypatch.setattr(tile_job.TileJob, "value", failing(tile_job.TileJob.value, 2, lambda: error))
     workspace = Workspace()
     with pytest.raises(type(error), match=str(error)):
         calls.product(workspace)

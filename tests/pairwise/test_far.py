@@ -247,7 +247,7 @@ def test_runs_join_neighbours_only() -> None:
 
 def test_torch_tiles_cut_tiles_that_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a panel in parts, columns of a run in parts: the same numbers."""
-    from flashgp.pairwise import torch_tiles
+    from flashgp.pairwise import tile_job
 
     kernel, x, right = DECAYING["RBF"], clusters(200, 1), numbers(200, 2)
     far = found(kernel, x, None, 1e-6)
@@ -255,7 +255,7 @@ def test_torch_tiles_cut_tiles_that_are_large(monkeypatch: pytest.MonkeyPatch) -
     rows = kernel.rows(x).detach().take(far.row_order)
     wanted = TORCH.product(kernel.form, [], rows, None, right, tiles=far.near)
     for pairs in (2**4, 2**7, 2**10):
-        monkeypatch.setitem(torch_tiles.TILE_PAIRS, "cpu", pairs)
+        monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", pairs)
         got = TORCH.product(kernel.form, [], rows, None, right, tiles=far.near)
         assert torch.allclose(got, wanted, rtol=0, atol=1e-13)
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from flashgp import kernels
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise import torch_tiles
+from flashgp.pairwise import tile_job
 from pairwise.pair_cases import TORCH
 
 f64 = torch.float64
@@ -71,7 +71,7 @@ def test_nothing_is_larger_than_a_tile(n: int, kernel: kernels.Kernel, symmetric
     for call in calls:
         with LargestTensor() as seen:
             call()
-        assert 0 < seen.elements <= torch_tiles.TILE_PAIRS["cpu"]
+        assert 0 < seen.elements <= tile_job.TILE_PAIRS["cpu"]
 
 
 def test_a_block_holds_itself_and_tiles() -> None:
@@ -81,7 +81,7 @@ def test_a_block_holds_itself_and_tiles() -> None:
         block = TORCH.block(kernel.form, [], rows, None, dtype=f64, workspace=workspace)
     assert seen.elements == N * N
     tiles = workspace.peak_bytes - N * N * 8
-    assert 0 < tiles <= 16 * torch_tiles.TILE_PAIRS["cpu"] * 8
+    assert 0 < tiles <= 16 * tile_job.TILE_PAIRS["cpu"] * 8
     assert workspace.live_bytes == N * N * 8
     del block
     assert workspace.live_bytes == 0
@@ -93,7 +93,7 @@ def test_a_product_counts_its_tiles_and_returns_them(monkeypatch: pytest.MonkeyP
     out = TORCH.product(kernel.form, [], rows, None, torch.ones(N, T, dtype=f64), workspace=workspace)
     assert out.shape == (N, T)
     assert workspace.live_bytes == 0  # the result is below what is counted
-    assert 2**20 < workspace.peak_bytes <= 16 * torch_tiles.TILE_PAIRS["cpu"] * 8
+    assert 2**20 < workspace.peak_bytes <= 16 * tile_job.TILE_PAIRS["cpu"] * 8
     assert workspace.requests == 1
     refusing = Workspace(budget_bytes=2**19)  # not one row fits: tests/pairwise/test_exhaustion.py has the ones that do
     wide = kernel.rows(torch.zeros(2**17, D, dtype=f64)).detach()
@@ -108,9 +108,9 @@ def test_a_product_counts_its_tiles_and_returns_them(monkeypatch: pytest.MonkeyP
 def test_rows_per_tile() -> None:
     """A tile is at least one row, and shrinks with the columns and the members of a batch."""
     cpu = torch.device("cpu")
-    pairs = torch_tiles.TILE_PAIRS["cpu"]
-    assert torch_tiles.tile_rows(pairs, 1, cpu) == 1
-    assert torch_tiles.tile_rows(10 * pairs, 1, cpu) == 1
-    assert torch_tiles.tile_rows(64, 8, cpu) == pairs // 512
-    assert torch_tiles.tile_rows(0, 0, cpu) == pairs
-    assert torch_tiles.tile_rows(64, 1, torch.device("cuda")) > torch_tiles.tile_rows(64, 1, cpu)
+    pairs = tile_job.TILE_PAIRS["cpu"]
+    assert tile_job.tile_rows(pairs, 1, cpu) == 1
+    assert tile_job.tile_rows(10 * pairs, 1, cpu) == 1
+    assert tile_job.tile_rows(64, 8, cpu) == pairs // 512
+    assert tile_job.tile_rows(0, 0, cpu) == pairs
+    assert tile_job.tile_rows(64, 1, torch.device("cuda")) > tile_job.tile_rows(64, 1, cpu)

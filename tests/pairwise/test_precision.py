@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
-from flashgp.pairwise import statistics, torch_tiles
+from flashgp.pairwise import statistics, tile_job
 from flashgp.pairwise.program import program_of
 from kernels.plain_formulas import plain
 from pairwise.pair_cases import EPS, ONE_CASE_EACH, TORCH, Case, gradients, pulled, relative_error
@@ -101,7 +101,7 @@ def test_an_offset_costs_no_digits(offset: float, dtype: torch.dtype, symmetric:
 @pytest.mark.parametrize("dtype", [f64, f32])
 def test_a_product_over_many_tiles(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """K V over 100 panels, eq. (M-20): the error is that of one dense product in the same dtype, times at most 4."""
-    monkeypatch.setattr(torch_tiles, "TILE_PAIRS", {"cpu": 1200})
+    monkeypatch.setattr(tile_job, "TILE_PAIRS", {"cpu": 1200})
     kernel = kernels.Matern(2.5, 0.5) + 0.3 * kernels.Linear()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 3, generator=generator, dtype=f64)

@@ -235,7 +235,7 @@ def test_threads_survive_a_fork(method: str) -> None:
 FORK = """
 import faulthandler, os, sys, threading, time, torch
 import flashgp as fgp
-from flashgp.pairwise import compiling
+from flashgp.foundations import forks
 from flashgp.pairwise.cpu.backend import CpuTiles
 
 def product(kernel):
@@ -245,19 +245,33 @@ def product(kernel):
     assert torch.allclose(found, kernel(x).to_dense().detach().sum(1, keepdim=True), rtol=1e-13)
 
 def is_free():
-    free = compiling._lock.acquire(blocking=False)
+    free = forks._lock.acquire(blocking=False)
     if free:
-        compiling._lock.release()
+        forks._lock.release()
     return free
 
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "flashgp.operators.covariance":
+            loading.set()
+            time.sleep(2)
+
+loading = threading.Event()
+work = product
 if sys.argv[1] == "compiling":
     product(fgp.kernels.Matern(1.5))  # numba is imported and has compiled once
-thread = threading.Thread(target=product, args=(fgp.kernels.RBF(1.3),))
+if sys.argv[1] == "loading":
+    assert "flashgp.operators" not in sys.modules
+    sys.meta_path.insert(0, Slow())
+    work = lambda kernel: kernel(torch.ones(2, 1))
+thread = threading.Thread(target=work, args=(fgp.kernels.RBF(1.3),))
 thread.start()
+if sys.argv[1] == "loading":
+    loading.wait()
 while is_free():
     time.sleep(1e-3)
 time.sleep(0.2)
-assert not is_free(), "too late: nothing is being compiled"
+assert not is_free(), "too late: nothing is being compiled or loaded"
 child = os.fork()
 if child == 0:
     faulthandler.dump_traceback_later(60, exit=True)
@@ -273,7 +287,7 @@ assert status == 0, status
 
 @numba_needed
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("moment", ["importing", "compiling"])
+@pytest.mark.parametrize("moment", ["importing", "compiling", "loading"])
 def test_a_fork_while_another_thread_compiles(tmp_path: Path, moment: str) -> None:
     """The child computes: locks that a thread of the parent held (ours, numba's, an import's) are free in it."""
     done = subprocess.run(

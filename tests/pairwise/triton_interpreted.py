@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
-from flashgp.foundations.expression import exp, row_scalar, squared_distance
+from flashgp.foundations.expression import exp, parameter, row_scalar, squared_distance
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import Kernel
 from flashgp.pairwise.backend import BACKENDS
@@ -240,6 +240,26 @@ def test_lengthscales(d: int, scale: float) -> None:
     form_packed = packing.packed(given.form, [], given.rows, None, launch.routes(given.form, [d], False), torch.Size())
     assert form_packed.route.tolist() == [packing.CAREFUL if scale < 1 else packing.FAST]
     assert compare(given) == []
+
+
+@pytest.mark.parametrize("d", [1, 12])
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_a_steep_profile_takes_split_features(d: int, scale: float) -> None:
+    """(M-61), (M-75): a scale inside the profile makes small errors large; each member of a batch goes its own way."""
+    x = 0.5 * points(9, 1).expand(9, d)
+    x = torch.cat([x, x[:6] + points(6, d, 3) / scale**0.5])
+    one = Form(exp(-parameter(0) * squared_distance(0)), ("distance",), 0, 1)
+    rows = Rows((x,), (), len(x))
+    theta = [torch.tensor([scale, 1.0, scale], dtype=f64)]
+    routes = launch.routes(one, [d], False)
+    wanted = packing.CAREFUL if scale > 1.0 else packing.FAST
+    found = packing.packed(one, theta, rows, None, routes, torch.Size((3,))).route.tolist()
+    assert found == [wanted, packing.FAST, wanted]
+    right = points(len(x), 2, 4)
+    exact = TORCH.product(one, theta, rows, None, right.expand(3, -1, -1))
+    sizes = TORCH.product(one, theta, rows, None, right.abs().expand(3, -1, -1))
+    ours = TRITON.product(one, theta, rows, None, right.float().expand(3, -1, -1))
+    assert float(((ours - exact).abs() / sizes).max()) <= (1e-6 if d == 1 else packing.DOT_BUDGET)  # as (M-61) states
 
 
 @pytest.mark.parametrize("d", [3, 20])

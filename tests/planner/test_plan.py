@@ -11,14 +11,15 @@ import flashgp as fgp
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.report import readable_seconds
-from flashgp.planner.plan import plan_direct
+from flashgp.planner.conditioning import plan_conditioning
 
 CPU = torch.device("cpu")
 
 
 def build(n: int = 2000, **options: object) -> fgp.Plan:
-    given = {"features": 6, "temporaries": 3, "memory": "8GiB", **options}
-    return plan_direct(n, 4, **given)
+    form = fgp.kernels.RBF().form
+    given = {"form": form, "features": 6, "temporaries": 3, "memory": "8GiB", **options}
+    return plan_conditioning(n, 4, **given)
 
 
 @pytest.mark.parametrize(
@@ -78,34 +79,45 @@ def test_a_plan_is_frozen_and_survives_json() -> None:
     ):
         with pytest.raises(fgp.DomainError, match=r"must be what Plan\.to_json wrote"):
             fgp.Plan.from_json(text)
-    for wrong in ({"dtype": "float16"}, {"route": "os.system"}, {"route": "refined"}):
+    for wrong in (
+        {"dtype": "float16"}, {"route": "os.system"}, {"route": "refined"}, {"training": "os.system"},
+        {"backend": "os.system"},
+    ):  # fmt: skip
         with pytest.raises(fgp.DomainError, match="which this version does not know"):
             fgp.Plan.from_json(json.dumps({**fields, **wrong}))
+    for distinct in (0, fields["n"] + 1):
+        with pytest.raises(fgp.DomainError, match=f"`text` names {distinct:,} distinct rows of n = "):
+            fgp.Plan.from_json(json.dumps({**fields, "distinct": distinct}))
 
 
 def test_too_large_says_what_would_fit() -> None:
     needed = build(4000, memory="1TiB").peak_bytes
-    with pytest.raises(fgp.MemoryBudgetError, match=r"float32 .* and fits") as caught:
-        build(4000, memory=100 * 10**6)
+    with pytest.raises(fgp.MemoryBudgetError, match=r"route='refined' \(float32\) needs .* and fits") as caught:
+        build(4000, memory=100 * 10**6, dtype=torch.float64)
     assert caught.value.needed_bytes == needed
     assert caught.value.available_bytes == 100 * 10**6
     cheapest = caught.value.cheapest_plan
     assert cheapest.dtype == "float32"
     assert cheapest.peak_bytes <= 100 * 10**6
-    assert build(4000, memory=100 * 10**6, dtype=torch.float32).peak_bytes == cheapest.peak_bytes
-    for options in ({"memory": "1MB"}, {"memory": "1MB", "dtype": torch.float32}):
+    for options in ({}, {"dtype": torch.float32}):
+        plan = build(4000, memory=100 * 10**6, **options)
+        assert (plan.route, plan.peak_bytes) == ("refined", cheapest.peak_bytes)
+    for options in ({}, {"dtype": torch.float64}, {"dtype": torch.float32}, {"route": "stored"}):
         with pytest.raises(fgp.MemoryBudgetError, match="take fewer rows") as caught:
-            build(4000, **options)
+            build(4000, memory="1MB", **options)
         assert caught.value.cheapest_plan is None
 
 
 def test_condition_and_fit_refuse_before_they_allocate() -> None:
-    x, y = torch.zeros(1000, 2, dtype=torch.float64), torch.zeros(1000, dtype=torch.float64)
+    x, y = torch.arange(2000.0, dtype=torch.float64).reshape(1000, 2), torch.zeros(1000, dtype=torch.float64)
     gp = fgp.GP(fgp.kernels.RBF())
     for call in (gp.condition, lambda *a, **k: fgp.fit(gp, *a, **k)):
         with pytest.raises(fgp.MemoryBudgetError, match=r"`memory` allows 1\.0 MiB") as caught:
             call(x, y, memory="1MiB")
-        assert caught.value.needed_bytes == fgp.plan(gp, n=1000, d=2).peak_bytes
+        needed = caught.value.needed_bytes
+        assert fgp.plan(gp, n=1000, d=2, memory=needed).peak_bytes == needed
+        with pytest.raises(fgp.MemoryBudgetError):
+            fgp.plan(gp, n=1000, d=2, memory=needed - 1)
 
 
 def test_a_plan_is_replayed() -> None:
@@ -159,30 +171,39 @@ def test_no_amounts_of_memory(text: object) -> None:
 
 
 # -- routes ----------------------------------------------------------------------------------------------------------
-def test_the_other_route_stands_in_the_plan() -> None:
+def test_the_other_routes_stand_in_the_plan() -> None:
     plan = build()
-    (other,) = plan.alternatives
-    assert (plan.route, other.route, other.dtype) == ("direct", "refined", "float32")
-    assert other.reason == "float32 rounds variances and likelihood: only on request"
+    others = {other.route: other for other in plan.alternatives}
+    assert (plan.route, set(others)) == ("direct", {"refined", "stored", "recomputed"})
+    assert others["refined"].reason == "a float64 factor takes less than 10 s, or is as quick"
+    assert others["stored"].reason == others["recomputed"].reason == "a factor fits, and gives variances at once"
     single = build(dtype=torch.float32)
-    assert (other.peak_bytes, other.seconds) == (single.peak_bytes, single.seconds)
-    assert (single.route, single.alternatives[0].reason) == ("refined", "float32 was asked for")
+    assert (others["refined"].peak_bytes, others["refined"].seconds) == (single.peak_bytes, single.seconds)
+    assert single.route == "refined"
+    assert {other.reason for other in single.alternatives} == {"refined was asked for"}
     assert build(route="refined") == single
-    assert build(route="direct", dtype=torch.float64) == plan
-    for part in ("refined", "why not", other.reason):
+    assert build(route="direct", dtype=torch.float64).peak_bytes == plan.peak_bytes
+    for part in ("refined", "why not", others["refined"].reason, "training"):
         assert part in str(plan)
     assert plan._repr_html_().count("<table>") == 2
-    assert fgp.Plan.from_json(plan.to_json()).alternatives == plan.alternatives
-    with pytest.raises(fgp.DomainError, match=r"`route` 'refined' factors in float32, got dtype=torch\.float64"):
+    for route in ("direct", "refined", "stored", "recomputed"):
+        forced = build(route=route)
+        assert (forced.route, fgp.Plan.from_json(forced.to_json())) == (route, forced)
+    with pytest.raises(fgp.DomainError, match=r"`route` 'refined' computes in float32, got dtype=torch\.float64"):
         build(route="refined", dtype=torch.float64)
-    with pytest.raises(fgp.DomainError, match="`route` must be one of direct, refined, got 'quick'"):
+    with pytest.raises(
+        fgp.DomainError, match="`route` must be one of direct, refined, stored, recomputed, got 'quick'"
+    ):
         fgp.plan(fgp.GP(fgp.kernels.RBF()), n=5, d=1, route="quick")
+    with pytest.raises(fgp.DomainError, match="`route` 'stored' cannot be taken for 3 models"):
+        build(route="stored", batch=3)
 
 
 def test_alternatives_that_do_not_fit_say_so() -> None:
     single = build(4000, memory="1TiB", dtype=torch.float32)
     plan = build(4000, memory=single.peak_bytes, dtype=torch.float32)
-    assert [a.reason.startswith("does not fit in ") for a in plan.alternatives] == [True]
+    too_large = {a.route: a.reason.startswith("does not fit in ") for a in plan.alternatives if a.backend == "torch"}
+    assert too_large == {"direct": True, "stored": False, "recomputed": False}
 
 
 def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +216,7 @@ def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan.profile, plan.notes) == ("measured", ())
     assert "measured rates" in str(plan)
     assert plan.seconds < fgp.plan(fgp.GP(fgp.kernels.RBF()), n=2000, d=4).seconds
-    monkeypatch.setattr("flashgp.planner.plan.current_profile", lambda: profile)
+    monkeypatch.setattr("flashgp.planner.conditioning.current_profile", lambda: profile)
     assert (build().profile, build(deterministic=True).profile) == ("measured", "built-in")
 
 
@@ -209,9 +230,9 @@ def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     gp = fgp.GP(fgp.kernels.RBF())
     large = fgp.plan(gp, n=8000, d=2, device="auto")
     assert (large.device, large.available_bytes) == ("cuda", 2**30)
-    others = [(a.device, a.route) for a in large.alternatives]
+    others = [(a.device, a.route) for a in large.alternatives if a.route in ("direct", "refined")]
     assert others == [("cuda", "refined"), ("cpu", "refined"), ("cpu", "direct")]
-    assert fgp.plan(gp, n=12_000, d=2, device="auto").device == "cpu", "does not fit the other"
+    assert fgp.plan(gp, n=10_500, d=2, device="auto").device == "cpu", "does not fit the other"
     slow = dataclasses.replace(BUILT_IN.accelerator, call_seconds=1.0)
     profile = dataclasses.replace(BUILT_IN, accelerator=slow)
     assert fgp.plan(gp, n=100, d=2, device="auto", profile=profile).device == "cpu"
@@ -224,7 +245,7 @@ def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "value", "words"), [
     ("n", 1e6, "whole number.*1000000.0"), ("n", -1, "0 or more.*-1"), ("n", "a", "whole number.*'a'"),
-    ("d", 0, "1 or more.*0"), ("d", True, "whole number.*True"), ("batch", -1, "0 or more.*-1"),
+    ("d", 0, "1 or more.*0"), ("d", True, "whole number.*True"), ("batch", 0, "1 or more.*0"),
     ("n_test", 1.5, "whole number.*1.5"), ("n_test", "a", "whole number"), ("n_test", True, "whole number.*True"),
 ])  # fmt: skip
 def test_counts_are_whole_numbers(name: str, value: object, words: str) -> None:

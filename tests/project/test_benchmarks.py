@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmark"
-SUITES = sorted(BENCHMARK.glob("suite_*.py"))
+SUITES = sorted([*BENCHMARK.glob("suite_*.py"), *BENCHMARK.glob("claim_*.py")])
 
 
 @pytest.mark.skipif(not SUITES, reason="no benchmark suite is written yet")

@@ -160,7 +160,7 @@ def _measure_in_child(sender: Any, function: Callable[..., Any], setup: Callable
     try:
         torch.set_num_threads(threads)
         outcome: int | str = _measure_here(function, setup)
-    except Exception:
+    except Exception:  # whatever the user's function raises: its traceback is the answer
         outcome = traceback.format_exc()
     sender.send(outcome)
     sender.close()

@@ -64,6 +64,10 @@ Precision = Annotated[
     Literal["float64", "float32"] | None,
     typer.Option("--dtype", help="Of the n x n matrix: float64, or float32 refined in float64."),
 ]
+Solver = Annotated[
+    Literal["cholesky", "cg", "alternating_projections"] | None,
+    typer.Option("--solver", help="What solves with the n x n matrix; decided if left out."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No text but warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
@@ -98,6 +102,7 @@ def fit(
     memory: Memory = None,
     device: Device = "auto",
     dtype: Precision = None,
+    solver: Solver = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random split and of random starts.")] = 0,
     starts: Annotated[
         int | None, typer.Option("--starts", min=1, help="Runs from different starts; decided if left out.")
@@ -105,6 +110,9 @@ def fit(
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", metavar="SECONDS", help="Keep the best model after so long.")
     ] = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="Of the mean, in standard deviations of an observation.")
+    ] = 1e-3,
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="FILE", help="Makes an interrupted fit resumable.")
     ] = None,
@@ -128,6 +136,8 @@ def fit(
         raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--test-fraction")
     if time_limit is not None and not time_limit > 0.0:
         raise typer.BadParameter("must be positive", param_hint="--time-limit")
+    if not tolerance > 0.0:
+        raise typer.BadParameter("must be positive", param_hint="--tolerance")
     data = TableOptions(
         table,
         target,
@@ -140,6 +150,7 @@ def fit(
         _memory(memory),
         device,
         dtype,
+        solver,
     )
     options = FitOptions(
         data,
@@ -150,6 +161,7 @@ def fit(
         report,
         starts,
         time_limit,
+        tolerance,
         checkpoint,
         shlex.join(["flashgp", *sys.argv[1:]]),
     )
@@ -206,6 +218,7 @@ def plan(
     memory: Memory = None,
     device: Device = "auto",
     dtype: Precision = None,
+    solver: Solver = None,
     drop: Drop = None,
     missing: MissingRows = "error",
     header: Header = None,
@@ -239,9 +252,12 @@ def plan(
             _memory(memory),
             device,
             dtype,
+            solver,
         )
     _run(
-        lambda console: run_plan(data, rows or 0, columns or 0, _memory(memory), device, dtype, console, test_rows),
+        lambda console: run_plan(
+            data, rows or 0, columns or 0, _memory(memory), device, dtype, console, test_rows, solver
+        ),
         as_json,
         quiet,
         debug,

@@ -154,7 +154,8 @@ def _lines() -> Callable[["Progress"], None]:
 
 
 def _state(progress: "Progress") -> str:
-    state = f"evaluation {progress.evaluation}, log joint {progress.best:.2f}, {readable_seconds(progress.seconds)}"
+    value = f"{progress.measure} {progress.best:.2f}"
+    state = f"evaluation {progress.evaluation}, {value}, {readable_seconds(progress.seconds)}"
     return state if progress.eta_seconds is None else f"{state}, at most {readable_seconds(progress.eta_seconds)} left"
 
 

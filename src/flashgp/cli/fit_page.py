@@ -8,6 +8,7 @@ import flashgp
 from flashgp import plots
 from flashgp.foundations.report import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
+from flashgp.planner.choice import table_of
 
 from .fitting import FitOutcome, describe_default, log_evidence
 from .parameters import HEAD, NUMERIC
@@ -34,7 +35,14 @@ def fit_page(outcome: FitOutcome) -> Page:
             (f"{100 * scores.coverage:.1f} %", f"inside 95 % intervals, {where}"),
             (f"{scores.rows:,}", f"rows {'predicted from all others' if outcome.left_out else 'held out'}"),
         ],
-        sections=[_quality(outcome), _functions(outcome), _model(outcome), _data(outcome), _work(outcome)],
+        sections=[
+            _quality(outcome),
+            _functions(outcome),
+            _model(outcome),
+            _data(outcome),
+            _plan(outcome),
+            _work(outcome),
+        ],
         footer=_versions(),
     )
 
@@ -146,6 +154,16 @@ def _data(outcome: FitOutcome) -> Section:
     table = PageTable(("column", "what it is", "mean", "standard deviation"), columns, (2, 3))
     notes = [*outcome.notes, *outcome.warnings]
     return Section("Data", [Facts(rows), table, *([Notes(notes)] if notes else [])])
+
+
+def _plan(outcome: FitOutcome) -> Section:
+    """The plan that ran, and the routes not chosen."""
+    plan = outcome.prepared.plan
+    others = []
+    if plan.alternatives:
+        head, *rows = table_of(plan.alternatives)
+        others = [PageTable(head, rows)]
+    return Section("The plan", [Facts(plan.lines()), *others])
 
 
 def _work(outcome: FitOutcome) -> Section:

@@ -13,6 +13,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.report import readable_bytes, readable_seconds
 from flashgp.inference.gp import GP
 from flashgp.inference.planning import plan_for
+from flashgp.inference.replicates import equal_rows
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
 from flashgp.scaling import Scaling
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "FitOptions", "FitOutcome", "Prepared", "TableOptions", "prepare", "run_fit"]
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+# Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
+_HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
 
@@ -52,6 +55,7 @@ class TableOptions:
     memory: str | None = None
     device: str = "auto"
     dtype: str | None = None
+    solver: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class FitOptions:
     report: str | None = None
     starts: int | None = None
     time_limit: float | None = None
+    tolerance: float = 1e-3
     checkpoint: str | None = None
     command: str = ""
 
@@ -96,8 +101,13 @@ class Prepared:
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Standardised training rows, (n, d) and (n,), float64."""
-        x = self.scaling.x(self.data.x[self.train])
-        return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(self.scaling.y(self.y[self.train]))
+        return _standardised(self.scaling, self.data, self.train)
+
+
+def _standardised(scaling: Scaling, data: EncodedTable, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    assert data.y is not None
+    x = np.ascontiguousarray(scaling.x(data.x[rows]))
+    return torch.from_numpy(x), torch.from_numpy(scaling.y(data.y[rows]))
 
 
 @dataclass(frozen=True)
@@ -137,6 +147,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
             starts=options.starts,
             initial="given" if prepared.has_starts else "data",
             time_limit=options.time_limit,
+            tolerance=options.tolerance,
             device=options.data.device,
             plan=prepared.plan,
             seed=options.seed,
@@ -189,13 +200,17 @@ def prepare(data: TableOptions, console: Console, options: FitOptions | None = N
         if unused := _unused(built, len(names)):
             console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
     gp = GP(built.kernel, Constant(), Gaussian(0.1))
+    x, y = _standardised(scaling, encoded, train)
+    group = equal_rows(gp, x, y)
     plan = plan_for(
         gp,
         len(train),
         len(names),
+        distinct=None if group is None else int(group.max()) + 1,
         memory=data.memory,
         device=data.device,
         dtype=DTYPES[data.dtype] if data.dtype else None,
+        solver=data.solver,
     )
     held = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
     console.pairs(
@@ -307,6 +322,8 @@ def _say(outcome: FitOutcome, console: Console) -> None:
         f"fitted in {seconds}, {len(outcome.fit.history)} evaluations",
         [
             ("log marginal likelihood", f"{log_evidence(outcome):.6g} nats of the target in its units"),
+            *((name, text) for name, text in report.lines() if name in _HAPPENED),
+            ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
             *(("event", event) for event in report.events),
         ],
     )

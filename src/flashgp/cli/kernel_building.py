@@ -18,6 +18,7 @@ from flashgp.scaling import Scaling
 from .kernel_expression import (
     CODES,
     NAMES,
+    PER_COMPONENT,
     SETTINGS,
     KernelExpression,
     Leaf,
@@ -31,12 +32,15 @@ from .kernel_expression import (
 __all__ = ["BuiltKernel", "build_kernel", "default_kernel"]
 
 _START_ROLES = ("input_scale", "output_variance", "slope_variance")  # `fit` would start these from the data
+_ONE_COLUMN = ("Coregionalization", "SpectralMixture")
 
 # From units of a column to standardised units, given the column's scale; "*" is every stationary kernel.
 _UNIT: dict[tuple[str, str], Callable[[float, float], float]] = {
     ("*", "lengthscale"): lambda value, scale: value / scale,
     ("Periodic", "period"): lambda value, scale: value / scale,
     ("Cosine", "frequency"): lambda value, scale: value * scale,
+    ("SpectralMixture", "means"): lambda value, scale: value * scale,
+    ("SpectralMixture", "scales"): lambda value, scale: value * scale,
 }
 
 
@@ -121,6 +125,8 @@ class _Builder:
 
     def leaf(self, leaf: Leaf) -> kernels.Kernel:
         dims = self.dims(leaf)
+        if leaf.name in _ONE_COLUMN and len(dims) != 1:
+            raise self.fail(leaf.position, f"must give {leaf.name} one column, got {len(dims)}; set active_dims")
         arguments: dict[str, Any] = {}
         cls = NAMES[leaf.name]
         for name, value in leaf.options.items():
@@ -131,10 +137,6 @@ class _Builder:
             start = 1.0 if leaf.name == "Categorical" else len(dims) ** 0.5
             arguments["lengthscale"] = torch.full((len(dims),), start, dtype=torch.float64)
         if leaf.name == "Coregionalization":
-            if len(dims) != 1:
-                raise self.fail(
-                    leaf.position, f"must give Coregionalization one column, got {len(dims)}; set active_dims"
-                )
             arguments.setdefault("count", self.levels[dims[0]])
         every = len(dims) == len(self.names)
         if leaf.name != "Constant":
@@ -192,8 +194,10 @@ class _Builder:
         if per_unit is None:
             return plain_value(name, value)
         scales = [self.scaling.x_scale[j] for j in dims]
+        if name in PER_COMPONENT:
+            scales = scales * len(value.entries)
         if value.is_list or len(dims) == 1 or name != "lengthscale":
-            entries = value.entries if value.is_list else value.entries * len(dims)
+            entries = value.entries if value.is_list or name in PER_COMPONENT else value.entries * len(dims)
             changed = tuple(per_unit(v, s) for v, s in zip(entries, scales, strict=True))
             return plain_value(name, Value(changed, True, value.fixed, value.position))
         return plain_value(name, value)  # one lengthscale for several columns: in standard deviations

@@ -4,8 +4,9 @@ Names of kernels, numbers, + * and parentheses; keyword arguments that are numbe
 Python's parser reads the text and a whitelist walks the tree: nothing is evaluated. `parse_kernel` checks all that
 can be checked without data and remembers where everything stands; `kernel_building` joins it with the columns.
 
-What the numbers mean: lengthscale, period and frequency are in the units of their column (a lengthscale shared by
-several columns: in their standard deviations); all others belong to standardised columns and target.
+What the numbers mean: lengthscale, period, frequency, means and scales are in the units of their column
+(a lengthscale shared by several columns: in their standard deviations); all others belong to standardised columns and
+target.
 """
 
 import ast
@@ -24,6 +25,7 @@ __all__ = [
     "CODES",
     "GRAMMAR",
     "NAMES",
+    "PER_COMPONENT",
     "SETTINGS",
     "Join",
     "KernelExpression",
@@ -48,16 +50,19 @@ kernel sees all numeric columns, and Categorical and Coregionalization all colum
 
 Lengthscales are fitted one per column; lengthscale=1.5 is one for all columns, a list gives each its starting value.
 
-lengthscale, period and frequency are in units of their column, other numbers in standardised units.
+SpectralMixture takes one column and a list with an entry per component: weights, means (frequencies) and scales.
+
+lengthscale, period, frequency, means and scales are in units of their column, other numbers in standardised units.
 """
 
 _MOST_CHARACTERS = 10_000
 _MOST_DEPTH = 100
-# Written + and *; modules, functions and tables of frequencies cannot be written.
-_EXCLUDED = ("Sum", "Product", "Scaled", "Warped", "Custom", "SpectralMixture")
+# Written + and *; modules and functions cannot be written.
+_EXCLUDED = ("Sum", "Product", "Scaled", "Warped", "Custom")
 NAMES = {n: row.kernel for n, row in kernels.REGISTRY.items() if n not in _EXCLUDED} | {"RBF": kernels.RBF}
 CODES = ("Categorical", "Coregionalization")
 SETTINGS = {"nu", "degree", "count", "rank"}  # chosen, not fitted
+PER_COMPONENT = ("weights", "means", "scales")  # lists with an entry per component of a mixture, on one column
 GRAMMAR = _GRAMMAR.format(names=", ".join(sorted(NAMES)))
 
 
@@ -253,6 +258,11 @@ class _Reader:
     def try_out(self, leaf: Leaf) -> None:
         """Let the kernel itself check its numbers; with columns of no meaning yet."""
         trial: dict[str, Any] = {k: plain_value(k, v) for k, v in leaf.options.items()}
+        if leaf.name == "SpectralMixture" and (missing := [name for name in PER_COMPONENT if name not in trial]):
+            raise refused_at(
+                self.text, leaf.position, f"must give SpectralMixture {', '.join(missing)}: one number per component, "
+                "as in SpectralMixture(weights=[1, 0.5], means=[0.1, 0.5], scales=[0.02, 0.02])"
+            )  # fmt: skip
         if leaf.name == "Coregionalization":
             trial.setdefault("count", 1)
         try:
@@ -311,5 +321,8 @@ def plain_value(name: str, value: Value) -> Any:
     if name in SETTINGS:
         number = value.entries[0]
         return int(number) if name != "nu" and number.is_integer() else number
-    tensor = torch.tensor(value.entries if value.is_list else value.entries[0], dtype=torch.float64)
+    scalar = not value.is_list and name not in PER_COMPONENT
+    tensor = torch.tensor(value.entries[0] if scalar else value.entries, dtype=torch.float64)
+    if name in ("means", "scales"):
+        tensor = tensor.unsqueeze(-1)  # of one column
     return Parameter(tensor, trainable=False) if value.fixed else tensor

@@ -64,6 +64,8 @@ def parameter_rows(gp: GP, names: Sequence[str], scaling: Scaling, target: str) 
         dims = getattr(owner, "active_dims", None)
         columns = list(range(len(names))) if dims is None else [j % len(names) for j in dims]
         per_column = role in ("input_scale", "period", "frequency", "slope_variance") or attribute == "lengthscale"
+        if role == "frequency" and len(columns) == 1:
+            columns = columns * len(values)  # the components of a mixture, all along one column
         for index, value in enumerate(values):
             column = columns[index] if per_column and len(columns) == len(values) else None
             of = "" if column is None else names[column]

@@ -25,6 +25,7 @@ def run_plan(
     dtype: str | None,
     console: Console,
     test_rows: int | None = None,
+    solver: str | None = None,
 ) -> dict[str, Any]:
     """The plan for a table, or for so many rows and numeric columns, with the routes that were not chosen.
 
@@ -37,11 +38,14 @@ def run_plan(
     else:
         gp = GP(default_kernel(columns, ()))
         chosen = DTYPES[dtype] if dtype else None
-        plan = plan_for(gp, rows, columns, memory=memory, device=device, dtype=chosen)
+        plan = plan_for(gp, rows, columns, memory=memory, device=device, dtype=chosen, solver=solver)
     _show("plan", plan, console)
     said = {"command": "plan", **asdict(plan)}
     if test_rows is not None:
-        prediction = plan_for(gp, plan.n, plan.d, n_test=test_rows, memory=memory, device=device)
+        prediction = plan_for(
+            gp, plan.n, plan.d, n_test=test_rows, distinct=plan.distinct, memory=memory, device=device,
+            conditioned=plan.route,
+        )  # fmt: skip
         _show(f"prediction of {test_rows:,} rows", prediction, console)
         said["prediction"] = asdict(prediction)
     return said

@@ -17,12 +17,13 @@ from sklearn.utils import Tags, check_random_state
 from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
-from flashgp.estimator.replicates import ReplicatedGP, distinct_rows
 from flashgp.estimator.standardisation import Standardisation
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.gp import GP
+from flashgp.inference.planning import plan_for
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prediction import Prediction
+from flashgp.inference.replicates import equal_rows, join, repeated
 from flashgp.kernels import Kernel, Matern, Warped
 from flashgp.likelihoods import Gaussian
 from flashgp.scaling import Scaling
@@ -60,6 +61,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         initial, priors, starts, max_iterations, time_limit: as `flashgp.fit`.
         missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
             `predict` and `sample_y`, with a warning that says how many.
+        solver: "cholesky", "cg" or "alternating_projections"; None leaves it to the plan, as `GP.condition`.
         memory: budget like "8GiB"; None for what is free.
         device: "auto" for an accelerator when there is one, or a torch device.
         dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.
@@ -67,7 +69,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         random_state: of the random starts; None is the fixed seed of `flashgp.fit`, not numpy's global generator.
 
     Attributes: X_train_, y_train_ as passed (rows that were dropped or weigh 0 left out); gp_, the fitted prior, and
-    kernel_, its kernel; posterior_ (of the distinct rows when rows repeat or weights are given);
+    kernel_, its kernel; posterior_;
     log_marginal_likelihood_value_; report_; history_, the evaluations of `fit`; scaling_, to and from standard units;
     n_features_in_, feature_names_in_.
     """
@@ -86,6 +88,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         max_iterations: int = 200,
         time_limit: float | None = None,
         missing: Literal["error", "drop"] = "error",
+        solver: str | None = None,
         memory: str | int | None = None,
         device: str | torch.device | None = "auto",
         dtype: str | torch.dtype | None = None,
@@ -104,6 +107,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.max_iterations = max_iterations
         self.time_limit = time_limit
         self.missing = missing
+        self.solver = solver
         self.memory = memory
         self.device = device
         self.dtype = dtype
@@ -130,35 +134,34 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if not kept.all():
             likelihood.diagonal(len(kept), torch.device("cpu"))  # has it as many rows as X?
             gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(kept)))
-        # Rows that differ in more than their count cannot be joined.
-        joinable = likelihood.noise_variance is not None and likelihood.row_variance is likelihood.row_weight is None
+        counts = None if weight is None or bool((weight == 1.0).all()) else torch.from_numpy(weight)
+        # Rows with a weight or a variance of their own differ in more than how often they count.
+        countable = likelihood.noise_variance is not None and likelihood.row_variance is likelihood.row_weight is None
+        self._repeated = counts is not None and countable
+        if counts is not None and countable:
+            gp.likelihood = repeated(likelihood, counts)
+        elif counts is not None:
+            likelihood.row_weight = counts if likelihood.row_weight is None else counts * likelihood.row_weight
 
-        rows_x, rows_y, scatter = X.astype(np.float64, order="C"), y.reshape(len(y), -1), None
-        distinct = distinct_rows(rows_x, rows_y, weight) if joinable else None
-        if distinct is not None:
-            rows_x, rows_y, weight, scatter = distinct.x, distinct.y, distinct.weight, distinct.scatter
-        self._x_units = self._units_of_x(rows_x, weight, gp.kernel)
-        self._y_units = self._units_of_y(rows_y, weight, scatter)
+        rows_x, rows_y = X.astype(np.float64, order="C"), y.reshape(len(y), -1)
+        self._set_units(gp, rows_x, rows_y, counts, countable)
         x_tensor = torch.from_numpy(self._x_units.apply(rows_x))
         y_tensor = torch.from_numpy(self._y_units.apply(rows_y))
-        y_tensor = y_tensor if outputs is not None else y_tensor[:, 0]
-        if weight is not None:
-            own = likelihood.row_weight
-            likelihood.row_weight = torch.from_numpy(weight) if own is None else own * torch.from_numpy(weight)
-        if scatter is not None:
-            gp = ReplicatedGP(gp, float((scatter / self._y_units.scale**2).sum()))
-        self._learn(gp, x_tensor, y_tensor)
-        if len(rows_x) < len(X):
-            self.report_.events.insert(0, f"{len(X):,} rows joined into {len(rows_x):,} that differ in X")
+        self._learn(gp, x_tensor, y_tensor if outputs is not None else y_tensor[:, 0])
         self.X_train_ = np.array(X)
         self.y_train_ = np.array(y)
         return self
 
     def _learn(self, gp: GP, x: Tensor, y: Tensor) -> None:
         """Set gp_, kernel_, posterior_ and the record of the fit."""
+        where = x.device if self.device is None else self.device
+        group = equal_rows(gp, x, y)
+        plan = plan_for(
+            gp, x.shape[0], x.shape[1], distinct=None if group is None else int(group.max()) + 1, memory=self.memory,
+            device=where, dtype=self._compute_dtype(), solver=self.solver, factored=self.jitter is not None,
+        )  # fmt: skip
         options: dict[str, Any] = {
-            "memory": self.memory, "device": self.device, "dtype": self._compute_dtype(),
-            "tolerance": self.tolerance, "jitter": self.jitter,
+            "plan": plan, "device": self.device, "tolerance": self.tolerance, "jitter": self.jitter,
         }  # fmt: skip
         self.history_ = []
         if self.optimise and any(p.requires_grad for p in gp.parameters()):
@@ -170,17 +173,14 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             )  # fmt: skip
             gp, posterior, self.history_, self.report_ = fitted.gp, fitted.posterior, fitted.history, fitted.report
         else:
-            posterior = gp.condition(x, y, **options)
+            posterior = gp.condition(x, y, time_limit=self.time_limit, **options)
             self.report_ = posterior.report
-        value = posterior.log_marginal_likelihood()
-        self._scatter = None
-        if isinstance(gp, ReplicatedGP):
-            value = value + gp.beyond_matrix(value.device).detach()
-            self._scatter = gp.scatter_per_row * x.shape[0]
-            # The marginal likelihood of repeats is the estimator's business: what users get is an ordinary GP.
-            gp = GP(gp.kernel, gp.mean, gp.likelihood, gp.outputs)
-            posterior = gp.condition(x, y, **options)
-        self.log_marginal_likelihood_value_ = float(value)
+        self.log_marginal_likelihood_value_ = float(posterior.log_marginal_likelihood())
+        if self._repeated:
+            # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
+            likelihood = Gaussian(gp.likelihood.noise_variance, row_weight=gp.likelihood.row_weight)
+            gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
+            posterior = _under(gp, posterior)
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -258,9 +258,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             name: part.reshape(p.shape).to(p.device, p.dtype)
             for (name, p), part in zip(trainable, flat.split(counts), strict=True)
         }
-        gp = self.gp_ if self._scatter is None else ReplicatedGP(self.gp_, self._scatter)
-        post = self.posterior_
-        value = gp.log_marginal_likelihood(post.x, post.y, theta=named, dtype=self._compute_dtype(), jitter=self.jitter)
+        gp, x, y = self._distinct()
+        value = gp.log_marginal_likelihood(x, y, theta=named, dtype=self._compute_dtype(), jitter=self.jitter)
         if not eval_gradient:
             return float(value)
         (gradient,) = torch.autograd.grad(value, flat)
@@ -316,6 +315,41 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             )
         return gp
 
+    def _distinct(self) -> tuple[GP, Tensor, Tensor]:
+        """gp_ and its data as rows that differ, with the marginal likelihood of all rows."""
+        gp, post = self.gp_, self.posterior_
+        x, y, likelihood = post.x, post.y, gp.likelihood
+        if self._repeated:
+            assert likelihood.row_weight is not None
+            gp = GP(gp.kernel, gp.mean, repeated(likelihood, likelihood.row_weight), gp.outputs)
+        if post.replicates is not None:
+            rows = join(gp, x, y, post.replicates.group)
+            gp, x, y = GP(gp.kernel, gp.mean, rows.likelihood, gp.outputs), rows.x, rows.y
+        return gp, x, y
+
+    def _set_units(
+        self,
+        gp: GP,
+        x: npt.NDArray[np.float64],
+        y: npt.NDArray[np.float64],
+        weight: Tensor | None,
+        countable: bool,
+    ) -> None:
+        """The units of a table, from its distinct rows: a weight and a repetition then agree to the last bit."""
+        counts = None if weight is None else weight.numpy()
+        within = None
+        if countable:
+            rows_x, rows_y = torch.from_numpy(x), torch.from_numpy(y if gp.outputs is not None else y[:, 0])
+            group = equal_rows(gp, rows_x, rows_y)
+            if group is not None:
+                rows = join(gp, rows_x, rows_y, group)
+                means = rows.y.reshape(len(rows.y), -1).numpy()
+                squares = np.square(y - means[group.numpy()])
+                within = (squares if counts is None else counts[:, None] * squares).sum(axis=0)
+                x, y, counts = rows.x.numpy(), means, 1.0 + rows.likelihood.excess.numpy()
+        self._x_units = self._units_of_x(x, counts, gp.kernel)
+        self._y_units = self._units_of_y(y, counts, within)
+
     def _units_of_x(self, x: npt.NDArray[np.float64], weight: Any, kernel: Kernel) -> Standardisation:
         if self.standardise not in ("both", "x"):
             return Standardisation.identity(x.shape[1])
@@ -348,6 +382,17 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.random_state is None:
             return _DEFAULT_SEED
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+
+def _under(gp: GP, post: Posterior) -> Posterior:
+    """The same posterior with another likelihood of the same covariance matrix."""
+    assert post.replicates is not None  # rows that stand for several are always put in order
+    held = gp.held()
+    replicates = join(held, post.x, post.y, post.replicates.group)
+    return Posterior(
+        held, post.x, post.y, post.rows, post.theta, post.factor, post.representer_weights, post.residual, post.report,
+        replicates=replicates, solves=post.solves, choice=post.choice,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,8 @@ from flashgp.table.json_fields import json_fields, refused
 __all__ = ["Container", "Entry", "lower_triangle", "open_container", "whole", "write_container"]
 
 FORMAT = "flashgp"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE = (1, 2)  # 1 always has a factor, and plans of two routes
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_DIMS = 16
 MOST_ENTRIES = 2**62  # of one tensor, an empty dimension counted as one
@@ -188,9 +189,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Container:
-    """An open file whose header has been checked. Fields: config and metadata, parsed; slots by tensor name."""
+    """An open file whose header has been checked.
+
+    Fields: version of the format; config and metadata, parsed; slots by tensor name.
+    """
 
     file: BinaryIO
+    version: int
     config: Any
     metadata: Any
     slots: Mapping[str, Slot]
@@ -266,7 +271,7 @@ def _checked(file: BinaryIO, size: int) -> Container:
     texts = header.pop("__metadata__", None)
     if not isinstance(texts, dict) or texts.get("format") != FORMAT:
         raise ModelFileError("the file is safetensors but holds no model of flashgp; pass what flashgp.save wrote")
-    _check_version(texts.get("format_version"))
+    version = _readable(texts.get("format_version"))
     json_fields(texts, "__metadata__", TEXTS)
     for key, value in texts.items():
         if not isinstance(value, str):
@@ -281,17 +286,20 @@ def _checked(file: BinaryIO, size: int) -> Container:
     metadata = bounded_json(texts["metadata"].encode(), "metadata")
     if not isinstance(metadata, dict):
         raise refused("metadata", "an object", metadata)
-    return Container(file, config, metadata, slots, checksums)
+    return Container(file, version, config, metadata, slots, checksums)
 
 
-def _check_version(version: object) -> None:
-    if version == str(FORMAT_VERSION):
-        return
+def _readable(version: object) -> int:
+    """The format version of a file, one of READABLE. Raises: ModelFileError."""
+    for known in READABLE:
+        if version == str(known):
+            return known
     newer = isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 9
     advice = "install a newer flashgp" if newer and int(str(version)) > FORMAT_VERSION else "save the model again"
     shown = version[:20] if isinstance(version, str) else type(version).__name__
+    readable = " or ".join(map(str, READABLE))
     raise ModelFileError(
-        f"`format_version` of the model file must be {FORMAT_VERSION} for this flashgp, got {shown!r}; {advice}"
+        f"`format_version` of the model file must be {readable} for this flashgp, got {shown!r}; {advice}"
     )
 
 

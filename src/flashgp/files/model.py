@@ -1,7 +1,8 @@
 """Save and load a posterior: what it predicts with, bit by bit, and what learning goes on from.
 
-The file holds x, y, the factor's lower triangle, representer weights, residual, jitter, the unconstrained parameters
-and the buffers as tensors, and a JSON description (description.py). Loading factorises nothing: row features and
+The file holds x, y, the factor's lower triangle and jitter where there is a factor, representer weights, residual, the
+unconstrained parameters and the buffers as tensors, where rows repeat the number of the distinct row that each joined
+(`group`), and a JSON description (description.py). Loading factorises nothing: row features and
 parameter values are computed again from x, everything else is as it was.
 
 Foreign modules (Warped's module, a mean that is no flashgp mean) are stored as numbers only. Each has a key, its first
@@ -12,6 +13,7 @@ functions of Custom by "kernel.function".
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,20 @@ from flashgp.files.container import lower_triangle, open_container, whole, write
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild
 from flashgp.files.layout import Reader, laid_out
 from flashgp.files.report_fields import json_report, report_json
-from flashgp.files.validation import check_batch, check_memory, check_rows, check_shapes, check_values, refusing
+from flashgp.files.validation import (
+    check_batch,
+    check_group,
+    check_memory,
+    check_rows,
+    check_shapes,
+    check_values,
+    refusing,
+)
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.inference.planning import chosen_device
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.replicates import join
+from flashgp.inference.solves import SolverChoice
 from flashgp.solvers.cholesky import Factor
 from flashgp.table.json_fields import json_fields, json_list, json_text, refused
 
@@ -38,6 +50,7 @@ __all__ = ["load", "load_metadata", "save"]
 
 NO_MODULES: Mapping[str, "nn.Module | Callable[..., torch.Tensor]"] = MappingProxyType({})
 _CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "torch")
+_SOLVES = ("deterministic", "seed")
 _DATA = ("representer_weights", "residual", "x", "y")
 
 
@@ -61,6 +74,8 @@ def save(
     trains = set(posterior.gp.trainable_names())
     description, tensors = describe(posterior.gp, {name: name in trains for name, _ in posterior.gp.named_parameters()})
     tensors |= {name: getattr(posterior, name) for name in _DATA}
+    if posterior.replicates is not None:
+        tensors["group"] = posterior.replicates.group
     entries, layouts = laid_out(tensors)
     attempts: list[float] = []
     if posterior.factor is not None:
@@ -68,7 +83,7 @@ def save(
         attempts = [float(value) for value in posterior.factor.attempts]
     config = {
         **description, "attempts": attempts, "layouts": layouts, "report": report_json(posterior.report),
-        "flashgp": __version__, "torch": torch.__version__,
+        "flashgp": __version__, "torch": torch.__version__, "solves": asdict(posterior.choice),
     }  # fmt: skip
     write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     keys = list(description["modules"])
@@ -100,35 +115,54 @@ def load(
     """
     target = chosen_device(device, torch.zeros(0))
     with open_container(os.fspath(path)) as container:
-        config = json_fields(container.config, "config", _CONFIG)
+        config = json_fields(container.config, "config", _CONFIG if container.version == 1 else (*_CONFIG, "solves"))
         for name in ("flashgp", "torch"):
             json_text(config[name], name)
         reader = Reader(container, config["layouts"])
-        n, batch = check_shapes(container, reader, config["outputs"])
+        n, batch = check_shapes(container, reader, config["outputs"])  # of distinct rows
         check_memory(sum(s.stop - s.start for s in container.slots.values()) * (2 if n else 1), "the model")
         gp = rebuild(config, reader, modules).held()
         data = {name: reader(name) for name in _DATA}
         factor = None
-        if n:
+        if "factor" in container.slots:
             attempts = json_list(config["attempts"], "attempts")
             if not all(isinstance(value, float) for value in attempts):
                 raise refused("attempts", "numbers", attempts)
             factor = Factor(container.lower_triangle("factor", n), reader("jitter"), attempts)
             reader.read.add("factor")
+        group = reader("group") if "group" in container.slots else None
         reader.require_all_read()
         check_values(data, factor)
-        report = json_report(config["report"])
+        report = json_report(config["report"], container.version)
+        choice = _choice(config["solves"]) if container.version > 1 else SolverChoice()
         check_rows(gp, data["x"])
+        if group is not None:
+            check_group(group, data["x"], n)
+            group = group.to(target)
         if target.type != "cpu":
             gp = gp.to(target)
             data = {name: value.to(target) for name, value in data.items()}
             factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
         with torch.no_grad(), refusing("x"):
-            rows = gp.kernel.rows(data["x"])
+            replicates = None if group is None else join(gp, data["x"], data["y"], group)
+            rows = gp.kernel.rows(data["x"] if replicates is None else replicates.x)
             theta = tuple(value.to(target) for value in gp.kernel.theta())
             check_batch(gp, rows, theta, batch, data)
         weights, residual = data["representer_weights"], data["residual"]
-        return Posterior(gp, data["x"], data["y"], rows, theta, factor, weights, residual, report)
+        return Posterior(
+            gp, data["x"], data["y"], rows, theta, factor, weights, residual, report, replicates=replicates,
+            choice=choice,
+        )  # fmt: skip
+
+
+def _choice(value: Any) -> SolverChoice:
+    """How solves go on. Raises: ModelFileError."""
+    fields = json_fields(value, "solves", _SOLVES)
+    if type(fields["seed"]) is not int or abs(fields["seed"]) >= 2**62:
+        raise refused("solves.seed", "a whole number", fields["seed"])
+    if not isinstance(fields["deterministic"], bool):
+        raise refused("solves.deterministic", "true or false", fields["deterministic"])
+    return SolverChoice(**fields)
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ __all__ = ["json_report", "report_json"]
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Report))
 _TEXTS = ("backend", "device", "dtype", "route")
+# Fields of a plan that the first format lacks.
+_SINCE_2 = ("distinct", "rank", "solver", "training", "training_bytes", "training_factor_passes", "training_rank")
 _COUNTS = ("iterations", "peak_bytes", "predicted_bytes")
 
 
@@ -30,8 +32,8 @@ def _numbers(value: Any) -> Any:
     return number_json(value) if isinstance(value, float) else value
 
 
-def json_report(value: Any) -> Report:
-    """The report that `report_json` described. Raises: ModelFileError naming the field."""
+def json_report(value: Any, version: int) -> Report:
+    """The report that `report_json` of a format version described. Raises: ModelFileError naming the field."""
     fields = dict(json_fields(value, "report", _FIELDS))
     for name, field in fields.items():
         where = f"report.{name}"
@@ -40,7 +42,7 @@ def json_report(value: Any) -> Report:
         elif name == "events":
             fields[name] = [json_text(event, where) for event in json_list(field, where)]
         elif name == "plan":
-            fields[name] = None if field is None else _plan(field)
+            fields[name] = None if field is None else _plan(field, version)
         elif name in _COUNTS:
             if field is not None and type(field) is not int:
                 raise refused(where, "an integer or null", field)
@@ -54,9 +56,14 @@ def _nested(value: Any, where: str) -> Any:
     return [_nested(entry, where) for entry in value] if isinstance(value, list) else json_number(value, where)
 
 
-def _plan(value: Any) -> Plan:
+def _plan(value: Any, version: int) -> Plan:
     kinds = {f.name: f.type for f in dataclasses.fields(Plan)}
-    fields = json_fields(value, "report.plan", tuple(kinds))
+    fields = dict(json_fields(value, "report.plan", tuple(k for k in kinds if version > 1 or k not in _SINCE_2)))
+    if version == 1:  # what there was then: a factor for everything
+        fields |= {
+            "distinct": fields["n"], "rank": 0, "solver": "cholesky", "training": "exact",
+            "training_bytes": fields["peak_bytes"], "training_factor_passes": 0, "training_rank": 0,
+        }  # fmt: skip
     for name, kind in kinds.items():
         if kind not in (str, int, float):
             continue  # notes and alternatives: Plan.from_json looks at them

@@ -25,6 +25,7 @@ __all__ = [
     "REFUSED",
     "broadcasts",
     "check_batch",
+    "check_group",
     "check_memory",
     "check_rows",
     "check_shapes",
@@ -49,7 +50,7 @@ def refusing(where: str) -> Iterator[None]:
 
 
 def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[int, tuple[int, ...]]:
-    """Compare the shapes in the header with each other; the number of rows and the batch shape."""
+    """Compare the shapes in the header with each other; the number of distinct rows and the batch shape."""
     if outputs is not None and (type(outputs) is not int or outputs < 1):
         raise refused("outputs", "null or a positive integer", outputs)
     x, y, weights = (reader.shape(name) for name in ("x", "y", "representer_weights"))
@@ -59,15 +60,25 @@ def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[in
     tail = (n,) if outputs is None else (n, outputs)
     if y[-len(tail) :] != tail:
         raise refused("y", f"of shape (*batch, {', '.join(map(str, tail))})", str(y))
-    if weights[-2:] != (n, outputs or 1) or reader.shape("residual") != weights:
-        raise refused("representer_weights", f"of shape (*batch, {n}, {outputs or 1}) like residual", str(weights))
+    u = n
+    if "group" in container.slots:
+        if (
+            reader.shape("group") != (n,)
+            or container.slots["group"].dtype != torch.int64
+            or len(x) + len(y) != 2 + len(tail)
+        ):
+            raise refused("group", f"{n} integers, of one table", str(reader.shape("group")))
+        u = weights[-2] if len(weights) > 1 else 0
+    if not min(n, 1) <= u <= n or weights[-2:] != (u, outputs or 1) or reader.shape("residual") != weights:
+        raise refused("representer_weights", f"of shape (*batch, {u}, {outputs or 1}) like residual", str(weights))
     batch = weights[:-2]
     for name in ("x", "y", "representer_weights", "residual"):
         dtype = container.slots[name].dtype
         if dtype != torch.float64 and (dtype != torch.float32 or name not in ("x", "y")):
             raise refused(name, "float64, or float32 for x and y", str(dtype))
-    if n:
-        lower, jitter, entries = reader.shape("factor"), reader.shape("jitter"), n * (n + 1) // 2
+    # Without a factor: one model by iterative solves.
+    if u and (container.version == 1 or batch or {"factor", "jitter"} & container.slots.keys()):
+        lower, jitter, entries = reader.shape("factor"), reader.shape("jitter"), u * (u + 1) // 2
         if lower[-1:] != (entries,) or not broadcasts(lower[:-1], batch) or jitter != lower[:-1]:
             raise refused("factor", f"of shape (*batch, {entries}), with one jitter for each", f"{lower}, {jitter}")
         dtypes = {container.slots[name].dtype for name in ("factor", "jitter")}
@@ -76,7 +87,7 @@ def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[in
     for name in ("likelihood.row_variance", "likelihood.row_weight"):
         if name in container.slots and reader.shape(name)[-1:] != (n,):
             raise refused(name, f"one entry for each of {n} rows", str(reader.shape(name)))
-    return n, batch
+    return u, batch
 
 
 def broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
@@ -113,6 +124,15 @@ def check_values(data: Mapping[str, Tensor], factor: Factor | None) -> None:
                 raise refused("factor", "a Cholesky factor", "a diagonal that is not positive")
 
 
+def check_group(group: Tensor, x: Tensor, u: int) -> None:
+    """Raises: ModelFileError unless each of u rows is joined by rows of x, all of them equal."""
+    if not bool(((group >= 0) & (group < u)).all()) or len(group.unique()) != u:
+        raise refused("group", f"the numbers below {u}, all of them", "others")
+    one = x.new_empty(u, x.shape[-1]).index_copy_(0, group, x)
+    if not torch.equal(one[group], x):
+        raise refused("group", "rows of equal x together", "rows that differ")
+
+
 def check_rows(gp: GP, x: Tensor) -> None:
     """The row features of one point tell what those of all points take: a small file must not ask for terabytes."""
     kernel, foreign = gp.kernel, any(isinstance(part, Warped | Custom) for part in gp.kernel.modules())
@@ -133,7 +153,7 @@ def check_batch(
 ) -> None:
     """Every part of the model must broadcast to the batch shape of its representer weights."""
     y, outputs = data["y"], gp.outputs
-    noise = gp.likelihood.diagonal(rows.count, data["x"].device)
+    noise = gp.likelihood.diagonal(data["x"].shape[-2], data["x"].device)
     shapes = {
         "kernel": torch.broadcast_shapes(rows.batch_shape, *(value.shape for value in theta)),
         "likelihood": noise.shape[:-1],

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["Report", "readable_bytes", "readable_seconds"]
+__all__ = ["Report", "counted", "readable_bytes", "readable_seconds"]
 
 
 @dataclass
@@ -74,6 +74,11 @@ def readable_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(count: int, thing: str) -> str:
+    """A number of things in words: "1 start", "1,200 starts"."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 def readable_seconds(seconds: float) -> str:

@@ -20,7 +20,9 @@ from flashgp.foundations.errors import MemoryBudgetError
 __all__ = ["COUNTED_BYTES", "Workspace", "ran_out_of_memory"]
 
 COUNTED_BYTES = 2**20  # buffers above one MiB are counted (docs/design.md, memory)
-HUGE_BYTES = 2**22  # from here NumPy asks the system for huge pages
+# From here NumPy asks the system for huge pages. Smaller buffers the C library may keep, and cut small ones out of them
+# later, each of which would then take a whole huge page or two; from 32 MiB on it gives every buffer back as it was.
+HUGE_BYTES = 2**25
 ALIGNMENT = 64  # of torch's own buffers
 # How torch's host allocator says it, by platform; accelerators raise torch.OutOfMemoryError.
 _EXHAUSTED = ("can't allocate memory", "not enough memory")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
@@ -24,6 +25,7 @@ from flashgp.pairwise.torch_tiles import TorchTiles
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
     from flashgp.planner.plan import Plan
+    from flashgp.solvers.contract import Step
 
 __all__ = ["GP"]
 
@@ -77,39 +79,60 @@ class GP(nn.Module):
         x: Any,
         y: Any,
         *,
-        plan: "Plan | None" = None,
+        solver: str | None = None,
+        tolerance: float = 1e-3,
+        time_limit: float | None = None,
         memory: str | int | None = None,
+        plan: "Plan | None" = None,
+        seed: int = 0,
+        deterministic: bool = False,
+        progress: "Callable[[Step], bool | None] | None" = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
-        tolerance: float = 1e-3,
         jitter: float | None = None,
         differentiable: bool = False,
     ) -> "Posterior":
         """The posterior given rows x, (*batch, n, d), and targets y, (*batch, n) or (*batch, n, outputs).
 
-        Detached from parameters and data unless `differentiable`. n = 0 gives the prior as a posterior.
+        Detached from parameters and data unless `differentiable`. n = 0 gives the prior as a posterior. Whatever the
+        route, the mean is that of a float64 Cholesky factor to `tolerance`, and the report says how certain that is.
+        Rows of equal x are joined, which changes no answer (inference/replicates.py), but not with `differentiable`.
 
         Args:
-            plan: a plan to run exactly; memory: budget like "8GiB", what is free by default.
+            solver: "cholesky", "cg" (block conjugate gradients) or "alternating_projections"; by default the plan
+                chooses: a factor while one is quick or fits, else conjugate gradients. What fails hands over.
+            tolerance: of the mean, in standard deviations of an observation.
+            time_limit: seconds after which an iteration ends; the report then says how far off the mean may be. A
+                factorisation, or a preparation that has begun, is not interrupted.
+            memory: budget like "8GiB", what is free by default; plan: a plan to run exactly.
+            seed: of the preconditioner's draws; deterministic: plan with built-in rates, so that a result does not
+                depend on measurements.
+            progress: called after every iteration with its `Step`; a true answer ends the solve.
             device: None for x's device, "auto" for an accelerator when there is one.
-            dtype: float64 by default; torch.float32 factors in float32 and refines the mean in float64 until
-                the bound on its error is below `tolerance` standard deviations of an observation.
+            dtype: torch.float64 for a float64 factor, torch.float32 for a float32 one whose weights float64 corrects.
             jitter: relative to the mean diagonal; None tries n eps times 1, 10, 100 after a failure, and says so.
             differentiable: keep gradients to parameters, x and y (an autograd graph over n x n matrices).
         Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError.
-        Cost: n^3 / 3 flops and one n x n buffer.
+        Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
+        distinct rows.
         """
-        from flashgp.inference.posterior import condition
+        load_late("flashgp.inference.conditioning")
+        from flashgp.inference.conditioning import condition
 
         return condition(
             self,
             x,
             y,
-            plan=plan,
+            solver=solver,
+            tolerance=tolerance,
+            time_limit=time_limit,
             memory=memory,
+            plan=plan,
+            seed=seed,
+            deterministic=deterministic,
+            progress=progress,
             device=device,
             dtype=dtype,
-            tolerance=tolerance,
             jitter=jitter,
             differentiable=differentiable,
         )
@@ -246,8 +269,8 @@ class GP(nn.Module):
         return value if beyond is None else value + beyond
 
     def beyond_matrix(self, device: torch.device) -> Tensor | None:
-        """A term of the log likelihood besides that of y under the covariance matrix, (*batch,); None for none."""
-        return None
+        """What the likelihood adds to that of y under the covariance matrix, (*batch,); None for nothing."""
+        return self.likelihood.beyond_matrix(device, self.outputs or 1)
 
     def likelihood_inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""

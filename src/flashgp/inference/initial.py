@@ -40,21 +40,35 @@ class DataFacts:
     variance: float
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, outputs: int | None) -> "DataFacts":
+    def of(cls, x: Tensor, y: Tensor, outputs: int | None, counts: Tensor | None = None) -> "DataFacts":
+        """Of data (*batch, n, d); counts, (n,): how often each row of one table stands there, None for once."""
         flat = x.detach().double().reshape(-1, x.shape[-1])
-        spread = flat.std(dim=0, correction=0) if flat.shape[0] else torch.ones(x.shape[-1], dtype=torch.float64)
+        spread = _variance(flat, counts).sqrt() if flat.shape[0] else torch.ones(x.shape[-1], dtype=torch.float64)
         largest = flat.abs().amax(dim=0) if flat.shape[0] else spread
         # A column that is constant up to rounding has no scale: its own size, or 1, is as good as any.
         constant = spread <= 1e3 * torch.finfo(torch.float64).eps * largest
         spread = torch.where(constant, torch.where(largest > 0, largest, 1.0), spread)
         targets = y.detach().double()
-        mean = targets.mean(dim=-1 if outputs is None else -2) if targets.numel() else torch.zeros(())
         columns = targets.unsqueeze(-1) if outputs is None else targets
-        variance = float(columns.var(dim=-2, correction=0).mean()) if targets.numel() else 1.0
+        mean = _mean(columns, counts) if targets.numel() else torch.zeros(())
+        mean = mean.squeeze(-1) if outputs is None and targets.numel() else mean
+        variance = float(_variance(columns, counts).mean()) if targets.numel() else 1.0
         size = float(targets.abs().max()) if targets.numel() else 1.0
         if not variance > (1e3 * torch.finfo(torch.float64).eps * size) ** 2:
             variance = 1.0 if size == 0 else size * size * 1e-6  # a constant target has no scale of its own
         return cls(spread.to("cpu"), mean.to("cpu"), variance)
+
+
+def _mean(columns: Tensor, counts: Tensor | None) -> Tensor:
+    if counts is None:
+        return columns.mean(dim=-2)
+    return (counts.to(columns.device).unsqueeze(-1) * columns).sum(dim=-2) / counts.sum()
+
+
+def _variance(columns: Tensor, counts: Tensor | None) -> Tensor:
+    if counts is None:
+        return columns.var(dim=-2, correction=0)
+    return _mean((columns - _mean(columns, counts)).square(), counts)
 
 
 @dataclass(frozen=True)

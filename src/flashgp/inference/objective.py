@@ -5,7 +5,7 @@ the weak priors of `fit`, are evaluated in closed form on the flat vector; other
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import Gamma, LogNormal, Normal
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Domain, Parameter, named_parameter_objects
 from flashgp.inference.gp import GP
 from flashgp.inference.initial import RoleStart
@@ -170,27 +171,40 @@ class FlatObjective:
             residual, noise, rows, values = self.gp.likelihood_inputs(self.x, self.y)
             inputs = (residual, noise, *rows.tensors, *values)
             wanted = [t.requires_grad for t in inputs]
-            value, slopes = value_and_gradients(
-                self.settings, self.gp.kernel.form, rows, [t.detach() for t in inputs], wanted
-            )
-            total = float(value.sum())
-            # The chain from parameters to features, mean and noise is the only thing autograd sees.
-            outputs, grads = [], []
-            for tensor, slope in zip(inputs, slopes, strict=True):
-                if tensor.requires_grad and slope is not None:
-                    outputs.append(tensor)
-                    grads.append(slope if slope.shape == tensor.shape else slope.sum_to_size(tensor.shape))
-            for term in self._extra_terms():
-                total += term.item()
-                outputs.append(term)
-                grads.append(torch.ones_like(term))
-            pulled = torch.autograd.grad(outputs, self._tensors, grads, allow_unused=True) if outputs else ()
+            value, slopes = self.likelihood(rows, [t.detach() for t in inputs], wanted)
+            total, gradient = self.pull(inputs, slopes)
+        total += value
+        prior, prior_gradient = self.priors.value_and_gradient(theta)
+        return -(total + prior), -(gradient + prior_gradient)
+
+    def likelihood(
+        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> tuple[float, list[Tensor | None]]:
+        """The log marginal likelihood and its gradient by residual, noise, tensors of the rows and theta."""
+        value, slopes = value_and_gradients(self.settings, self.gp.kernel.form, rows, tensors, wanted)
+        return float(value.sum()), slopes
+
+    def pull(self, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> tuple[float, numpy.ndarray]:
+        """From slopes by the likelihood's inputs to the flat vector; with the terms that only autograd knows, and
+        their value.
+
+        The chain from parameters to features, mean and noise is the only thing autograd sees.
+        """
+        total, outputs, grads = 0.0, [], []
+        for tensor, slope in zip(inputs, slopes, strict=True):
+            if tensor.requires_grad and slope is not None:
+                outputs.append(tensor)
+                grads.append(slope if slope.shape == tensor.shape else slope.sum_to_size(tensor.shape))
+        for term in self._extra_terms():
+            total += term.item()
+            outputs.append(term)
+            grads.append(torch.ones_like(term))
+        pulled = torch.autograd.grad(outputs, self._tensors, grads, allow_unused=True) if outputs else ()
         gradient = numpy.zeros(self.size)
         for part, slot in zip(pulled, self.slots, strict=False):
             if part is not None:
                 gradient[slot.start : slot.stop] = part.reshape(-1).cpu().numpy()
-        prior, prior_gradient = self.priors.value_and_gradient(theta)
-        return -(total + prior), -(gradient + prior_gradient)
+        return total, gradient
 
     def _extra_terms(self) -> list[Tensor]:
         """Terms of the log joint that autograd takes care of: uncommon priors, what replicated rows say about noise."""

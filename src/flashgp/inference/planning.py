@@ -1,26 +1,27 @@
 """Plans of what a GP will do: `fgp.plan`, where it may run, and whether a plan handed in fits the data."""
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
-from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.gp import GP
-from flashgp.inference.prediction import STRIP_BYTES
 from flashgp.pairwise import opaque
 from flashgp.pairwise.program import program_of
-from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.planner.choice import check_route
+from flashgp.planner.conditioning import PASSES, plan_conditioning
 from flashgp.planner.engines import accelerator
-from flashgp.planner.plan import Plan, plan_direct
+from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
 from flashgp.planner.products import ProductPlan, plan_product
+from flashgp.planner.variances import VariancePrice, VarianceProblem, check_variance, exact_or_sampled, variance_price
 
-__all__ = ["check_plan", "check_prediction_plan", "chosen_device", "plan_for", "planned_device"]
+__all__ = ["check_plan", "check_prediction_plan", "chosen_device", "plan_for", "planned_device", "price_of_variance"]
 
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
 # library keeps: freed blocks below 32 MiB are not given back to the system one by one.
@@ -61,11 +62,14 @@ def plan_for(
     d: int,
     *,
     n_test: None = None,
+    distinct: int | None = None,
     batch: int = 1,
     memory: str | int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     route: str | None = None,
+    solver: str | None = None,
+    factored: bool = False,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> Plan: ...
@@ -76,13 +80,16 @@ def plan_for(
     d: int,
     *,
     n_test: int,
+    distinct: int | None = None,
     batch: int = 1,
     memory: str | int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     route: str | None = None,
     backend: str | None = None,
-    variance: bool = True,
+    variance: bool | str = True,
+    conditioned: str | None = None,
+    passes: int = PASSES,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> ProductPlan: ...
@@ -92,13 +99,18 @@ def plan_for(
     d: int,
     *,
     n_test: int | None = None,
+    distinct: int | None = None,
     batch: int = 1,
     memory: str | int | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     route: str | None = None,
+    solver: str | None = None,
+    factored: bool = False,
     backend: str | None = None,
-    variance: bool = True,
+    variance: bool | str = True,
+    conditioned: str | None = None,
+    passes: int = PASSES,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> Plan | ProductPlan:
@@ -106,11 +118,19 @@ def plan_for(
 
     Args:
         n_test: None for conditioning and fitting; else the points whose mean and variance are predicted.
+        distinct: of the n rows, those that differ in x; rows that repeat join them (inference/replicates.py). None for
+            all. Conditioning and fitting count them themselves.
         batch: models; memory: budget in bytes or text like "8GiB"; None for what is free now.
-        device: "auto" takes the quickest of the devices there are; dtype: of the factor.
-        route: force one: "direct" or "refined"; of a prediction "recomputed", "dense" or "stored".
+        device: "auto" takes the quickest of the devices there are; dtype: float64 asks for the route "direct", float32
+            for "refined".
+        route: force one: "direct" or "refined" (a Cholesky factor in float64 or float32), "stored" or "recomputed"
+            (iterative solves); of a prediction "recomputed", "dense" or "stored".
+        solver: of the routes that this solver takes, "cholesky", "cg" or "alternating_projections"; factored: of those
+            that leave a factor.
         backend: of a prediction, what evaluates the pairs of its mean: "torch", "cpu" or "triton"; variance: whether a
-            prediction computes it.
+            prediction computes it, or how, as `Posterior.predict` takes it.
+        conditioned: of a prediction, the route that its posterior came by; None for the one that would be taken now.
+            passes: over the pairs, of a block of its solves.
         profile: the rates to use, such as `fgp.tune()` returned; the kept ones by default, built-in ones where none
             were kept or with `deterministic`.
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
@@ -118,26 +138,81 @@ def plan_for(
     """
     n, d, batch = check_count(n, "n", 0), check_count(d, "d", 1), check_count(batch, "batch", 0)
     n_test = None if n_test is None else check_count(n_test, "n_test", 0)
-    size = _Size.of(gp, n, d, batch)
+    rows = n if distinct is None else check_count(distinct, "distinct", min(n, 1))
+    if rows > n:
+        raise DomainError(f"`distinct` must be at most n = {n:,}, got {rows:,}; count the rows that differ in x")
+    size = _Size.of(gp, rows, d, batch)
     here = torch.device("cpu")
     other = accelerator() if device == "auto" else None
     devices = [here, other] if other is not None else [chosen_device(device, torch.zeros(0))]
     profile = profile or (BUILT_IN if deterministic else current_profile())
     if n_test is not None:
-        other_bytes, other_seconds = size.variance(n_test, devices[-1], profile) if variance else (0, 0.0)
-        return plan_product(
-            gp.kernel.form, n_test, n, d=max(1, size.features), function_d=size.function_d,
+        if conditioned is None and variance:
+            conditioned = _route_now(gp, n, d, rows, batch, device, profile, deterministic)
+        price = VariancePrice("none", 0, 0.0)
+        if variance and conditioned is not None:
+            asked = "auto" if variance is True else check_variance(variance)
+            check_route(conditioned, tuple(ROUTES), "conditioned")
+            price = variance_price(size.variances(gp, n_test, devices[-1], profile), conditioned, passes, asked)
+        plan = plan_product(
+            gp.kernel.form, n_test, rows, d=max(1, size.features), function_d=size.function_d,
             function_bytes=size.function_bytes, t=size.outputs, batch=size.batch, memory=memory,
             device=devices, route=route, backend=backend, profile=profile, deterministic=deterministic,
             dtype=torch.float64,
-            kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=other_bytes,
-            other_seconds=other_seconds,
+            kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=price.peak_bytes,
+            other_seconds=price.seconds,
         )  # fmt: skip
-    return plan_direct(
-        n, d, features=size.features + d, temporaries=size.temporaries, function_bytes=size.function_bytes,
-        kernel=gp.kernel.form.fusion, outputs=size.outputs, batch=size.batch, memory=memory, device=devices,
-        dtype=dtype, route=route, profile=profile, deterministic=deterministic,
+        return replace(plan, notes=(price.note, *plan.notes)) if price.note else plan
+    return plan_conditioning(
+        n, d, distinct=rows, form=gp.kernel.form, features=size.features + d, temporaries=size.temporaries,
+        function_d=size.function_d, function_bytes=size.function_bytes, outputs=size.outputs, batch=size.batch,
+        memory=memory, device=devices, dtype=dtype, route=route, routes=_routes(solver, factored), solver=solver,
+        profile=profile, deterministic=deterministic,
     )  # fmt: skip
+
+
+def _route_now(
+    gp: GP,
+    n: int,
+    d: int,
+    distinct: int,
+    batch: int,
+    device: str | torch.device | None,
+    profile: MachineProfile,
+    deterministic: bool,
+) -> str:
+    """The route that conditioning takes on this machine now; where nothing fits, that of the least memory."""
+    try:
+        plan = plan_for(
+            gp, n, d, distinct=distinct, batch=batch, device=device, profile=profile, deterministic=deterministic
+        )
+    except MemoryBudgetError:
+        return "recomputed"
+    return plan.route
+
+
+def price_of_variance(
+    gp: GP, n: int, d: int, n_test: int, device: torch.device, *, route: str, passes: int, asked: str,
+    deterministic: bool,
+) -> VariancePrice:  # fmt: skip
+    """Exact solves, or samples in their place, for a posterior of n distinct rows that came by a route, (M-107)."""
+    profile = BUILT_IN if deterministic else current_profile()
+    return exact_or_sampled(_Size.of(gp, n, d, 1).variances(gp, n_test, device, profile), route, passes, asked)
+
+
+def _routes(solver: str | None, factored: bool) -> Sequence[str]:
+    """The routes that may be chosen. Raises: DomainError."""
+    if solver is not None and solver not in SOLVER_ROUTES:
+        raise DomainError(
+            f"`solver` must be one of {', '.join(SOLVER_ROUTES)}, got {solver!r}; leave it out to have one chosen"
+        )
+    routes = tuple(ROUTES) if solver is None else SOLVER_ROUTES[solver]
+    if factored and not set(routes) & set(FACTORED):
+        raise DomainError(
+            f"`solver` {solver!r} leaves no factor, which jitter=, differentiable= and batches of models need; "
+            "leave it out"
+        )
+    return [route for route in routes if not factored or route in FACTORED]
 
 
 @dataclass(frozen=True)
@@ -145,7 +220,7 @@ class _Size:
     """Sizes of a GP's problem.
 
     Fields: features, numbers per row, of them function_d for Python functions of two points; temporaries, tiles alive
-    at once, and function_bytes, what those functions make beside them; outputs, models, training rows.
+    at once, and function_bytes, what those functions make beside them; outputs, models, distinct training rows.
     """
 
     features: int
@@ -171,23 +246,30 @@ class _Size:
             n=n,
         )
 
-    def variance(self, n_test: int, device: torch.device, profile: MachineProfile) -> tuple[int, float]:
-        """(bytes, seconds) of the variance beside the mean, eq. (M-59): strips of K_sx and their triangular solves."""
-        rates = profile.rates(device)
-        strip = min(STRIP_BYTES, 8 * self.n * n_test * self.batch)
-        rows = min(max(1, STRIP_BYTES // (8 * max(1, self.n) * self.batch)), n_test)
-        tile = 8 * self.temporaries * min(rows, tile_rows(self.n, self.batch, device)) * self.n * self.batch
-        tile += self.function_bytes
-        features = 8 * (n_test + self.n) * self.features * self.batch
-        strips = math.ceil(n_test / max(1, rows))
-        flops = self.batch * n_test * self.n * self.n
-        seconds = flops / rates.gemm_float64 + 2 * self.batch * n_test * self.n / rates.block_pairs
-        return 3 * strip + tile + features, seconds + strips * rates.call_seconds
+    def variances(self, gp: GP, n_test: int, device: torch.device, profile: MachineProfile) -> VarianceProblem:
+        """What variances at n_test points are priced by."""
+        return VarianceProblem(
+            form=gp.kernel.form, n=self.n, n_test=n_test, batch=self.batch, features=self.features,
+            function_d=self.function_d, function_bytes=self.function_bytes, temporaries=self.temporaries,
+            device=device, profile=profile, has_features=gp.kernel.has_features,
+        )  # fmt: skip
 
 
-def check_plan(plan: Plan, gp: GP, x: Tensor, memory: Any, dtype: torch.dtype | None, device: torch.device) -> None:
+def check_plan(
+    plan: Plan,
+    gp: GP,
+    x: Tensor,
+    memory: Any,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    solver: str | None = None,
+    distinct: int | None = None,
+    *,
+    jitter: float | None = None,
+) -> None:
     """A handed-in plan is run exactly: it must fit the data, and nothing beside it may say otherwise.
 
+    Args: distinct: the rows of x that are computed with; None for all. jitter: what shall be added to a factor.
     Raises: DomainError.
     """
     if not isinstance(plan, Plan):
@@ -200,11 +282,24 @@ def check_plan(plan: Plan, gp: GP, x: Tensor, memory: Any, dtype: torch.dtype | 
         raise DomainError(
             f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
         )
+    rows = x.shape[-2] if distinct is None else distinct
+    if plan.distinct != rows:
+        raise DomainError(
+            f"`plan` is for {plan.distinct:,} distinct rows of {plan.n:,}, got data with {rows:,}; make a plan with "
+            f"distinct={rows}"
+        )
     other_dtype = dtype is not None and dtype != plan.torch_dtype
     if memory is not None or other_dtype or torch.device(plan.device).type != device.type:
         raise DomainError(
             f"`plan` settles memory, dtype ({plan.dtype}) and device ({plan.device}), got another one beside it; "
             "pass the plan alone"
+        )
+    if solver is not None and solver != plan.solver:
+        raise DomainError(f"`plan` settles the solver ({plan.solver!r}), got {solver!r} beside it; pass the plan alone")
+    if jitter is not None and plan.route not in FACTORED:
+        raise DomainError(
+            f"`jitter` is added before a factorisation, got {jitter!r} beside a plan of the route {plan.route!r}, "
+            'which makes none; leave it out, or make a plan with solver="cholesky"'
         )
 
 

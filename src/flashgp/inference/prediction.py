@@ -7,6 +7,7 @@ The work goes strip by strip over the test points: never n x n_test numbers at o
 joint covariance is asked for.
 """
 
+import contextlib
 import math
 import time
 import warnings
@@ -21,11 +22,15 @@ from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudget
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.modes import exact_precision
-from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.report import Report, readable_bytes, readable_seconds
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.solves import Solves
+from flashgp.inference.variance import FLOOR, SHARE, explained, explained_jointly, strips
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
+from flashgp.planner.variances import CORRECTION_SECONDS, STRIP_BYTES
 from flashgp.solvers.cholesky import Factor, factorise_keeping
 
 if TYPE_CHECKING:
@@ -33,8 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Prediction"]
 
-STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
+SAMPLE = 16  # points at which they are checked otherwise
+UNCHECKED_BYTES = 2**28  # of a joint covariance, below which the free memory is not asked for
+_INSTEAD = {"solves": "corrected", "samples": "sampled"}
 FAR_BELOW_ZERO = 100.0  # times n eps k(x, x): a computed variance below minus this is not rounding
 
 
@@ -44,12 +51,22 @@ class Prediction:
     Shapes: mean, variance (*batch, n_test), or (*batch, n_test, outputs); in x's dtype and device.
     """
 
-    def __init__(self, posterior: "Posterior", x: Tensor, planner: Callable[[bool], ProductPlan] | None = None) -> None:
+    def __init__(
+        self,
+        posterior: "Posterior",
+        x: Tensor,
+        planner: Callable[[bool | str], ProductPlan] | None = None,
+        variance: str = "auto",
+        deterministic: bool = False,
+    ) -> None:
         self._posterior = posterior
+        self._asked, self._deterministic = variance, deterministic
         self._planner = planner  # the plan of the mean, and of the variance too; none for a few points
         self._x = x
         self._mean: Tensor | None = None
         self._variance: Tensor | None = None
+        self._sampled: tuple[Tensor, ...] | None = None  # standard error, lower and upper of sampled variances
+        self._limit: int | None = None  # bytes that solves may take
         self._cross: Tensor | None = None  # K_sx of a few points, from the mean to the variance
         self._workspace = Workspace()
         self._graph = False  # whether what is kept carries gradients
@@ -75,6 +92,21 @@ class Prediction:
         if self._variance is None:
             self._compute(variance=True)
         return self._given(self._variance)
+
+    @property
+    def variance_standard_error(self) -> Tensor | None:
+        """Of a sampled variance, point by point, eq. (M-97), in its units and shape; None where it is exact."""
+        self.variance  # noqa: B018 - which says
+        return None if self._sampled is None else self._given(self._sampled[0])
+
+    @property
+    def variance_interval(self) -> tuple[Tensor, Tensor] | None:
+        """What holds the exact variance with a probability of 95 %, each of the shape of `variance`, eq. (M-97).
+
+        Not two standard errors to each side, since the likelihood is skewed. None where the variance is exact.
+        """
+        self.variance  # noqa: B018 - which says
+        return None if self._sampled is None else (self._given(self._sampled[1]), self._given(self._sampled[2]))
 
     @property
     def observation_variance(self) -> Tensor:
@@ -119,7 +151,8 @@ class Prediction:
     def covariance(self, *, observed: bool = False) -> Tensor:
         """The joint covariance of the latent values (of observations with `observed`), (*batch, n_test, n_test).
 
-        Raises: MemoryBudgetError when two such matrices exceed what is free. Cost: n^2 n_test + n n_test^2 flops.
+        Raises: MemoryBudgetError when what it takes exceeds what is free: three to four such matrices, and two to three
+            of n x n_test numbers. Cost: n^2 n_test + n n_test^2 flops.
         """
         return self._joint(observed=observed).to(self._x.dtype)
 
@@ -157,16 +190,19 @@ class Prediction:
     def _forget_without_graph(self) -> None:
         """What was computed without gradients is computed again once they are asked for."""
         if self._wants_graph() and not self._graph:
-            self._mean = self._variance = self._cross = None
+            self._mean = self._variance = self._sampled = self._cross = None
             self._graph = True
 
     @exact_precision
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
         post, workspace = self._posterior, self._workspace
-        plan = None if self._planner is None else self._planner(variance or self._variance is not None)
+        plan = None
+        if self._planner is not None:
+            plan = self._planner(self._asked_now() if variance or self._variance is not None else False)
         if plan is not None:
             report = self.report
+            self._limit = max(plan.available_bytes, allowed_bytes(plan.peak_bytes))
             report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.peak_bytes, plan.seconds
         compiled = workspace.compile_seconds
         with torch.set_grad_enabled(self._wants_graph()):
@@ -176,6 +212,8 @@ class Prediction:
                 self.report.error_bound = self._error_bound(rows)
             if variance:
                 self._variance = workspace.adopt(self._latent_variance(rows)).expand(self._mean.shape)
+                if self._sampled is not None:
+                    self._sampled = tuple(part.expand(self._mean.shape) for part in self._sampled)
         elapsed = time.perf_counter() - started - (workspace.compile_seconds - compiled)
         self.report.seconds = (self.report.seconds or 0.0) + elapsed
         self.report.compile_seconds = workspace.compile_seconds or None
@@ -188,7 +226,7 @@ class Prediction:
         prior = evaluate_mean(post.gp.mean, self._x, self._outputs)
         prior = prior if self._outputs is not None else prior.unsqueeze(-1)
         weights = post.representer_weights
-        if post.factor is None:
+        if not post.count:
             batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
         cross = post.covariance_to(rows, torch.float64, self._workspace, plan)
@@ -214,24 +252,131 @@ class Prediction:
         form, theta = post.gp.kernel.form, post.theta
         prior = CovarianceOperator(form, theta, rows, None, torch.float64).diagonal()
         batch = torch.broadcast_shapes(prior.shape[:-1], post.batch_shape)
-        if post.factor is None:
+        if not post.count:
             return prior.expand(*batch, rows.count).unsqueeze(-1)
-        lower = post.factor.lower
-        step = max(1, STRIP_BYTES // (8 * post.count * max(1, batch.numel())))
-        parts = [self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)]
-        explained = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        if not rows.count:
+            return prior.expand(*batch, 0).unsqueeze(-1)
+        solves = post.solves
+        if self._x.dim() > 2 and (solves is not None or self._asked == "sampled"):  # one system: its points in one row
+            flat = Prediction(post, self._x.flatten(0, -2), None, self._asked, self._deterministic)
+            flat._workspace, flat._limit = self._workspace, self._limit
+            found = flat._latent_variance(post.gp.kernel.rows(flat._x))
+            self.report.events += flat.report.events
+            if flat._sampled is not None:
+                self._sampled = tuple(part.reshape(*self._x.shape[:-1], 1) for part in flat._sampled)
+            return found.reshape(*self._x.shape[:-1], 1)
+        if self._asked == "sampled":
+            return self._from_samples(prior)
+        way = "factor" if solves is None else self._way(rows.count)
+        if solves is not None and self._solved(solves, rows, prior, way):
+            if way == "samples":
+                return self._from_samples(prior)
+            explained, dtype = self._explained_by_solves(solves, rows, prior), torch.float64
+        else:
+            assert post.factor is not None
+            explained, dtype = self._explained_by_factor(rows, batch), post.factor.lower.dtype
         variance = prior - explained
-        floor = -FAR_BELOW_ZERO * post.count * torch.finfo(lower.dtype).eps * prior.detach().abs()
+        floor = -FAR_BELOW_ZERO * post.distinct * torch.finfo(dtype).eps * prior.detach().abs()
         if bool((variance.detach() < floor).any()):
             worst = float(variance.detach().min())
             self.report.events.append(f"a computed variance was {worst:.2e}, below zero by more than rounding")
             warnings.warn(
-                f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {lower.dtype}; "
+                f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {dtype}; "
                 "the value is given as 0. Use float64, or more noise",
                 FlashGPWarning,
                 stacklevel=5,
             )
         return variance.clamp_min(0.0).unsqueeze(-1)
+
+    def _explained_by_factor(self, rows: Rows, batch: torch.Size) -> Tensor:
+        step = max(1, STRIP_BYTES // (8 * self._posterior.distinct * max(1, batch.numel())))
+        parts = [self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    # -- by solves: no factor, or one in float32 ------------------------------------------------------------------
+    def _solved(self, solves: Solves, rows: Rows, prior: Tensor, way: str) -> bool:
+        """Whether variances come from solves: without a factor; with one in float32 where that is cheap, or where
+        a sample of the points shows that the factor's rounding matters. way: what takes the factor's place then."""
+        if self._posterior.factor is None:
+            return True
+        count = rows.count
+        price = self._posterior.price_of_variance(count, "exact", self._deterministic)
+        if price.seconds <= CORRECTION_SECONDS:
+            return True
+        index = torch.linspace(0, count - 1, min(SAMPLE, count)).round().long().to(rows.device)
+        with torch.no_grad():
+            some, prior = rows.take(index), prior.detach()[index]
+            exact = prior - explained(solves, self._cross_to(some), prior).value
+            rounded = prior - self._explained(some)
+        error = float(((rounded - exact).abs() / exact.clamp_min(torch.finfo(exact.dtype).tiny)).max())
+        self.report.events.append(
+            f"variance by the float32 factor, off by at most {error:.1e} of itself at {len(index)} of the points"
+            + (f"; {_INSTEAD[way]} at all of them" if error > SHARE else "")
+        )
+        return error > SHARE
+
+    def _asked_now(self) -> str:
+        """Gradients are those of exact variances, whatever is the quickest."""
+        return "exact" if self._asked == "auto" and self._wants_graph() else self._asked
+
+    def _way(self, count: int) -> str:
+        """Exact solves at so many points, or samples where those take too long, eq. (M-107)."""
+        return self._posterior.price_of_variance(count, self._asked_now(), self._deterministic).way
+
+    def _from_samples(self, prior: Tensor) -> Tensor:
+        """Eq. (M-97), from probes that the posterior keeps."""
+        post = self._posterior
+        if self._wants_graph():
+            raise DomainError(
+                '`variance` must be "auto" or "exact" where gradients are wanted, got "sampled", which has none; '
+                "leave it out"
+            )
+        counted = (
+            contextlib.nullcontext() if post.solves is None else post.solves.charged_to(self._workspace, self._limit)
+        )
+        with counted:
+            probes = post.probes
+            found = probes(self._x)
+        self._sampled = tuple(part.unsqueeze(-1) for part in (found.standard_error, found.lower, found.upper))
+        least = FLOOR * prior.clamp_min(torch.finfo(prior.dtype).tiny)
+        share = float((found.standard_error / torch.maximum(found.variance, least)).max())
+        samples = probes.noisy.shape[1]
+        event = f"variance from {samples} samples, the largest standard error {share:.1e} of it"
+        self.report.events.append(event)
+        if self._asked == "auto" and not post.told_of_samples:
+            post.told_of_samples = True
+            exact = post.price_of_variance(len(prior), "exact", self._deterministic).seconds
+            warnings.warn(
+                f"{event}: exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
+                'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick',
+                FlashGPWarning,
+                stacklevel=6,
+            )
+        return found.variance.unsqueeze(-1)
+
+    def _explained_by_solves(self, solves: Solves, rows: Rows, prior: Tensor) -> Tensor:
+        """Exact solves, so many points at a time."""
+        with solves.charged_to(self._workspace, self._limit):
+            parts = [
+                explained(solves, self._cross_to(rows.part(start, stop)), prior[start:stop])
+                for start, stop in strips(rows.count)
+            ]
+        value, error = torch.cat([part.value for part in parts]), torch.cat([part.error for part in parts])
+        variance = (prior - value).detach()
+        share = float((error / (variance - error).clamp_min(FLOOR * prior.detach())).max())
+        self.report.events.append(f"variance by solves, too large by at most {share:.1e} of itself")
+        if share > SHARE:
+            warnings.warn(
+                f"a variance may be too large by {share:.1e} of itself: the solves ended before it was certain to "
+                f"{SHARE:g}; more noise, or dtype=torch.float64, would make it so",
+                FlashGPWarning,
+                stacklevel=6,
+            )
+        return value
+
+    def _cross_to(self, rows: Rows) -> Tensor:
+        """K(x, x_*), (n, m), float64."""
+        return self._posterior.covariance_to(rows, torch.float64, self._workspace).to_dense().mT
 
     def _half(self, rows: Rows) -> Tensor:
         """L^-1 K_xs, (*batch, n, n_test), for a strip of test rows."""
@@ -252,8 +397,8 @@ class Prediction:
         n = self._x.shape[-2]
         post = self._posterior
         self._forget_without_graph()
-        needed = 2 * n * n * 8 * torch.broadcast_shapes(self._x.shape[:-2], post.batch_shape).numel()
-        if needed > 2**28 and needed > (free := available_bytes(self._x.device)):
+        needed = self._joint_bytes()
+        if needed > UNCHECKED_BYTES and needed > (free := available_bytes(self._x.device)):
             raise MemoryBudgetError(
                 f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
                 f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
@@ -261,17 +406,42 @@ class Prediction:
                 available_bytes=free,
             )
         with torch.set_grad_enabled(self._wants_graph()):
-            rows = post.gp.kernel.rows(self._x)
-            joint = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).to_dense()
-            if post.factor is not None and n:
-                step = max(1, STRIP_BYTES // (8 * post.count))
-                halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]
-                half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
-                joint = joint - half.mT @ half
+            joint = self._latent_joint()
             joint = joint.expand(*torch.broadcast_shapes(joint.shape[:-2], post.batch_shape), n, n)
             if observed:
                 noise = post.gp.likelihood.variance(self._x.device).unsqueeze(-1)
                 joint = joint + torch.diag_embed(noise.expand(*joint.shape[:-1]))
+        return joint
+
+    def _joint_bytes(self) -> int:
+        """At the peak: matrices of the points, and their covariances with the training rows, solved and multiplied."""
+        post, n = self._posterior, self._x.shape[-2]
+        members = torch.broadcast_shapes(self._x.shape[:-2], post.batch_shape).numel()
+        if post.solves is None:
+            return 8 * members * (3 * n * n + 2 * n * post.distinct)
+        return 8 * ((members + 3) * n * n + 3 * n * post.distinct)  # one member after the other
+
+    def _latent_joint(self) -> Tensor:
+        post, n = self._posterior, self._x.shape[-2]
+        solves = post.solves
+        if solves is not None and self._x.dim() > 2:  # one system: one member after the other
+            members = [
+                Prediction(post, member, None, "exact", self._deterministic) for member in self._x.flatten(0, -3)
+            ]
+            joint = torch.empty((len(members), n, n), dtype=torch.float64, device=self._x.device)
+            for i, member in enumerate(members):
+                joint[i] = member._latent_joint()
+                self.report.events += [event for event in member.report.events if event not in self.report.events]
+            return joint.unflatten(0, self._x.shape[:-2])
+        rows = post.gp.kernel.rows(self._x)
+        joint = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).to_dense()
+        if solves is not None and n and self._solved(solves, rows, joint.detach().diagonal(), "solves"):
+            return joint - explained_jointly(solves, self._cross_to(rows), joint.detach().diagonal())
+        if post.count and n:
+            step = max(1, STRIP_BYTES // (8 * post.distinct))
+            halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]
+            half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
+            joint = joint - half.mT @ half
         return joint
 
     def _joint_factor(self, *, observed: bool) -> Factor:
@@ -281,8 +451,8 @@ class Prediction:
         with torch.no_grad():
             rows = post.gp.kernel.rows(self._x)
             prior = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).diagonal().mean(-1)
-        dtype = joint.dtype if post.factor is None else post.factor.lower.dtype
-        size = (post.count + joint.shape[-1]) * torch.finfo(dtype).eps
+        dtype = joint.dtype if post.factor is None else post.factor.lower.dtype  # what a sample's jitter may hide
+        size = (post.distinct + joint.shape[-1]) * torch.finfo(dtype).eps
         return factorise_keeping(joint, rounding=(size * prior.detach()).expand(joint.shape[:-2]))
 
     def _note_jitter(self, jitter: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Covariance functions of integer codes, eqs. (M-15) and (M-16): categories are never one-hot."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, exp, match, number, parameter, product, row_scalar
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.random_features import Draw, Term
 
 __all__ = ["Categorical", "Coregionalization"]
 
@@ -70,6 +72,16 @@ class Categorical(Leaf):
                 "name them with active_dims, or give one lengthscale per column"
             )
         return tuple(_codes(x[..., j]) for j in range(self.columns))
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """[c = c'] of integers is a Fourier transform too, with every frequency in (0, 2 pi] alike, eq. (M-93)."""
+        codes = torch.stack(self.rows(x).features, dim=-1).to(torch.float64)
+        lengthscale = self.lengthscale.value.to(x.device)
+        lengthscale = lengthscale.unsqueeze(-1) if self.lengthscale.event_dim else lengthscale[..., None, None]
+        apart = -torch.expm1(-1.0 / lengthscale)
+        uniform = draw.uniform(self.columns).to(x.device)
+        frequencies = 2.0 * math.pi * torch.relu(1.0 - uniform / apart)
+        return [Term(phases=codes @ frequencies)]
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:
         return (self.lengthscale,)
@@ -152,6 +164,13 @@ class Coregionalization(Leaf):
     def _scalars(self, x: Tensor) -> tuple[Tensor, ...]:
         root = self.diagonal.value.to(x.device).sqrt()
         return (_take(root.unsqueeze(-1), self._task(x)).squeeze(-1),)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        rows = self.rows(x)
+        factor, codes = rows.features
+        own = torch.nn.functional.one_hot(codes, self.count) * rows.scalars[0].unsqueeze(-1)
+        batch = torch.broadcast_shapes(factor.shape[:-2], own.shape[:-2])
+        return [Term(exact=torch.cat([f.expand(*batch, *f.shape[-2:]) for f in (factor, own)], dim=-1))]
 
     def options(self) -> dict[str, Any]:
         return {"count": self.count, "rank": self.rank}

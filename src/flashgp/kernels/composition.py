@@ -12,6 +12,7 @@ from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.parameters import Domain, as_parameter
 from flashgp.kernels.kernel import Kernel, Numeric
+from flashgp.kernels.random_features import Draw, Term, multiplied
 
 __all__ = ["Product", "Scaled", "Sum"]
 
@@ -71,6 +72,9 @@ class Sum(_Joined):
     def _combine(profiles: Sequence[Expression]) -> Expression:
         return functools.reduce(operator.add, profiles)
 
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        return [term for i, k in enumerate(self.parts) for term in k.feature_terms(x, draw.part(i))]
+
 
 class Product(_Joined):
     """k1 * k2 * ..., eq. (M-2); exponentials join into one."""
@@ -78,6 +82,13 @@ class Product(_Joined):
     @staticmethod
     def _combine(profiles: Sequence[Expression]) -> Expression:
         return functools.reduce(operator.mul, profiles)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        count = len(self.parts)
+        terms = self.parts[0].feature_terms(x, draw.part(0))
+        for i, k in enumerate(self.parts[1:], 1):
+            terms = multiplied(terms, k.feature_terms(x, draw.part(i)), draw.part(count + i))
+        return terms
 
 
 class Scaled(Kernel):
@@ -117,6 +128,10 @@ class Scaled(Kernel):
 
     def theta(self) -> tuple[Tensor, ...]:
         return (self.variance.value, *self.kernel.theta())
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        root = self.variance.value.to(x.device).sqrt()[..., None, None]
+        return [term.scaled(root) for term in self.kernel.feature_terms(x, draw)]
 
     def structure(self) -> dict[str, Any]:
         return {"kind": "Scaled"}

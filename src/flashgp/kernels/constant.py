@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.random_features import Draw, Term
 
 __all__ = ["Constant"]
 
@@ -42,6 +44,11 @@ class Constant(Leaf):
         self, x: Any, values: dict[str, Any]
     ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
         return [], lambda gradients: {}
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        root = self.variance.value.to(x.device).sqrt()[..., None, None]
+        batch = torch.broadcast_shapes(root.shape[:-2], x.shape[:-2])
+        return [Term(exact=root.expand(*batch, x.shape[-2], 1))]
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:
         return (self.variance,)

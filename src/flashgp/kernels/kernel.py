@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression
+from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.kernels.random_features import Draw, RandomFeatures, Term
 
 if TYPE_CHECKING:
     from flashgp.operators import CovarianceOperator, SkippingOperator
@@ -76,6 +78,37 @@ class Kernel(nn.Module, ABC):
         texts = (part.fusion for part in self.parts)
         return next((text for text in texts if text != "fused"), "fused")
 
+    # -- random features ----------------------------------------------------------------------------------------
+    @property
+    def has_features(self) -> bool:
+        """Whether `features` gives any: every part has them."""
+        return all(part.has_features for part in self.parts)
+
+    def features(self, count: int, generator: torch.Generator) -> RandomFeatures | None:
+        """Features psi with E[psi(x) . psi(x')] = k(x, x'), eq. (M-90); exact where the rank is finite and small.
+
+        Args:
+            count: the features of each term of the expanded sum, at least 2; a relative error of about count^(-1/2).
+            generator: gives one integer, in which all randomness is frozen.
+        Returns: a function of points (*batch, n, d), (*batch, n, columns), smooth in x and in the parameters, which it
+            reads at every call; None for a kernel without features (Custom, and what contains one).
+        Raises: DomainError for a count below 2.
+        Cost: count d flops per point and term; nothing until it is called.
+        Source: Rahimi & Recht (2007), Random features for large-scale kernel machines.
+        """
+        if not isinstance(count, int) or isinstance(count, bool) or count < 2:
+            raise DomainError(
+                f"`count` must be a whole number of features, at least 2, got {count!r}; for example 2048"
+            )
+        if not self.has_features:
+            return None
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+        return RandomFeatures(self, count, Draw(-(-count // 2), seed))
+
+    @abstractmethod
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """The covariance at points x, (*batch, n, d), as a sum of terms with that randomness, eq. (M-92)."""
+
     @property
     def batch_shape(self) -> torch.Size:
         """The broadcast batch shape of all parameters."""
@@ -123,16 +156,20 @@ class Kernel(nn.Module, ABC):
             skip_below: with a number, products leave out tiles in which every covariance is certainly below that share
                 of the prior variance, and `operator.product(V)` bounds what that changes, eqs. (M-72), (M-73).
         Returns: a CovarianceOperator of shape (*batch, n, m), or a SkippingOperator; nothing of size n m is computed.
-        Raises: ShapeError, DomainError for points or a share that do not fit, or options inside torch.compile.
+        Raises: ShapeError, DomainError for points or a share that do not fit, or `memory` and
+                `skip_below` inside torch.compile.
         """
+        if not torch.compiler.is_compiling():
+            load_late("flashgp.operators")
         from flashgp.operators import CovarianceOperator, SkippingOperator  # the one sanctioned late import
 
         if torch.compiler.is_compiling():
-            if plan is not None or memory is not None or skip_below is not None:
+            if memory is not None or skip_below is not None:
                 raise DomainError(
-                    "`plan`, `memory` and `skip_below` are taken outside torch.compile; leave them out inside it"
+                    "`memory` and `skip_below` are taken outside torch.compile, where plans are made and rows ordered; "
+                    "inside it pass a plan, plan=k.operator(x1, x2, memory=...).plan(t)"
                 )
-            return CovarianceOperator.while_compiling(self, x1, x2)
+            return CovarianceOperator.while_compiling(self, x1, x2, plan, deterministic)
         x1 = check_points(x1, "x1")
         x2 = None if x2 is None else check_points(x2, "x2", like=x1)
         if plan is None and memory is None and not deterministic:
@@ -235,6 +272,14 @@ class Leaf(Kernel):
         Returns: one array per statistic, and a function from gradients by these to gradients by values, by name.
             A kernel that does not state it takes the general path, where autograd does the same.
         """
+        raise NotImplementedError
+
+    @property
+    def has_features(self) -> bool:
+        return type(self).feature_terms is not Leaf.feature_terms
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """Optional: see `Kernel.feature_terms`; a kernel that does not state it has no random features."""
         raise NotImplementedError
 
     def _scalars(self, x: Tensor) -> tuple[Tensor, ...]:

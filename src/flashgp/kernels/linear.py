@@ -1,14 +1,19 @@
 """Linear and polynomial covariance functions, eqs. (M-12) and (M-13): functions of an inner product."""
 
+import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, parameter, product
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.random_features import Draw, Term
 
 __all__ = ["Linear", "Polynomial"]
 
@@ -37,6 +42,9 @@ class Linear(Leaf):
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x * self.variance.column().to(x.device).sqrt(),)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        return [Term(exact=self.rows(x).features[0])]
 
     def small_features(
         self, x: Any, values: dict[str, Any]
@@ -79,6 +87,21 @@ class Polynomial(Linear):
     @property
     def profile(self) -> Expression:
         return (product() + parameter(0)) ** self.degree
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """All monomials while they are no more than the random features, else products of projections, eq. (M-93)."""
+        (u,) = self.rows(x).features
+        root = self.offset.value.to(u.device).sqrt()[..., None, None]
+        batch = torch.broadcast_shapes(u.shape[:-2], root.shape[:-2])
+        u = torch.cat([u.expand(*batch, *u.shape[-2:]), root.expand(*batch, u.shape[-2], 1)], dim=-1)
+        columns = u.shape[-1]
+        if math.comb(columns - 1 + self.degree, self.degree) > 2 * draw.pairs:
+            parts = [u @ draw.part(i).signs(columns).to(u.device) for i in range(self.degree)]
+            return [Term(weights=torch.stack(parts).prod(0))]
+        powers = torch.tensor(list(itertools.combinations_with_replacement(range(columns), self.degree)))
+        repeats = [math.prod(map(math.factorial, Counter(p).values())) for p in powers.tolist()]
+        scale = (math.factorial(self.degree) / torch.tensor(repeats, dtype=torch.float64)).sqrt()
+        return [Term(exact=u[..., powers.to(u.device)].prod(-1) * scale.to(u.device))]
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:
         return (self.offset,)

@@ -1,15 +1,22 @@
 """The Matern covariance functions of half-integer smoothness, eqs. (M-6) to (M-8)."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, distance, exp, square_root, squared_distance
 from flashgp.kernels.kernel import Numeric
+from flashgp.kernels.random_features import Draw, Term, fourier, gamma_quantile
 from flashgp.kernels.squared_exponential import Stationary
 
 __all__ = ["Matern"]
+
+WIDE = 0.25  # shape of the gamma distribution that half of the frequencies come from
 
 
 class Matern(Stationary):
@@ -41,6 +48,21 @@ class Matern(Stationary):
         if self.nu == 1.5:
             return (1 + square_root(3) * r) * exp(-square_root(3) * r)
         return (1 + square_root(5) * r + Fraction(5, 3) * q) * exp(-square_root(5) * r)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """Frequencies follow a multivariate t distribution with 2 nu degrees of freedom, eq. (M-91).
+
+        Half of them are drawn with 1/2 degree of freedom instead, and all weighted: what data leave uncertain are high
+        frequencies, of which the distribution itself would give none or one.
+        """
+        return [fourier(self.rows(x).features[0], draw, self._mixing)]
+
+    def _mixing(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        wide = u >= 0.5
+        shape = torch.where(wide, WIDE, self.nu).to(u)
+        g = gamma_quantile(shape, 2.0 * u - wide.to(u))
+        ratio = g ** (WIDE - self.nu) * (math.gamma(self.nu) / math.gamma(WIDE))  # of the wide density to the other
+        return self.nu / g, (0.5 + 0.5 * ratio).rsqrt()
 
     def options(self) -> dict[str, Any]:
         return {"nu": self.nu}

@@ -9,6 +9,7 @@ from torch import Tensor
 from flashgp.foundations.expression import Expression, exp, product, squared_distance
 from flashgp.foundations.parameters import Domain
 from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.random_features import Draw, Term, fourier
 
 __all__ = ["Cosine", "Periodic"]
 
@@ -50,6 +51,10 @@ class Periodic(Leaf):
         scale = self.lengthscale.column().to(x.device)
         return (torch.cat([angle.cos() / scale, angle.sin() / scale], dim=-1),)
 
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """Those of the squared exponential on the circle, eq. (M-91)."""
+        return [fourier(self.rows(x).features[0], draw)]
+
 
 class Cosine(Leaf):
     """cos(2 pi w . (x - x')), eq. (M-11): positive definite in every dimension, of rank two.
@@ -76,3 +81,6 @@ class Cosine(Leaf):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         angle = 2.0 * math.pi * (x * self.frequency.column().to(x.device)).sum(-1, keepdim=True)
         return (torch.cat([angle.cos(), angle.sin()], dim=-1),)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        return [Term(exact=self.rows(x).features[0])]

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from flashgp.foundations.expression import Expression, exp, log1p, parameter, squared_distance
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Numeric
+from flashgp.kernels.random_features import Draw, Term, fourier, gamma_quantile
 from flashgp.kernels.squared_exponential import Stationary
 
 __all__ = ["RationalQuadratic"]
@@ -35,6 +38,11 @@ class RationalQuadratic(Stationary):
     def profile(self) -> Expression:
         a = parameter(0)
         return exp(-a * log1p(squared_distance() / (2 * a)))
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """Squared frequencies are mixed by a gamma distribution of mean 1, eq. (M-91)."""
+        shape = self.scale_mixture.value.to(x.device).unsqueeze(-1)
+        return [fourier(self.rows(x).features[0], draw, lambda u: (gamma_quantile(shape, u) / shape, None))]
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:
         return (self.scale_mixture,)

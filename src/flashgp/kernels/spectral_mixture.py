@@ -13,6 +13,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, exp, number, parameter, product, squared_distance
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.random_features import Draw, Term
 from flashgp.kernels.spectrum import mixture_of, spectrum_of
 
 __all__ = ["SpectralMixture"]
@@ -110,13 +111,30 @@ class SpectralMixture(Leaf):
     def statistics(self) -> tuple[str, ...]:
         return ("distance", "product") * self.components
 
-    def _features(self, x: Tensor) -> tuple[Tensor, ...]:
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """Each frequency belongs to one component, of which each has as many as another, eq. (M-91)."""
+        x = self.select(x).to(torch.float64)
+        means, scales = self._means_and_scales(x)
+        uniform = draw.uniform(x.shape[-1] + 1).to(x.device)
+        component = (uniform[0] * self.components).long()
+        owned = component.bincount(minlength=self.components)
+        each = draw.pairs / owned if bool(owned.all()) else torch.full_like(uniform[0, :1], self.components)
+        weight = self.weights.value.to(x.device) * each
+        normal = torch.special.ndtri(uniform[1:])
+        frequencies = means[..., component, :].mT + scales[..., component, :].mT * normal
+        return [Term(None, weight[..., component].sqrt().unsqueeze(-2), 2.0 * math.pi * (x @ frequencies))]
+
+    def _means_and_scales(self, x: Tensor) -> tuple[Tensor, Tensor]:
         means, scales = self.means.value.to(x.device), self.scales.value.to(x.device)
         if means.shape[-1] != x.shape[-1]:
             raise ShapeError(
                 f"`means` of SpectralMixture must have {x.shape[-1]} columns, one per active column of x, got "
                 f"{means.shape[-1]}; pass shape ({self.components}, {x.shape[-1]})"
             )
+        return means, scales
+
+    def _features(self, x: Tensor) -> tuple[Tensor, ...]:
+        means, scales = self._means_and_scales(x)
         found: list[Tensor] = []
         for q in range(self.components):
             angle = 2.0 * math.pi * (x @ means[..., q, :].unsqueeze(-1))

@@ -8,6 +8,7 @@ from torch import Tensor
 from flashgp.foundations.expression import Expression, exp, squared_distance
 from flashgp.foundations.parameters import Domain
 from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.random_features import Draw, Term, fourier
 
 __all__ = ["SquaredExponential", "Stationary"]
 
@@ -57,3 +58,6 @@ class SquaredExponential(Stationary):
     @property
     def profile(self) -> Expression:
         return exp(-squared_distance() / 2)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        return [fourier(self.rows(x).features[0], draw)]

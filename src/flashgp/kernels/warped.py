@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels.kernel import Kernel, _as_dims, _columns
+from flashgp.kernels.random_features import Draw, Term
 
 __all__ = ["Warped"]
 
@@ -46,6 +47,12 @@ class Warped(Kernel):
         return (self.kernel,)
 
     def rows(self, x: Tensor) -> Rows:
+        return self.kernel.rows(self._warp(x))
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        return self.kernel.feature_terms(self._warp(x), draw)
+
+    def _warp(self, x: Tensor) -> Tensor:
         x = _columns(x, self.active_dims)
         own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
         features = self.module(x.to(own))
@@ -54,7 +61,7 @@ class Warped(Kernel):
             raise ShapeError(
                 f"`module` of Warped must return shape (*batch, {x.shape[-2]}, d'), got {got}; keep one row per row"
             )
-        return self.kernel.rows(features.to(torch.float64))
+        return features.to(torch.float64)
 
     def theta(self) -> tuple[Tensor, ...]:
         return self.kernel.theta()

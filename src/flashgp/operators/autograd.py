@@ -4,10 +4,11 @@
     (any backend)       (any backend, one pass)     (plain torch, any order)
 
 Two functions in a row, so that a first derivative never pays for a second one, also under torch.func, which always
-asks for a differentiable backward. Forward mode is not here: an operator of dual numbers runs on portable tiles.
+asks for a differentiable backward. What follows on portable tiles is a sum over them, eq. (M-110): forward mode, and
+every order beyond the first, keep nothing of a tile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from flashgp.foundations.modes import exact_precision
 from flashgp.operators.multiplication import gradient_backend, multiply
+from flashgp.operators.tiled import TiledSum, block_sum, product_sum
 from flashgp.pairwise.backend import PairGradient
 
 if TYPE_CHECKING:
@@ -46,59 +48,30 @@ def _filled(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> tu
     return tuple(torch.zeros_like(t) if g is None else g for g, t in zip(gradients, tensors, strict=True))
 
 
-def _pullback(
-    function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients by every input of a function of plain torch operations that returns one tensor per tensor."""
-    moving = [k for k, t in enumerate(inputs) if t.is_floating_point()]
-    outputs, pull = torch.func.vjp(_of(function, inputs, moving), *(inputs[k] for k in moving))  # type: ignore[misc]
-    given = tuple(torch.zeros_like(o) if c is None else c for o, c in zip(outputs, cotangents, strict=True))
-    found = dict(zip(moving, pull(given), strict=True))
-    return [found.get(k) for k in range(len(inputs))]
+def _gradient_sum(total: TiledSum, first: int, saved: Sequence[Tensor]) -> tuple[TiledSum, list[int]]:
+    """The gradients of a sum by its floating tensors from `first` on, as a sum; and which of those tensors these are.
+
+    Args: saved: what the gradient depends on, a cotangent and then every tensor of the sum.
+    """
+    moving = [k for k, tensor in enumerate(saved[1 + first :]) if tensor.is_floating_point()]
+    return total.pulled([first + k for k in moving]), moving
 
 
-def _of(function: Callable[..., Any], inputs: Sequence[Tensor], moving: Sequence[int]) -> Callable[..., Any]:
-    """The function of the floating tensors among its inputs."""
-
-    def at(*values: Tensor) -> Any:
-        everything = list(inputs)
-        for k, value in zip(moving, values, strict=True):
-            everything[k] = value
-        return function(*everything)
-
-    return at
+def _gradient_gradients(total: TiledSum, first: int, ctx: Any, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
+    """What flows back through the gradients of a sum, tile by tile."""
+    gradient, moving = _gradient_sum(total, first, ctx.saved_tensors)
+    if not moving:
+        return [None for _ in ctx.saved_tensors]
+    return gradient.gradients([cotangents[k] for k in moving], ctx.saved_tensors, ctx.needs_input_grad[1:])
 
 
-def _tangent(function: Callable[..., Any], inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> Any:
-    """The directional derivative of a function of plain torch operations (forward over reverse mode asks for it)."""
-    moving = [k for k, t in enumerate(inputs) if t.is_floating_point()]
-    # Copies: what functorch hands over may be expanded, and a tangent is written to.
-    directions = [torch.zeros_like(inputs[k]) if (t := tangents[k]) is None else t.clone() for k in moving]
-    return torch.func.jvp(_of(function, inputs, moving), tuple(inputs[k].clone() for k in moving), tuple(directions))[1]
-
-
-def _portable_pull(
-    function: Callable[[Sequence[Tensor]], Tensor], gradient: Tensor, tensors: Sequence[Tensor]
+def _gradient_tangents(
+    total: TiledSum, first: int, saved: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """Pullback of a gradient to every tensor by plain torch operations; zeros for codes."""
-    moving = [k for k, t in enumerate(tensors) if t.is_floating_point()]
-    at = _of(lambda *everything: function(everything), tensors, moving)
-    found = dict(zip(moving, torch.func.vjp(at, *(tensors[k] for k in moving))[1](gradient), strict=True))
-    return tuple(found.get(k, torch.zeros_like(t)) for k, t in enumerate(tensors))
-
-
-def _portable_product_gradient(operator: "CovarianceOperator") -> Callable[..., tuple[Tensor, ...]]:
-    def pulled(gradient: Tensor, right: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _portable_pull(lambda moving: operator._with(moving).differentiable_product(right), gradient, tensors)
-
-    return pulled
-
-
-def _portable_block_gradient(operator: "CovarianceOperator") -> Callable[..., tuple[Tensor, ...]]:
-    def pulled(weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _portable_pull(lambda moving: operator._with(moving).portable_block(weights.dtype), weights, tensors)
-
-    return pulled
+    """The directional derivatives of the gradients of a sum, tile by tile; zeros for codes."""
+    gradient, moving = _gradient_sum(total, first, saved)
+    found = dict(zip(moving, gradient.tangents(saved, tangents), strict=True)) if moving else {}
+    return tuple(found.get(k, torch.zeros_like(t)) for k, t in enumerate(saved[1 + first :]))
 
 
 class _Product(torch.autograd.Function):
@@ -130,10 +103,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> Tensor:
-        def value(v: Tensor, *moving: Tensor) -> Tensor:
-            return ctx.operator._with(moving).differentiable_product(v)
-
-        return _tangent(value, ctx.saved_tensors, tangents)
+        return product_sum(ctx.operator).tangents(ctx.saved_tensors, tangents)[0]
 
     @staticmethod
     def vmap(
@@ -164,12 +134,12 @@ class _ProductGradient(torch.autograd.Function):
 
     @staticmethod
     @exact_precision
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *_pullback(_portable_product_gradient(ctx.operator), ctx.saved_tensors, cotangents))
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *_gradient_gradients(product_sum(ctx.operator), 1, ctx, cotangents))
 
     @staticmethod
     def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        return _tangent(_portable_product_gradient(ctx.operator), ctx.saved_tensors, tangents)
+        return _gradient_tangents(product_sum(ctx.operator), 1, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(
@@ -210,9 +180,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _operator: None, _dtype: None, *tangents: Tensor | None) -> Tensor:
-        return _tangent(
-            lambda *moving: ctx.operator._with(moving).portable_block(ctx.dtype), ctx.saved_tensors, tangents
-        )
+        return block_sum(ctx.operator, ctx.dtype).tangents(ctx.saved_tensors, tangents)[0]
 
     @staticmethod
     def vmap(
@@ -246,12 +214,14 @@ class _BlockGradient(torch.autograd.Function):
 
     @staticmethod
     @exact_precision
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *_pullback(_portable_block_gradient(ctx.operator), ctx.saved_tensors, cotangents))
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        total = block_sum(ctx.operator, ctx.saved_tensors[0].dtype)
+        return (None, *_gradient_gradients(total, 0, ctx, cotangents))
 
     @staticmethod
     def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        return _tangent(_portable_block_gradient(ctx.operator), ctx.saved_tensors, tangents)
+        total = block_sum(ctx.operator, ctx.saved_tensors[0].dtype)
+        return _gradient_tangents(total, 0, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(

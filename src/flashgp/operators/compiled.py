@@ -1,7 +1,8 @@
 """Products inside torch.compile: one opaque operation with a derivative, no graph break, no recompile per value.
 
-The compiler sees `flashgp::product(kernel, x1, x2, V, raw values)`; the operation finds the kernel by its name, puts
-the raw values in and multiplies as in eager mode, by whatever backend serves. Its backward is a second operation.
+The compiler sees `flashgp::product(kernel, x1, x2, V, raw values, plan, deterministic)`; the operation finds the kernel
+by its name, puts the raw values in and multiplies as in eager mode, by the plan (as text) or whatever backend serves.
+Its backward is a second operation.
 Second derivatives through a compiled product are refused: leave that product out of the compiled region.
 """
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+from flashgp.operators.multiplication import checked_plan
+from flashgp.planner.products import ProductPlan
 
 if TYPE_CHECKING:
     from flashgp.kernels.kernel import Kernel
@@ -21,8 +24,11 @@ __all__ = ["CompiledOperator"]
 class CompiledOperator:
     """`k.operator(x1, x2)` as torch.compile sees it: it multiplies; everything else belongs outside."""
 
-    def __init__(self, kernel: "Kernel", x1: Tensor, x2: Tensor | None) -> None:
+    def __init__(
+        self, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: object | None = None, deterministic: bool = False
+    ) -> None:
         self.kernel, self.x1, self.x2 = kernel, x1, x2
+        self.plan, self.deterministic = "" if plan is None else checked_plan(plan).text, deterministic
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
@@ -34,38 +40,52 @@ class CompiledOperator:
         """The product with (m,) or (*batch, m, t)."""
         matrix = right.unsqueeze(-1) if right.dim() == 1 else right
         raws = list(self.kernel.parameters())
-        out = torch.ops.flashgp.product(self.kernel.token, self.x1, self.x2, matrix, raws)
+        out = torch.ops.flashgp.product(
+            self.kernel.token, self.x1, self.x2, matrix, raws, self.plan, self.deterministic
+        )
         return out.squeeze(-1) if right.dim() == 1 else out
 
 
 class _Times(torch.nn.Module):
     """kernel(x1, x2) @ right as a module, so that raw values can be put in."""
 
-    def __init__(self, kernel: "Kernel") -> None:
+    def __init__(self, kernel: "Kernel", plan: str, deterministic: bool) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.kernel, self.deterministic = kernel, deterministic
+        self.plan = ProductPlan.from_json(plan) if plan else None
 
     def forward(self, x1: Tensor, x2: Tensor | None, right: Tensor) -> Tensor:
-        return self.kernel.operator(x1, x2) @ right
+        return self.kernel.operator(x1, x2, plan=self.plan, deterministic=self.deterministic) @ right
 
 
-def _value(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> Tensor:
+def _value(
+    token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], plan: str, deterministic: bool
+) -> Tensor:
     from flashgp.kernels.kernel import kernel_of
 
     kernel = kernel_of(token)
     named = {f"kernel.{name}": raw for (name, _), raw in zip(kernel.named_parameters(), raws, strict=True)}
-    return torch.func.functional_call(_Times(kernel), named, (x1, x2, right))
+    return torch.func.functional_call(_Times(kernel, plan, deterministic), named, (x1, x2, right))
 
 
 @torch.library.custom_op("flashgp::product", mutates_args=())
-def _product(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> Tensor:
+def _product(
+    token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], plan: str, deterministic: bool
+) -> Tensor:
     with torch.no_grad():
-        return _value(token, x1, x2, right, raws).contiguous()
+        return _value(token, x1, x2, right, raws, plan, deterministic).contiguous()
 
 
 @torch.library.custom_op("flashgp::product_backward", mutates_args=())
 def _product_backward(
-    gradient: Tensor, token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]
+    gradient: Tensor,
+    token: str,
+    x1: Tensor,
+    x2: Tensor | None,
+    right: Tensor,
+    raws: list[Tensor],
+    plan: str,
+    deterministic: bool,
 ) -> list[Tensor]:
     points = [x1] if x2 is None else [x1, x2]
     leaves = [t.detach().requires_grad_() for t in (*points, right, *raws)]
@@ -73,7 +93,13 @@ def _product_backward(
     autograd = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
     with autograd, torch.enable_grad():
         out = _value(
-            token, leaves[0], None if x2 is None else leaves[1], leaves[len(points)], leaves[len(points) + 1 :]
+            token,
+            leaves[0],
+            None if x2 is None else leaves[1],
+            leaves[len(points)],
+            leaves[len(points) + 1 :],
+            plan,
+            deterministic,
         )
         if not out.requires_grad:
             raise FlashGPError("gradients of a compiled product were lost; multiply outside torch.compile")
@@ -82,7 +108,9 @@ def _product_backward(
 
 
 @_product.register_fake
-def _(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> Tensor:
+def _(
+    token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], plan: str, deterministic: bool
+) -> Tensor:
     other = x1 if x2 is None else x2
     if right.dtype != x1.dtype:
         raise DomainError(f"`right` must be {x1.dtype} like the points, got {right.dtype}; move it with .to(...)")
@@ -93,14 +121,23 @@ def _(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tenso
 
 
 @_product_backward.register_fake
-def _(gradient: Tensor, token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor]) -> list[Tensor]:
+def _(
+    gradient: Tensor,
+    token: str,
+    x1: Tensor,
+    x2: Tensor | None,
+    right: Tensor,
+    raws: list[Tensor],
+    plan: str,
+    deterministic: bool,
+) -> list[Tensor]:
     points = [x1] if x2 is None else [x1, x2]
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (*points, right, *raws)]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    token, x1, x2, right, raws = inputs
-    ctx.token, ctx.square = token, x2 is None
+    token, x1, x2, right, raws, plan, deterministic = inputs
+    ctx.token, ctx.square, ctx.orders = token, x2 is None, (plan, deterministic)
     ctx.save_for_backward(x1, *(() if x2 is None else (x2,)), right, *raws)
 
 
@@ -108,10 +145,10 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x1, *rest = ctx.saved_tensors
     x2 = None if ctx.square else rest.pop(0)
     right, *raws = rest
-    found = torch.ops.flashgp.product_backward(gradient.contiguous(), ctx.token, x1, x2, right, raws)
+    found = torch.ops.flashgp.product_backward(gradient.contiguous(), ctx.token, x1, x2, right, raws, *ctx.orders)
     by_x1, *others = found
     by_x2 = None if ctx.square else others.pop(0)
-    return None, by_x1, by_x2, others[0], others[1:]
+    return None, by_x1, by_x2, others[0], others[1:], None, None
 
 
 _product.register_autograd(_backward, setup_context=_setup)

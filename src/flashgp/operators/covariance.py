@@ -23,10 +23,12 @@ from flashgp.operators.multiplication import (
     Multiplication,
     Orders,
     check_product_plan,
+    checked_plan,
     multiply,
     plan_of,
     product_report,
 )
+from flashgp.operators.tiled import block_sum, product_sum
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.far import FarTiles
@@ -45,7 +47,8 @@ BY_PLAN = Orders()  # what is settled where nothing was said
 class CovarianceOperator(LinearOperator):
     """K_ij = k(x1_i, x2_j), shape (*batch, n, m); differentiable in parameters, inputs and right-hand sides.
 
-    First derivatives run tile by tile in one pass, eq. (M-21). Higher ones go through differentiable tiles.
+    First derivatives run tile by tile in one pass, eq. (M-21); higher ones and forward mode on portable tiles, each
+    computed anew for every order, eq. (M-110).
 
     Args:
         form, theta: the covariance function; rows, cols: the points (cols None: the rows themselves).
@@ -92,10 +95,7 @@ class CovarianceOperator(LinearOperator):
         cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: Any, memory: str | int | None, deterministic: bool
     ) -> "CovarianceOperator":
         """The operator with a plan, or with what plans are made from. Raises: DomainError."""
-        if plan is not None and not isinstance(plan, ProductPlan):
-            raise DomainError(
-                f"`plan` must be a plan of products, got {type(plan).__name__}; make one with k.operator(x1, x2).plan()"
-            )
+        plan = None if plan is None else checked_plan(plan)
         if plan is not None and memory is not None:
             raise DomainError("`plan` settles the memory, got memory= beside it; pass the plan alone")
         if memory is not None:
@@ -117,7 +117,7 @@ class CovarianceOperator(LinearOperator):
         """How K @ V is computed for t columns of V, with its bytes and seconds; print it to see the alternatives.
 
         Products of an operator without a plan of its own follow what this gives, from 1e7 pairs on; smaller ones take
-        the torch tiles at once.
+        the torch tiles, or compiled loops that are ready, at once.
 
         Args:
             t: columns of V; products: how many will be made with this operator, which decides whether keeping K pays.
@@ -151,9 +151,11 @@ class CovarianceOperator(LinearOperator):
         return self.orders.block_backend
 
     @staticmethod
-    def while_compiling(kernel: "Kernel", x1: Tensor, x2: Tensor | None) -> Any:
+    def while_compiling(
+        kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: object | None, deterministic: bool
+    ) -> Any:
         """What torch.compile sees in its place."""
-        return CompiledOperator(kernel, x1, x2)
+        return CompiledOperator(kernel, x1, x2, plan, deterministic)
 
     @property
     def symmetric(self) -> bool:
@@ -290,19 +292,11 @@ class CovarianceOperator(LinearOperator):
 
     def portable_block(self, dtype: torch.dtype) -> Tensor:
         """The dense block in plain torch: any order of derivative, forward mode."""
-        return differentiable.block(self.form, self.theta, self.rows, self.cols).to(dtype)
+        return block_sum(self, dtype)(*self._tensors())[0]
 
     def differentiable_product(self, right: Tensor) -> Tensor:
-        """K @ right on portable tiles: any order of derivative, forward mode; the graph holds every tile."""
-        cols = self.rows if self.cols is None else self.cols
-        parts: dict[int, Tensor] = {}
-        for i, j in self._portable_tiles():
-            tile = differentiable.block(
-                self.form, self.theta, self.rows.part(i.start, i.stop), cols.part(j.start, j.stop)
-            )
-            part = tile.to(right.dtype) @ right[..., j, :]
-            parts[i.start] = parts[i.start] + part if i.start in parts else part
-        return torch.cat(list(parts.values()), dim=-2)
+        """K @ right on portable tiles: any order of derivative, forward mode; nothing of a tile is kept."""
+        return product_sum(self)(right, *self._tensors())[0]
 
     def _portable_tiles(self) -> list[tuple[slice, slice]]:
         """Row and column ranges that cover what products run over, by rows; every row is in one."""

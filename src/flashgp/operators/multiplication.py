@@ -1,9 +1,11 @@
 """How an operator multiplies: which plan, which backend runs it, and what a plan keeps between products.
 
-Below LEAST_PAIRS pairs the torch tiles answer without a plan, which would cost as much as they do. From there on every
-product follows a plan: the one that was given, else one made from the sizes, the machine's rates and what is free.
+Below LEAST_PAIRS pairs the torch tiles answer without a plan, which would cost as much as they do, or compiled loops
+where they are ready. From there on every product follows a plan: the one that was given, else one made from the sizes,
+the machine's rates and what is free.
 """
 
+import functools
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,12 +15,17 @@ from torch import Tensor
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.operators.stored import StoredTiles
 from flashgp.pairwise import opaque
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
-from flashgp.pairwise.torch_tiles import TorchTiles, tile_rows
+from flashgp.pairwise.cpu.readiness import Readiness
+from flashgp.pairwise.cpu.ready_tiles import ReadyTiles
+from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import allowed_bytes
@@ -32,15 +39,19 @@ __all__ = [
     "Multiplication",
     "Orders",
     "check_product_plan",
+    "checked_plan",
     "gradient_backend",
     "multiply",
     "plan_of",
     "product_report",
+    "stored_backend",
 ]
 
 LEAST_PAIRS = PORTABLE_PAIRS  # of products that are planned: below, a plan takes as long as the product
 _PORTABLE = TorchTiles()
-_BLOCKS = CpuTiles()  # of dense blocks: compiled loops where they are worth compiling, torch tiles elsewhere
+_BLOCKS = CpuTiles()  # of dense blocks whose route must not depend on what is compiled
+# A call of compiled loops costs so much more than one of torch tiles: looking at the rows, and packing them.
+LOOP_CALL_SECONDS = 6e-4
 
 
 @dataclass(frozen=True)
@@ -48,13 +59,14 @@ class Orders:
     """What the caller has settled about an operator's products.
 
     Fields: plan, run exactly; memory, the budget of plans that are made here; deterministic, whether they leave the
-    measured rates out; backend, one that computes everything, without plans.
+    measured rates out; backend, one that computes everything, without plans; route, forced on plans that are made here.
     """
 
     plan: ProductPlan | None = None
     memory: str | int | None = None
     deterministic: bool = False
     backend: Backend | None = None
+    route: str | None = None
 
     def transposed(self) -> "Orders":
         """The same for the transpose: its plan has rows and columns exchanged."""
@@ -67,7 +79,16 @@ class Orders:
         """What computes dense blocks and diagonals."""
         if self.backend is not None:
             return self.backend
-        return _BLOCKS if self.plan is None else _engine(self.plan.backend)
+        if self.plan is not None:
+            return _engine(self.plan.backend)
+        return _BLOCKS if self.deterministic else _small(current_profile())
+
+    @property
+    def small_backend(self) -> Backend:
+        """What computes products that need no plan."""
+        if self.backend is not None:
+            return self.backend
+        return _PORTABLE if self.deterministic else _small(current_profile())
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,7 @@ class Multiplication:
 
     def __init__(self) -> None:
         self.plans: dict[tuple[int, int, torch.dtype], ProductPlan] = {}
-        self.kept: tuple[Any, Tensor | _StoredTiles] | None = None
+        self.kept: tuple[Any, Tensor | StoredTiles] | None = None
         self.last: _Run | None = None
 
 
@@ -97,6 +118,15 @@ def plan_of(operator: "CovarianceOperator", t: int, dtype: torch.dtype, batch: i
         function_bytes=opaque.temporary_bytes(operator.form, operator.rows, batch), t=t, batch=batch, dtype=dtype,
         device=operator.device, **options,
     )  # fmt: skip
+
+
+def checked_plan(plan: object) -> ProductPlan:
+    """The plan that was handed in. Raises: DomainError for anything else."""
+    if not isinstance(plan, ProductPlan):
+        raise DomainError(
+            f"`plan` must be a plan of products, got {type(plan).__name__}; make one with k.operator(x1, x2).plan()"
+        )
+    return plan
 
 
 def check_product_plan(plan: Any, operator: "CovarianceOperator", right: Tensor) -> None:
@@ -119,8 +149,7 @@ def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
         workspace = Workspace(allowed_bytes(plan.peak_bytes), parent=workspace)
     began, compiled = time.perf_counter(), workspace.compile_seconds
     if plan is None:
-        backend = orders.backend or _PORTABLE
-        out = backend.product(*_given(operator), right, workspace=workspace, tiles=operator.tiles)
+        out = orders.small_backend.product(*_given(operator), right, workspace=workspace, tiles=operator.tiles)
     else:
         out = _as_planned(operator, plan, right.to(plan.torch_dtype), workspace).to(right.dtype)
     products.last = _Run(plan, workspace, time.perf_counter() - began - (workspace.compile_seconds - compiled))
@@ -130,7 +159,7 @@ def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
 def gradient_backend(operator: "CovarianceOperator", right: Tensor) -> Backend:
     """What takes the gradient of a product: the backend that multiplies."""
     plan = _plan_for(operator, right)
-    return operator.orders.backend or (_PORTABLE if plan is None else _engine(plan.backend))
+    return operator.orders.small_backend if plan is None else _engine(plan.backend)
 
 
 def product_report(operator: "CovarianceOperator") -> Report:
@@ -154,6 +183,16 @@ def product_report(operator: "CovarianceOperator") -> Report:
     )
 
 
+@functools.lru_cache(maxsize=8)
+def _small(profile: MachineProfile) -> ReadyTiles:
+    """What small problems take, by a machine's rates: loops that are ready, from where they make up for their call."""
+    rates = [profile.product_rate(backend, "cpu", torch.float64, True, 3, 1) for backend in ("torch", "cpu")]
+    slow, quick = (1.0 / rate if rate else 0.0 for rate in rates)
+    if slow <= quick:
+        return ReadyTiles(Readiness(PORTABLE_PAIRS, 0.0))
+    return ReadyTiles(Readiness(int(LOOP_CALL_SECONDS / (slow - quick)), slow - quick))
+
+
 # -- which plan ------------------------------------------------------------------------------------------------------
 def _plan_for(operator: "CovarianceOperator", right: Tensor) -> ProductPlan | None:
     """The plan of this product; None where the torch tiles answer at once, or a backend was given."""
@@ -170,7 +209,10 @@ def _plan_for(operator: "CovarianceOperator", right: Tensor) -> ProductPlan | No
         return None
     found = operator.products.plans.get((t, members, right.dtype))
     if found is None:
-        found = plan_of(operator, t, right.dtype, members, memory=orders.memory, deterministic=orders.deterministic)
+        found = plan_of(
+            operator, t, right.dtype, members, memory=orders.memory, deterministic=orders.deterministic,
+            route=orders.route,
+        )  # fmt: skip
         operator.products.plans[t, members, right.dtype] = found
     return found
 
@@ -182,6 +224,14 @@ def _members(operator: "CovarianceOperator", right: Tensor) -> int:
 
 def _given(operator: "CovarianceOperator") -> tuple[Form, tuple[Tensor, ...], Rows, Rows | None]:
     return operator.form, operator.theta, operator.rows, operator.cols
+
+
+def stored_backend(operator: "CovarianceOperator") -> Backend:
+    """What fills stored tiles: the compiled loops where all tiles together are worth a compile."""
+    pairs = operator.shape.numel()
+    if operator.orders.backend is None and operator.device.type == "cpu" and pairs >= LEAST_PAIRS:
+        return CpuTiles.for_every_size()
+    return operator.backend
 
 
 # -- running it ------------------------------------------------------------------------------------------------------
@@ -212,37 +262,9 @@ def _as_planned(operator: "CovarianceOperator", plan: ProductPlan, right: Tensor
 
 def _keep(
     operator: "CovarianceOperator", plan: ProductPlan, backend: Backend, workspace: Workspace
-) -> "Tensor | _StoredTiles":
+) -> "Tensor | StoredTiles":
     if plan.route == "stored":
-        return _StoredTiles(operator, backend, workspace)
+        return StoredTiles(operator, backend, workspace)
     return backend.block(
         operator.form, operator.theta, operator.rows, operator.cols, dtype=plan.torch_dtype, workspace=workspace
     )
-
-
-class _StoredTiles:
-    """K as float32 panels of rows, of a symmetric K from the diagonal on, (M-56)."""
-
-    def __init__(self, operator: "CovarianceOperator", backend: Backend, workspace: Workspace) -> None:
-        self.shape, self.symmetric = operator.shape, operator.symmetric
-        n, m = self.shape[-2:]
-        cols = operator.rows if operator.cols is None else operator.cols
-        step = tile_rows(m, self.shape[:-2].numel(), operator.device)
-        self.panels: list[tuple[slice, slice, Tensor]] = []
-        for start in range(0, n, step):
-            i = slice(start, min(n, start + step))
-            j = slice(start if self.symmetric else 0, m)
-            rows, part = operator.rows.part(i.start, i.stop), cols.part(j.start, j.stop)
-            tile = backend.block(operator.form, operator.theta, rows, part, dtype=torch.float32, workspace=workspace)
-            self.panels.append((i, j, workspace.adopt(tile)))
-
-    def __matmul__(self, right: Tensor) -> Tensor:
-        """K @ right, (*batch, n, t), eq. (M-20), in right's dtype."""
-        batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
-        out = right.new_zeros((*batch, self.shape[-2], right.shape[-1]))
-        for i, j, tile in self.panels:
-            values = tile.to(right.dtype)
-            out[..., i, :] += values @ right[..., j, :]
-            if self.symmetric and j.stop > i.stop:
-                out[..., i.stop :, :] += values[..., i.stop - i.start :].mT @ right[..., i, :]
-        return out

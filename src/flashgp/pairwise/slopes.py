@@ -14,10 +14,13 @@ from torch import Tensor
 from flashgp.foundations.form import Form
 from flashgp.pairwise.numpy_program import numpy_partials
 from flashgp.pairwise.program import program_of
+from flashgp.pairwise.tile_code import Scalar
 
-__all__ = ["steepness"]
+__all__ = ["rounding_slopes", "steepness"]
 
-GRID = numpy.exp2(numpy.arange(-80.0, 41.0))  # squared distances: a profile changes within one in a few octaves
+GRID_FIRST, GRID_LAST = -80.0, 41.0
+# Squared distances: a profile changes within one in a few octaves.
+GRID = numpy.exp2(numpy.arange(GRID_FIRST, GRID_LAST))
 
 
 def steepness(form: Form, theta: Sequence[Tensor]) -> dict[int, float]:
@@ -36,6 +39,43 @@ def steepness(form: Form, theta: Sequence[Tensor]) -> dict[int, float]:
     members = set(zip(*(t.reshape(-1).tolist() for t in flat), strict=True))
     found = [_slopes(form, member) for member in members]
     return {k: max(f[k] for f in found) for k in found[0]} if found else {}
+
+
+def rounding_slopes(form: Form, theta: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+    """Per distance, what a unit error of a coordinate and of the squared distance does to a covariance, at least 1.
+
+    max |dg/dq| 2 sqrt(q) / max |g| and max |dg/dq| / max |g| over squared distances, as in eq. (M-75), with products,
+    codes and row scalars taken as 1. Computed where theta is, without waiting for it: a call can be captured.
+    Args: theta (members, at least P), float64. Returns: two (members,) tensors each. Cost: some dozen operations on a
+        hundred numbers per member.
+    """
+    distances = [k for k, kind in enumerate(form.statistics) if kind == "distance"]
+    runs = [*([k] for k in distances), distances]
+    grid = torch.exp2(torch.arange(GRID_FIRST, GRID_LAST, dtype=torch.float64, device=theta.device))
+    one = torch.ones((theta.shape[0], len(runs), len(GRID)), dtype=torch.float64, device=theta.device)
+    statistics = []
+    for k, kind in enumerate(form.statistics):
+        value = torch.zeros_like(one) if kind == "distance" else one
+        for at, run in enumerate(runs):
+            if k in run:
+                value[:, at] = grid
+        statistics.append(value)
+    parameters = [theta[:, p, None, None] for p in range(form.parameter_count)]
+    (scalar, tile), parts = program_of(form).partials(statistics, [one] * (2 * form.scalar_count), parameters, False)
+
+    def size(factor: Scalar, values: Tensor | None) -> Tensor:
+        return torch.as_tensor(factor, dtype=torch.float64, device=theta.device).abs() * (
+            one if values is None else values.abs()
+        )
+
+    scale = size(scalar, tile).amax((-2, -1), keepdim=True).clamp_min(1e-300)
+    found = {k: (torch.ones_like(one[:, 0, 0]),) * 2 for k in distances}
+    for part in parts:
+        if part.symbol.kind == "distance":
+            slope = size(part.scalar, part.tile) / scale
+            coordinate = slope * 2.0 * statistics[part.symbol.index].sqrt()
+            found[part.symbol.index] = tuple(s.amax((-2, -1)).clamp_min(1.0) for s in (coordinate, slope))  # type: ignore[assignment]
+    return found
 
 
 @functools.lru_cache(maxsize=512)

@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.numpy_program import numpy_partials
@@ -198,6 +199,7 @@ def small_problem(form: Form, n: int) -> Callable[..., SmallProblem] | None:
     with _lock:
         spent = _spent[form] = _spent.get(form, 0.0) + _saved_seconds(n)
     if spent > LOAD_SECONDS and _can_compile(form) and (spent > COMPILE_SECONDS or _is_compiled(form)):
+        load_late("flashgp.pairwise.cpu.small")
         from flashgp.pairwise.cpu.small import CompiledProblem  # here: it imports numba
 
         return CompiledProblem
@@ -211,6 +213,7 @@ def _saved_seconds(n: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _can_compile(form: Form) -> bool:
+    load_late("flashgp.pairwise.cpu.backend")
     from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 
     return bool(form.statistics) and not cpu_tiles_missing()

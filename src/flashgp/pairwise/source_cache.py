@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from flashgp.foundations.errors import FlashGPWarning
-from flashgp.pairwise.compiling import compiling
+from flashgp.foundations.forks import no_forks
 
 __all__ = ["cache_directory", "import_generated", "warn_not_kept"]
 
@@ -32,7 +32,7 @@ def import_generated(text: str, identity: str = "") -> ModuleType:
     Cost: one small file the first time ever, an import the first time in a process.
     """
     name = "flashgp_generated_" + hashlib.sha256(f"{identity}\0{text}".encode()).hexdigest()[:32]
-    with compiling():
+    with no_forks():
         module = sys.modules.get(name)
         if module is not None:
             return module

@@ -136,10 +136,12 @@ def _seconds(candidate: Candidate) -> float:
     return candidate.seconds
 
 
-def check_route(route: str | None, routes: Sequence[str]) -> None:
+def check_route(route: str | None, routes: Sequence[str], name: str = "route") -> None:
     """Raises: DomainError for a route that does not exist."""
     if route is not None and route not in routes:
-        raise DomainError(f"`route` must be one of {', '.join(routes)}, got {route!r}; leave it out to have one chosen")
+        raise DomainError(
+            f"`{name}` must be one of {', '.join(routes)}, got {route!r}; leave it out to have one chosen"
+        )
 
 
 def profile_notes(profile: MachineProfile, deterministic: bool = False) -> tuple[str, ...]:

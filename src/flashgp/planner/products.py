@@ -8,6 +8,7 @@ planner/engines.py. A missing package costs seconds, which the plan names; the m
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -33,9 +34,10 @@ from flashgp.planner.choice import (
 from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.plan import kernel_line, printed, printed_html
 
-__all__ = ["PRODUCT_ROUTES", "ProductPlan", "plan_product"]
+__all__ = ["PRODUCT_ROUTES", "STORED_ROWS", "ProductPlan", "plan_product", "product_prices", "stored_bytes"]
 
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
+STORED_ROWS = 256  # of a stored panel: enough for matrix products at their full rate
 # Per row, column and halving: partitioning, gathering and bounds take about as long as copying so many bytes.
 SORTED_BYTES = 256
 PANEL_RATE = 0.9  # of an engine's pairs per second, in the small panels between which far tiles are skipped
@@ -79,12 +81,19 @@ class ProductPlan:
     notes: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
 
+    def __post_init__(self) -> None:
+        # At hand as an attribute: torch.compile takes an attribute as a constant, and compiles anew for another plan.
+        object.__setattr__(self, "text", plan_json(self))
+
+    if TYPE_CHECKING:
+        text: ClassVar[str]  # the plan as JSON; of every plan its own, and no field
+
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
     def to_json(self) -> str:
-        return plan_json(self)
+        return self.text
 
     @classmethod
     def from_json(cls, text: str) -> "ProductPlan":
@@ -214,6 +223,29 @@ def plan_product(
     return replace(plan, notes=(*_prices(plan, candidates), *_compiling(plan), *plan.notes))
 
 
+def stored_bytes(n: int) -> int:
+    """Of the float32 tiles of a symmetric K of n points, (M-56)."""
+    return 4 * ((n * n + n * min(n, STORED_ROWS)) // 2)
+
+
+def product_prices(
+    form: Form,
+    n: int,
+    device: torch.device,
+    profile: MachineProfile,
+    *,
+    d: int,
+    function_d: int,
+    function_bytes: int,
+    t: int,
+    products: int,
+    dtype: torch.dtype,
+) -> list[Candidate]:
+    """The prices of all ways to compute K V on n points that can be taken here, as `plan_product` compares them."""
+    size = _Size(form, n, n, True, d, function_d, function_bytes, t, 1, products, 1.0, dtype, profile)
+    return [one for one in _candidates(size, device) if not one.missing and not one.objection]
+
+
 @dataclass(frozen=True)
 class _Size:
     """What the price of every route depends on."""
@@ -260,11 +292,9 @@ class _Size:
         sums = 8 * self.batch * (self.n + self.m if self.symmetric else self.n) * self.t
         return threads * (sums + FUSED_BYTES) + engine.compiler_bytes()
 
-    def stored_pairs(self, device: torch.device) -> int:
+    def stored_pairs(self) -> int:
         """Numbers in stored tiles, (M-56): of a symmetric K the panels from the diagonal on."""
-        if not self.symmetric:
-            return self.pairs
-        return self.batch * (self.n * self.n + self.n * self.panel_rows(device)) // 2
+        return self.batch * stored_bytes(self.n) // 4 if self.symmetric else self.pairs
 
 
 def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
@@ -279,7 +309,8 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
         """Seconds of all products with what is stored: arithmetic or reading, whichever is slower, (M-57)."""
         return size.products * (max(flops / rates.gemm(dtype), stored_bytes / rates.copy_bytes) + rates.call_seconds)
 
-    stored = 4 * size.stored_pairs(device)
+    stored = 4 * size.stored_pairs()
+    panel = 4 * size.batch * min(size.n, STORED_ROWS) * size.m  # the one that is made
     # One product asks for a result, not for a matrix: storing K is another memory class (docs/decisions/0006).
     keeps = "keeps K, for one product: only on request" if size.products == 1 else ""
     found = [
@@ -288,7 +319,7 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
             build + multiply(size.dtype, item * size.pairs), objection=keeps,
         ),
         Candidate(
-            "stored", "torch", where, "float32", stored + tiles + base, build + multiply(torch.float32, stored),
+            "stored", "torch", where, "float32", stored + panel + tiles + base, build + multiply(torch.float32, stored),
             objection="rounds K to float32: only on request" if size.dtype == torch.float64 else keeps,
         ),
     ]  # fmt: skip

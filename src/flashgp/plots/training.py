@@ -1,9 +1,11 @@
-"""How a fit went: each evaluation's distance to the best value found, start by start."""
+"""How a fit went: each evaluation's distance to the best value found, run by run."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from flashgp.foundations.report import counted
 
 from .axes import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, empty, legend, new_axes, note, shown_rows, style
 
@@ -19,17 +21,21 @@ _MOST_POINTS = 2_000
 def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes":
     """Log joint of every evaluation as nats below the best one found (logarithmic): a line for each start.
 
-    Runs on a subset of the rows, which only choose the start, are left out: their values are of other data.
+    Runs on some of the rows, which only say where the search over all of them begins, are left out: their values are of
+    other data. Where there are no others, the last of them are shown.
 
     Args:
-        history: `fit.history`; each entry has `start`, `index` and `value`, the log joint in nats.
+        history: `fit.history`; each entry has `start`, `index`, `value` in nats and `measure`, what the value is: the
+            log joint, or its gain since the first gradient of the run.
         ax: axes to draw on; a new figure's by default.
     Raises: BackendUnavailableError without matplotlib.
     Cost: O(evaluations); at most 2 000 per start are drawn.
     """
+    history = list(history)
+    shown = _comparable([str(e.start) for e in history])
+    history = [e for e in history if str(e.start).startswith(shown)]
+    gains = any(e.measure == "gain" for e in history)
     entries = [(str(e.start), int(e.index), float(e.value)) for e in history]
-    if not all(start.startswith("subset") for start, _, _ in entries):
-        entries = [entry for entry in entries if not entry[0].startswith("subset")]
     finite = [entry for entry in entries if np.isfinite(entry[2])]
     ax = new_axes(ax)
     style(ax, "evaluation", "nats below the best (log scale)")
@@ -60,11 +66,20 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
     failed = len(entries) - len(finite)
     note(
         ax,
-        f"best log joint {best:.6g} nats" + (f"\n{failed} evaluations had no finite value" if failed else ""),
+        f"{'gained since the first gradient' if gains else 'best log joint'} {best:.6g} nats"
+        + (f"\n{counted(failed, 'evaluation')} had no finite value" if failed else ""),
         "lower left",
     )
     legend(ax, loc="upper right")
     return ax
+
+
+def _comparable(starts: list[str]) -> str:
+    """How the names begin of runs on all rows, or else of the last phase: values of other rows do not compare."""
+    if not starts or any(start.startswith("start") for start in starts):
+        return "start"
+    label, _, rows = starts[-1].partition(" ")
+    return f"{label} {rows}" if label == "part" else label
 
 
 def _whole_numbers(ax: "Axes") -> None:

@@ -1,0 +1,25 @@
+"""Solvers of (K + diag(noise)) X = B behind one contract: prepare(system) -> Prepared, solve(rhs, goal) -> Solution."""
+
+from flashgp.solvers.alternating_projections import AlternatingProjections
+from flashgp.solvers.cholesky_solver import CholeskySolver
+from flashgp.solvers.conjugate_gradients import ConjugateGradients
+from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, StopReason, System
+from flashgp.solvers.fallback import solve_in_turn
+from flashgp.solvers.registry import SOLVERS
+
+__all__ = [
+    "NO_LIMITS",
+    "SOLVERS",
+    "AlternatingProjections",
+    "CholeskySolver",
+    "ConjugateGradients",
+    "Goal",
+    "Limits",
+    "Prepared",
+    "Solution",
+    "Solver",
+    "Step",
+    "StopReason",
+    "System",
+    "solve_in_turn",
+]

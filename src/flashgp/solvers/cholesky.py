@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.solvers.contract import check_residual
 
 __all__ = ["Factor", "factorise", "factorise_keeping", "refine"]
 
@@ -98,6 +99,7 @@ def factorise(
         if jitter is not None or not repairable or attempt > len(JITTER_STEPS):
             break
         ladder.append(JITTER_STEPS[attempt - 1] * unit)
+        del matrix, lower  # before the next one is allocated
         matrix = build()
     raise _failure(lower, info, batch, ladder, repairable, n)
 
@@ -165,17 +167,20 @@ def refine(
         target: relative residual to stop at; limit: most corrections.
     Returns: solution, its relative residual |rhs - K a| / |rhs| (largest over columns) and the corrections made.
         It stops early when a correction no longer halves the residual, and returns the best so far.
+    Raises: ConvergenceError as soon as a residual is not finite, naming row and column.
     Source: Higham (2002), Accuracy and Stability of Numerical Algorithms, section 12.1.
     """
     solution = solve(rhs)
     scale = rhs.norm(dim=-2).clamp_min(torch.finfo(rhs.dtype).tiny)
     residual = rhs - multiply(solution)
+    check_residual("refinement", 0, residual)
     size = float((residual.norm(dim=-2) / scale).amax())
     for step in range(limit):
         if not size > target:
             return solution, size, step
         better = solution + solve(residual)
         residual_after = rhs - multiply(better)
+        check_residual("refinement", step + 1, residual_after)
         size_after = float((residual_after.norm(dim=-2) / scale).amax())
         if not size_after < size:
             return solution, size, step

@@ -13,12 +13,13 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.forks import no_forks
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise.compiling import compiling
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
 from flashgp.pairwise.cpu.pool import run_together, workers
+from flashgp.pairwise.cpu.readiness import NotReadyError, made_ready
 from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.source_cache import warn_not_kept
@@ -46,7 +47,8 @@ class CompiledPairs:
         arguments: the packed rows and columns in the order of the generated functions; n, m: rows and columns;
         widths: columns of each feature before padding; size: rows of a block; dtype: float32 or float64, of the
         loops; symmetric: the columns are the rows; workspace: hears what ran and what compiling took; near: the tiles
-        to evaluate, None for all.
+        to evaluate, None for all; wait: for a compile, else only for loops that are in the cache.
+    Raises (by its computations): NotReadyError where it must not wait for the loops.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class CompiledPairs:
         symmetric: bool,
         workspace: Workspace | None = None,
         near: NearTiles | None = None,
+        wait: bool = True,
     ) -> None:
-        self.workspace, self.near = workspace or Workspace(), near
+        self.workspace, self.near, self.wait = workspace or Workspace(), near, wait
         self.form, self.layout, self.arguments = form, layout, arguments
         self.n, self.m, self.widths, self.size, self.symmetric = n, m, widths, size, symmetric
         self.real = numpy.float32 if dtype == torch.float32 else numpy.float64
@@ -83,10 +86,11 @@ class CompiledPairs:
         tiles: NearTiles | None = None,
         *,
         pulled: bool = False,
+        wait: bool = True,
     ) -> "CompiledPairs":
         """The pairs of rows with cols, or with themselves when cols is None.
 
-        Args: tiles: what to evaluate, everything by default; pulled: for a gradient.
+        Args: tiles: what to evaluate, everything by default; pulled: for a gradient; wait: for a compile.
         Where float32 would cost digits, the loops run in float64: see `layout_of`.
         Cost: a few passes over the features.
         """
@@ -106,7 +110,7 @@ class CompiledPairs:
             arguments += [packed_columns(side.numpy().astype(real, copy=False), size) for side in (a, b)]
         widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
         counts = rows.count, other.count
-        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace, tiles)
+        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace, tiles, wait)
 
     def _columns(self, values: Tensor) -> Array:
         """Right-hand sides (t, n) in blocks, padded with zeros."""
@@ -204,9 +208,12 @@ class CompiledPairs:
         function = getattr(self.module, name)
         key = f"{self.module.__name__}.{name}"
         if key in _seconds:
+            made_ready(self.form, name)
             self.workspace.ran(TITLE)
             return function
-        with compiling():
+        if not self.wait and not is_cached(self.module, name):
+            raise NotReadyError
+        with no_forks():
             began = time.perf_counter()
             nothing = numpy.zeros((0, 2), numpy.int64)
             try:
@@ -221,6 +228,7 @@ class CompiledPairs:
                 function.enable_caching()
                 function(nothing, *head, *make())
             _seconds[key] = time.perf_counter() - began
+        made_ready(self.form, name)
         self.workspace.ran(TITLE, _seconds[key])
         return function
 
@@ -231,14 +239,14 @@ def _tiles(rows: int, cols: int, symmetric: bool) -> Array:
     return numpy.stack([i, j], axis=1).astype(numpy.int64)
 
 
-def is_cached(module: ModuleType) -> bool:
-    """Whether an earlier process left compiled code of a generated module."""
-    return any(_cache_files(module))
+def is_cached(module: ModuleType, function: str = "*") -> bool:
+    """Whether an earlier process left compiled code of a generated module, or of one of its functions."""
+    return any(_cache_files(module, function))
 
 
-def _cache_files(module: ModuleType) -> Iterator[Path]:
+def _cache_files(module: ModuleType, function: str = "*") -> Iterator[Path]:
     path = Path(str(module.__file__))
-    return (path.parent / "__pycache__").glob(f"{path.stem}.*.nb?")
+    return (path.parent / "__pycache__").glob(f"{path.stem}.{function}-*.nb?")
 
 
 def _keep_nothing(function: Any) -> None:

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import torch
 
+from flashgp.foundations.forks import no_forks
 from flashgp.foundations.form import Form
-from flashgp.pairwise.compiling import compiling
 from flashgp.pairwise.cpu.layout import Statistic
 from flashgp.pairwise.cpu.scalar_code import ScalarCode
 from flashgp.pairwise.program import program_of
@@ -35,7 +35,7 @@ def _compiled(form: Form, layout: tuple[Statistic, ...], dtype: str) -> ModuleTy
     from flashgp.pairwise.cpu import identity
     from flashgp.pairwise.source_cache import import_generated
 
-    with compiling():  # the identity imports numba
+    with no_forks():  # the identity imports numba
         return import_generated(generated_source(form, layout, dtype), identity.of_this_library())
 
 

@@ -50,7 +50,7 @@ class CompiledProblem(SmallProblem):
         self._pairs = CompiledPairs(
             form, theta, small_layout(form), arguments, count, count, widths, size, torch.float64, True, workspace
         )
-        self.matrix = numpy.empty((count, count))
+        self.matrix = torch.empty(count, count, dtype=torch.float64).numpy()  # NumPy would ask for huge pages
         self._pairs.block(self.matrix)
 
     def pull(self, slope: Array) -> list[Pulled]:

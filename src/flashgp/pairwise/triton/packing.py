@@ -6,8 +6,11 @@ eps max|u|: an offset costs nothing, a short lengthscale little.
 
 The fast route, eq. (M-61), is open to a member of the batch while, with R the largest |u|,
 
-    eps R         <= 1e-6    for differences of `high` alone
-    4 eps R^2     <= 2e-5    for |u|^2 + |v|^2 - 2 u.v (values below 4 eps R^2 are 0)
+    eps R s       <= 1e-6    for differences of `high` alone
+    4 eps R^2 s'  <= 2e-5    for |u|^2 + |v|^2 - 2 u.v (values below 4 eps R^2 are 0)
+
+where s and s', at least 1, say what an error of a coordinate, and of a squared distance, does to the covariance at the
+values of theta, eq. (M-75).
 
 Which route serves is decided on the device, per member of the batch: a number there, never read by the host.
 """
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.pairwise.slopes import rounding_slopes
 from flashgp.pairwise.triton.tile_source import TileStatistic
 
 __all__ = ["CAREFUL", "FAST", "PADDING", "Packed", "packed"]
@@ -133,6 +137,8 @@ def packed(
     made = [_empty_side(side, members, at + form.scalar_count, form) for side in sides]
     limits = torch.zeros((members, max(1, len(fast))), dtype=torch.float32, device=rows.device)
     careful = torch.full((members,), kinked, dtype=torch.bool, device=rows.device)
+    values = _theta(theta, batch, rows.device)
+    slopes = rounding_slopes(form, values)
     matches = 0
     for s in fast:
         tables = [_members(side.features[s.index], shape, 2 if s.kind != "match" else 1) for side in sides]
@@ -147,17 +153,16 @@ def packed(
             reach = _pack_distance(made, tables, first[s.index])
             if s.route.startswith("dot"):
                 limits[:, s.index] = 4.0 * EPS * reach
-                careful |= ~(4.0 * EPS * reach <= DOT_BUDGET)
+                careful = careful | ~(4.0 * EPS * reach * slopes[s.index][1] <= DOT_BUDGET)
             else:
-                careful |= ~(EPS * reach.sqrt() <= DIFFERENCE_BUDGET)
+                careful = careful | ~(EPS * reach.sqrt() * slopes[s.index][0] <= DIFFERENCE_BUDGET)
     for side, given in zip(made, sides, strict=True):
         for k, scalar in enumerate(given.scalars):
             side.channels[:, at + k, : side.count] = _members(scalar, shape, 1)
         for table in (side.channels, side.codes):
             table[..., side.count :] = table[..., side.count - 1 : side.count]  # real rows: whatever g is, it is finite
     return Packed(
-        made[0], made[-1], batch, columns, tuple(first), at, _theta(theta, batch, rows.device), limits,
-        careful.to(torch.int32),
+        made[0], made[-1], batch, columns, tuple(first), at, values, limits, careful.to(torch.int32),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Expression to Triton: the profile and its derivatives as device functions of scalar arithmetic over tiles.
 
-The lines come from the generator of `pairwise.program`, so common subexpressions are computed once; only their
+The lines come from the generator of `pairwise.tile_code`, so common subexpressions are computed once; only their
 spelling differs. Tiles are float32. Scalars made of parameters are computed in float64, once per program, and rounded
 when they meet a tile. exp(x) is written as 2^(x log2 e), the constant folded into the factor in front of x.
 """
@@ -13,7 +13,8 @@ from fractions import Fraction
 
 from flashgp.foundations.expression import Atom, Expression, Factors, Function, Surd, Symbol
 from flashgp.foundations.form import Form
-from flashgp.pairwise.program import _Generator, _input_name, _Line, program_of
+from flashgp.pairwise.program import program_of
+from flashgp.pairwise.tile_code import Generator, Line, input_name
 
 __all__ = ["DEVICE_FUNCTIONS", "Derivative", "ProfileSource", "float_text", "profile_source"]
 
@@ -74,8 +75,8 @@ class Derivative:
     tile: int | None
 
 
-class _DeviceGenerator(_Generator):
-    """The generator of `pairwise.program` with scalars in Triton's spelling, which has no power operator."""
+class _DeviceGenerator(Generator):
+    """The generator of `pairwise.tile_code` with scalars in Triton's spelling, which has no power operator."""
 
     def scalar_monomial(self, factors: Factors, coefficient: Fraction) -> str:
         value = coefficient.numerator / coefficient.denominator
@@ -126,7 +127,7 @@ def _power_text(base: str, power: int) -> str:
     return f"(1.0 / ({product}))" if power < 0 else product if power == 1 else f"({product})"
 
 
-def _line_text(line: _Line) -> str:
+def _line_text(line: Line) -> str:
     """One line of tile arithmetic."""
     x = line.operands[0]
     scalar = float_text(line.extra[0]) if line.extra else ""
@@ -167,7 +168,7 @@ class ProfileSource:
     def __init__(self, form: Form) -> None:
         program = program_of(form)
         symbols = (*program.statistics, *program.scalars, *program.parameters)
-        self.inputs = [_input_name(s) for s in symbols]
+        self.inputs = [input_name(s) for s in symbols]
         self.value_scalar: str | None = None
         self.value_full = False
         generator = self._generator(symbols)
@@ -185,7 +186,7 @@ class ProfileSource:
         self.tile_count = len(tiles)
         self.partials = self._function("partials", generator, ", ".join(tiles)) if tiles else ""
 
-    def _add_derivative(self, symbol: Symbol, slope: Expression, generator: _Generator, tiles: list[str]) -> None:
+    def _add_derivative(self, symbol: Symbol, slope: Expression, generator: Generator, tiles: list[str]) -> None:
         if slope.is_zero:
             return
         if not slope.pairwise:
@@ -204,7 +205,7 @@ class ProfileSource:
                 generator.symbol(symbol)
         return generator
 
-    def _function(self, name: str, generator: _Generator, result: str) -> str:
+    def _function(self, name: str, generator: Generator, result: str) -> str:
         body = "".join(_line_text(line) for line in generator.lines)
         return f"\n@triton.jit\ndef {name}({', '.join(self.inputs)}):\n{body}    return {result}\n"
 

@@ -1,11 +1,12 @@
-"""One lock around importing and compiling generated code; a fork waits until nobody is inside.
+"""One lock around compiling generated code and around late imports; a fork waits until nobody is inside.
 
 A child has only the thread that forked. What another thread held then stays held there for ever: our lock, numba's,
 the lock of a module that is being imported, those inside LLVM. None of these can be mended from outside, so `os.fork`
-waits until the compile is done, at most the seconds that one takes. Fork with a program that is not ours (subprocess)
-does not come here.
+waits until the compile or the import is done, at most the seconds that one takes. Fork with a program that is not ours
+(subprocess) does not come here.
 """
 
+import importlib
 import os
 import sys
 import threading
@@ -13,17 +14,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["compiling"]
+__all__ = ["load_late", "no_forks"]
 
 _lock = threading.RLock()  # re-entrant: compiling imports, and a fork may come from inside
 _held = threading.local()  # what the thread that forks holds meanwhile
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """One thread at a time imports or compiles generated code, and no process is forked meanwhile by another one."""
+def no_forks() -> Iterator[None]:
+    """One thread at a time compiles or imports in here, and no process is forked meanwhile by another one."""
     with _lock:
         yield
+
+
+def load_late(module: str) -> None:
+    """Before an import inside a function: the first one holds locks of modules that a forked child could never take."""
+    if module not in sys.modules:
+        with no_forks():
+            importlib.import_module(module)
 
 
 def _numba_lock() -> Any:

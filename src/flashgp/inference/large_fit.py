@@ -1,0 +1,285 @@
+"""fit for many rows: exact on a subset, then to the optimum of all rows by estimated gradients.
+
+    400 rows     every start, L-BFGS-B, exact gradients                  (inference/search.py)
+    2,000 rows   from the best, L-BFGS-B, exact gradients; columns woken
+    parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a part has taken
+                 to factors, those that follow begin with them, and one of twice its rows is put in
+    all rows     Fisher scoring with secant updates (inference/scoring.py); its first curvature is that of the subset,
+                 scaled by the number of rows; its gradients are estimates (inference/large_objective.py)
+
+A search ends when one more step promises less than half of what the estimate costs on average, or less than ENOUGH
+nats per row, which no prediction shows. Where the estimate itself may cost more than that, new probes are then drawn
+once, and the search goes on until it ends again: an optimum that one draw made up does not survive the second.
+"""
+
+import dataclasses
+import functools
+import logging
+import math
+import warnings
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import ConvergenceError, FlashGPWarning, NotPositiveDefiniteError
+from flashgp.foundations.report import Report, counted
+from flashgp.inference.gp import GP
+from flashgp.inference.history import Recorder
+from flashgp.inference.information import fisher_information
+from flashgp.inference.initial import RoleStart
+from flashgp.inference.large_objective import MOST_ITERATIONS, LargeObjective
+from flashgp.inference.likelihood_gradient import DirectSettings
+from flashgp.inference.objective import FlatObjective
+from flashgp.inference.scoring import Descent, descend
+from flashgp.inference.search import best_of, bounds_of, minimise, on_rows, subset_rows, units_of, wake
+
+__all__ = ["fit_many_rows"]
+
+log = logging.getLogger("flashgp.fit")
+
+MIDDLE_ROWS = 2000
+MIDDLE_DECREASE = 0.05  # nats: its optimum is only where the search over more rows begins
+DRAWS_PER_PARAMETER = 5  # simulated scores for the Fisher information
+LEAST_DRAWS = 60
+WORTH = 0.5  # of the p / (2 S) nats that the estimate costs on average: a step that promises less is not taken
+LEAST_GAIN = 0.02  # nats
+ENOUGH = 1e-4  # nats per row: about what the log density of a new observation may miss
+EVALUATIONS = 40  # gradients of all rows at most, for one draw of probes
+PART_FACTOR = 4  # of rows, from one part to the next: a step costs a sixteenth before
+PART_EVALUATIONS = 15
+SLIP = 0.1  # nats per row by which the exact likelihood of the first rows may fall on the way to all rows
+REACH = math.log(30.0)  # of a positive parameter from its value on the first rows
+BY_FACTORS = ", by factors"  # in the name of a run
+LEAST_PASSES = 10  # of an iteration before a factor may take over
+
+
+def fit_many_rows(
+    gp: GP,
+    x: Tensor,
+    y: Tensor,
+    settings: DirectSettings,
+    objective: LargeObjective,
+    roles: dict[Any, RoleStart],
+    weak: bool,
+    start: numpy.ndarray,
+    *,
+    max_iterations: int,
+    waking: bool,
+    seed: int,
+    recorder: Recorder,
+    report: Report,
+) -> None:
+    """From a start to the optimum of all rows; evaluations are in the recorder, the last one of label "start" best.
+
+    Cost: some 60 exact evaluations of 2,000 rows, then 5 to 20 gradients of all rows.
+    """
+    n = x.shape[-2]
+    count = min(MIDDLE_ROWS, n)
+    recorder.phase = f"fitting {count:,} rows"
+    exact = dataclasses.replace(settings, dtype=torch.float64)
+    with on_rows(gp, x, y, exact, roles, weak, subset_rows(n, count, seed), FlatObjective) as middle:
+        minimise(middle, roles, [start], max_iterations, recorder, "middle", MIDDLE_DECREASE)
+        if waking:
+            wake(middle, roles, max_iterations, recorder, report, "middle", MIDDLE_DECREASE)
+        theta = best_of(recorder, "middle")
+        theta = start if theta is None else theta
+        recorder.reached = theta
+        curvature = fisher_information(middle, theta, max(LEAST_DRAWS, DRAWS_PER_PARAMETER * middle.size), seed)
+    curvature = curvature + _prior_curvature(objective, theta) * (count / n)
+
+    def strayed(found: numpy.ndarray, of: str) -> bool:
+        """Whether parameters found by estimates are no good by the exact likelihood of the first rows, and says so."""
+        with on_rows(gp, x, y, exact, roles, weak, subset_rows(n, least, seed), FlatObjective) as middle:
+            worse = (middle(found)[0] - middle(anchor)[0]) / least
+        if worse <= SLIP:
+            return False
+        if objective.factored:  # probes of the model itself are not rough
+            report.events.append(
+                f"under what {of} rows say, the first {least:,} rows are {worse:.2g} nats each less likely; kept, "
+                "since its gradients were by factors"
+            )
+            return False
+        event = (
+            f"the search over {of} rows was given up: the first {least:,} rows are {worse:.2g} nats each less likely "
+            "under what it found, so that its gradients were too rough; the parameters before it are kept"
+        )
+        report.events.append(event)
+        warnings.warn(event, FlashGPWarning, stacklevel=5)
+        recorder.reached = theta
+        return True
+
+    least, anchor = count, theta
+    window = _window(objective, theta)
+    sizes = part_sizes(n, count)
+    while sizes:
+        size = sizes.pop(0)
+        recorder.phase = f"fitting {size:,} rows"
+        make = functools.partial(
+            LargeObjective, stored=objective.stored, seed=seed, rank=objective.rank, deadline=objective.deadline,
+            factor_passes=_passes(objective, size / n),
+        )  # fmt: skip
+        with on_rows(gp, x, y, settings, roles, weak, subset_rows(n, size, seed), make) as part:
+            part.refresh(theta)
+            if objective.factored:
+                part.take_factors()
+            climb = _Climb(part, roles, recorder, f"part {size}", PART_EVALUATIONS, window)
+            try:
+                descent = climb.run(theta, curvature * (size / count))
+            except NotPositiveDefiniteError as error:
+                report.events.append(f"{size:,} rows were passed over, no gradient could be had there: {error}")
+                continue
+        if part.factored:
+            objective.take_factors()
+            sizes = [2 * size, *sizes] if 2 * size < min([*sizes, n]) else sizes
+        if not strayed(descent.theta, f"{size:,}"):
+            theta, curvature, count = descent.theta, descent.curvature, size
+    recorder.phase = "fitting all rows"
+    objective.refresh(theta)
+    climb = _Climb(objective, roles, recorder, "start 0", min(EVALUATIONS, max_iterations), window)
+    try:
+        first = climb.run(theta, curvature * (n / count))
+    except NotPositiveDefiniteError as error:
+        event = f"no gradient of all {n:,} rows could be had, the parameters are those of {count:,} rows: {error}"
+        report.events.append(event)
+        warnings.warn(event, FlashGPWarning, stacklevel=4)
+        return
+    last = first
+    if first.converged and climb.noise > ENOUGH * n:
+        objective.refresh(first.theta)
+        last = climb.run(first.theta, first.curvature)
+    if strayed(last.theta, f"all {n:,}"):
+        return
+    report.events.append(
+        f"gradients of all {n:,} rows estimated with {objective.probes} probes, {climb.evaluations} of them in "
+        f"{objective.passes:.0f} passes over the pairs; they cost about {climb.noise:.2g} nats where the "
+        "probes are as good as exact ones"
+    )
+    if not first.converged:
+        report.events.append(
+            f"the search over all rows ended after {counted(climb.evaluations, 'gradient')}; by its model another step "
+            f"would gain {first.expected:.2g} nats"
+        )
+
+
+def _window(objective: LargeObjective, theta: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """How far estimates may carry each positive parameter: where the likelihood is flat they have no curvature to hold
+    them. The noise is not held, about which few rows may say nothing."""
+    reach = numpy.full(len(theta), numpy.inf)
+    for slot in objective.slots:
+        if slot.owner is not None and slot.owner.domain.kind == "positive" and not slot.name.startswith("likelihood"):
+            reach[slot.start : slot.stop] = REACH
+    return theta - reach, theta + reach
+
+
+def _passes(objective: LargeObjective, share: float) -> int:
+    """The passes that a factor is worth on a share of the rows: n^3 against n^2; where none fits for all, none."""
+    whole = objective.factor_passes
+    return whole if whole >= MOST_ITERATIONS else max(LEAST_PASSES, int(whole * share))
+
+
+def part_sizes(n: int, least: int) -> list[int]:
+    """Rows of the parts between the first one and all n: each PART_FACTOR times the one before, ending below n."""
+    sizes: list[int] = []
+    size = n // PART_FACTOR
+    while size > least:
+        sizes.insert(0, size)
+        size //= PART_FACTOR
+    return sizes
+
+
+class _Climb:
+    """Descents of minus the log joint by estimated gradients, recorded.
+
+    Their values are not computed: the history has their gain since the first gradient, integrated along the way by the
+    trapezoid rule. Fields: evaluations, all so far; noise, nats that the estimate costs on average.
+    """
+
+    def __init__(
+        self,
+        objective: LargeObjective,
+        roles: dict[Any, RoleStart],
+        recorder: Recorder,
+        run: str,
+        most: int,
+        window: tuple[numpy.ndarray, numpy.ndarray],
+    ) -> None:
+        self.objective, self.recorder, self.name, self.most = objective, recorder, run, most
+        bounds = bounds_of(objective, roles)
+        self.low = numpy.maximum([-numpy.inf if b[0] is None else b[0] for b in bounds], window[0])
+        self.high = numpy.minimum([numpy.inf if b[1] is None else b[1] for b in bounds], window[1])
+        self.unit = units_of(objective, roles)
+        self.evaluations = 0
+        self._seen: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
+        self._last: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
+
+    def run(self, theta: numpy.ndarray, curvature: numpy.ndarray) -> Descent:
+        """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
+        unit, rows = self.unit, self.objective.rows
+        found = descend(
+            lambda scaled: self._gradient(scaled * unit), theta / unit, curvature * numpy.outer(unit, unit),
+            self.low, self.high, enough=max(LEAST_GAIN, WORTH * self.noise, ENOUGH * rows),
+            max_evaluations=self.most,
+            accepted=lambda scaled: self._accept(scaled * unit),
+        )  # fmt: skip
+        return dataclasses.replace(
+            found, theta=found.theta * unit, gradient=found.gradient / unit,
+            curvature=found.curvature / numpy.outer(unit, unit),
+        )  # fmt: skip
+
+    def _gradient(self, theta: numpy.ndarray) -> "numpy.ndarray | NotPositiveDefiniteError | ConvergenceError":
+        """The gradient in scaled units, recalled or computed, and recorded; a failure is recorded too."""
+        known = self.recorder.evaluations.recall(self._run, theta)
+        if known is None and not self.objective.factored:
+            known = self.recorder.evaluations.recall(f"{self.name}{BY_FACTORS}", theta)
+            if known is not None:
+                self.objective.take_factors()
+        if known is not None:
+            value, gradient = known
+            failure = NotPositiveDefiniteError("as the checkpoint says") if value == math.inf else None
+        else:
+            failure = None
+            try:
+                _, gradient = self.objective(theta)
+            except (NotPositiveDefiniteError, ConvergenceError) as error:
+                log.debug("%s: no gradient (%s)", self.name, error)
+                self.objective.settings.workspace.note(f"{self.name} at one point: {error}")
+                failure = NotPositiveDefiniteError(str(error))
+        if failure is not None:
+            self.recorder.record_round([(self._run, theta, failure)])
+            return failure
+        value = self._value(theta, gradient)
+        self._seen = (theta, value, gradient)
+        self.evaluations += 1
+        self.recorder.record_round([(self._run, theta, (value, gradient))], "gain")
+        return gradient * self.unit
+
+    @property
+    def noise(self) -> float:
+        """Nats that the estimate costs on average, (M-102)."""
+        return self.objective.size / (2.0 * self.objective.probes)
+
+    @property
+    def _run(self) -> str:
+        """The run of the next record; what is resumed knows by it where factors took over."""
+        return f"{self.name}{BY_FACTORS}" if self.objective.factored else self.name
+
+    def _accept(self, theta: numpy.ndarray) -> None:
+        """Where the descent goes on from: what an interruption returns, and what values are integrated from."""
+        self.recorder.reached = theta
+        self._last = self._seen
+
+    def _value(self, theta: numpy.ndarray, gradient: numpy.ndarray) -> float:
+        if self._last is None:
+            return 0.0
+        before, value, slope = self._last
+        return value + 0.5 * float((gradient + slope) @ (theta - before))
+
+
+def _prior_curvature(objective: FlatObjective, theta: numpy.ndarray) -> numpy.ndarray:
+    """What the priors add to the curvature, on the diagonal: by differences of their gradient."""
+    step = 1e-3
+    ahead = objective.priors.value_and_gradient(theta + step)[1]
+    behind = objective.priors.value_and_gradient(theta - step)[1]
+    return numpy.diag(numpy.maximum(0.0, (behind - ahead) / (2.0 * step)))

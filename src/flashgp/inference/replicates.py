@@ -1,0 +1,218 @@
+"""Rows of equal x become one row that says the same: likelihood, gradient, predictions and leave-one-out are exact.
+
+Let rows i of a group g share one x, with noise variances s_i (M-28) whose ratios no parameter moves. With the shares
+t_i = (1 / s_i) / sum_j 1 / s_j, eqs. (M-86) and (M-87):
+
+    prod_i N(y_i; f, s_i) = N(y_g; f, s_g) C_g        y_g = sum_i t_i y_i,   s_g = t_i s_i = 1 / sum_i 1 / s_i
+    log C_g = -1/2 [ (k - 1) log(2 pi s_g) - sum_i log t_i + sum_i t_i (y_i - y_g)^2 / s_g ]
+
+So the posterior needs one row of noise s_g, and the marginal likelihood the factor C_g, which holds what the repeats
+say about the noise. The shares are known without any parameter when no row variance is known beside a trained noise
+variance, when only row variances are known, and for rows whose weight and row variance are in one ratio; other rows of
+equal x stay as they are. So do a batch of tables, and noise-free rows of equal x that differ in y, which contradict
+each other. Noise-free rows that agree are one observation: there is no density C_g, and none is counted.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.parameters import Parameter
+from flashgp.inference.gp import GP
+from flashgp.likelihoods import Gaussian
+
+__all__ = ["ReplicatedGaussian", "Replicates", "equal_rows", "join", "joined_event", "repeated"]
+
+LOG_2PI = math.log(2.0 * math.pi)
+LISTED_ROWS = 1024  # up to so many rows on the CPU a set of tuples finds repeats sooner than a sort
+
+
+class ReplicatedGaussian(Gaussian):
+    """A Gaussian likelihood whose rows stand for several observations each: it adds the factor C_g of eq. (M-87).
+
+    Args:
+        noise_variance, row_variance, row_weight: as Gaussian, of the rows.
+        excess: (n,) observations beyond one; offset: (n,) minus the logarithms of the shares, summed; scatter: (n,)
+            squared deviations around the row's target by share, all outputs together, units of y^2.
+    """
+
+    excess: Tensor
+    offset: Tensor
+    scatter: Tensor
+
+    def __init__(
+        self,
+        noise_variance: Parameter | None,
+        row_variance: Tensor | None,
+        row_weight: Tensor | None,
+        excess: Tensor,
+        offset: Tensor,
+        scatter: Tensor,
+    ) -> None:
+        super().__init__(noise_variance, row_variance, row_weight)
+        self.register_buffer("excess", excess)
+        self.register_buffer("offset", offset)
+        self.register_buffer("scatter", scatter)
+
+    def rows(self, index: Tensor) -> "ReplicatedGaussian":
+        part = super().rows(index)
+        return ReplicatedGaussian(
+            part.noise_variance, part.row_variance, part.row_weight,
+            self.excess[index], self.offset[index], self.scatter[index],
+        )  # fmt: skip
+
+    def beyond_matrix(self, device: torch.device, outputs: int) -> Tensor:
+        """log C_g over all rows and outputs, eq. (M-87), (*batch,), nats."""
+        variance = self.diagonal(len(self.excess), device)
+        if self.noise_variance is None:  # rows without noise stand for one observation
+            variance = torch.where(self.excess == 0, 1.0, variance)
+        repeats = self.excess * (LOG_2PI + variance.log()) + self.offset
+        return -0.5 * (outputs * repeats + self.scatter / variance).sum(-1)
+
+    def beyond_information(self, device: torch.device, outputs: int) -> Tensor:
+        """The Fisher information of each row's noise variance s in C_g, eq. (M-109): p e / (2 s^2), (*batch, n).
+
+        The scatter of e + 1 observations is s times a chi-squared variable of p e degrees of freedom. A row that stands
+        there less than once has none to take away.
+        """
+        variance = self.diagonal(len(self.excess), device)
+        excess = self.excess.to(device).clamp_min(0.0)
+        return torch.where(excess > 0.0, 0.5 * outputs * excess / variance.square(), 0.0)
+
+
+def repeated(likelihood: Gaussian, weight: Tensor) -> ReplicatedGaussian:
+    """A likelihood of one noise variance, with rows that stand there `weight` times each, whole or not.
+
+    N(y; f, s)^w is the product of (M-86) with k = w rows of share 1 / w: a factor C of excess w - 1 and no scatter.
+    """
+    noise = likelihood.noise_variance
+    return ReplicatedGaussian(noise, None, weight, weight - 1.0, weight * weight.log(), torch.zeros_like(weight))
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """The rows of a table that differ, u of n, in lexicographic order, and where each row of the table went.
+
+    Fields: x (u, d); y (u,) or (u, outputs), the means y_g in float64; likelihood, of these rows, with the parameters
+    of the GP's own; group (n,), the row that each row of the table joined; share (n,), its t_i of eq. (M-86).
+    """
+
+    x: Tensor
+    y: Tensor
+    likelihood: ReplicatedGaussian
+    group: Tensor
+    share: Tensor
+
+    def of_every_row(self, y: Tensor, weights: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        """Representer weights and the diagonal of K^-1 of the whole table from those of its distinct rows, eq. (M-88).
+
+        Args: y (n,) or (n, outputs), of the table; weights (*batch, u, outputs or 1); precision (*batch, u).
+        Returns: the same for n rows. Without noise the precision of a repeated row is infinite: its copy tells its y.
+        """
+        y = y.to(torch.float64)
+        deviation = y - self.y[self.group]
+        deviation = deviation if deviation.dim() == 2 else deviation.unsqueeze(-1)
+        share = self.share
+        noise = self.likelihood.diagonal(len(self.x), share.device)
+        noise = noise.expand(*noise.shape[:-1], len(self.x))[..., self.group]
+        own = torch.where(noise > 0, share / noise, 0.0)  # 1 / s_i
+        weights = share.unsqueeze(-1) * weights[..., self.group, :] + own.unsqueeze(-1) * deviation
+        precision = share.square() * precision[..., self.group] + own * (1.0 - share)
+        return weights, torch.where((noise <= 0) & (share < 1), torch.inf, precision)
+
+
+@torch.no_grad()
+def equal_rows(gp: GP, x: Tensor, y: Tensor) -> Tensor | None:
+    """The number of the row that each row of x joins, (n,), in lexicographic order; None where the rows stay.
+
+    Rows are equal when every number is (-0.0 is 0.0), and can be joined as the module says. Where rows already stand
+    for several, they are put in order in any case: a weight and a repetition then agree to the last bit.
+    Args: x (n, d) and y (n,) or (n, outputs), checked; with batch dimensions the answer is None.
+    Cost: a look at the rows of a small table, a sort of the first column of a large one; a sort of every column where
+        that leaves ties.
+    """
+    likelihood = gp.likelihood
+    known, weight = likelihood.row_variance, likelihood.row_weight
+    one_table = x.dim() == 2 and y.dim() == (1 if gp.outputs is None else 2)
+    if not one_table or any(rows is not None and rows.dim() != 1 for rows in (known, weight)):
+        return None
+    ordered = isinstance(likelihood, ReplicatedGaussian)
+    n = len(x)
+    if n == 0 or (not ordered and _all_differ(x)):
+        return None
+    keys = [column + 0.0 for column in x.unbind(-1)]
+    noise = likelihood.diagonal(n, x.device)  # refuses row tensors of another length
+    if likelihood.noise_variance is None:
+        bare = (noise == 0).expand(n)
+        keys += [bare.double()]
+        keys += [torch.where(bare, target.double(), 0.0) + 0.0 for target in y.reshape(n, -1).unbind(-1)]
+    elif known is not None:
+        keys.append((known if weight is None else known * weight).to(x.device))  # in one ratio with noise / weight
+    order = torch.arange(n, device=x.device)
+    for column in reversed(keys):
+        order = order[column[order].argsort(stable=True)]
+    follows = torch.zeros(n, dtype=torch.bool, device=x.device)  # whether a row differs from the one before it
+    for column in keys:
+        sorted_column = column[order]
+        follows[1:] |= sorted_column[1:] != sorted_column[:-1]
+    if not ordered and bool(follows[1:].all()):
+        return None
+    return torch.empty_like(order).index_copy_(0, order, follows.cumsum(0))
+
+
+def _all_differ(x: Tensor) -> bool:
+    """Whether a quick look already shows that no row repeats."""
+    n = len(x)
+    if n <= LISTED_ROWS and x.device.type == "cpu":
+        return len(set(x[:, 0].tolist())) == n or len(set(map(tuple, x.tolist()))) == n
+    first = x[:, 0].sort().values
+    return bool((first[1:] != first[:-1]).all())
+
+
+@torch.no_grad()
+def join(gp: GP, x: Tensor, y: Tensor, group: Tensor) -> Replicates:
+    """The table of distinct rows, eqs. (M-86) and (M-87); `group` is that of `equal_rows`. Cost: O(n (d + outputs))."""
+    n, u = len(group), int(group.max()) + 1
+    likelihood, device = gp.likelihood, x.device
+
+    def summed(values: Tensor) -> Tensor:
+        return values.new_zeros(u, *values.shape[1:]).index_add_(0, group, values)
+
+    known = None if likelihood.row_variance is None else likelihood.row_variance.to(device)
+    ones = torch.ones(n, dtype=torch.float64, device=device)
+    precision = ones if likelihood.row_weight is None else likelihood.row_weight.to(device)  # 1 / s_i, up to a factor
+    if likelihood.noise_variance is None:
+        precision = ones if known is None else torch.where(known > 0, 1.0 / known, 1.0)
+    total = summed(precision)
+    share = precision / total[group]
+    first = torch.full((u,), n, device=device).scatter_reduce_(0, group, torch.arange(n, device=device), "amin")
+    # Around a member of each group, so that the mean of equal targets is that target.
+    targets = y.to(torch.float64).reshape(n, -1)
+    anchor = targets[first]
+    mean = anchor + summed(share.unsqueeze(-1) * (targets - anchor[group]))
+    repeats = summed(ones) - 1.0
+    scatter = summed(share * (targets - mean[group]).square().sum(-1))
+    offset = summed(-share.log())
+    if isinstance(likelihood, ReplicatedGaussian):
+        excess = likelihood.excess.to(device)
+        repeats = repeats + summed(excess)
+        offset = offset + summed(likelihood.offset.to(device) - excess * share.log())
+        scatter = scatter + summed(share * likelihood.scatter.to(device))
+    row_variance = None if known is None else known[first] * share[first]
+    if likelihood.noise_variance is None:  # what has no noise is seen once
+        noisy = torch.zeros_like(repeats) if row_variance is None else (row_variance > 0).double()
+        repeats, offset, scatter = noisy * repeats, noisy * offset, noisy * scatter
+    joined = ReplicatedGaussian(
+        likelihood.noise_variance, row_variance, None if likelihood.noise_variance is None else total,
+        repeats, offset, scatter,
+    )  # fmt: skip
+    return Replicates(x[first] + 0.0, mean if gp.outputs is not None else mean[:, 0], joined, group, share)
+
+
+def joined_event(group: Tensor) -> str:
+    """What a report says of rows that were joined."""
+    distinct = int(group.max()) + 1
+    differ = " that differ in x" if distinct > 1 else ", since x is the same in all"
+    return f"{len(group):,} rows joined into {distinct:,}{differ}"

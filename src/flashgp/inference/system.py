@@ -1,0 +1,99 @@
+"""The covariance of the observations, K + diag(noise), as the linear system that solvers see."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.modes import exact_precision
+from flashgp.foundations.workspace import Workspace
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.multiplication import stored_backend
+from flashgp.operators.stored import StoredTiles
+from flashgp.solvers.contract import Index, System
+
+__all__ = ["CovarianceSystem"]
+
+F64 = torch.float64
+
+
+class CovarianceSystem(System):
+    """A = K + diag(noise) of one model; nothing of size n x n unless `stored` or `dense` asks for it.
+
+    Args:
+        operator: K, symmetric, without batch; it is taken as it is now, without its graph.
+        noise: variance of each row, (n,) or (1,), float64, units of y squared.
+        workspace: counts and limits large buffers, the operator's own by default.
+        stored: keep K in float32 tiles for the float32 products, (M-56); float64 products are always recomputed.
+    Raises: ShapeError for what is not one symmetric matrix; MemoryBudgetError if the tiles do not fit.
+    Cost: 2 n^2 bytes if stored, else O(n); a product one pass over the pairs, in tiles.
+    """
+
+    def __init__(
+        self,
+        operator: CovarianceOperator,
+        noise: Tensor,
+        *,
+        workspace: Workspace | None = None,
+        stored: bool = False,
+    ) -> None:
+        if not operator.symmetric or len(operator.shape) != 2:
+            raise ShapeError(
+                f"`operator` must be one symmetric covariance, got shape {tuple(operator.shape)} of "
+                f"{'one set' if operator.symmetric else 'two sets'} of points; solve a batch member by member"
+            )
+        self.count, self.device = operator.shape[-1], operator.device
+        self.noise = noise.detach().to(self.device, F64).expand(self.count)
+        self.workspace = workspace or operator.workspace
+        self._operator = CovarianceOperator(
+            operator.form,
+            [t.detach() for t in operator.theta],
+            operator.rows.detach(),
+            None,
+            F64,
+            self.workspace,
+            replace(operator.orders, plan=None, route="recomputed"),
+        )
+        self._parts: dict[tuple[int, int], CovarianceOperator] = {}
+        self._tiles = StoredTiles(self._operator, stored_backend(self._operator), self.workspace) if stored else None
+
+    def diagonal(self) -> Tensor:
+        return self._operator.diagonal()
+
+    @exact_precision
+    def multiply(self, v: Tensor) -> Tensor:
+        """A v, eq. (M-20) plus noise: float32 through the tiles where they are kept, else recomputed."""
+        tiles = self._tiles if v.dtype == torch.float32 else None
+        out = self._operator.times(v) if tiles is None else tiles @ v
+        return out.addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
+
+    def columns(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._operator._part(slice(0, self.count), index).to_dense(dtype)
+
+    def block(self, index: Index, dtype: torch.dtype) -> Tensor:
+        return self._operator._part(index, index).to_dense(dtype)
+
+    @exact_precision
+    def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
+        """K[rows, cols] v: through the tiles for all rows and a slice of columns in float32, else recomputed."""
+        every = isinstance(rows, slice) and rows.indices(self.count) == (0, self.count, 1)
+        if not (every and isinstance(cols, slice)):
+            return self._operator._part(rows, cols).times(v)
+        start, stop, _ = cols.indices(self.count)
+        if self._tiles is not None and v.dtype == torch.float32:
+            return self._tiles.columns_times(slice(start, stop), v)
+        part = self._parts.get((start, stop))
+        if part is None:  # kept for its plans
+            part = self._operator._part(slice(0, self.count), slice(start, stop))
+            self._parts[start, stop] = part
+        return part.times(v)
+
+    @exact_precision
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        operator = self._operator
+        matrix = operator.backend.block(
+            operator.form, operator.theta, operator.rows, None, dtype=dtype, workspace=self.workspace, upper=True
+        )
+        matrix.diagonal().add_(self.noise.to(dtype))
+        return matrix

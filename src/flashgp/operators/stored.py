@@ -1,0 +1,74 @@
+"""K kept as float32 tiles: for many products with one K, where memory allows."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise.backend import Backend
+from flashgp.planner.products import STORED_ROWS
+
+if TYPE_CHECKING:
+    from flashgp.operators.covariance import CovarianceOperator
+
+__all__ = ["StoredTiles"]
+
+
+class StoredTiles:
+    """K as float32 panels of rows, of a symmetric K from the diagonal on, (M-56).
+
+    Raises: MemoryBudgetError where the workspace has no room. Cost: n m evaluations, or half; 4 bytes for each.
+    """
+
+    def __init__(self, operator: "CovarianceOperator", backend: Backend, workspace: Workspace) -> None:
+        self.shape, self.symmetric = operator.shape, operator.symmetric
+        n, m = self.shape[-2:]
+        cols = operator.rows if operator.cols is None else operator.cols
+        batch = self.shape[:-2]
+        step = STORED_ROWS
+        ranges = []
+        for start in range(0, n, step):
+            i = slice(start, min(n, start + step))
+            ranges.append((i, slice(start if self.symmetric else 0, m)))
+        sizes = [batch.numel() * (i.stop - i.start) * (j.stop - j.start) for i, j in ranges]
+        # One buffer: panels alone are below what a workspace counts.
+        numbers = workspace.empty((sum(sizes),), torch.float32, operator.device)
+        self.panels: list[tuple[slice, slice, Tensor]] = []
+        for (i, j), part in zip(ranges, numbers.split(sizes) if sizes else (), strict=True):
+            rows, right = operator.rows.part(i.start, i.stop), cols.part(j.start, j.stop)
+            tile = part.view(*batch, i.stop - i.start, j.stop - j.start)
+            tile.copy_(
+                backend.block(operator.form, operator.theta, rows, right, dtype=torch.float32, workspace=workspace)
+            )
+            self.panels.append((i, j, tile))
+
+    def __matmul__(self, right: Tensor) -> Tensor:
+        """K @ right, (*batch, n, t), eq. (M-20), in right's dtype.
+
+        Computed as right^T K^T: with few right-hand sides a matrix product is quicker with the panel on the right.
+        """
+        batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
+        given = right.mT.contiguous()
+        out = right.new_zeros((*batch, right.shape[-1], self.shape[-2]))
+        for i, j, tile in self.panels:
+            values = tile.to(right.dtype)
+            out[..., i] += given[..., j] @ values.mT
+            if self.symmetric and j.stop > i.stop:
+                out[..., i.stop :] += given[..., i] @ values[..., i.stop - i.start :]
+        return out.mT.contiguous()
+
+    def columns_times(self, columns: slice, right: Tensor) -> Tensor:
+        """K[:, columns] @ right, (*batch, n, t), in right's dtype, of a symmetric K, for right (*batch, b, t)."""
+        batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
+        out = right.new_zeros((*batch, self.shape[-2], right.shape[-1]))
+        for i, j, tile in self.panels:
+            here = slice(max(columns.start, j.start), columns.stop)  # columns that the panel has
+            if here.start < here.stop:
+                part = tile[..., here.start - j.start : here.stop - j.start].to(right.dtype)
+                out[..., i, :] += part @ right[..., here.start - columns.start :, :]
+            rows = slice(max(columns.start, i.start), min(columns.stop, i.stop))  # and those it has as rows
+            if rows.start < rows.stop and j.stop > i.stop:
+                part = tile[..., rows.start - i.start : rows.stop - i.start, i.stop - i.start :].to(right.dtype)
+                out[..., i.stop :, :] += part.mT @ right[..., rows.start - columns.start : rows.stop - columns.start, :]
+        return out

@@ -1,0 +1,185 @@
+"""What the variances of a prediction take, and where they come from: a factor, exact solves, or samples.
+
+A float64 factor gives them at once, eq. (M-59). Without one an exact variance costs a solve, and many of them take long
+where samples take one block of solves for all points, eq. (M-107). A float32 factor is corrected by solves.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.form import Form
+from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.report import readable_seconds
+from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
+from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.planner.choice import Candidate
+from flashgp.planner.conditioning import PASSES
+from flashgp.planner.products import product_prices
+
+__all__ = [
+    "CORRECTION_PASSES",
+    "CORRECTION_SECONDS",
+    "FEATURES",
+    "LOW_RANK",
+    "NEIGHBOURS",
+    "SAMPLED_SECONDS",
+    "SAMPLES",
+    "SOLVED_POINTS",
+    "STRIP_BYTES",
+    "VARIANCES",
+    "VariancePrice",
+    "VarianceProblem",
+    "check_variance",
+    "exact_or_sampled",
+    "variance_price",
+]
+
+VARIANCES = ("auto", "exact", "sampled")
+STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
+SOLVED_POINTS = 64  # right-hand sides of one block solve
+SAMPLED_SECONDS = 60.0  # exact solves that take longer give way to samples: about how long one waits for numbers
+CORRECTION_SECONDS = 10.0  # a float32 factor's variances are corrected at all points while that takes less
+CORRECTION_PASSES = 4  # in float64, of one corrected block
+SAMPLES, LOW_RANK, NEIGHBOURS, FEATURES = 64, 128, 64, 1024  # of the probes that samples are made with
+BLOCK_VECTORS = 13  # n x points in float64: the covariances, what a solver holds (nine), z, A z and a product of two
+SYSTEMS = 4  # (rank + neighbours)^2 numbers per point of a strip of samples
+
+
+@dataclass(frozen=True)
+class VarianceProblem:
+    """What the price depends on.
+
+    Fields: form; n, training rows; n_test; batch, models; features, numbers per row, of them function_d for Python
+    functions of two points; function_bytes, what these make beside a tile; temporaries, tiles alive at once; device,
+    profile; has_features, whether the kernel has random features, without which nothing is sampled.
+    """
+
+    form: Form
+    n: int
+    n_test: int
+    batch: int
+    features: int
+    function_d: int
+    function_bytes: int
+    temporaries: int
+    device: torch.device
+    profile: MachineProfile
+    has_features: bool
+
+
+@dataclass(frozen=True)
+class VariancePrice:
+    """Where the variances come from, "factor", "solves" or "samples", and what they take beside the mean."""
+
+    way: str
+    peak_bytes: int
+    seconds: float
+    note: str = ""
+
+
+def check_variance(variance: Any) -> str:
+    """Raises: DomainError for a way to variances that does not exist."""
+    if variance not in VARIANCES:
+        raise DomainError(
+            f"`variance` must be one of {', '.join(VARIANCES)}, got {variance!r}; leave it out to have one chosen"
+        )
+    return str(variance)
+
+
+def variance_price(problem: VarianceProblem, route: str, passes: int = PASSES, asked: str = "auto") -> VariancePrice:
+    """The way to variances that `predict` takes on a posterior conditioned by a route, and its price.
+
+    Args: passes over the pairs, of a block of solves without a factor; asked, one of VARIANCES.
+    """
+    by_factor = _by_factor(problem)
+    if asked == "sampled":
+        return _from_samples(problem, route, passes)
+    if route == "direct" or not problem.n or problem.batch != 1:
+        return by_factor
+    exact = _by_solves(problem, route, passes)
+    if route == "refined" and exact.seconds > CORRECTION_SECONDS:
+        return by_factor  # if its rounding matters at the points is seen there
+    return _cheaper(problem, route, passes, asked, exact)
+
+
+def exact_or_sampled(problem: VarianceProblem, route: str, passes: int = PASSES, asked: str = "auto") -> VariancePrice:
+    """The same where it is settled that a factor does not give them."""
+    return _cheaper(problem, route, passes, asked, _by_solves(problem, route, passes))
+
+
+def _cheaper(problem: VarianceProblem, route: str, passes: int, asked: str, exact: VariancePrice) -> VariancePrice:
+    """Exact solves, or samples where these are quicker and exact solves take longer than SAMPLED_SECONDS, (M-107)."""
+    if asked == "exact" or not problem.has_features or exact.seconds <= SAMPLED_SECONDS:
+        return exact
+    sampled = _from_samples(problem, route, passes, instead=exact.seconds)
+    return sampled if sampled.seconds < exact.seconds else exact
+
+
+def _by_factor(problem: VarianceProblem) -> VariancePrice:
+    """Strips of K_sx and their triangular solves, eq. (M-59)."""
+    n, n_test, batch, rates = problem.n, problem.n_test, problem.batch, problem.profile.rates(problem.device)
+    strip = min(STRIP_BYTES, 8 * n * n_test * batch)
+    rows = min(max(1, STRIP_BYTES // (8 * max(1, n) * batch)), n_test)
+    tile = 8 * problem.temporaries * min(rows, tile_rows(n, batch, problem.device)) * n * batch
+    features = 8 * (n_test + n) * problem.features * batch
+    flops = batch * n_test * n * n
+    seconds = flops / rates.gemm_float64 + 2 * batch * n_test * n / rates.block_pairs
+    seconds += math.ceil(n_test / max(1, rows)) * rates.call_seconds
+    return VariancePrice("factor", 3 * strip + tile + problem.function_bytes + features, seconds)
+
+
+def _by_solves(problem: VarianceProblem, route: str, passes: int) -> VariancePrice:
+    """A block of solves for every SOLVED_POINTS points, eq. (M-107)."""
+    n, points = problem.n, min(SOLVED_POINTS, max(1, problem.n_test))
+    blocks = math.ceil(problem.n_test / SOLVED_POINTS)
+    peak, seconds = _block(problem, route, passes, points)
+    features = 8 * (problem.n_test + n) * problem.features
+    note = f"variance by solves, {SOLVED_POINTS} points at a time"
+    return VariancePrice("solves", peak + features, blocks * seconds, note)
+
+
+def _from_samples(problem: VarianceProblem, route: str, passes: int, instead: float | None = None) -> VariancePrice:
+    """One block of solves, the low-rank factor, and what each point takes then, eq. (M-107)."""
+    n, n_test, rates = problem.n, problem.n_test, problem.profile.rates(problem.device)
+    block, seconds = (0, 2 * n * n * SAMPLES / rates.gemm_float64)
+    if route != "direct":
+        block, seconds = _block(problem, route, passes, SAMPLES)
+    evaluations = n * LOW_RANK + (n + n_test) * SAMPLES * FEATURES + n_test * n
+    flops = 2 * n * LOW_RANK**2 + 2 * n * n_test * (SAMPLES + LOW_RANK)
+    systems = n_test * (LOW_RANK + NEIGHBOURS) ** 3 / 3
+    seconds += evaluations / rates.block_pairs + flops / rates.gemm_float64 + systems / rates.cholesky_float64
+    kept = 8 * n * 2 * (SAMPLES + LOW_RANK)
+    strip = 8 * min(n_test, max(1, STRIP_BYTES // (8 * max(1, n)))) * (n + SYSTEMS * (LOW_RANK + NEIGHBOURS) ** 2)
+    peak = kept + max(block, 3 * 8 * n * LOW_RANK, 3 * strip) + 2 * STRIP_BYTES
+    note = f"variance from {SAMPLES} samples, with a standard error"
+    if instead is not None:
+        note += f": exact solves would take about {readable_seconds(instead)}"
+    return VariancePrice("samples", peak, seconds, note)
+
+
+def _block(problem: VarianceProblem, route: str, passes: int, points: int) -> tuple[int, float]:
+    """(bytes, seconds) of one block of solves; not of what a posterior keeps, its tiles and preconditioner."""
+    exact = _product(problem, "recomputed", torch.float64, points, CORRECTION_PASSES)
+    beside = 8 * problem.n * BLOCK_VECTORS * points + exact.peak_bytes
+    if route == "refined":
+        solving = 2 * CORRECTION_PASSES * problem.n**2 * points / problem.profile.rates(problem.device).gemm_float64
+        return beside, exact.seconds + solving
+    return beside, _product(problem, route, torch.float32, points, passes).seconds + exact.seconds
+
+
+def _product(problem: VarianceProblem, route: str, dtype: torch.dtype, points: int, passes: int) -> Candidate:
+    """The quickest way to so many products with so many columns."""
+    small = problem.device.type == "cpu" and problem.n**2 < PORTABLE_PAIRS
+    prices = product_prices(
+        problem.form, problem.n, problem.device, problem.profile, d=max(1, problem.features),
+        function_d=problem.function_d, function_bytes=problem.function_bytes, t=points,
+        products=max(2, passes),  # for one product alone no tiles would be kept
+        dtype=dtype,
+    )  # fmt: skip
+    return min(
+        (p for p in prices if p.route == route and not (small and p.backend != "torch")), key=lambda p: p.seconds
+    )

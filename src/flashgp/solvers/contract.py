@@ -1,0 +1,185 @@
+"""What every solver of A X = B promises, for a symmetric positive definite A = K + diag(noise) that need not be stored.
+
+    prepare(system) -> Prepared          what is worth keeping for several right-hand sides
+    Prepared.solve(B, goal) -> Solution  the answer with its true float64 residual
+
+A solver sees a `System`: products, columns, blocks. It never sees a covariance function. With r = b - A x and
+e = A^-1 b - x, the error that matters is
+
+    |e|_A = sqrt(e^T A e) = sqrt(r^T A^-1 r),        |k_*^T e| <= sqrt(k_**) |e|_A                     (M-76)
+
+so a bound of |e|_A bounds the error of every predicted mean. Rigorous bounds: |r| / sqrt(min noise), and
+sqrt(r^T P^-1 r) for any P with P <= A in the positive definite order, such as a partial Cholesky factor plus noise.
+They hold for the residual as float64 computes it: its own rounding, about eps |A| |x|, is not in them.
+"""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import ConvergenceError
+from flashgp.foundations.workspace import Workspace
+
+__all__ = [
+    "NO_LIMITS",
+    "Goal",
+    "Index",
+    "Limits",
+    "Prepared",
+    "Solution",
+    "Solver",
+    "Step",
+    "StopReason",
+    "System",
+    "check_residual",
+]
+
+StopReason = Literal["goal", "time", "iterations", "stagnated", "diverged", "callback"]
+Index = slice | Tensor  # rows as a slice or as positions, int64
+
+
+class System(ABC):
+    """A = K + diag(noise), n x n, given by what it does.
+
+    Fields: count n; device; noise (n,), float64, not negative; workspace, where buffers over 1 MiB come from.
+    """
+
+    count: int
+    device: torch.device
+    noise: Tensor
+    workspace: Workspace
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal of K without noise, (n,), float64."""
+
+    @abstractmethod
+    def multiply(self, v: Tensor) -> Tensor:
+        """A v for v (n, t), computed in v's dtype: float64 is the reference that residuals are taken with, float32
+        the quick route. Cost: one pass over the pairs."""
+
+    @abstractmethod
+    def columns(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """K[:, index] without noise, (n, b). Cost: n b evaluations."""
+
+    @abstractmethod
+    def block(self, index: Index, dtype: torch.dtype) -> Tensor:
+        """K[index, index] without noise, (b, b)."""
+
+    @abstractmethod
+    def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
+        """K[rows, cols] v without noise, for v (number of cols, t), in v's dtype, never stored whole."""
+
+    @abstractmethod
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """A itself, its upper triangle, in one n x n buffer that the caller may overwrite."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a solve is done: each column has relative residual |r| / |b| <= relative, or a bound of |e|_A <= energy.
+
+    A column of zeros is done at once. energy: absolute, in the units of sqrt(b^T A^-1 b); 0 to leave it out.
+    """
+
+    relative: float
+    energy: float = 0.0
+
+    def met(self, relative: Tensor, energy: Tensor) -> Tensor:
+        """(t,) booleans."""
+        return (relative <= self.relative) | (energy <= self.energy)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a callback sees after an iteration: solver, iteration, passes over the pairs, seconds, and per column the
+    relative residual and the bound of |e|_A, as estimated by the recurrence."""
+
+    solver: str
+    iteration: int
+    passes: float
+    seconds: float
+    relative: Tensor
+    energy: Tensor
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a solve besides its goal. deadline: a time of `time.perf_counter`; iterations; callback: called after
+    every iteration, a true answer ends the solve with the best values so far."""
+
+    deadline: float = math.inf
+    iterations: int = 10_000
+    callback: Callable[[Step], bool | None] | None = None
+
+    def out_of_time(self) -> bool:
+        return time.perf_counter() >= self.deadline
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Solution:
+    """An answer and what is known about it.
+
+    Fields: value (n, t), float64; relative_residual (t,), |b - A x| / |b|, measured in float64 at the end, not from a
+    recurrence; energy_bound (t,), a rigorous bound of |e|_A; iterations; passes over the pairs, also of parts of
+    them; seconds; stopped, why it ended; events, one line for every change of route or precision.
+    """
+
+    value: Tensor
+    relative_residual: Tensor
+    energy_bound: Tensor
+    iterations: int
+    passes: float
+    seconds: float
+    stopped: StopReason
+    events: list[str] = field(default_factory=list)
+
+
+class Prepared(ABC):
+    """A solver ready for right-hand sides of one system."""
+
+    @abstractmethod
+    def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
+        """A^-1 rhs for rhs (n, t), float64, to the goal.
+
+        Args:
+            start: first guess (n, t), float64; zeros by default. It never makes the answer worse: where it has a
+                larger residual than zero has, zero is taken.
+        Returns: the best values found; `stopped` says whether the goal was met. Running out of time or of
+            iterations, stagnation and divergence are answers, not errors.
+        Raises: ConvergenceError as soon as a number that is not finite appears, with where.
+        """
+
+
+class Solver(ABC):
+    """A method. Fields: name."""
+
+    name: str
+
+    @abstractmethod
+    def prepare(self, system: System, *, seed: int = 0) -> Prepared:
+        """What the method keeps for several solves. Raises: MemoryBudgetError, NotPositiveDefiniteError."""
+
+
+def check_residual(name: str, iteration: int, residual: Tensor, what: str = "the residual") -> None:
+    """Raises: ConvergenceError if numbers of shape (*batch, n, t) are not all finite, naming row, column, iteration."""
+    if bool(residual.isfinite().all()):
+        return
+    *member, row, column = (int(i) for i in (~residual.isfinite()).nonzero()[0])
+    what = f"{what} of batch member {tuple(member)}" if member else what
+    raise ConvergenceError(
+        f"{name} met a number that is not finite in iteration {iteration}: {what} at row {row}, column {column}; check "
+        "the covariance function at that row, or scale the data",
+        iterations=iteration,
+        residual=math.nan,
+        tolerance=0.0,
+    )

@@ -1,0 +1,256 @@
+"""Randomly pivoted partial Cholesky K ~ F F^T, and the preconditioner P = F F^T + diag(noise) made of it.
+
+Pivots are drawn with probability proportional to what of the diagonal is left, which follows a decaying spectrum and
+is not misled by outliers as the greedy choice is. Columns and factor are float64: in exact arithmetic F F^T <= K, which
+makes P a lower bound of A and sqrt(r^T P^-1 r) a bound of the error, eq. (M-76); float32 columns would break the order
+by their rounding, which is larger than small noise. It does not look at the spectrum of A, only at the trace left.
+Sources: Chen, Epperly, Tropp & Webber (2023), Randomly pivoted Cholesky, algorithm 2.1; Epperly, Tropp & Webber (2024),
+Embrace rejection, for the blocks.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.solvers.contract import System
+from flashgp.solvers.preconditioner import Preconditioner
+
+__all__ = ["LowRank", "PartialCholesky", "partial_cholesky"]
+
+F64 = torch.float64
+EPS = torch.finfo(F64).eps
+BLOCK = 128  # pivots proposed at once: the b x b rejection loop stays below the cost of their columns
+STALL = 2.0  # a column of the identity removes 1 / (n - k) of the trace; less than twice that is no decay
+SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots
+LOST = 1e-6  # relative: where rounding of Q Q^T v may reach this share of P^-1 v, it is taken out twice
+
+EndReason = Literal["trace", "limit", "stalled", "exhausted", "given"]
+
+
+@dataclass(frozen=True)
+class PartialCholesky:
+    """K ~ F F^T, with F F^T <= K up to rounding.
+
+    Fields: factor F (n, k), float64; pivots (k,), int64; left (n,), the diagonal of K - F F^T; ended, why it has k
+    columns: the trace left is small enough, the limit, no decay, nothing above rounding left, or pivots were given;
+    mean_diagonal, of K.
+    """
+
+    factor: Tensor
+    pivots: Tensor
+    left: Tensor
+    mean_diagonal: float
+    ended: EndReason
+
+    @property
+    def rank(self) -> int:
+        return self.factor.shape[1]
+
+    @property
+    def trace(self) -> float:
+        """tr(K - F F^T)."""
+        return float(self.left.sum())
+
+
+def partial_cholesky(
+    system: System, *, limit: int, share: float = 0.1, seed: int = 0, pivots: Tensor | None = None
+) -> PartialCholesky:
+    """F with K ~ F F^T by random pivots, eq. (M-77).
+
+    Args:
+        limit: most columns; as many are allocated, so the caller decides by memory.
+        share: columns are added until tr(K - F F^T) <= share sum(noise), or until they no longer pay: less is gained
+            per column than twice what a column of an identity matrix would bring.
+        seed: of the draws. pivots: take these instead, (k,), distinct; F is then a smooth function of K.
+    Raises: DomainError for a limit or share below 0; NotPositiveDefiniteError if K is not at the pivots.
+    Cost: n k evaluations in float64, n k^2 flops, 8 n limit bytes.
+    """
+    if limit < 0 or not share >= 0.0:
+        raise DomainError(f"`limit` and `share` must be at least 0, got {limit} and {share}; pass a rank and a share")
+    if pivots is None:
+        return _drawn(system, min(limit, system.count), share, seed)
+    growing = _Growing(system, len(pivots))
+    for part in pivots.split(BLOCK):
+        growing.append(part)
+    return growing.finished("given")
+
+
+def _drawn(system: System, limit: int, share: float, seed: int) -> PartialCholesky:
+    n = system.count
+    growing = _Growing(system, limit)
+    generator = torch.Generator().manual_seed(seed)
+    enough = share * float(system.noise.sum())
+    trace = growing.trace
+    while True:
+        if trace <= enough:
+            return growing.finished("trace")
+        if growing.rank == limit:
+            return growing.finished("limit")
+        accepted = growing.accepted(min(BLOCK, limit - growing.rank), generator)
+        if not len(accepted):
+            return growing.finished("exhausted")
+        before = growing.rank
+        growing.append(accepted)
+        last, trace = trace, growing.trace
+        gained = math.log(last / trace) if trace > 0.0 else math.inf
+        if trace > enough and gained * (n - before) < STALL * len(accepted):
+            return growing.finished("stalled")
+
+
+class _Growing:
+    """F^T, row by row, in one buffer of the largest size."""
+
+    def __init__(self, system: System, limit: int) -> None:
+        self.system = system
+        self.rows = system.workspace.empty((limit, system.count), F64, system.device)
+        self.left = system.diagonal().clone()
+        self.largest = float(self.left.max()) if system.count else 0.0
+        self.mean = float(self.left.mean()) if system.count else 0.0
+        self.floor = system.count * EPS * self.largest  # of a diagonal entry that is more than rounding
+        self.pivots: list[Tensor] = []
+        self.rank = 0
+
+    @property
+    def trace(self) -> float:
+        return float(self.left.sum())
+
+    def accepted(self, count: int, generator: torch.Generator) -> Tensor:
+        """Pivots with the distribution of drawing them one after the other: proposals and rejection, (M-77)."""
+        weight = torch.where(self.left > self.floor, self.left, 0.0).cumsum(0)
+        total = float(weight[-1]) if len(weight) else 0.0
+        draws = torch.rand(2, count, generator=generator, dtype=F64).to(weight.device)
+        if not total > 0.0:
+            return torch.empty(0, dtype=torch.int64, device=weight.device)
+        proposals = torch.searchsorted(weight, draws[0] * total, right=True).clamp_(max=len(weight) - 1)
+        part = self.rows[: self.rank, proposals]
+        block = self.system.block(proposals, F64) - part.mT @ part
+        least = (draws[1] * self.left[proposals]).clamp_min(self.floor)
+        chosen = []
+        for i in range(count):
+            pivot = float(block[i, i])
+            if pivot > float(least[i]):
+                chosen.append(i)
+                column = block[:, i] / math.sqrt(pivot)
+                block = block.addr_(column, column, alpha=-1.0)
+        return proposals[chosen]
+
+    def append(self, index: Tensor) -> None:
+        """The columns of these pivots. A shift of their block keeps F F^T <= K, since (H + c I)^-1 <= H^-1."""
+        known = self.rows[: self.rank]
+        columns = self.system.columns(index, F64).mT - known[:, index].mT @ known
+        block = columns[:, index]
+        block = 0.5 * (block + block.mT)
+        unit = max(len(index) * EPS * self.largest, torch.finfo(F64).tiny)
+        for shift in SHIFTS:
+            lower, info = torch.linalg.cholesky_ex(block + shift * unit * torch.eye(len(index), dtype=F64).to(block))
+            if not int(info):
+                break
+        else:
+            raise NotPositiveDefiniteError(
+                f"the covariance of {len(index)} pivots must be positive semidefinite, but its Cholesky factorisation "
+                f"failed with shifts up to {SHIFTS[-1] * unit:.1e}; check that the covariance function is one",
+                jitters=SHIFTS,
+            )
+        added = self.rows[self.rank : self.rank + len(index)]
+        added.copy_(torch.linalg.solve_triangular(lower, columns, upper=False))
+        self.left.sub_(added.square().sum(0)).clamp_min_(0.0)
+        self.left[index] = 0.0
+        self.pivots.append(index)
+        self.rank += len(index)
+
+    def finished(self, ended: EndReason) -> PartialCholesky:
+        none = torch.empty(0, dtype=torch.int64, device=self.left.device)
+        pivots = torch.cat([none, *self.pivots])
+        return PartialCholesky(self.rows[: self.rank].mT, pivots, self.left, self.mean, ended)
+
+
+class LowRank(Preconditioner):
+    """P = F F^T + D with D = diag(noise), at least a floor, eqs. (M-78) and (M-79).
+
+    With D^-1/2 F = Q R (Householder) everything is done in the orthonormal Q and k x k matrices, so that what P^-1
+    takes away from v keeps its digits where the noise is 1e-12 of the variance; the usual Cholesky factor of
+    I + F^T D^-1 F has the square of that condition number.
+
+    The floor: rows whose noise is below n eps of the mean diagonal get that, or the mean of the diagonal left if it is
+    larger. In P only: A stays as it is, and `slack` says what of the order P <= A remains (inf where noise is 0).
+
+    Args:
+        partial: F; noise (n,), float64.
+    Fields: rank; trace, of K - F F^T; slack; noise, D.
+    Cost: 4 n k^2 flops and two more n x k buffers while it is made, one kept; a half solve 4 n k t flops, or 8 n k t
+        where digits would be lost.
+    """
+
+    exact = True
+
+    def __init__(self, partial: PartialCholesky, noise: Tensor) -> None:
+        self.rank, self.trace = partial.rank, partial.trace
+        self._take(partial, noise)
+        self._basis, self._inner = torch.linalg.qr(partial.factor / self._deviation)
+        self._rotation, self._singular, _ = torch.linalg.svd(self._inner)
+        self._stretched()
+
+    def with_noise(self, partial: PartialCholesky, noise: Tensor) -> "LowRank":
+        """The same F, which is not kept, with another D: where both are multiples of the identity, Q and the directions
+        of R stay, and nothing is decomposed again."""
+        other = copy.copy(self)
+        other._take(partial, noise)
+        if not (_uniform(self.noise) and _uniform(other.noise)):
+            return LowRank(partial, noise)
+        ratio = self._deviation[:1, 0] / other._deviation[:1, 0] if len(noise) else 1.0
+        other._inner, other._singular = self._inner * ratio, self._singular * ratio
+        other._stretched()
+        return other
+
+    def _take(self, partial: PartialCholesky, noise: Tensor) -> None:
+        n = len(noise)
+        smallest = max(n * EPS * partial.mean_diagonal, torch.finfo(F64).tiny)
+        self.noise = torch.where(noise >= smallest, noise, max(smallest, self.trace / max(n, 1)))
+        self.slack = float((self.noise / noise).max()) if n else 1.0
+        self._deviation = self.noise.sqrt().unsqueeze(-1)
+
+    def _stretched(self) -> None:
+        self._stretch = 1.0 + self._singular.square()
+        largest = float(self._stretch.max()) if self.rank else 1.0
+        self._twice = largest * EPS > LOST
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v for v (n, t), float64."""
+        return self._power(v / self._deviation, 1.0) / self._deviation
+
+    def half_solve(self, v: Tensor) -> Tensor:
+        return self._power(v / self._deviation, 0.5)
+
+    def half_solve_transposed(self, v: Tensor) -> Tensor:
+        return self._power(v, 0.5) / self._deviation
+
+    @property
+    def log_determinant(self) -> float:
+        """log |P|, eq. (M-78)."""
+        return float(self.noise.log().sum() + self._stretch.log().sum())
+
+    def sample(self, generator: torch.Generator, count: int) -> Tensor:
+        """(n, count) columns from N(0, P), eq. (M-78)."""
+        draws = torch.randn(self.rank + len(self.noise), count, generator=generator, dtype=F64)
+        draws = draws.to(self.noise.device)
+        return self._deviation * (self._basis @ (self._inner @ draws[: self.rank]) + draws[self.rank :])
+
+    def _power(self, v: Tensor, power: float) -> Tensor:
+        """(I + Q R R^T Q^T)^-power v: what lies in Q shrinks, the rest stays, eq. (M-78)."""
+        inside = self._basis.mT @ v
+        turned = self._rotation.mT @ inside
+        shrunk = turned / self._stretch.pow(power).unsqueeze(-1)
+        if not self._twice:
+            return v + self._basis @ (self._rotation @ (shrunk - turned))
+        outside = v - self._basis @ inside
+        again = self._basis.mT @ outside  # rounding of what was taken out, which P^-1 must not leave unshrunk
+        return outside + self._basis @ (self._rotation @ shrunk - again)
+
+
+def _uniform(values: Tensor) -> bool:
+    return len(values) == 0 or bool((values == values[0]).all())

@@ -1,0 +1,419 @@
+"""Training on many rows: estimated gradients, Fisher information, the search by gradients; at sizes where the exact
+answer is known."""
+
+import dataclasses
+import math
+
+import numpy
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
+from flashgp.inference import large_fit, large_objective
+from flashgp.inference.checkpoint import EvaluationLog
+from flashgp.inference.history import Recorder, TimeUp
+from flashgp.inference.information import fisher_information
+from flashgp.inference.large_fit import part_sizes
+from flashgp.inference.large_objective import LargeObjective
+from flashgp.inference.likelihood_gradient import DirectSettings
+from flashgp.inference.objective import FlatObjective
+from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.scoring import descend
+from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.planner import conditioning
+
+
+def table(n: int, d: int = 3, outputs: int | None = None, noise: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n + d)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    f = torch.sin(2.0 * x[:, 0]) + x[:, 1].square() * 0.3
+    columns = [f + noise**0.5 * torch.randn(n, generator=generator, dtype=torch.float64) for _ in range(outputs or 1)]
+    return x, torch.stack(columns, dim=-1) if outputs else columns[0]
+
+
+def prior(d: int = 3, outputs: int | None = None, noise: float = 0.1) -> fgp.GP:
+    kernel = 1.5 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((d,), 1.2, dtype=torch.float64))
+    return fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(noise), outputs=outputs)
+
+
+def objectives(gp: fgp.GP, x, y, **options) -> tuple[FlatObjective, LargeObjective]:
+    settings = DirectSettings(TorchTiles())
+    exact = FlatObjective(gp, x, y, settings, {}, weak=False)
+    options = {"stored": True, "seed": 0, **options}
+    return exact, LargeObjective(gp, x, y, settings, {}, False, **options)
+
+
+@pytest.mark.parametrize(("outputs", "stored"), [(None, True), (2, False)])
+def test_estimated_gradients_are_unbiased(outputs, stored):
+    """(M-102): the mean over independent probes is the exact gradient, within four standard errors."""
+    x, y = table(100, outputs=outputs)
+    gp = prior(outputs=outputs)
+    exact, _ = objectives(gp, x, y)
+    theta = exact.vector()
+    _, wanted = exact(theta)
+    found = []
+    for seed in range(16):
+        _, large = objectives(gp, x, y, stored=stored, seed=seed)
+        found.append(large(theta)[1])
+    mean, error = numpy.mean(found, axis=0), numpy.std(found, axis=0, ddof=1) / math.sqrt(len(found))
+    # Solves stop at a relative residual of 1e-2, which is a bias of that order of each quadratic form.
+    assert (numpy.abs(mean - wanted) < 4.0 * error + 2e-2 * numpy.abs(wanted) + 0.5).all()
+
+
+def test_noise_of_each_row_and_its_weight_take_part():
+    x, y = table(120)
+    gp = prior()
+    gp.likelihood = fgp.likelihoods.Gaussian(0.05, row_variance=torch.linspace(0.01, 0.5, 120, dtype=torch.float64))
+    exact, large = objectives(gp, x, y, probes=64)
+    theta = exact.vector()
+    wanted, found = exact(theta)[1], large(theta)[1]
+    assert numpy.linalg.norm(found - wanted) < 0.1 * numpy.linalg.norm(wanted)
+
+
+def test_the_estimate_is_a_smooth_function_until_it_is_refreshed():
+    x, y = table(150)
+    _, large = objectives(prior(), x, y)
+    theta = large.vector()
+    first, again = large(theta)[1], large(theta + 1e-9)[1]
+    assert numpy.allclose(first, again, rtol=1e-3, atol=1e-3)
+    large.refresh(theta)
+    other = large(theta)[1]
+    assert numpy.abs(other - first).max() > 1e-2
+
+
+def test_warm_starts_save_passes():
+    x, y = table(300)
+    _, large = objectives(prior(), x, y)
+    theta = large.vector()
+    large(theta)
+    cold = large.iterations
+    large(theta + 0.001)
+    assert large.iterations - cold < cold
+
+
+def test_solves_end_on_the_error_that_counts_in_the_gradient():
+    """(M-106): at small noise a relative residual of 1e-2 would leave the noise out; the gradient here is that of exact
+    solves with the same probes, in units of the Fisher information."""
+    x, y = table(200, noise=1e-3)
+    exact, large = objectives(prior(noise=1e-3), x, y)
+    _, sharp = objectives(prior(noise=1e-3), x, y)
+    theta = exact.vector()
+    found = large(theta)[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large_objective, "TRAINING_ERROR", 1e-6)
+        wanted = sharp(theta)[1]
+    units = numpy.sqrt(2.0 * numpy.diag(fisher_information(exact, theta, 100, 0)))
+    limit = 0.03 * math.sqrt(200)
+    assert (numpy.abs(found - wanted) < 2.0 * limit * units).all()
+    assert large.residual < 0.05
+
+
+def test_a_solve_that_gets_nowhere_is_no_gradient(monkeypatch):
+    """Half solved is not solved: neither when time is up, nor when iterations are."""
+    x, y = table(150)
+    _, large = objectives(prior(), x, y, deadline=0.0)
+    with pytest.raises(TimeUp):
+        large(large.vector())
+    for name in ("USELESS_RESIDUAL", "TRAINING_ERROR", "EXACT_RESIDUAL"):
+        monkeypatch.setattr(large_objective, name, 0.0)
+    _, large = objectives(prior(), x, y)
+    with pytest.raises(ConvergenceError, match="the solves of one gradient ended"):
+        large(large.vector())
+
+
+def test_a_factor_takes_over_when_iterations_take_as_long():
+    """With P = L L^T probes are draws of the model: the same expectation, by another route, which the report names."""
+    x, y = table(150, noise=1e-3)
+    gp = prior(noise=1e-3)
+    exact, large = objectives(gp, x, y, factor_passes=1, probes=64)
+    theta = exact.vector()
+    wanted, found = exact(theta)[1], large(theta)[1]
+    assert large.factored
+    assert any("factors" in event for event in large.settings.workspace.events)
+    assert numpy.linalg.norm(found - wanted) < 0.15 * numpy.linalg.norm(wanted)
+    _, few = objectives(gp, x, y, factor_passes=1, probes=8)
+    few(theta)
+    assert few.probes == large_objective.FACTOR_PROBES == conditioning.FACTOR_COLUMNS - 1, "planned, and better"
+
+
+def test_a_failed_trial_is_in_the_checkpoint(small_parts, tmp_path, monkeypatch):
+    """A resumed fit recalls it; without it the log would not match and be thrown away."""
+    x, y = table(300)
+    gp = prior()
+    calls = []
+    original = LargeObjective.likelihood
+
+    def failing(self, rows, tensors, wanted):
+        calls.append(self.rows)
+        if self.rows == 300 and calls.count(300) == 2:
+            raise ConvergenceError("made up", iterations=1, residual=1.0, tolerance=0.5)
+        return original(self, rows, tensors, wanted)
+
+    monkeypatch.setattr(LargeObjective, "likelihood", failing)
+    path = tmp_path / "fit.checkpoint"
+    whole = fgp.fit(gp, x, y, plan=planned(gp, 300), checkpoint=path)
+    assert "1 trial point was without a gradient; the search stepped back from there" in whole.report.events
+    assert "start 0 at one point: made up" in whole.report.events
+    count = len(calls)
+    resumed = fgp.fit(gp, x, y, plan=planned(gp, 300), checkpoint=path)
+    assert len(calls) == count, "every evaluation came from the checkpoint, the failure too"
+    assert resumed.history[-1].theta == whole.history[-1].theta
+
+
+def test_fisher_information_from_scores():
+    """(M-103), (M-104): 1/2 tr(K^-1 dK_i K^-1 dK_j) for covariance parameters, m'^T K^-1 m' for the mean."""
+    x, y = table(60)
+    gp = prior()
+    exact, _ = objectives(gp, x, y)
+    theta = exact.vector()
+    found = fisher_information(exact, theta, 300, 0)
+
+    def matrix(raw: torch.Tensor) -> torch.Tensor:
+        named = {}
+        for slot in exact.slots:
+            named[slot.name] = raw[slot.start : slot.stop].reshape(slot.tensor.shape)
+        return gp._at(
+            named,
+            x,
+            y,
+            lambda g: g.kernel.operator(x).to_dense() + torch.diag(g.likelihood.diagonal(60, x.device).expand(60)),
+        )
+
+    slopes = torch.autograd.functional.jacobian(matrix, torch.from_numpy(theta))
+    inverse = torch.linalg.inv(matrix(torch.from_numpy(theta)))
+    wanted = 0.5 * torch.einsum("ab,bci,cd,daj->ij", inverse, slopes, inverse, slopes).detach()
+    for slot in exact.slots:
+        if slot.name.startswith("mean"):
+            wanted[slot.start, slot.start] += inverse.sum().detach()
+    wanted = wanted.numpy()
+    diagonal = numpy.diag(numpy.diag(wanted))
+    wanted = 0.9 * wanted + 0.1 * diagonal
+    scale = numpy.sqrt(numpy.outer(numpy.diag(wanted), numpy.diag(wanted)))
+    assert (numpy.abs(found - wanted) < 0.25 * scale).all()
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_fisher_information_counts_what_repeats_say_about_the_noise(outputs):
+    """(M-109): the information of the joined rows with their factors is that of all rows, which is known."""
+    x, y = table(30, outputs=outputs)
+    times = torch.arange(30) % 6 + 1
+    x, y = x.repeat_interleave(times, 0), y.repeat_interleave(times, 0)
+    y = y + 0.3 * torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gp = prior(outputs=outputs)
+    whole = objectives(gp, x, y)[0]
+    wanted = fisher_information(whole, whole.vector(), 400, 0)
+    joined = join(gp, x, y, equal_rows(gp, x, y))
+    gp.likelihood = joined.likelihood
+    few = objectives(gp, joined.x, joined.y)[0]
+    assert [s.name for s in few.slots] == [s.name for s in whole.slots]
+    found = fisher_information(few, few.vector(), 400, 1)
+    scale = numpy.sqrt(numpy.outer(numpy.diag(wanted), numpy.diag(wanted)))
+    # Of 400 draws a variance is known to sqrt(2 / 400), the difference of two to 0.1: four of these.
+    assert (numpy.abs(found - wanted) < 0.4 * scale).all()
+    (noise,) = (s.start for s in few.slots if s.name.startswith("likelihood"))
+    variances = gp.likelihood.diagonal(len(joined.x), x.device).expand(len(joined.x)).detach()
+    repeats = gp.likelihood.beyond_information(x.device, outputs or 1)
+    assert torch.allclose(repeats * variances.square(), 0.5 * (outputs or 1) * gp.likelihood.excess)
+    half = 0.5 * (outputs or 1) * (len(x) - 30)
+    assert found[noise, noise] > 0.8 * half, "in the logarithm of the noise variance: half of the excess"
+
+
+def quadratic(condition: float, p: int = 6) -> tuple[numpy.ndarray, numpy.ndarray]:
+    rotation = numpy.linalg.qr(numpy.random.default_rng(0).standard_normal((p, p)))[0]
+    return rotation @ numpy.diag(numpy.geomspace(1.0, condition, p)) @ rotation.T, numpy.linspace(-0.5, 0.5, p)
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
+def test_a_descent_finds_the_minimum_with_a_curvature_that_is_off(factor):
+    """(M-105)."""
+    matrix, minimum = quadratic(100.0)
+    everywhere = numpy.full(6, numpy.inf)
+    found = descend(
+        lambda t: matrix @ (t - minimum), numpy.zeros(6), factor * matrix, -everywhere, everywhere, enough=1e-6,
+        max_evaluations=60,
+    )  # fmt: skip
+    assert found.converged
+    off = found.theta - minimum
+    assert 0.5 * off @ matrix @ off < 1e-4
+
+
+def test_a_descent_stays_within_bounds_and_ends_on_them():
+    matrix, minimum = quadratic(10.0)
+    low, high = numpy.full(6, -0.2), numpy.full(6, 0.2)
+    asked = []
+
+    def ask(theta):
+        asked.append(theta)
+        return matrix @ (theta - minimum)
+
+    found = descend(ask, numpy.zeros(6), matrix, low, high, enough=1e-8, max_evaluations=60)
+    assert found.converged
+    assert all((low <= t).all() and (t <= high).all() for t in asked)
+    gradient = matrix @ (found.theta - minimum)
+    inside = (found.theta > low) & (found.theta < high)
+    assert numpy.abs(gradient[inside]).max(initial=0.0) < 1e-3
+    assert (gradient[found.theta <= low] >= 0).all()
+    assert (gradient[found.theta >= high] <= 0).all()
+
+
+def test_a_descent_steps_back_from_where_nothing_can_be_computed():
+    matrix, minimum = quadratic(10.0)
+    everywhere = numpy.full(6, numpy.inf)
+
+    def ask(theta):
+        if numpy.abs(theta).max() > 0.55:
+            return NotPositiveDefiniteError("there")
+        return matrix @ (theta - minimum)
+
+    found = descend(ask, numpy.zeros(6), 0.2 * matrix, -everywhere, everywhere, enough=1e-6, max_evaluations=60)
+    assert found.converged
+    with pytest.raises(NotPositiveDefiniteError):
+        descend(ask, numpy.ones(6), matrix, -everywhere, everywhere, enough=1e-6, max_evaluations=60)
+
+
+def test_parts_grow_by_the_same_factor():
+    assert part_sizes(2500, 2000) == []
+    assert part_sizes(15_000, 2000) == [3750]
+    assert part_sizes(1_000_000, 2000) == [3906, 15_625, 62_500, 250_000]
+    assert all(size > 2000 for n in (2001, 8000, 8001, 36_000) for size in part_sizes(n, 2000))
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(large_fit, "MIDDLE_ROWS", 200)
+
+
+def planned(gp: fgp.GP, n: int, training: str = "stored", d: int = 3):
+    return dataclasses.replace(fgp.plan(gp, n=n, d=d), training=training)
+
+
+def test_a_search_that_strays_is_given_up(small_parts, monkeypatch):
+    """Gradients that lie are found out by the exact likelihood of the first rows; what was there before is kept."""
+    x, y = table(400)
+    gp = prior()
+    original = LargeObjective.likelihood
+
+    def lying(self, rows, tensors, wanted):
+        value, slopes = original(self, rows, tensors, wanted)
+        return value, [slopes[0], slopes[1] - 50.0, *slopes[2:]]  # the noise had better vanish
+
+    monkeypatch.setattr(LargeObjective, "likelihood", lying)
+    with pytest.warns(fgp.FlashGPWarning, match="was given up"):
+        found = fgp.fit(gp, x, y, plan=planned(gp, 400))
+    assert 0.05 < float(found.gp.likelihood.noise_variance.value) < 0.2
+    by_factors = dataclasses.replace(planned(gp, 400), training_factor_passes=1)
+    told = fgp.fit(gp, x, y, plan=by_factors)
+    assert any("kept, since its gradients were by factors" in event for event in told.report.events)
+
+
+@pytest.mark.parametrize("training", ["stored", "recomputed"])
+def test_a_fit_by_estimated_gradients_is_as_good_as_the_exact_one(small_parts, training):
+    """Within 0.01 nats per row of the optimum, on a table so small that its likelihood has a flat ridge."""
+    x, y = table(500)
+    gp = prior()
+    exact = fgp.fit(gp, x, y)
+    found = fgp.fit(gp, x, y, plan=planned(gp, 500, training))
+    lost = float((exact.gp.log_marginal_likelihood(x, y) - found.gp.log_marginal_likelihood(x, y)).detach())
+    assert lost < 0.01 * 500
+    assert any("estimated" in event for event in found.report.events)
+    assert not any("estimated" in event for event in exact.report.events)
+
+
+def test_the_same_seed_gives_the_same_fit(small_parts):
+    x, y = table(300)
+    gp = prior()
+    values = [fgp.fit(gp, x, y, plan=planned(gp, 300), seed=3).history[-1].theta for _ in range(2)]
+    assert values[0] == values[1]
+
+
+def test_values_that_are_gains_are_called_so(small_parts):
+    """Of estimated gradients no value is known: history and progress have the gain of each run, by itself."""
+    x, y = table(900)
+    gp = prior()
+    told = []
+    found = fgp.fit(gp, x, y, plan=planned(gp, 900), progress=told.append)
+    assert {e.measure for e in found.history if e.start.startswith(("part", "start"))} == {"gain"}
+    assert {e.measure for e in found.history if e.start.startswith(("subset", "middle"))} == {"log joint"}
+    for run in ("part 225", "start 0"):
+        own = [e for e in found.history if e.start == run]
+        assert own[0].value == 0.0
+        assert own[-1].value > 0.0 or len(own) == 1
+        best = [p.best for p in told if p.start == run]
+        assert best == [max(e.value for e in own[: k + 1]) for k in range(len(own))]
+    assert [p.measure for p in told] == [e.measure for e in found.history]
+    exact = fgp.fit(gp, x[:30], y[:30])
+    assert {e.measure for e in exact.history} == {"log joint"}
+
+
+def test_gains_of_different_runs_are_not_compared():
+    told = []
+    recorder = Recorder(EvaluationLog(None, ""), told.append, math.inf, 10)
+    zero = numpy.zeros(2)
+    for run, value in (("part 500", -9.0), ("part 900", 0.0), ("part 900", -1.0)):
+        recorder.record_round([(run, zero, (value, zero))], "gain")
+    for run, value in (("start 0", 7.0), ("start 1", 8.0)):
+        recorder.record_round([(run, zero, (value, zero))])
+    assert [p.best for p in told] == [9.0, 0.0, 1.0, -7.0, -7.0]
+
+
+def test_a_fit_of_many_rows_resumes(small_parts, tmp_path):
+    x, y = table(300)
+    gp = prior()
+    whole = fgp.fit(gp, x, y, plan=planned(gp, 300))
+
+    def stop(progress):
+        if progress.phase == "fitting all rows" and progress.evaluation >= len(whole.history) - 1:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "fit.checkpoint"
+    cut = fgp.fit(gp, x, y, plan=planned(gp, 300), checkpoint=path, progress=stop)
+    assert cut.interrupted
+    resumed = fgp.fit(gp, x, y, plan=planned(gp, 300), checkpoint=path)
+    assert any("resumed" in event for event in resumed.report.events)
+    assert numpy.allclose(resumed.history[-1].theta, whole.history[-1].theta, atol=0.05)
+
+
+def test_a_time_limit_returns_where_the_last_part_ended(small_parts):
+    x, y = table(900)
+    gp = prior()
+    seen = []
+
+    def slow(progress):
+        seen.append(progress.phase)
+        if progress.phase == "fitting 225 rows":
+            raise KeyboardInterrupt
+
+    found = fgp.fit(gp, x, y, plan=planned(gp, 900), progress=slow, starts=1)
+    assert found.interrupted
+    assert "1 start fitted to 400 of 900 rows, then to all" in found.report.events
+    assert "fitting 200 rows" in seen
+    middle = [e for e in found.history if e.start.startswith("middle")]
+    best = max(middle, key=lambda e: e.value)
+    raw = numpy.concatenate([p.detach().reshape(-1).numpy() for p in found.gp.parameters()])
+    assert numpy.allclose(raw, best.theta)
+
+
+def test_parts_that_take_to_factors_hand_them_on(small_parts, tmp_path):
+    """The next part begins with factors, one of twice the rows comes before all, and a resumed fit knows all that."""
+    x, y = table(900, noise=1e-3)
+    gp = prior(noise=1e-3)
+    plan = dataclasses.replace(planned(gp, 900), training_factor_passes=1)
+    path = tmp_path / "fit.checkpoint"
+    started = []
+
+    def stop(progress):
+        started.append(progress.start)
+        if progress.start.startswith("start") and sum(run.startswith("start") for run in started) == 2:
+            raise KeyboardInterrupt
+
+    cut = fgp.fit(gp, x, y, plan=plan, checkpoint=path, progress=stop)
+    assert cut.interrupted
+    runs = list(dict.fromkeys(e.start for e in cut.history if e.start.startswith(("part", "start"))))
+    assert runs == ["part 225, by factors", "part 450, by factors", "start 0, by factors"]
+    resumed = fgp.fit(gp, x, y, plan=plan, checkpoint=path)
+    assert any(f"resumed: {len(cut.history)}" in event for event in resumed.report.events), "all of it counts"
+    assert list(dict.fromkeys(e.start for e in resumed.history))[-3:] == runs
+    whole = fgp.fit(gp, x, y, plan=plan)
+    values = [float(one.gp.log_joint(x, y).detach()) for one in (resumed, whole)]
+    assert abs(values[0] - values[1]) < 0.01 * 900  # as a fit by estimates against the exact one

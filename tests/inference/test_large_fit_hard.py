@@ -1,0 +1,223 @@
+"""Bad input and bad luck while training by estimated gradients, and of every route of conditioning: an answer as good
+as that of the exact route, or an error that says where."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.errors import ConvergenceError
+from flashgp.inference import checkpoint as checkpoints
+from flashgp.inference import large_fit
+from flashgp.inference.system import CovarianceSystem
+from flashgp.pairwise.torch_tiles import TorchTiles
+from inference.test_large_fit import planned, prior, table
+
+F64 = torch.float64
+ROUTES = ("direct", "refined", "stored", "recomputed")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_fit, "MIDDLE_ROWS", 200)
+
+
+def with_fixed(lengthscale: float | None, likelihood: fgp.likelihoods.Gaussian) -> fgp.GP:
+    """A lengthscale that may not move, or a common one that may."""
+    value = torch.full((3,), 1.2 if lengthscale is None else lengthscale, dtype=F64)
+    kernel = fgp.kernels.Matern(nu=1.5, lengthscale=fgp.Parameter(value, trainable=lengthscale is None))
+    return fgp.GP(1.5 * kernel, likelihood=likelihood)
+
+
+def noise_of(variance: float) -> fgp.likelihoods.Gaussian:
+    return fgp.likelihoods.Gaussian(fgp.Parameter(variance, trainable=False))
+
+
+HARD: dict[str, Callable[[], fgp.GP]] = {
+    "noise 0": lambda: with_fixed(None, fgp.likelihoods.Gaussian(None, row_variance=torch.zeros(300, dtype=F64))),
+    "noise 1e-12": lambda: with_fixed(None, noise_of(1e-12)),
+    "lengthscale 1e-8": lambda: with_fixed(1e-8, fgp.likelihoods.Gaussian(0.1)),
+    "lengthscale 1e8": lambda: with_fixed(1e8, fgp.likelihoods.Gaussian(0.1)),
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+def test_hard_models_are_fitted_as_well_as_by_exact_gradients(case: str) -> None:
+    """Within 0.02 nats per row of the exact optimum."""
+    x, y = table(300)
+    exact, found = fgp.fit(HARD[case](), x, y), fgp.fit(HARD[case](), x, y, plan=planned(HARD[case](), 300))
+    lost = float((exact.gp.log_marginal_likelihood(x, y) - found.gp.log_marginal_likelihood(x, y)).detach())
+    assert lost < 0.02 * 300
+    assert any("estimated" in event for event in found.report.events)
+
+
+def test_rows_that_are_all_equal() -> None:
+    x, y = table(300)
+    x = torch.ones_like(x)
+    plan = fgp.plan(prior(), n=300, d=3, distinct=1)
+    found = fgp.fit(prior(), x, y, plan=fgp.Plan.from_json(plan.to_json().replace('"exact"', '"stored"')))
+    assert float(found.gp.likelihood.noise_variance.value.detach()) == pytest.approx(float(y.var()), rel=0.05)
+    assert "300 rows joined into 1, since x is the same in all" in found.report.events
+
+
+def test_two_clusters_far_apart() -> None:
+    """The window of a start on some rows is around that start: around the first it lost what the given one found."""
+    x, y = table(300)
+    apart = x + 1e6 * (torch.arange(300) % 2).double().unsqueeze(-1)
+    found = fgp.fit(prior(), apart, y, plan=planned(prior(), 300))
+    assert 0.05 < float(found.gp.likelihood.noise_variance.value.detach()) < 0.2
+
+
+def test_a_memory_limit_too_small_for_anything() -> None:
+    x, y = table(300)
+    with pytest.raises(fgp.MemoryBudgetError, match="take fewer rows"):
+        fgp.fit(prior(), x, y, memory="100kB")
+    for route in ROUTES:
+        with pytest.raises(fgp.MemoryBudgetError):
+            fgp.plan(prior(), n=300, d=3, route=route, memory="100kB")
+
+
+# -- numbers that are not finite -------------------------------------------------------------------------------------
+def broken(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, row: int, after: int = 0) -> list[int]:
+    """The product gives a NaN at one row, once it has been asked so often; returns its calls."""
+    original, calls = getattr(owner, name), []
+
+    def product(self: object, *arguments: object, **options: object) -> Tensor:
+        calls.append(1)
+        out = original(self, *arguments, **options)
+        if len(calls) > after:
+            out = out.clone()
+            out[..., row, 0] = math.nan
+        return out
+
+    monkeypatch.setattr(owner, name, product)
+    return calls
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_nan_inside_a_solve_stops_it_and_says_where(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = table(120)
+    plan = fgp.plan(prior(), n=120, d=3, route=route)
+    owner, name = (TorchTiles, "product") if route == "direct" else (CovarianceSystem, "multiply")
+    calls = broken(monkeypatch, owner, name, row=7)
+    with pytest.raises(ConvergenceError, match=r"met a number that is not finite in iteration .* at row 7, column 0"):
+        prior().condition(x, y, plan=plan)
+    assert len(calls) == 1
+
+
+def test_a_nan_in_a_batch_names_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = table(50)
+    broken(monkeypatch, TorchTiles, "product", row=7)
+    with pytest.raises(ConvergenceError, match=r"of batch member \(0,\) at row 7, column 0"):
+        prior().condition(x, torch.stack([y, y]))
+
+
+@pytest.mark.filterwarnings("ignore:no gradient of all 300 rows")
+@pytest.mark.parametrize("after", [0, 12])
+def test_a_nan_while_training_is_no_gradient_and_stands_in_the_report(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start of all rows: the parameters of fewer rows. Later: the search steps back from there."""
+    x, y = table(300)
+    broken(monkeypatch, CovarianceSystem, "multiply", row=7, after=after)
+    found = fgp.fit(prior(), x, y, plan=planned(prior(), 300))
+    assert any("start 0 at one point" in event and "at row 7, column 0" in event for event in found.report.events)
+    assert any("without a gradient; the search stepped back" in event for event in found.report.events)
+    assert 0.05 < float(found.gp.likelihood.noise_variance.value.detach()) < 0.2
+
+
+# -- kills -----------------------------------------------------------------------------------------------------------
+CHILD = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import flashgp as fgp
+from flashgp.inference import checkpoint, large_fit
+from inference.test_large_fit import planned, prior, table
+checkpoint.SECONDS_BETWEEN_WRITES, large_fit.MIDDLE_ROWS = -1.0, 200
+how = sys.argv[1]
+def kill(): os.kill(os.getpid(), signal.SIGKILL)
+progress, replace, seen = None, os.replace, []
+def steps(p):
+    seen.extend([1] * (p.start == "start 0"))
+    if how == "during a step" and len(seen) == 3: kill()
+def half(source, target):  # the temporary file is there, half of it, and the move never happens
+    if how == "during the write" and len(seen) == 2:
+        os.truncate(source, os.path.getsize(source) // 2)
+        kill()
+    replace(source, target)
+os.replace = half
+x, y = table(300)
+fgp.fit(prior(), x, y, plan=planned(prior(), 300), starts=1, checkpoint=sys.argv[2], progress=steps)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
+def test_kill_9_in_the_search_over_all_rows(
+    tmp_path: Path, root: Path, source_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was evaluated is not evaluated again; what comes after agrees to the tolerance of solves, and says so."""
+    monkeypatch.setattr(checkpoints, "SECONDS_BETWEEN_WRITES", -1.0)
+    script = CHILD.format(tests=str(root / "tests"))
+    hows = ("during a step", "during the write")
+    paths = {how: tmp_path / how.replace(" ", "_") / "log" for how in hows}
+    for path in paths.values():
+        path.parent.mkdir()
+    environment = {**source_environment, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    children = [subprocess.Popen([sys.executable, "-c", script, h, str(paths[h])], env=environment) for h in hows]
+    x, y = table(300)
+    whole = fgp.fit(prior(), x, y, plan=planned(prior(), 300), starts=1)
+    assert [child.wait(timeout=120) for child in children] == [-signal.SIGKILL] * 2
+    assert len(os.listdir(paths["during the write"].parent)) == 2, "the log and a temporary file"
+    for how, path in paths.items():
+        logged = load_file(path)  # by another process, whose last bits are its own
+        assert len(logged["start 0/value"]) == (3 if how == "during a step" else 2)
+        resumed = fgp.fit(prior(), x, y, plan=planned(prior(), 300), starts=1, checkpoint=path)
+        (event,) = [event for event in resumed.report.events if event.startswith("resumed")]
+        replayed = int(event.split()[1])
+        assert replayed == sum(len(values) for name, values in logged.items() if name.endswith("/value"))
+        assert event.endswith("agree with those of an uninterrupted fit to the tolerance of their solves")
+        for one in resumed.history[:replayed]:
+            assert one.value == -logged[f"{one.start}/value"][one.index]
+            assert one.theta == tuple(logged[f"{one.start}/theta"][one.index])
+        lost = float((whole.gp.log_joint(x, y) - resumed.gp.log_joint(x, y)).detach())
+        assert abs(lost) < 0.01 * 300  # nats, as a fit by estimates against the exact one
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_any_number_of_threads_gives_the_same_answer(route: str, threads: Callable[[int], None]) -> None:
+    """Within the tolerance: a thousandth of a standard deviation of an observation, each."""
+    x, y = table(700)
+    x_test = table(30)[0]
+    plan = fgp.plan(prior(), n=700, d=3, route=route)
+    means = []
+    for count in (1, 2):
+        threads(count)
+        means.append(prior().condition(x, y, plan=plan, seed=3).predict(x_test).mean)
+    assert float((means[0] - means[1]).abs().max()) <= 2e-3 * math.sqrt(0.1)
+
+
+def test_a_fit_by_estimates_agrees_at_any_number_of_threads(threads: Callable[[int], None]) -> None:
+    x, y = table(300)
+    found = []
+    for count in (1, 2):
+        threads(count)
+        found.append(fgp.fit(prior(), x, y, plan=planned(prior(), 300), starts=1, seed=3, max_iterations=4))
+    assert numpy.allclose(found[0].history[-1].theta, found[1].history[-1].theta, atol=0.05)

@@ -1,0 +1,177 @@
+"""Where variances without a float64 factor come from: exact solves while these are quick, else samples, (M-107)."""
+
+import dataclasses
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.inference import sampled_variance
+from flashgp.inference.sampled_variance import variance_probes
+from flashgp.planner import variances
+from inference.plain_gp import F64
+
+k = fgp.kernels
+
+
+def data(n: int, n_test: int = 200, d: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, x_test = (torch.rand(size, d, generator=generator, dtype=F64) for size in (n, n_test))
+    y = torch.sin(6.0 * x[:, 0]) + 0.1 * torch.randn(n, generator=generator, dtype=F64)
+    return x, y, x_test
+
+
+def model(noise: float = 1e-2, kernel: k.Kernel | None = None) -> fgp.GP:
+    kernel = k.Matern(1.5, 0.4) if kernel is None else kernel
+    return fgp.GP(1.3 * kernel, likelihood=fgp.likelihoods.Gaussian(noise))
+
+
+def by(gp: fgp.GP, x: Tensor, y: Tensor, route: str, **options: object) -> fgp.Posterior:
+    return gp.condition(x, y, plan=fgp.plan(gp, n=x.shape[0], d=x.shape[1], route=route), **options)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No exact solve is affordable; samples cost no features."""
+    monkeypatch.setattr(variances, "SAMPLED_SECONDS", 0.0)
+    monkeypatch.setattr(variances, "FEATURES", 0)
+
+
+@pytest.mark.parametrize(("noise", "d"), [(1e-3, 4), (1e-1, 2)])
+def test_intervals_hold_the_exact_variance(noise: float, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. (M-97) by inexact solves: in about 95 % of the points over several seeds, and errors as they are stated."""
+    monkeypatch.setattr("flashgp.inference.posterior.variance_probes", partial(variance_probes, features=64))
+    x, y, x_test = data(200, d=d)
+    gp = model(noise)
+    truth = gp.condition(x, y).predict(x_test).variance
+    within, scores, errors = [], [], []
+    for seed in range(6):
+        found = by(gp, x, y, "recomputed", seed=seed).predict(x_test, variance="sampled")
+        lower, upper = found.variance_interval
+        assert lower.shape == upper.shape == found.variance_standard_error.shape == found.variance.shape == (200,)
+        within.append(((lower <= truth) & (truth <= upper)).double().mean())
+        scores.append(((found.variance - truth) / found.variance_standard_error).square().mean())
+        errors.append(((found.variance - truth) / truth).square().mean().sqrt())
+    assert 0.91 < float(torch.stack(within).mean()) < 0.985
+    assert 0.7 < float(torch.stack(scores).mean().sqrt()) < 1.3
+    assert float(torch.stack(errors).max()) < 0.25 * (2 / 64) ** 0.5, "far below that of plain deviations"
+
+
+@pytest.mark.parametrize("route", ["recomputed", "stored"])
+def test_samples_take_over_at_the_stated_price(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. (M-107): exact up to the seconds that are stated, samples beyond, with an event and one warning."""
+    monkeypatch.setattr(variances, "FEATURES", 0)
+    x, y, x_test = data(300)
+    posterior = by(model(), x, y, route)
+    price = posterior.price_of_variance(200, "exact", True)
+    monkeypatch.setattr(variances, "SAMPLED_SECONDS", price.seconds)
+    prediction = posterior.predict(x_test, deterministic=True)
+    exact = prediction.variance
+    assert prediction.variance_standard_error is None
+    assert any(event.startswith("variance by solves") for event in prediction.report.events)
+    monkeypatch.setattr(variances, "SAMPLED_SECONDS", price.seconds * (1.0 - 1e-9))
+    prediction = posterior.predict(x_test, deterministic=True)
+    with pytest.warns(fgp.FlashGPWarning, match=r'variance from 64 samples.*predict\(x, variance="exact"\)'):
+        sampled = prediction.variance
+    (event,) = [event for event in prediction.report.events if event.startswith("variance from")]
+    largest = float((prediction.variance_standard_error / sampled).max())
+    assert event == f"variance from 64 samples, the largest standard error {largest:.1e} of it"
+    assert not torch.equal(sampled, exact)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = posterior.predict(x_test, deterministic=True)
+        assert torch.equal(again.variance, sampled)
+        assert torch.equal(again.variance_standard_error, prediction.variance_standard_error)
+        few = posterior.predict(x_test[:64], deterministic=True)
+        assert few.variance_standard_error is None, "one block of solves is no more than the samples take"
+        chosen = posterior.predict(x_test, variance="exact", deterministic=True)
+        assert torch.equal(chosen.variance, exact)
+        points = x_test.clone().requires_grad_()
+        slopes = torch.autograd.grad(posterior.predict(points, deterministic=True).variance.sum(), points)[0]
+    wanted = torch.autograd.grad(model().condition(x, y).predict(points).variance.sum(), points)[0]
+    assert float((slopes - wanted).norm() / wanted.norm()) < 0.05
+
+
+def test_the_rates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured rates, and built-in ones where the posterior or the prediction is deterministic."""
+    from flashgp.foundations.profile import BUILT_IN
+
+    rates = tuple(dataclasses.replace(one, pairs_per_second=one.pairs_per_second / 1e9) for one in BUILT_IN.products)
+    slow = dataclasses.replace(BUILT_IN, name="slow", products=rates)
+    monkeypatch.setattr("flashgp.inference.planning.current_profile", lambda: slow)
+    monkeypatch.setattr(variances, "FEATURES", 0)
+    x, y, x_test = data(100)
+    posterior = by(model(), x, y, "recomputed")
+    with pytest.warns(fgp.FlashGPWarning, match="samples"):
+        assert posterior.predict(x_test).variance_standard_error is not None
+    assert posterior.predict(x_test, deterministic=True).variance_standard_error is None
+    posterior = by(model(), x, y, "recomputed", deterministic=True)
+    assert posterior.predict(x_test).variance_standard_error is None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_is_never_sampled() -> None:
+    x, y, x_test = data(120)
+    custom = k.Custom(lambda a, b, scale: torch.exp(-scale * (a - b).square().sum()), scale=2.0)
+    posterior = by(model(kernel=custom), x, y, "recomputed")
+    assert posterior.predict(x_test).variance_standard_error is None
+    with pytest.raises(fgp.DomainError, match="a kernel with random features"):
+        posterior.predict(x_test, variance="sampled").variance  # noqa: B018
+    direct = model().condition(x, y)
+    assert direct.predict(x_test).variance_standard_error is None
+    with pytest.raises(fgp.DomainError, match=r'where gradients are wanted, got "sampled"'):
+        direct.predict(x_test.clone().requires_grad_(), variance="sampled").variance  # noqa: B018
+    with pytest.raises(fgp.DomainError, match="`variance` must be one of auto, exact, sampled, got 'quick'"):
+        direct.predict(x_test, variance="quick")
+    prior = model().condition(x[:0], y[:0]).predict(x_test, variance="sampled")
+    assert torch.allclose(prior.variance, torch.full((200,), 1.3, dtype=F64))
+    assert (prior.variance_standard_error, prior.variance_interval) == (None, None)
+    assert by(model(), x, y, "stored").predict(x_test[:0], variance="sampled").variance.shape == (0,)
+
+
+def test_samples_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a float64 factor; in batches of test points, for several outputs, in x's dtype; made once."""
+    x, y, x_test = data(150)
+    two = fgp.GP(1.3 * k.Matern(1.5, 0.4), likelihood=fgp.likelihoods.Gaussian(1e-2), outputs=2)
+    both = torch.stack([y, y.square()], dim=-1)
+    for posterior in (two.condition(x, both), by(two, x, both, "recomputed")):
+        prediction = posterior.predict(x_test, variance="sampled")
+        assert prediction.variance.shape == prediction.variance_standard_error.shape == (200, 2)
+        batch = posterior.predict(x_test.reshape(4, 1, 50, 2), variance="sampled")
+        assert batch.variance_standard_error.shape == (4, 1, 50, 2)
+        assert torch.allclose(batch.variance.reshape(200, 2), prediction.variance, rtol=1e-12)
+        assert torch.allclose(batch.variance_standard_error.reshape(200, 2), prediction.variance_standard_error)
+    single = model().condition(x.float(), y.float()).predict(x_test.float(), variance="sampled")
+    assert single.variance.dtype == single.variance_standard_error.dtype == torch.float32
+    posterior = by(model(), x, y, "recomputed", seed=3)
+    first = posterior.predict(x_test, variance="sampled").variance
+    assert torch.equal(by(model(), x, y, "recomputed", seed=3).predict(x_test, variance="sampled").variance, first)
+    assert not torch.equal(by(model(), x, y, "recomputed").predict(x_test, variance="sampled").variance, first)
+    monkeypatch.setattr(sampled_variance, "representers", lambda *_: pytest.fail("solved again"))
+    assert torch.equal(posterior.predict(x_test, variance="sampled").variance, first)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_float32_factor_whose_rounding_matters_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashgp.inference.prediction.CORRECTION_SECONDS", 0.0)
+    x, y, x_test = data(300)
+    for noise, sampled in ((1e-1, False), (1e-5, True)):
+        gp = model(noise, k.RBF(0.5))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fgp.FlashGPWarning)
+            posterior = by(gp, x, y, "refined")
+            prediction = posterior.predict(x_test)
+            assert (prediction.variance_standard_error is not None) == sampled
+        (event,) = [event for event in prediction.report.events if "float32 factor" in event]
+        assert event.endswith("sampled at all of them") == sampled
+        if sampled:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", fgp.FlashGPWarning)
+                joint = posterior.predict(x_test)
+                joint.covariance()
+            assert any(event.endswith("corrected at all of them") for event in joint.report.events), "by exact solves"
+        wanted = gp.condition(x, y).predict(x_test).variance
+        assert float((prediction.variance / wanted - 1.0).square().mean().sqrt()) <= 0.1

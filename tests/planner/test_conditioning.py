@@ -1,0 +1,159 @@
+"""Which route a plan takes, what it costs, and how it trains: by rates and budget, without a size written down."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.pairwise.program import program_of
+from flashgp.planner.conditioning import PATIENCE_SECONDS, PROJECTED_ROWS, plan_conditioning
+from flashgp.planner.products import STORED_ROWS
+from flashgp.solvers.alternating_projections import BLOCK_SIZE
+
+FORM = fgp.kernels.RBF().form
+
+
+def build(n: int, memory: str | int = "1TiB", **options: object) -> fgp.Plan:
+    given = {"form": FORM, "features": 6, "temporaries": program_of(FORM).value_temporaries, **options}
+    return plan_conditioning(n, 4, memory=memory, **given)
+
+
+def slow(cholesky: float) -> MachineProfile:
+    """A machine that factors so many times slower than the built-in one."""
+    cpu = dataclasses.replace(
+        BUILT_IN.cpu,
+        cholesky_float64=BUILT_IN.cpu.cholesky_float64 / cholesky,
+        cholesky_float32=BUILT_IN.cpu.cholesky_float32 / cholesky,
+    )
+    return dataclasses.replace(BUILT_IN, cpu=cpu)
+
+
+@pytest.mark.parametrize(("n", "outputs"), [(2000, 1), (700, 3), (100, 1)])
+def test_bytes_and_seconds_of_iterative_routes(n: int, outputs: int) -> None:
+    """Eq. (M-98), written out for the torch tiles that answer few pairs."""
+    rates, rank = BUILT_IN.cpu, min(512, n // 4)
+    rows = min(n, max(1, 2**18 // n))
+    tiles = 8 * program_of(FORM).value_temporaries * rows * n
+    operands = 2 * n * (4 * outputs + 8 * 3 * (2 + 1))
+    own = 8 * n * (3 * rank + 6 * outputs + 4 * 6) + 8 * n * n  # one block of alternating projections stands by
+    preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
+    rate = BUILT_IN.product_rate("torch", "cpu", torch.float32, True, 2, outputs)
+    plan = build(n, route="recomputed", outputs=outputs)
+    assert (plan.rank, plan.dtype, plan.backend) == (rank, "float32", "torch")
+    assert plan.peak_bytes == tiles + operands + own
+    assert plan.seconds == pytest.approx(100 * (n * n / rate + rates.call_seconds) + preparing)
+    plan = build(n, route="stored", outputs=outputs)
+    panel = min(n, STORED_ROWS)
+    kept = 4 * (n * n + n * panel) // 2
+    assert plan.peak_bytes == kept + 4 * panel * n + tiles + operands + own
+    products = max(2 * n * n * outputs / rates.gemm_float32, kept / rates.copy_bytes) + rates.call_seconds
+    assert plan.seconds == pytest.approx(100 * products + n * n / rates.block_pairs + rates.call_seconds + preparing)
+    assert "100 passes over the pairs are assumed" in plan.notes[0]
+
+
+def test_float64_while_it_is_quick() -> None:
+    """The choice follows the seconds that a plan predicts, on every machine."""
+    for profile in (BUILT_IN, slow(1000.0)):
+        low, high = 2, 60_000
+        while high - low > 1:
+            middle = (low + high) // 2
+            quick = build(middle, route="direct", profile=profile).seconds <= PATIENCE_SECONDS
+            low, high = (middle, high) if quick else (low, middle)
+        assert build(low, profile=profile).route == "direct"
+        after = build(high, profile=profile)
+        assert after.route == "refined"
+        reasons = {other.route: other.reason for other in after.alternatives}
+        assert reasons["direct"] == "takes more than 10 s, and a float32 factor is refined to the same answer"
+        assert reasons["stored"] == "a factor fits, and gives variances at once"
+
+
+def test_without_room_for_a_factor_iterations_answer() -> None:
+    direct, refined = (build(20_000, route=route).peak_bytes for route in ("direct", "refined"))
+    assert build(20_000, direct).route == "refined", "slower than the patience: float32 although float64 fits"
+    assert build(5000, build(5000, route="direct").peak_bytes - 1).route == "refined"
+    assert build(20_000, refined).route == "refined"
+    plan = build(20_000, refined - 1)
+    assert plan.route in ("stored", "recomputed")
+    assert "every exact variance costs a solve" in plan.notes[1]
+    reasons = {other.route: other.reason for other in plan.alternatives}
+    assert reasons["direct"].startswith("does not fit")
+    assert reasons["refined"].startswith("does not fit")
+    least = build(20_000, route="recomputed").peak_bytes
+    assert build(20_000, least).route == "recomputed"
+
+
+def test_short_memory_takes_columns_from_the_preconditioner() -> None:
+    full = build(50_000, route="recomputed")
+    blocks = 8 * 50_000 * 2000  # of alternating projections, which stand by only where they fit
+    assert (full.rank, full.notes[2]) == (512, "alternating projections stand by: 762.9 MiB")
+    alone = build(50_000, full.peak_bytes - 1, route="recomputed")
+    assert (alone.rank, full.peak_bytes - alone.peak_bytes) == (512, blocks)
+    assert alone.notes[2] == "alternating projections do not fit: 762.9 MiB"
+    short = build(50_000, alone.peak_bytes - 1, route="recomputed")
+    assert (short.rank, alone.peak_bytes - short.peak_bytes) == (511, 24 * 50_000)
+    asked = build(50_000, solver="alternating_projections", route="recomputed", routes=("stored", "recomputed"))
+    assert (asked.peak_bytes, asked.solver, asked.rank) == (full.peak_bytes, "alternating_projections", 512)
+    with pytest.raises(fgp.MemoryBudgetError):
+        build(50_000, blocks, solver="alternating_projections", route="recomputed", routes=("recomputed",))
+    assert BLOCK_SIZE == PROJECTED_ROWS
+    with pytest.raises(fgp.MemoryBudgetError, match="the recomputed route for n = 50,000 needs") as caught:
+        build(50_000, "30MB", route="recomputed")
+    assert build(50_000, caught.value.needed_bytes, route="recomputed").rank == 32
+
+
+def test_how_a_fit_trains() -> None:
+    """Eq. (M-100): exact while a short fit is quick; else estimated gradients, on stored tiles where they fit."""
+    small = build(1000)
+    assert (small.training, small.training_bytes) == ("exact", small.peak_bytes)
+    assert 40 * small.fit_step_seconds < 30.0
+    large = build(20_000)
+    assert (large.route, large.training) == ("refined", "stored")
+    cpu = BUILT_IN.product_rate("cpu", "cpu", torch.float32, True, 2, 9)
+    tight = build(20_000, build(20_000, route="refined").peak_bytes * 9 // 10)
+    assert tight.training in ("stored", "recomputed")
+    least = build(100_000, "4GiB")
+    assert (least.route, least.training) == ("recomputed", "recomputed")
+    calls = 33 * BUILT_IN.cpu.call_seconds
+    assert least.fit_step_seconds == pytest.approx(33 * 100_000**2 / cpu + calls)
+    assert least.training_bytes <= 4 * 2**30
+    assert build(1000, dtype=torch.float32).training_bytes == build(1000, route="refined").peak_bytes
+    assert build(3000, batch=5).training == "exact", "iterative solvers take one system at a time"
+    assert "training" in str(least)
+
+
+def test_what_joins_rows_is_in_the_budget_of_every_choice() -> None:
+    """Eq. (M-89): 8 n bytes beside a factor, a preconditioner, and whatever trains."""
+    n, u = 30_000, 3000
+    alone = build(n, route="direct", distinct=u)
+    assert alone.training == "exact"
+    assert alone.training_bytes == alone.peak_bytes == build(u, route="direct").peak_bytes + 8 * n
+    assert build(n, alone.training_bytes, distinct=u).training == "exact"
+    tight = build(n, alone.training_bytes - 1, distinct=u)
+    assert tight.training != "exact"
+    assert tight.training_bytes <= tight.available_bytes
+    both = build(n, route="recomputed", distinct=u)  # the blocks of alternating projections stand by
+    full = build(n, both.peak_bytes - 1, route="recomputed", distinct=u)
+    assert full.rank == both.rank
+    short = build(n, full.peak_bytes - 1, route="recomputed", distinct=u)
+    assert (short.rank, full.peak_bytes - short.peak_bytes) == (full.rank - 1, 24 * u)
+
+
+def test_a_solver_is_asked_for_by_name() -> None:
+    gp = fgp.GP(fgp.kernels.RBF())
+    assert fgp.plan(gp, n=500, d=2, solver="cholesky").route == "direct"
+    for solver in ("cg", "alternating_projections"):
+        plan = fgp.plan(gp, n=500, d=2, solver=solver)
+        assert plan.route in ("stored", "recomputed")
+        assert plan.solver == solver
+        assert "gradients" in str(plan) or "projections" in str(plan)
+        reasons = {other.route: other.reason for other in plan.alternatives}
+        assert reasons["direct"] == "stored or recomputed was asked for"
+        assert fgp.plan(gp, n=500, d=2, solver=solver, route="recomputed").route == "recomputed"
+        with pytest.raises(fgp.DomainError, match=f"`solver` '{solver}' leaves no factor"):
+            fgp.plan(gp, n=500, d=2, solver=solver, factored=True)
+    with pytest.raises(fgp.DomainError, match="`solver` must be one of cholesky, cg, alternating_projections, got 'x'"):
+        fgp.plan(gp, n=500, d=2, solver="x")
+    with pytest.raises(fgp.DomainError, match="`route` 'direct' cannot be taken"):
+        fgp.plan(gp, n=500, d=2, solver="cg", route="direct")
