@@ -10,10 +10,12 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.workspace import Workspace
 from flashgp.operators import multiplication
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders
+from flashgp.operators.multiplication import Orders, pulled_back
 from flashgp.pairwise import opaque, tile_job, torch_tiles
+from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.planner import products
 from flashgp.planner.engines import ENGINES
@@ -88,6 +90,29 @@ def test_a_product_follows_the_plan_that_is_shown() -> None:
     assert operator.plan(T, products=1000, route="dense").route == "dense"
     again = ProductPlan.from_json(plan.to_json())
     assert torch.equal(KERNEL.operator(x, plan=again) @ v, out)
+
+
+@pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
+@pytest.mark.parametrize("rectangular", [False, True])
+def test_a_gradient_keeps_to_the_plan_of_its_product(rectangular: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(M-21) in compiled loops: what all pairs at once would take beyond the plan is done in panels, and noted."""
+    monkeypatch.setattr("flashgp.foundations.workspace.COUNTED_BYTES", 0)
+    monkeypatch.setattr(panels, "LEAST_ROWS", 4)
+    x, z = numbers(N, 2), numbers(M, 2, seed=1) if rectangular else None
+    operator = KERNEL.operator(x, z).detached([t.detach() for t in KERNEL.operator(x, z)._tensors()])
+    u, v = numbers(N, T, seed=2), numbers(M if rectangular else N, T, seed=3)
+    full = operator.plan(T, route="recomputed", backend="cpu")
+    features = operator.rows.nbytes + (operator.cols.nbytes if rectangular else 0)
+    found = {}
+    for share, room in (("all", full.peak_bytes), ("little", features + 12_000)):
+        plan, workspace = dataclasses.replace(full, peak_bytes=room), Workspace()
+        given = operator.form, operator.theta, operator.rows, operator.cols, operator.dtype
+        pulled = pulled_back(CovarianceOperator(*given, workspace, Orders(plan)), u, v)
+        found[share] = [g for g in (*pulled.rows, *pulled.cols, *pulled.theta) if g is not None]
+        assert workspace.peak_bytes <= room - features
+        assert bool(workspace.events) == (share == "little")
+    for one, two in zip(found["all"], found["little"], strict=True):
+        assert (one - two).abs().max() <= N * 8 * torch.finfo(F64).eps * one.abs().max()
 
 
 def test_small_products_make_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:

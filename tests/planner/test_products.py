@@ -79,14 +79,18 @@ def test_bytes(n: int, m: int | None, t: int, batch: int, dtype: torch.dtype) ->
 
 
 def test_bytes_of_a_fused_engine(known) -> None:  # type: ignore[no-untyped-def]
-    """Eq. (M-55): sums in float64 and a tile in the cache per thread, instead of tiles in memory."""
+    """Eq. (M-55): packed right-hand sides, sums in float64 and a tile in the cache per thread, not tiles in memory."""
     known(FUSED)
-    operands, _ = sizes(20_000, 20_000, 8, 4, 1, 4)
-    plan = build(t=4, dtype=F32)
+    n, t, threads = 20_000, 4, RATES.threads
+    plan = build(n, t=t, dtype=F32)
     assert (plan.route, plan.backend) == ("recomputed", "fused")
-    assert plan.peak_bytes == operands + RATES.threads * (8 * 40_000 * 4 + 2**21)
-    plan = build(20_000, 100, t=4, dtype=F32)
-    assert plan.peak_bytes == sizes(20_000, 100, 8, 4, 1, 4)[0] + RATES.threads * (8 * 20_000 * 4 + 2**21)
+    assert plan.peak_bytes == n * (4 * t + 24 * 10) + 8 * n * t + threads * (8 * n * t + 2**21)  # equal rows, once
+    plan = build(n, 100, t=t, dtype=F32)
+    assert plan.peak_bytes == n * 4 * t + (n + 100) * 24 * 10 + 8 * 100 * t + threads * (8 * n * t + 2**21)
+    n, t, batch = 2**22, 20, 3  # more right-hand sides than are taken at a time
+    plan = build(n, 100, t=t, batch=batch, dtype=F32, memory="1TiB")
+    kept = batch * (n * 4 * t + (n + 100) * 24 * 10)
+    assert plan.peak_bytes == kept + 8 * 100 * 8 + threads * (8 * n * 8 + 2**21)
 
 
 @pytest.mark.usefixtures("known")

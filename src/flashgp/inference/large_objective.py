@@ -40,7 +40,7 @@ from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.objective import FlatObjective
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import gradient_backend
+from flashgp.operators.multiplication import pulled_back
 from flashgp.solvers.cholesky_solver import CholeskySolver
 from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.contract import Goal, Limits, StopReason, System
@@ -266,7 +266,5 @@ class LargeObjective(FlatObjective):
         left, right = torch.cat([0.5 * a, share * u], dim=-1), torch.cat([a, other], dim=-1)
         slope = (left * right).sum(-1)
         left, right = left.to(operator.dtype), right.to(operator.dtype)
-        pulled = gradient_backend(operator, right).bilinear_gradient(
-            operator.form, operator.theta, operator.rows, None, left, right, workspace=operator.workspace
-        )
+        pulled = pulled_back(operator, left, right)
         return [-a, slope, *pulled.rows, *pulled.theta]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.modes import exact_precision
-from flashgp.operators.multiplication import gradient_backend, multiply
+from flashgp.operators.multiplication import multiply, pulled_back
 from flashgp.operators.tiled import TiledSum, block_sum, product_sum
 from flashgp.pairwise.backend import PairGradient
 
@@ -120,10 +120,7 @@ class _ProductGradient(torch.autograd.Function):
         operator: "CovarianceOperator", gradient: Tensor, right: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         op = operator.detached(tensors)
-        pulled = gradient_backend(op, right).bilinear_gradient(
-            op.form, op.theta, op.rows, op.cols, gradient.detach(), right.detach(), workspace=op.workspace,
-            tiles=op.tiles,
-        )  # fmt: skip
+        pulled = pulled_back(op, gradient.detach(), right.detach())
         return _filled(_flat(pulled, tensors), tensors)
 
     @staticmethod

@@ -21,7 +21,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.stored import StoredTiles
 from flashgp.pairwise import opaque
-from flashgp.pairwise.backend import Backend
+from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
 from flashgp.pairwise.cpu.readiness import Readiness
 from flashgp.pairwise.cpu.ready_tiles import ReadyTiles
@@ -40,10 +40,10 @@ __all__ = [
     "Orders",
     "check_product_plan",
     "checked_plan",
-    "gradient_backend",
     "multiply",
     "plan_of",
     "product_report",
+    "pulled_back",
     "stored_backend",
 ]
 
@@ -156,10 +156,18 @@ def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     return out
 
 
-def gradient_backend(operator: "CovarianceOperator", right: Tensor) -> Backend:
-    """What takes the gradient of a product: the backend that multiplies."""
-    plan = _plan_for(operator, right)
-    return operator.orders.small_backend if plan is None else _engine(plan.backend)
+def pulled_back(operator: "CovarianceOperator", left: Tensor, right: Tensor) -> PairGradient:
+    """The gradient of sum(left * K right) by everything that K depends on, (M-21), by the backend that multiplies.
+
+    Compiled loops add up as many numbers as there are features, in every thread: they are held to the bytes of the
+    product's plan, beside the features, and go through the pairs in panels where all at once would pass them.
+    """
+    plan, workspace = _plan_for(operator, right), operator.workspace
+    backend = operator.orders.small_backend if plan is None else _engine(plan.backend)
+    if plan is not None and isinstance(backend, CpuTiles):
+        features = operator.rows.nbytes + (0 if operator.cols is None else operator.cols.nbytes)
+        workspace = Workspace(plan.peak_bytes - features, parent=workspace)
+    return backend.bilinear_gradient(*_given(operator), left, right, workspace=workspace, tiles=operator.tiles)
 
 
 def product_report(operator: "CovarianceOperator") -> Report:

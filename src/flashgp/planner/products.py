@@ -17,6 +17,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.pairwise.cpu.backend import columns_together
 from flashgp.pairwise.far import PANEL
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.torch_tiles import tile_rows
@@ -276,10 +277,15 @@ class _Size:
     def panel_rows(self, device: torch.device) -> int:
         return min(self.n, tile_rows(self.m, self.batch, device))
 
-    def operand_bytes(self) -> int:
-        """Result and mirrored part; features with their centred and extended copies: the common terms of (M-55)."""
+    @property
+    def feature_bytes(self) -> int:
+        """Per row: features, float64, with two more copies, padded."""
         copied = self.d - self.function_d + len(self.form.statistics) - len(self.form.pair_functions)
-        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + 8 * (3 * copied + self.function_d))
+        return 8 * (3 * copied + self.function_d)
+
+    def operand_bytes(self) -> int:
+        """Result and mirrored part; features with their centred and extended copies: the tiles' terms of (M-55)."""
+        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + self.feature_bytes)
 
     def tile_bytes(self, device: torch.device) -> int:
         """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
@@ -287,10 +293,14 @@ class _Size:
         return 8 * temporaries * self.panel_rows(device) * self.m * self.batch + self.function_bytes
 
     def fused_bytes(self, engine: Engine, device: torch.device) -> int:
-        """Of a fused engine: its compiler, and per thread a tile in its cache and sums in float64, (M-55)."""
-        threads = self.profile.threads if device.type == "cpu" else 1
-        sums = 8 * self.batch * (self.n + self.m if self.symmetric else self.n) * self.t
-        return threads * (sums + FUSED_BYTES) + engine.compiler_bytes()
+        """Of a fused engine, (M-55): operands, its compiler, and per thread a tile in its cache and sums in float64."""
+        if device.type != "cpu":
+            sums = 8 * self.batch * (self.n + self.m if self.symmetric else self.n) * self.t
+            return self.operand_bytes() + sums + FUSED_BYTES + engine.compiler_bytes()
+        rows = self.n if self.symmetric else self.n + self.m  # equal rows are packed once
+        kept = self.batch * (self.n * self.t * self.dtype.itemsize + rows * self.feature_bytes)
+        t = min(self.t, columns_together(self.n))  # of one member at a time; float64 where float32 would cost digits
+        return kept + 8 * self.m * t + self.profile.threads * (8 * self.n * t + FUSED_BYTES) + engine.compiler_bytes()
 
     def stored_pairs(self) -> int:
         """Numbers in stored tiles, (M-56): of a symmetric K the panels from the diagonal on."""
@@ -337,11 +347,11 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
         if size.kept < 1.0:
             panels = size.products * (size.kept * size.pairs / (PANEL_RATE * rate) + rates.call_seconds)
             seconds = panels + size.sorting_bytes() / rates.copy_bytes
-        own = size.fused_bytes(engine, device) if engine.fused else tiles
+        needed = size.fused_bytes(engine, device) if engine.fused else tiles + base
         missing = "" if engine.installed() else engine.package
         found.append(
             Candidate(
-                "recomputed", engine.backend, where, name, own + base, seconds, objection=engine.objection,
+                "recomputed", engine.backend, where, name, needed, seconds, objection=engine.objection,
                 missing=missing,
             )
         )  # fmt: skip

@@ -12,19 +12,24 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
-from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients
+from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients, add_blocks
 from flashgp.pairwise.cpu.panels import Panel, visit_panels
 from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.torch_tiles import TorchTiles
 
-__all__ = ["PORTABLE_PAIRS", "CpuTiles", "cpu_tiles_missing"]
+__all__ = ["PORTABLE_PAIRS", "CpuTiles", "columns_together", "cpu_tiles_missing"]
 
 PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the torch tiles do
 COMPILER_BYTES = 160 * 2**20  # numba and LLVM in this process, from the first compile on
 LOOPS_BYTES = 16 * 2**20  # compiling one more form
 MODERATE = 2.0**500  # features beyond it overflow when they are squared and added
 MEMBER_BYTES = 2**27  # totals of one worker; more right-hand sides than fit are taken in turns
+
+
+def columns_together(n: int) -> int:
+    """Right-hand sides that are taken at a time, for n rows."""
+    return max(8, MEMBER_BYTES // (8 * max(1, n)))
 
 
 def cpu_tiles_missing() -> str:
@@ -130,7 +135,7 @@ class CpuTiles(Backend):
         batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
-        together = max(8, MEMBER_BYTES // (8 * rows.count))
+        together = columns_together(rows.count)
         out.zero_()
         right = right.detach().expand(*batch, *right.shape[-2:])
         for member, v, (values, r, c) in zip(
@@ -202,9 +207,6 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         left = left.detach().expand(*batch, *left.shape[-2:])
         right = right.detach().expand(*batch, *right.shape[-2:])
-        if cols is None:
-            # Twice the symmetric weights (U V^T + V U^T) / 2: every pair stands for both of its orders, eq. (M-21).
-            left, right = torch.cat([left, right], -1), torch.cat([right, left], -1)
         members = zip(_flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True)
         return _joined(
             batch,
@@ -265,9 +267,9 @@ class _Member:
             i, j, t = panel.rows, panel.cols, panel.right
             ahead = self.pairs(i, j).product(v[i if j is None else j, t])
             back = self.pairs(j, i).product(v[i, t]) if self.cols is None and j is not None else None
-            out[i, t].add_(ahead)
+            add_blocks(out[i, t].numpy(), ahead)
             if j is not None and back is not None:
-                out[j, t].add_(back)
+                add_blocks(out[j, t].numpy(), back)
 
         visit_panels(self.whole(right), self.workspace, lambda panel: self.bytes(panel, panel.right_count), visit)
 
@@ -276,41 +278,50 @@ class _Member:
         by_rows: list[Array | None] = [None] * (len(self.form.statistics) + self.form.scalar_count)
         by_cols = by_rows if self.cols is None else list(by_rows)
         totals = numpy.zeros(self.form.parameter_count)
+        # Twice the symmetric weights (U V^T + V U^T) / 2: every pair stands for both of its orders, eq. (M-21).
+        left, right = ([u, v], [v, u]) if self.cols is None else ([u], [v])
 
         def visit(panel: Panel) -> None:
             i, j = panel.rows, panel.cols
-            rows, cols, theta = self.pairs(i, j, pulled=True).gradient(u[i], v[i if j is None else j])
-            _make_room(by_rows, rows, self.rows.count)
+            pairs = self.pairs(i, j, pulled=True)
+            rows, cols, theta = pairs.gradient([w[i] for w in left], [w[i if j is None else j] for w in right])
             if j is not None:
-                _make_room(by_cols, cols, (self.cols or self.rows).count)
-                _add(by_cols, cols, j)
-            _add(by_rows, rows, i)
+                _add(by_cols, cols, j, (self.cols or self.rows).count)
+            _add(by_rows, rows, i, self.rows.count)
             totals[:] += theta
 
-        sums = 8 * self.rows.width  # of a row, in every worker
+        t = sum(w.shape[-1] for w in left)
         whole = self.whole(slice(0, 1))
-        visit_panels(whole, self.workspace, lambda panel: self.bytes(panel, u.shape[-1], sums), visit)
+        visit_panels(whole, self.workspace, lambda panel: self.bytes(panel, t, pulled=True), visit)
         return by_rows, by_cols, totals
 
-    def bytes(self, panel: Panel, t: int, sums: int = 0) -> int:
-        """Packed features and right-hand sides, and sums in float64 of every worker, (M-55)."""
-        both = panel.row_count + panel.column_count
-        packed = both * (2 * self.rows.width + t) * self.dtype.itemsize
-        return packed + workers() * (8 * panel.row_count * t + sums * both)
+    def bytes(self, panel: Panel, t: int, *, pulled: bool = False) -> int:
+        """Packed features and right-hand sides, and sums in float64 of every worker, eq. (M-55).
+
+        Columns are padded to fours, norms stand beside them, and float32 ones may be split or kept in float64.
+        """
+        n, m = panel.row_count, panel.column_count
+        sides = n if panel.cols is None else n + m
+        packed = 8 * sides * (self.rows.width + 4 * len(self.form.statistics))
+        if not pulled:
+            return packed + 8 * m * t + workers() * 8 * n * t
+        every = self.rows.count + (0 if self.cols is None else self.cols.count)
+        totals = 0 if panel == self.whole(panel.right) else 8 * every * self.rows.width
+        return packed + 8 * (n + m) * t + workers() * 8 * sides * self.rows.width + totals
 
 
-def _make_room(totals: list[Array | None], parts: Sequence[Array | None], count: int) -> None:
-    """Zeros for everything that a panel says something about and no panel did before."""
+def _add(totals: list[Array | None], parts: Sequence[Array | None], where: slice, count: int) -> None:
+    """Add what a panel says about some of `count` rows; what it says about all of them, first, is taken as it is."""
     for k, part in enumerate(parts):
-        if part is not None and totals[k] is None:
-            totals[k] = numpy.zeros((count, *part.shape[1:]))
-
-
-def _add(totals: list[Array | None], parts: Sequence[Array | None], where: slice) -> None:
-    """Add what a panel says about some of the rows."""
-    for whole, part in zip(totals, parts, strict=True):
-        if whole is not None and part is not None:
-            whole[where] += part
+        total = totals[k]
+        if part is None:
+            continue
+        if total is None and where == slice(0, count):
+            totals[k] = part
+            continue
+        if total is None:
+            total = totals[k] = numpy.zeros((count, *part.shape[1:]))
+        total[where] += part
 
 
 def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:
@@ -358,7 +369,8 @@ def _joined(batch: torch.Size, symmetric: bool, found: Sequence[Gradients]) -> P
 
 
 def _stacked(batch: torch.Size, parts: Sequence[Array | None]) -> Tensor | None:
-    if parts[0] is None:
+    found = [part for part in parts if part is not None]
+    if not found:
         return None
-    whole = torch.from_numpy(numpy.stack([p for p in parts if p is not None]))
-    return whole.reshape(*batch, *whole.shape[1:])
+    whole = found[0][None] if len(found) == 1 else numpy.stack(found)  # of one model, no copy
+    return torch.from_numpy(whole).reshape(*batch, *whole.shape[1:])

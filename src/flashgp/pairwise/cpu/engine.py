@@ -1,7 +1,6 @@
 """Running compiled loops over all tiles of one model: packing, tile lists, threads, float64 totals."""
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +16,23 @@ from flashgp.foundations.forks import no_forks
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
-from flashgp.pairwise.cpu.layout import Statistic, block_size, layout_of, packed, packed_columns
+from flashgp.pairwise.cpu.layout import (
+    PACKED_ROWS,
+    Statistic,
+    block_size,
+    fill_columns,
+    layout_of,
+    packed,
+    packed_columns,
+)
 from flashgp.pairwise.cpu.pool import run_together, workers
 from flashgp.pairwise.cpu.readiness import NotReadyError, made_ready
+from flashgp.pairwise.cpu.tile_list import EveryTile, every_tile
 from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.source_cache import warn_not_kept
 
-__all__ = ["CompiledPairs", "Gradients", "compile_seconds", "is_cached"]
+__all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "is_cached"]
 
 CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled loops"  # in reports
@@ -41,6 +49,8 @@ def compile_seconds() -> float:
 
 class CompiledPairs:
     """The pairs of one model, packed; call `product`, `block`, `gradient` or `block_gradient`.
+
+    All but `block` use the packed rows up: they are given back before a result is laid out.
 
     Args: make one with `of`, or with
         form, theta: the covariance function, theta one number each; layout: how its statistics are evaluated;
@@ -107,75 +117,95 @@ class CompiledPairs:
             if len(left) > 1:
                 arguments += [left[1], right[1], _least(left[1], right[1], real)]
         for a, b in zip(rows.scalars, other.scalars, strict=True):
-            arguments += [packed_columns(side.numpy().astype(real, copy=False), size) for side in (a, b)]
+            arguments += [packed_columns(side.numpy(), size, real) for side in (a, b)]
         widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
         counts = rows.count, other.count
         return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace, tiles, wait)
 
-    def _columns(self, values: Tensor) -> Array:
-        """Right-hand sides (t, n) in blocks, padded with zeros."""
-        return packed_columns(values.detach().numpy().astype(self.real, copy=False), self.size, "zero")
+    def _columns(self, *parts: Tensor) -> Array:
+        """Right-hand sides (n, t), one after another, as blocks (blocks, t, B) padded with zeros."""
+        count, width = parts[0].shape[0], sum(part.shape[1] for part in parts)
+        out = numpy.zeros((-(-count // self.size), width, self.size), self.real)
+        at = 0
+        for part in parts:
+            fill_columns(out[:, at : at + part.shape[1]], part.detach().numpy().T, "zero")
+            at += part.shape[1]
+        return out
 
     # -- the computations -------------------------------------------------------------------------------------
-    def product(self, right: Tensor) -> Tensor:
-        """K @ right, (n, t), float64; right (m, t). Cost: n m pairs, half of them when symmetric."""
-        cols = self._columns(right.mT)
+    def product(self, right: Tensor) -> Array:
+        """K @ right in blocks (blocks, t, B), float64; right (m, t). Cost: n m pairs, half of them when symmetric."""
+        cols = self._columns(right)
         rows = cols if self.symmetric else cols[:1]
         blocks = -(-self.n // self.size)
         outs = self._run("product", [rows, cols], lambda: [numpy.zeros((blocks, right.shape[1], self.size))])
-        return torch.from_numpy(_unpacked(_sum(outs, 0), self.n))
+        self.arguments = ()
+        return _sum([out.pop() for out in outs])
 
     def block(self, out: Array, *, both: bool = False) -> None:
         """K into `out` (n, m); when symmetric its upper triangle, or both."""
         self._run("block", [], lambda: [out, both])
 
-    def gradient(self, left: Tensor, right: Tensor) -> Gradients:
-        """Gradients of sum(left right^T * K) by arrays of rows, of cols (the same list when symmetric), by theta.
+    def gradient(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Gradients:
+        """Gradients of sum(U V^T * K) by arrays of rows, of cols (the same list when symmetric), by theta.
 
-        When symmetric, left right^T must be symmetric, and twice the weights: see `CpuTiles`.
+        Args: left, right: parts of U (n, t) and V (m, t), one beside another.
+        When symmetric, U V^T must be symmetric, and twice the weights: see `CpuTiles`.
         """
-        return self._pulled("gradient", [self._columns(left.mT), self._columns(right.mT)])
+        return self._pulled("gradient", [self._columns(*left), self._columns(*right)])
 
     def block_gradient(self, weights: Array) -> Gradients:
         """The same of sum(weights * K), weights (n, m), contiguous; symmetric with K."""
         return self._pulled("block_gradient", [weights.astype(self.real, copy=False)])
 
-    def _pulled(self, name: str, weights: Sequence[Array]) -> Gradients:
-        rows, cols = -(-self.n // self.size), -(-self.m // self.size)
-        present = program_of(self.form).present
-        shapes: list[tuple[int, ...]] = []
-        for symbol in present:
-            if symbol.kind == "left":
-                shapes.append((rows, 1, self.size))
-            elif symbol.kind == "right":
-                shapes.append((cols, 1, self.size))
-            elif symbol.kind != "parameter":
-                d = self.widths[symbol.index]
-                shapes += [(rows, d, self.size), (cols, d, self.size)]
-        shapes.append((max(1, self.form.parameter_count),))
-        outs = self._run(name, weights, lambda: [numpy.zeros(shape) for shape in shapes])
-        totals = (_sum(outs, at) for at in range(len(shapes)))
+    def _pulled(self, name: str, weights: list[Array]) -> Gradients:
+        slots = self._slots()
+        outs = self._run(name, weights, lambda: self._room(slots))
+        self.arguments = ()
+        weights.clear()
+        theta = _sum([out.pop() for out in outs])[: self.form.parameter_count]
+        workers = [dict(zip(slots, out, strict=True)) for out in outs]
+        outs.clear()
         count = len(self.form.statistics)
         by_rows: list[Array | None] = [None] * (count + self.form.scalar_count)
-        by_cols: list[Array | None] = [None] * (count + self.form.scalar_count)
-        for symbol in present:
-            if symbol.kind == "left":
-                by_rows[count + symbol.index] = _unpacked(next(totals), self.n)[:, 0]
-            elif symbol.kind == "right":
-                by_cols[count + symbol.index] = _unpacked(next(totals), self.m)[:, 0]
+        by_cols = by_rows if self.symmetric else list(by_rows)
+        for slot in list(workers[0]):  # one after another: what is laid out is given back
+            of_cols, at = slot
+            total = _sum([sums.pop(slot) for sums in workers])
+            found = _unpacked(total, self.m if of_cols else self.n)
+            (by_cols if of_cols else by_rows)[at] = found if at < count else found[:, 0]
+        return by_rows, by_cols, theta
+
+    def _slots(self) -> list[tuple[bool, int]]:
+        """(whether of the columns, number among statistics and scalars) of every array that a gradient adds to.
+
+        In the order of the generated functions. When symmetric, both sides are the rows.
+        """
+        count, sided = len(self.form.statistics), not self.symmetric
+        slots: list[tuple[bool, int]] = []
+        for symbol in program_of(self.form).present:
+            if symbol.kind in ("left", "right"):
+                slots.append((sided and symbol.kind == "right", count + symbol.index))
             elif symbol.kind != "parameter":
-                by_rows[symbol.index] = _unpacked(next(totals), self.n)
-                by_cols[symbol.index] = _unpacked(next(totals), self.m)
-        if self.symmetric:
-            by_rows = [_added(a, b) for a, b in zip(by_rows, by_cols, strict=True)]
-        return by_rows, by_cols, next(totals)[: self.form.parameter_count]
+                slots += [(False, symbol.index), (sided, symbol.index)]
+        return slots
+
+    def _room(self, slots: Sequence[tuple[bool, int]]) -> list[Array]:
+        """Zeros for the sums of one worker, one array per slot however often it is named, and those by theta."""
+        found: dict[tuple[bool, int], Array] = {}
+        for slot in slots:
+            of_cols, at = slot
+            blocks = -(-(self.m if of_cols else self.n) // self.size)
+            if slot not in found:
+                found[slot] = numpy.zeros((blocks, self.widths[at] if at < len(self.widths) else 1, self.size))
+        return [*(found[slot] for slot in slots), numpy.zeros(max(1, self.form.parameter_count))]
 
     # -- tiles and threads --------------------------------------------------------------------------------------------
-    def tiles(self) -> Array:
+    def tiles(self) -> Array | EveryTile:
         """Block numbers (i, j), of the upper triangle when symmetric; those that are near where some are far."""
         if self.near is not None:
             return self.near.pairs
-        return _tiles(-(-self.n // self.size), -(-self.m // self.size), self.symmetric)
+        return every_tile(-(-self.n // self.size), -(-self.m // self.size), self.symmetric)
 
     def _run(self, name: str, extra: Sequence[Array], make: Callable[[], list[Any]]) -> list[list[Any]]:
         """Every tile once; one set of outputs per worker, always the same tiles in the same order."""
@@ -186,17 +216,16 @@ class CompiledPairs:
         outs = [make() for _ in range(count)]
         chunk = max(1, CHUNK_PAIRS // self.size**2)
         if count == 1 and len(tiles) <= chunk:
-            function(numpy.ascontiguousarray(tiles), *head, *outs[0])
+            function(numpy.ascontiguousarray(tiles[:]), *head, *outs[0])
             return outs
 
         def task(worker: int) -> Callable[[threading.Event], None]:
-            mine = numpy.ascontiguousarray(tiles[worker::count])
-
             def work(stop: threading.Event) -> None:
-                for start in range(0, len(mine), chunk):
+                for start in range(worker, len(tiles), count * chunk):
                     if stop.is_set():
                         return
-                    function(mine[start : start + chunk], *head, *outs[worker])
+                    mine = tiles[start : start + count * chunk : count]
+                    function(numpy.ascontiguousarray(mine), *head, *outs[worker])
 
             return work
 
@@ -233,12 +262,6 @@ class CompiledPairs:
         return function
 
 
-@functools.lru_cache(maxsize=32)
-def _tiles(rows: int, cols: int, symmetric: bool) -> Array:
-    i, j = numpy.triu_indices(rows) if symmetric else (a.ravel() for a in numpy.mgrid[:rows, :cols])
-    return numpy.stack([i, j], axis=1).astype(numpy.int64)
-
-
 def is_cached(module: ModuleType, function: str = "*") -> bool:
     """Whether an earlier process left compiled code of a generated module, or of one of its functions."""
     return any(_cache_files(module, function))
@@ -266,17 +289,17 @@ def _forget_cache(module: ModuleType) -> bool:
     return found
 
 
-def _sum(outs: list[list[Array]], at: int) -> Array:
-    """The workers' totals, added in a fixed order."""
-    total = outs[0][at]
-    for other in outs[1:]:
-        total += other[at]
+def _sum(parts: list[Array]) -> Array:
+    """The workers' totals, added in a fixed order; the list is used up."""
+    total = parts.pop(0)
+    while parts:
+        total += parts.pop(0)
     return total
 
 
 def _packed(feature: Array, centre: Array, statistic: Statistic, size: int, real: type) -> list[Array]:
     if statistic.kind == "match":
-        return [packed_columns(feature.astype(numpy.int32), size)]
+        return [packed_columns(feature, size, numpy.int32)]
     return packed(feature, centre, statistic, size, real)
 
 
@@ -290,5 +313,10 @@ def _unpacked(blocks: Array, count: int) -> Array:
     return blocks.transpose(0, 2, 1).reshape(-1, blocks.shape[1])[:count]
 
 
-def _added(a: Array | None, b: Array | None) -> Array | None:
-    return a if b is None else b if a is None else a + b
+def add_blocks(out: Array, blocks: Array) -> None:
+    """out (n, k) += blocks (blocks, k, B) without a copy of all of them."""
+    size = blocks.shape[-1]
+    step = max(1, PACKED_ROWS // size)
+    for first in range(0, len(blocks), step):
+        rows = out[first * size : (first + step) * size]
+        rows += _unpacked(blocks[first : first + step], len(rows))

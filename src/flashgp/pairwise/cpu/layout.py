@@ -14,6 +14,7 @@ adds nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -22,7 +23,7 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.cpu.precision import Sensitivity, sensitivity
 from flashgp.pairwise.program import program_of
 
-__all__ = ["INLINE", "ROWS", "Statistic", "block_size", "layout_of", "packed", "packed_columns"]
+__all__ = ["INLINE", "ROWS", "Statistic", "block_size", "fill_columns", "layout_of", "packed", "packed_columns"]
 
 Array = numpy.ndarray
 
@@ -123,24 +124,31 @@ def packed(feature: Array, centre: Array, statistic: Statistic, block: int, real
         part = slice(first, first + step)
         moved = feature[first * block : (first + step) * block] - centre
         values = moved.astype(real, copy=False)
-        out[part, :d] = packed_columns(values.T, block)
+        fill_columns(out[part, :d], values.T)
         if split:
-            out[part, d:] = packed_columns((moved - values).astype(real).T, block)
+            fill_columns(out[part, d:], (moved - values).T)
         if dot:
-            norms[part] = packed_columns(numpy.square(values, dtype=numpy.float64).sum(-1).astype(real), block)
+            fill_columns(norms[part], numpy.square(values, dtype=numpy.float64).sum(-1))
     return [out, norms] if dot else [out]
 
 
-def packed_columns(columns: Array, block: int, pad: str = "last") -> Array:
-    """(k, n) to (blocks, k, B), or (n,) to (blocks, B); the last block is filled with the last row, or zeros."""
-    n = columns.shape[-1]
-    blocks = -(-n // block)
-    out = numpy.zeros((blocks, *columns.shape[:-1], block), columns.dtype)
+def packed_columns(columns: Array, block: int, real: Any, pad: str = "last") -> Array:
+    """(k, n) to (blocks, k, B), or (n,) to (blocks, B), in the dtype `real`; see `fill_columns`."""
+    out = numpy.zeros((-(-columns.shape[-1] // block), *columns.shape[:-1], block), real)
+    fill_columns(out, columns, pad)
+    return out
+
+
+def fill_columns(out: Array, columns: Array, pad: str = "last") -> None:
+    """(k, n) into zeros (blocks, k, B), or (n,) into (blocks, B), rounded on the way: no copy in another dtype.
+
+    The last block is filled with the last row, or left at zeros.
+    """
+    n, block = columns.shape[-1], out.shape[-1]
     whole = n // block
     view = columns[..., : whole * block].reshape(*columns.shape[:-1], whole, block)
     out[:whole] = numpy.moveaxis(view, -2, 0)
-    if whole < blocks:
+    if whole < len(out):
         out[whole, ..., : n - whole * block] = columns[..., whole * block :]
         if pad == "last":
             out[whole, ..., n - whole * block :] = columns[..., -1:]
-    return out
