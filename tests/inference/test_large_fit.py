@@ -257,6 +257,26 @@ def test_a_descent_stays_within_bounds_and_ends_on_them():
     assert (gradient[found.theta >= high] <= 0).all()
 
 
+def test_a_parameter_on_a_plateau_does_not_hold_back_the_others():
+    """(M-105): the seventh would run far away, and another time there is none."""
+    matrix, minimum = quadratic(10.0)
+
+    def steps(p, slope):
+        asked = []
+
+        def ask(theta):
+            asked.append(theta)
+            return numpy.append(matrix @ (theta[:6] - minimum), -slope * numpy.exp(-2.0 * theta[6:]))
+
+        curvature = 1e-6 * numpy.eye(p)
+        curvature[:6, :6] = matrix
+        everywhere = numpy.full(p, numpy.inf)
+        descend(ask, numpy.zeros(p), curvature, -everywhere, everywhere, enough=1e-4, max_evaluations=60)
+        return next(k for k, theta in enumerate(asked) if numpy.abs(theta[:6] - minimum).max() < 0.05)
+
+    assert steps(7, 0.01) == steps(6, 0.0)
+
+
 def test_a_descent_steps_back_from_where_nothing_can_be_computed():
     matrix, minimum = quadratic(10.0)
     everywhere = numpy.full(6, numpy.inf)
