@@ -14,7 +14,7 @@ from flashgp.inference import large_fit, large_objective
 from flashgp.inference.checkpoint import EvaluationLog
 from flashgp.inference.history import Recorder, TimeUp
 from flashgp.inference.information import fisher_information
-from flashgp.inference.large_fit import part_sizes
+from flashgp.inference.large_fit import part_sizes, with_factored_part
 from flashgp.inference.large_objective import LargeObjective
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.objective import FlatObjective
@@ -22,6 +22,7 @@ from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.scoring import descend
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner import conditioning
+from flashgp.solvers import headed_cholesky
 
 
 def table(n: int, d: int = 3, outputs: int | None = None, noise: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,9 +133,34 @@ def test_a_factor_takes_over_when_iterations_take_as_long():
     assert large.factored
     assert any("factors" in event for event in large.settings.workspace.events)
     assert numpy.linalg.norm(found - wanted) < 0.15 * numpy.linalg.norm(wanted)
+    assert not large.headed
     _, few = objectives(gp, x, y, factor_passes=1, probes=8)
     few(theta)
     assert few.probes == large_objective.FACTOR_PROBES == conditioning.FACTOR_COLUMNS - 1, "planned, and better"
+    assert 4 * headed_cholesky.PANEL_BYTES == conditioning.HEAD_BYTES, "planned: a panel, its rows, a product, a copy"
+
+
+def test_factors_get_a_float64_head_where_float32_has_none(monkeypatch):
+    """A smooth covariance with little noise; also after many corrections, and the estimate stays a smooth function."""
+    x, y = table(150, noise=1e-6)
+    gp = fgp.GP(9.0 * fgp.kernels.RBF(lengthscale=torch.full((3,), 3.0)), likelihood=fgp.likelihoods.Gaussian(1e-6))
+    exact, large = objectives(gp, x, y, factor_passes=1, probes=64)
+    theta = exact.vector()
+    wanted, found = exact(theta)[1], large(theta)[1]
+    assert large.headed
+    assert any("their first columns are float64" in event for event in large.settings.workspace.events)
+    assert numpy.linalg.norm(found - wanted) < 0.15 * numpy.linalg.norm(wanted)
+    again, moved = large(theta)[1], large(theta + 1e-6)[1]
+    by_solves = slice(4, None)  # mean and noise; the others are sums in float32 of what nearly cancels here
+    assert numpy.abs(moved - again)[by_solves].max() < 1e-5 * numpy.abs(wanted)[by_solves].max()
+    easy = prior()
+    _, many = objectives(easy, x, y, factor_passes=1)
+    many.take_factors()
+    many(many.vector())
+    assert not many.headed
+    monkeypatch.setattr(large_objective, "HEAD_AFTER", -1)
+    many(many.vector())
+    assert many.headed
 
 
 def test_a_failed_trial_is_in_the_checkpoint(small_parts, tmp_path, monkeypatch):
@@ -257,6 +283,26 @@ def test_a_descent_stays_within_bounds_and_ends_on_them():
     assert (gradient[found.theta >= high] <= 0).all()
 
 
+def test_a_parameter_on_a_plateau_does_not_hold_back_the_others():
+    """(M-105): the seventh would run far away, and another time there is none."""
+    matrix, minimum = quadratic(10.0)
+
+    def steps(p, slope):
+        asked = []
+
+        def ask(theta):
+            asked.append(theta)
+            return numpy.append(matrix @ (theta[:6] - minimum), -slope * numpy.exp(-2.0 * theta[6:]))
+
+        curvature = 1e-6 * numpy.eye(p)
+        curvature[:6, :6] = matrix
+        everywhere = numpy.full(p, numpy.inf)
+        descend(ask, numpy.zeros(p), curvature, -everywhere, everywhere, enough=1e-4, max_evaluations=60)
+        return next(k for k, theta in enumerate(asked) if numpy.abs(theta[:6] - minimum).max() < 0.05)
+
+    assert steps(7, 0.01) == steps(6, 0.0)
+
+
 def test_a_descent_steps_back_from_where_nothing_can_be_computed():
     matrix, minimum = quadratic(10.0)
     everywhere = numpy.full(6, numpy.inf)
@@ -277,6 +323,13 @@ def test_parts_grow_by_the_same_factor():
     assert part_sizes(15_000, 2000) == [3750]
     assert part_sizes(1_000_000, 2000) == [3906, 15_625, 62_500, 250_000]
     assert all(size > 2000 for n in (2001, 8000, 8001, 36_000) for size in part_sizes(n, 2000))
+
+
+def test_a_part_for_factors_comes_only_where_what_follows_is_larger():
+    assert with_factored_part([], 3366, 13_464) == [6732]
+    assert with_factored_part([], 7286, 14_574) == []  # two rows fewer than all
+    assert with_factored_part([9000], 2250, 36_000) == [4500, 9000]
+    assert with_factored_part([9000], 4500, 36_000) == [9000]
 
 
 @pytest.fixture

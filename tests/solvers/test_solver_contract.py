@@ -19,6 +19,7 @@ from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal,
 # Settings besides the default, and what the default does not show at a few hundred rows.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "cholesky": [{}, {"dtype": torch.float32}],
+    "headed_cholesky": [{"rank": 20}, {}],
     "conjugate_gradients": [{}, {"first": F64}],
     "alternating_projections": [{"block_size": 100}, {"block_size": 50, "first": F64}],
 }

@@ -165,6 +165,10 @@ def _solve_to_goal(job: _Job, limits: Limits, time_limit: float | None) -> tuple
     try:
         if plan.route == "refined":
             factor = factorise_covariance(job.settings, form, job.theta, job.rows, job.noise)
+            added = float(factor.jitter)
+            if job.settings.jitter is None and added > float(job.noise.min()) and _float64_factor(plan) is not None:
+                # Of another matrix: a solve with it would take hundreds of iterations.
+                raise NotPositiveDefiniteError(f"a float32 factor took a jitter of {added:.1e}, above the noise")
         solves = Solves.of(
             plan, form, job.theta, job.rows, job.noise, factor=factor, choice=job.choice,
             workspace=job.settings.workspace,

@@ -45,13 +45,14 @@ DRAWS_PER_PARAMETER = 5  # simulated scores for the Fisher information
 LEAST_DRAWS = 60
 WORTH = 0.5  # of the p / (2 S) nats that the estimate costs on average: a step that promises less is not taken
 LEAST_GAIN = 0.02  # nats
-ENOUGH = 1e-4  # nats per row: about what the log density of a new observation may miss
+ENOUGH = 3e-4  # nats per row: about what the log density of a new observation may miss
 EVALUATIONS = 40  # gradients of all rows at most, for one draw of probes
 PART_FACTOR = 4  # of rows, from one part to the next: a step costs a sixteenth before
 PART_EVALUATIONS = 15
+WORTH_A_PART = 1.5  # times the rows of a part that what follows must have
 SLIP = 0.1  # nats per row by which the exact likelihood of the first rows may fall on the way to all rows
 REACH = math.log(30.0)  # of a positive parameter from its value on the first rows
-BY_FACTORS = ", by factors"  # in the name of a run
+BY_FACTORS, BY_HEADED = ", by factors", ", by factors with a float64 head"  # in the name of a run
 LEAST_PASSES = 10  # of an iteration before a factor may take over
 
 
@@ -123,7 +124,7 @@ def fit_many_rows(
         with on_rows(gp, x, y, settings, roles, weak, subset_rows(n, size, seed), make) as part:
             part.refresh(theta)
             if objective.factored:
-                part.take_factors()
+                part.take_factors(headed=objective.headed)
             climb = _Climb(part, roles, recorder, f"part {size}", PART_EVALUATIONS, window)
             try:
                 descent = climb.run(theta, curvature * (size / count))
@@ -131,8 +132,8 @@ def fit_many_rows(
                 report.events.append(f"{size:,} rows were passed over, no gradient could be had there: {error}")
                 continue
         if part.factored:
-            objective.take_factors()
-            sizes = [2 * size, *sizes] if 2 * size < min([*sizes, n]) else sizes
+            objective.take_factors(headed=part.headed)
+            sizes = with_factored_part(sizes, size, n)
         if not strayed(descent.theta, f"{size:,}"):
             theta, curvature, count = descent.theta, descent.curvature, size
     recorder.phase = "fitting all rows"
@@ -189,6 +190,12 @@ def part_sizes(n: int, least: int) -> list[int]:
     return sizes
 
 
+def with_factored_part(sizes: list[int], size: int, n: int) -> list[int]:
+    """The parts that are left after one of `size` rows took to factors: one of twice its rows is put in, an eighth of
+    the price of the next, unless that is little larger and costs about as much."""
+    return [2 * size, *sizes] if WORTH_A_PART * 2 * size <= min([*sizes, n]) else sizes
+
+
 class _Climb:
     """Descents of minus the log joint by estimated gradients, recorded.
 
@@ -231,10 +238,11 @@ class _Climb:
     def _gradient(self, theta: numpy.ndarray) -> "numpy.ndarray | NotPositiveDefiniteError | ConvergenceError":
         """The gradient in scaled units, recalled or computed, and recorded; a failure is recorded too."""
         known = self.recorder.evaluations.recall(self._run, theta)
-        if known is None and not self.objective.factored:
-            known = self.recorder.evaluations.recall(f"{self.name}{BY_FACTORS}", theta)
-            if known is not None:
-                self.objective.take_factors()
+        for name, headed in ((BY_FACTORS, False), (BY_HEADED, True)):
+            if known is None:
+                known = self.recorder.evaluations.recall(f"{self.name}{name}", theta)
+                if known is not None:
+                    self.objective.take_factors(headed=headed)
         if known is not None:
             value, gradient = known
             failure = NotPositiveDefiniteError("as the checkpoint says") if value == math.inf else None
@@ -263,7 +271,9 @@ class _Climb:
     @property
     def _run(self) -> str:
         """The run of the next record; what is resumed knows by it where factors took over."""
-        return f"{self.name}{BY_FACTORS}" if self.objective.factored else self.name
+        if not self.objective.factored:
+            return self.name
+        return f"{self.name}{BY_HEADED if self.objective.headed else BY_FACTORS}"
 
     def _accept(self, theta: numpy.ndarray) -> None:
         """Where the descent goes on from: what an interruption returns, and what values are integrated from."""

@@ -12,6 +12,7 @@ start from the answers of the gradient before; one pass over the pairs turns the
 
 A gradient's iterations get as many passes as a float32 factor would take. Where that is not enough (many rows, little
 noise) the factor takes over, for this gradient and those that follow: as preconditioner of float64 solves, and as P.
+Where float32 rounding spoils it, its first columns are float64 from then on (solvers/headed_cholesky.py).
 
 A solve ends when its error is small in the norm that weighs it in the gradient: with e = K^-1 b - x,
 
@@ -41,9 +42,10 @@ from flashgp.inference.objective import FlatObjective
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import pulled_back
-from flashgp.solvers.cholesky_solver import CholeskySolver
+from flashgp.solvers.cholesky_solver import CholeskyPreconditioner, CholeskySolver
 from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.contract import Goal, Limits, StopReason, System
+from flashgp.solvers.headed_cholesky import HeadedCholesky, HeadedFactor
 from flashgp.solvers.low_rank import LowRank, PartialCholesky, partial_cholesky
 
 __all__ = ["MOST_ITERATIONS", "PROBES", "LargeObjective"]
@@ -56,6 +58,8 @@ TRAINING_ERROR = 0.03  # of a solve while training: |e|_A over sqrt(n)
 WINDOW = 40  # iterations within which the error must halve
 MOST_ITERATIONS = 10_000
 PRECISE_PASSES = 8  # float32 passes that one in float64 takes as long as
+TRAINING_SLACK = 4.0  # a gradient wants an estimate of its error: the bound (M-83) of a factor is a thousand times that
+HEAD_AFTER = 8  # iterations of a solve with a float32 factor, about what a float64 head costs
 EXACT_RESIDUAL = 1e-9  # relative: no less is asked for, also where there is no noise to bound the error by
 USELESS_RESIDUAL = 0.5  # an answer with a larger one is no answer
 
@@ -83,7 +87,7 @@ class LargeObjective(FlatObjective):
         long as a float32 factor, by the plan's rates (a clock would make the result depend on what else runs),
         MOST_ITERATIONS where it does not fit; deadline: of all work, a time of `time.perf_counter`.
     Fields: iterations and passes over the pairs of all solves so far; residual, the largest relative one of the last;
-    factored, whether a factor has taken over.
+    factored, whether a factor has taken over, and headed, whether its first columns are float64.
     """
 
     def __init__(
@@ -113,10 +117,11 @@ class LargeObjective(FlatObjective):
         self._pivots: Tensor | None = None
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
         self._last: Tensor | None = None
-        self.factored = False
+        self.factored = self.headed = False
 
-    def take_factors(self) -> None:
+    def take_factors(self, *, headed: bool = False) -> None:
         """Gradients by factors from now on, and with more probes: each costs n^2 beside the factor's n^3 / 3."""
+        self.headed = self.headed or headed
         if self.factored:
             return
         self.factored = True
@@ -132,7 +137,7 @@ class LargeObjective(FlatObjective):
             self._last[:, -self.probes :] = 0.0
 
     def _evaluated(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        if self._pivots is None and not self.factored:
+        if self._pivots is None:
             anchor = theta if self._anchor is None else self._anchor
             partial = self._drawn(anchor)
             self._pivots = partial.pivots
@@ -217,17 +222,42 @@ class LargeObjective(FlatObjective):
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The same with P = L L^T, a float32 factor: probes are draws of the model itself, up to its rounding."""
+        self._ready = None
         system = self._system(rows, theta, noise, stored=False)
         system.rough = False
-        method = CholeskySolver(torch.float32).prepare(system)
+        factor, method = self._factor(system)
+        factor.slack = min(factor.slack, TRAINING_SLACK)
+        normal = torch.randn(rows.count, self.probes, generator=self._generator(), dtype=torch.float32)
+        normal = normal.to(system.device).double()
+        probes, other = factor.times(normal), factor.half_solve_transposed(normal)
+        before = self.iterations
+        self._check(self._solve(method, torch.cat([residual, probes], dim=-1), MOST_ITERATIONS))
+        if not self.headed and self.iterations - before > HEAD_AFTER:
+            self._take_head(f"{self.iterations - before} float64 corrections")
+        return self._answers, other
+
+    def _factor(
+        self, system: CovarianceSystem
+    ) -> tuple[CholeskyPreconditioner | HeadedFactor, PreparedConjugateGradients]:
+        """A factor that is of the matrix itself, if there is one, and solves with it."""
+        if not self.headed:
+            method = CholeskySolver(torch.float32).prepare(system)
+            factor = method.preconditioner
+            assert isinstance(factor, CholeskyPreconditioner)
+            if not factor.jitter:
+                return factor, method
+            self._take_head(f"a jitter of {factor.jitter:.2e}")
+            del factor, method
+        method = HeadedCholesky(pivots=self._pivots).prepare(system)
         for event in method.events:
             self.settings.workspace.note(event)
-        lower = method.preconditioner.lower  # type: ignore[attr-defined]
-        normal = torch.randn(rows.count, self.probes, generator=self._generator(), dtype=torch.float32).to(lower.device)
-        probes = (lower @ normal).double()
-        other = torch.linalg.solve_triangular(lower.mT, normal, upper=True).double()
-        self._check(self._solve(method, torch.cat([residual, probes], dim=-1), MOST_ITERATIONS))
-        return self._answers, other
+        headed = method.preconditioner
+        assert isinstance(headed, HeadedFactor)
+        return headed, method
+
+    def _take_head(self, why: str) -> None:
+        self.headed = True
+        self.settings.workspace.note(f"float32 factors of gradients needed {why}: their first columns are float64")
 
     def _solve(self, method: PreparedConjugateGradients, rhs: Tensor, iterations: int) -> StopReason:
         """A^-1 rhs to the error of (M-106), from the last answers."""

@@ -5,7 +5,10 @@ gradients: the curvature B starts as the Fisher information of a subset of the r
 (M-104), and learns from every step (BFGS, with Powell's damping). A step p is taken back along itself where the slope
 has turned uphill by more than TURN of what it was downhill, or where the gradient has become WILD times as large.
 
-    expected decrease of one more step:   1/2 g^T B^-1 g     (nats)                                    (M-105)
+    p = argmin g^T p + 1/2 p^T B p over |p_i| <= reach_i,  expected decrease  -g^T p - 1/2 p^T B p  (nats)    (M-105)
+
+Every entry has a reach of its own, since the model holds near by only: a parameter on a plateau, which would run away,
+does not shorten the steps of those that know where they go.
 
 Source: Nocedal & Wright (2006), Numerical Optimization, section 18.3 (damped BFGS).
 """
@@ -20,7 +23,7 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 
 __all__ = ["Descent", "descend"]
 
-LARGEST_STEP = 1.5  # in any entry, in its unit: a factor of 4.5 of a positive parameter
+FIRST_REACH, LARGEST_REACH = 0.3, 0.6  # of a step in any entry, in its unit: factors of 1.35 and 1.8 if positive
 TURN = 0.7
 TRIALS = 6  # of one step
 WILD = 5.0  # times the largest entry of the last gradient: a step that has left the region it knows
@@ -68,8 +71,10 @@ def descend(
     gradient, model, evaluations = answer, curvature.copy(), 1
     accepted(theta)
     scale = numpy.sqrt(numpy.diag(curvature))  # of the gradient, entry by entry
+    reach = numpy.full(len(theta), FIRST_REACH)
     while True:
-        move, expected = _newton_step(theta, gradient, model, low, high)
+        least, most = numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
+        move, expected = _newton_step(gradient, model, least, most)
         if expected <= enough or evaluations >= max_evaluations:
             return Descent(theta, gradient, model, evaluations, expected, expected <= enough)
         for _ in range(TRIALS):
@@ -79,6 +84,7 @@ def descend(
             step = trial - theta
             if isinstance(answer, numpy.ndarray):
                 model = _updated(model, step, answer - gradient)
+                reach = _reach(reach, step, gradient, answer)
                 before, after = -float(gradient @ step), float(answer @ step)
                 wild = numpy.abs(answer / scale).max() > WILD * numpy.abs(gradient / scale).max()
                 if (after <= TURN * before and not wild) or evaluations >= max_evaluations:
@@ -93,19 +99,31 @@ def descend(
 
 
 def _newton_step(
-    theta: numpy.ndarray, gradient: numpy.ndarray, model: numpy.ndarray, low: numpy.ndarray, high: numpy.ndarray
+    gradient: numpy.ndarray, model: numpy.ndarray, least: numpy.ndarray, most: numpy.ndarray
 ) -> tuple[numpy.ndarray, float]:
-    """The step to the minimum of the quadratic model over the entries that are free to move, and what it promises."""
-    free = ~(((theta <= low) & (gradient > 0)) | ((theta >= high) & (gradient < 0)))
-    move = numpy.zeros_like(theta)
+    """The step in a box that minimises the quadratic model, and what it promises."""
+    from scipy.optimize import lsq_linear
+
+    free = ~(((least >= 0.0) & (gradient > 0)) | ((most <= 0.0) & (gradient < 0))) & (least < most)
+    move = numpy.zeros_like(gradient)
     if not free.any():
         return move, 0.0
-    move[free] = -numpy.linalg.solve(model[numpy.ix_(free, free)], gradient[free])
-    expected = -0.5 * float(gradient @ move)
-    largest = float(numpy.abs(move).max())
-    if largest > LARGEST_STEP:
-        move *= LARGEST_STEP / largest
-    return move, expected
+    root = numpy.linalg.cholesky(model[numpy.ix_(free, free)])
+    aim = -numpy.linalg.solve(root, gradient[free])
+    newton = numpy.linalg.solve(root.T, aim)
+    inside = ((newton >= least[free]) & (newton <= most[free])).all()
+    # |root^T p - aim|^2 is twice the model and a constant.
+    move[free] = newton if inside else lsq_linear(root.T, aim, (least[free], most[free]), method="bvls").x
+    return move, -float(gradient @ move + 0.5 * move @ model @ move)
+
+
+def _reach(reach: numpy.ndarray, step: numpy.ndarray, before: numpy.ndarray, after: numpy.ndarray) -> numpy.ndarray:
+    """How far the next step may go, entry by entry: half as far where this one has gone beyond a minimum, and further
+    where it went as far as it might and is still going down."""
+    downhill, still = -before * step, -after * step
+    beyond = (still < -TURN * downhill.clip(0.0)) & (numpy.abs(step) > 0.25 * reach)
+    further = (still > 0.0) & (numpy.abs(step) >= 0.99 * reach)
+    return numpy.where(beyond, 0.5 * numpy.abs(step), numpy.where(further, 2.0 * reach, reach)).clip(max=LARGEST_REACH)
 
 
 def _updated(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray) -> numpy.ndarray:

@@ -6,6 +6,7 @@ factor resembles A, and refinement would not. Where rounding makes the factorisa
 the factor, is of A plus a shift (M-31); the system that is solved is the given one.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,27 +45,37 @@ class CholeskySolver(Solver):
         )
 
 
+def rounding_slack(system: System, trace: float, dtype: torch.dtype, jitter: float) -> float:
+    """Slack of a factor computed in dtype of a matrix with this trace, plus the jitter, eq. (M-83)."""
+    least = float(system.noise.min()) if system.count else 1.0
+    rounding = (3.0 * (system.count + 1) + ENTRIES) * 0.5 * torch.finfo(dtype).eps * trace
+    return 1.0 + (jitter + rounding) / least if least > 0.0 else math.inf
+
+
+def solve_scaled(matrix: Tensor, v: Tensor, *, upper: bool) -> Tensor:
+    """A triangular solve in the matrix's dtype for v (n, t), float64; columns are brought to size 1, since float32 has
+    little range."""
+    if not len(v):
+        return v
+    size = v.abs().amax(0).clamp_min(torch.finfo(F64).tiny)
+    return torch.linalg.solve_triangular(matrix, (v / size).to(matrix.dtype), upper=upper).double() * size
+
+
 class CholeskyPreconditioner(Preconditioner):
     """L of a factorisation of A in float32 or float64, with the slack of its rounding, eq. (M-83)."""
 
     def __init__(self, factor: Factor, system: System) -> None:
-        self.lower = factor.lower
+        self.lower, self.jitter = factor.lower, float(factor.jitter)
         self.exact = factor.lower.dtype == F64
-        n = system.count
         trace = float((system.diagonal() + system.noise).sum())
-        rounding = (3.0 * (n + 1) + ENTRIES) * 0.5 * torch.finfo(self.lower.dtype).eps * trace
-        least = float(system.noise.min()) if n else 1.0
-        self.slack = 1.0 + (float(factor.jitter) + rounding) / least if least > 0.0 else torch.inf
+        self.slack = rounding_slack(system, trace, self.lower.dtype, self.jitter)
 
     def half_solve(self, v: Tensor) -> Tensor:
-        return self._triangular(v, self.lower, upper=False)
+        return solve_scaled(self.lower, v, upper=False)
 
     def half_solve_transposed(self, v: Tensor) -> Tensor:
-        return self._triangular(v, self.lower.mT, upper=True)
+        return solve_scaled(self.lower.mT, v, upper=True)
 
-    def _triangular(self, v: Tensor, matrix: Tensor, *, upper: bool) -> Tensor:
-        """A solve in the factor's dtype; columns are brought to size 1, since float32 has little range."""
-        if not len(v):
-            return v
-        size = v.abs().amax(0).clamp_min(torch.finfo(F64).tiny)
-        return torch.linalg.solve_triangular(matrix, (v / size).to(matrix.dtype), upper=upper).double() * size
+    def times(self, v: Tensor) -> Tensor:
+        """L v for v (n, t), float64: draws of the model from normal ones."""
+        return (self.lower @ v.to(self.lower.dtype)).double()
