@@ -274,7 +274,7 @@ class Prediction:
             explained, dtype = self._explained_by_solves(solves, rows, prior), torch.float64
         else:
             assert post.factor is not None
-            explained, dtype = self._explained_by_factor(rows, batch), post.factor.lower.dtype
+            explained, dtype = self._explained_by_factor(rows, batch), post.factor.dtype
         variance = prior - explained
         floor = -FAR_BELOW_ZERO * post.distinct * torch.finfo(dtype).eps * prior.detach().abs()
         if bool((variance.detach() < floor).any()):
@@ -383,7 +383,7 @@ class Prediction:
         factor = self._posterior.factor
         assert factor is not None
         # Rows of K_sx are contiguous, so its transpose is what LAPACK wants: no copy.
-        dtype = factor.lower.dtype
+        dtype = factor.dtype
         if self._cross is not None and self._cross.dtype == dtype and self._cross.shape[-2] == rows.count:
             return factor.half_solve(self._cross.mT)
         cross = self._posterior.covariance_to(rows, dtype, self._workspace).to_dense()
@@ -451,7 +451,7 @@ class Prediction:
         with torch.no_grad():
             rows = post.gp.kernel.rows(self._x)
             prior = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).diagonal().mean(-1)
-        dtype = joint.dtype if post.factor is None else post.factor.lower.dtype  # what a sample's jitter may hide
+        dtype = joint.dtype if post.factor is None else post.factor.dtype  # what a sample's jitter may hide
         size = (post.distinct + joint.shape[-1]) * torch.finfo(dtype).eps
         return factorise_keeping(joint, rounding=(size * prior.detach()).expand(joint.shape[:-2]))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgp.solvers.cholesky import Factor, factorise
+from flashgp.solvers.cholesky import TriangularFactor, factorise
 from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.contract import Solver, System
 from flashgp.solvers.preconditioner import Preconditioner
@@ -47,9 +47,9 @@ class CholeskySolver(Solver):
 class CholeskyPreconditioner(Preconditioner):
     """L of a factorisation of A in float32 or float64, with the slack of its rounding, eq. (M-83)."""
 
-    def __init__(self, factor: Factor, system: System) -> None:
+    def __init__(self, factor: TriangularFactor, system: System) -> None:
         self.lower = factor.lower
-        self.exact = factor.lower.dtype == F64
+        self.exact = factor.dtype == F64
         n = system.count
         trace = float((system.diagonal() + system.noise).sum())
         rounding = (3.0 * (n + 1) + ENTRIES) * 0.5 * torch.finfo(self.lower.dtype).eps * trace
