@@ -401,6 +401,7 @@ def test_no_memory_is_left_behind() -> None:
         ([3, 5, 3], "row 3 twice"),
         (torch.zeros(30, dtype=torch.bool), "a mask becomes numbers"),
         ([0.5], "whole numbers"),
+        (["a"], "whole numbers"),
     ],
 )
 def test_wrong_indices(indices: Any, message: str) -> None:

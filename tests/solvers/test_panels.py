@@ -184,6 +184,18 @@ def test_growth_writes_in_place_and_forks_copy() -> None:
     assert distance(base, K[:51, :51]) < 100
 
 
+def test_a_fork_of_a_window_leaves_its_one_panel_where_it_is() -> None:
+    K = matrix(103)
+    window = factor_of(K[:100, :100]).part(torch.arange(1, 100))
+    children = [window.bordered(K[i : i + 1, 1:100], K[i : i + 1, i : i + 1])[0] for i in (100, 101, 102)]
+    again = children[2].bordered(K[100:101, [*range(1, 100), 102]], K[100:101, 100:101])[0]
+    for child in (*children, again):
+        assert child._panels[0].rows.data_ptr() == window._panels[0].rows.data_ptr()
+    for child, rows in zip((*children, again), ([100], [101], [102], [102, 100]), strict=True):
+        index = torch.tensor([*range(1, 100), *rows])
+        assert distance(child, K[index][:, index]) < 100
+
+
 def test_many_appended_one_by_one_take_few_panels() -> None:
     K = matrix(700)
     factor = factor_of(K[:10, :10])
@@ -202,6 +214,9 @@ def test_a_window_takes_two_buffers_in_turns() -> None:
         places.add(factor._panels[0].rows.data_ptr())
         assert factor.panels == 1
     assert len(places) == 2
+    several = [factor.part(torch.arange(i, 60)) for i in range(1, 5)]
+    del several
+    assert len(factor._pool._spare) == 1
     assert distance(factor, K[80:, 80:]) < 200
 
 
@@ -215,6 +230,9 @@ def test_rows_that_repeat_without_noise_are_refused() -> None:
             torch.stack([torch.stack([torch.ones((), dtype=F64), other[0, 4]]), torch.stack([other[0, 4], K[4, 4]])]),
         )
     assert caught.value.indices == ((1,),)
+    for row in range(30):  # what is left of some of them is positive, and rounding all the same
+        with pytest.raises(NotPositiveDefiniteError):
+            factor.bordered(K[row : row + 1], K[row : row + 1, row : row + 1])
     assert factor.count == 30
 
 

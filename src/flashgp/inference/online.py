@@ -2,8 +2,8 @@
 
 Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
 whitened residual z = L^-1 r is kept, so that appended rows only add to it, and the weights are L^-T z, anew each time:
-no error is handed from one set of weights to the next. A few rows of the residual r - K a are computed in every update,
-taking turns, eq. (M-113); where they show more than rounding, the factor is made anew.
+no error is handed from one set of weights to the next. A few rows of the new residual r - K a are computed in every
+update, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew.
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
 noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
@@ -11,7 +11,7 @@ others' mean grows, a diagonal update of the factor.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report, counted
 from flashgp.foundations.workspace import Workspace
@@ -140,7 +139,12 @@ def _like(value: Any, name: str, own: Tensor) -> Tensor:
 
 def _indices(indices: Any, n: int) -> Tensor:
     """The rows that go, increasing. Raises: DomainError for what is no set of row numbers."""
-    found = torch.as_tensor(list(indices) if isinstance(indices, range) else indices)
+    try:
+        found = torch.as_tensor(list(indices) if isinstance(indices, range) else indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DomainError(
+            f"`indices` must be whole numbers of rows, got {type(indices).__name__} ({error}); pass a list of integers"
+        ) from None
     if found.numel() == 0:
         return torch.zeros(0, dtype=torch.int64)
     if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
@@ -201,20 +205,29 @@ def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Poste
     rows_new = None if new is None else post.gp.kernel.rows(new.x)
     rows = post.rows if table.kept is None else post.rows.take(table.kept)
     rows = rows if rows_new is None else rows.followed_by(rows_new)
-    block, drift, relative = _covariances(post, rows_new, workspace)
-    anew = drift > DRIFT * post.distinct**0.5 * torch.finfo(F64).eps
-    if anew:
-        noise = table.noise - post.factor.jitter
-        settings = DirectSettings(TorchTiles(), F64, None, repair=lambda: gp.repairable(x, y), workspace=workspace)
-        factor = PanelFactor.of(factorise_covariance(settings, gp.kernel.form, post.theta, rows, noise))
-        whitened = factor.half_solve(table.residual)
-    else:
-        factor, whitened = _changed(post, table, block, workspace)
+    form, count = gp.kernel.form, rows.count
+    checked = torch.arange(post.learned.turn, post.learned.turn + min(CHECKED_ROWS, count), device=device) % count
+    some = rows.take(checked)
+    probes = some if rows_new is None else rows_new.followed_by(some)
+    block = TorchTiles().block(form, post.theta, probes, rows, dtype=F64, workspace=workspace)
+    block = block.expand(probes.count, count)
+    own = block[probes.count - len(checked) :]
+    factor, whitened = _changed(post, table, block[: probes.count - len(checked)], workspace)
     weights = factor.back_solve(whitened)
+    drift, relative = _drift(own, checked, weights, table)
+    anew = not drift <= DRIFT * count**0.5 * torch.finfo(F64).eps
+    if anew:
+        table = replace(table, noise=table.noise - factor.jitter)
+        settings = DirectSettings(TorchTiles(), F64, None, repair=lambda: gp.repairable(x, y), workspace=workspace)
+        factor = PanelFactor.of(factorise_covariance(settings, form, post.theta, rows, table.noise))
+        table = replace(table, noise=table.noise + factor.jitter)
+        whitened = factor.half_solve(table.residual)
+        weights = factor.back_solve(whitened)
+        relative = _drift(own, checked, weights, table)[1]
     before, known = post.report, post.learned
     learned = Learned(
         known.appended + (0 if new is None else len(new)), known.dropped + (0 if gone is None else len(gone)),
-        known.refactorised + anew, (known.turn + CHECKED_ROWS) % factor.count, whitened,
+        known.refactorised + anew, (known.turn + CHECKED_ROWS) % count, whitened,
     )  # fmt: skip
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
@@ -231,21 +244,20 @@ def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Poste
 def _changed(post: "Posterior", table: "_Table", block: Tensor, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
     """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
     assert post.factor is not None
-    factor, whitened = PanelFactor.of(post.factor), post.learned.whitened
-    appended, cross = block.shape[0], block[:, : post.distinct]
+    factor, whitened, appended = PanelFactor.of(post.factor), post.learned.whitened, block.shape[0]
     if table.kept is not None:
         factor = factor.part(
             table.kept, table.added, spare=appended, compiled=not post.choice.deterministic, workspace=workspace
         )
-        whitened, cross = None, cross[:, table.kept]
+        whitened = None
     staying = factor.count
     if whitened is None:
         whitened = factor.half_solve(table.residual[:staying])
     if not appended:
         return factor, whitened
-    corner = block[:, post.distinct :].clone()
+    corner = block[:, staying:].clone()
     corner.diagonal().add_(table.noise[staying:])
-    factor, half, lower = factor.bordered(cross, corner, workspace)
+    factor, half, lower = factor.bordered(block[:, :staying], corner, workspace)
     more = table.residual[staying:] - half @ whitened
     return factor, torch.cat([whitened, torch.linalg.solve_triangular(lower, more, upper=False)])
 
@@ -335,28 +347,15 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
     return _Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added)
 
 
-def _covariances(post: "Posterior", rows_new: Rows | None, workspace: Workspace) -> tuple[Tensor, float, float | None]:
-    """K_no and K_nn side by side, (k, n + k), and how wrong the weights are by some rows of the residual, eq. (M-113).
+def _drift(block: Tensor, checked: Tensor, weights: Tensor, table: _Table) -> tuple[float, float | None]:
+    """How wrong the weights are by some rows of the residual, eq. (M-113).
 
-    Returns besides: the largest backward error |r - K a|_i / (|K| |a| + |r|)_i of these rows i, and an estimate of
-    |r - K a| / |r| over all rows.
+    Args: block: K of the checked rows with all, (c, n); checked: which they are, (c,).
+    Returns: the largest backward error of these rows, and an estimate of |r - K a| / |r| over all.
     """
-    n = post.distinct
-    turn, checked = post.learned.turn % n, min(CHECKED_ROWS, n)
-    index = torch.arange(turn, turn + checked, device=post.x.device) % n
-    some = post.rows.take(index)
-    probes, cols = some, post.rows
-    if rows_new is not None:
-        probes, cols = rows_new.followed_by(some), post.rows.followed_by(rows_new)
-    block = TorchTiles().block(post.gp.kernel.form, post.theta, probes, cols, dtype=F64, workspace=workspace)
-    block = block.expand(probes.count, cols.count)
-    k = 0 if rows_new is None else rows_new.count
-    weights, residual = post.representer_weights, post.residual[index]
-    own = block[k:, :n]
-    noise = post.noise.expand(n)[index].unsqueeze(-1)
-    error = residual - own @ weights - noise * weights[index]
-    size = own.abs() @ weights.abs() + noise * weights[index].abs() + residual.abs()
+    residual, noise = table.residual[checked], table.noise[checked].unsqueeze(-1)
+    error = residual - block @ weights - noise * weights[checked]
+    size = block.abs() @ weights.abs() + noise * weights[checked].abs() + residual.abs()
     drift = float((error.abs() / size.clamp_min(torch.finfo(F64).tiny)).max())
-    whole = float(post.residual.norm())
-    relative = float(error.norm()) * (n / checked) ** 0.5 / whole if whole > 0.0 else None
-    return block[:k], drift, relative
+    whole = float(table.residual.norm())
+    return drift, float(error.norm()) * (len(table.residual) / len(checked)) ** 0.5 / whole if whole > 0.0 else None

@@ -25,14 +25,17 @@ from flashgp.solvers.strided import STRIP, solve_triangle_, update_triangle
 
 __all__ = ["PanelFactor"]
 
-LEAST_ROWS = 64  # of a panel
+LEAST_ROWS, MOST_ROWS = 64, 1024  # of a panel that is made for more rows than are known yet; n / 2 between
 SPARE_AFTER_REMOVAL = 16  # rows: a window that slides claims them one by one
 MOST_SEGMENTS = 16  # runs of columns that are copied run by run; more are gathered entry by entry
 PIVOT = 10.0  # times the rounding of a pivot: what is below may be all rounding
 
 
 class _Pool:
-    """At most one buffer that nobody needs any more, for the next removal: a window that slides takes two in turns."""
+    """At most one buffer that nobody needs any more, for the next removal: a window that slides takes two in turns.
+
+    Shared by factors that come from each other, and gone with the last of them.
+    """
 
     def __init__(self) -> None:
         self._spare: list[Tensor] = []
@@ -131,7 +134,7 @@ class PanelFactor:
 
     @property
     def panels(self) -> int:
-        """How many there are: at most about log n / log 1.5."""
+        """How many there are: about log n / log 1.5 up to 2,000 rows, one more for each 1,000 beyond."""
         return len(self._panels)
 
     @property
@@ -233,10 +236,11 @@ class PanelFactor:
         if memory is not None and memory.claim(own, k):
             numbers, start = memory.numbers, last.start
         else:
-            # Another one took the row after ours: a copy of the panel, so that their number stays small.
-            copied = memory is not None and own + k <= memory.numbers.shape[0]
+            # Another one took the row after ours: a copy of a short panel, so that their number stays small.
+            short = own <= max(LEAST_ROWS, last.start // 2)
+            copied = memory is not None and short and own + k <= memory.numbers.shape[0]
             start = last.start if copied else n
-            room = max(k + n - start, LEAST_ROWS, start // 2)
+            room = max(k + n - start, LEAST_ROWS, min(start // 2, MOST_ROWS))
             numbers = workspace.empty((room, start + room), self.dtype, self.device)
             if copied:
                 numbers[:own, :n] = last.rows

@@ -78,6 +78,7 @@ class Rotations:
         self._lost = 0.0
         self._thread: threading.Thread | None = None
         self._update: Update | None = None
+        self._failed = False
 
     def update(self, n: int) -> Update | None:
         """The compiled loops for a triangle of n rows; None where they are not ready or there is no compiler."""
@@ -85,7 +86,8 @@ class Rotations:
             return self._update
         with self._lock:
             self._lost += ENTRY_SECONDS * n * n
-            if self._thread is None and self._lost > LOST_SECONDS and _compiler():
+            idle = self._thread is None or not self._thread.is_alive()  # also after a fork, which leaves it behind
+            if idle and not self._failed and self._lost > LOST_SECONDS and _compiler():
                 self._thread = threading.Thread(target=self._make, name="flashgp-rotations", daemon=True)
                 self._thread.start()
         return self._update
@@ -108,6 +110,7 @@ class Rotations:
                     update.disable_compile()  # an array without gaps takes the same loops
                 self._update = update
         except Exception as error:  # the work goes on without
+            self._failed = True
             log.warning("the rotations could not be compiled (%s); LAPACK goes on in their place", error)
 
 
