@@ -26,6 +26,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
 from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
+from flashgp.inference.threads import one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.solvers.panels import PanelFactor
 
@@ -36,6 +37,7 @@ __all__ = ["NOTHING_LEARNED", "Learned", "append", "drop", "replace_rows", "slid
 
 F64 = torch.float64
 CHECKED_ROWS = 8  # of the residual, in every update
+FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
 DRIFT = 100.0  # times sqrt(n) eps: a backward error of the weights beyond it is not that of a fresh factor
 ONLINE = "online: "  # how the line of a report begins
 
@@ -187,8 +189,16 @@ def _check_updatable(post: "Posterior") -> None:
 @torch.no_grad()
 def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
-    started = time.perf_counter()
     _check_updatable(post)
+    rows = max(0 if gone is None else len(gone), 0 if new is None else len(new))
+    if rows > FEW_ROWS or post.x.device.type != "cpu":
+        return _updated_now(post, gone, new)
+    with one_thread(rows), quiet_openblas():
+        return _updated_now(post, gone, new)
+
+
+def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
+    started = time.perf_counter()
     n, device = post.count, post.x.device
     kept = None
     if gone is not None and len(gone):
