@@ -11,6 +11,7 @@ others' mean grows, a diagonal update of the factor.
 """
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
 from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
-from flashgp.inference.threads import one_thread, quiet_openblas
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.solvers.panels import PanelFactor
 
@@ -190,10 +191,10 @@ def _check_updatable(post: "Posterior") -> None:
 def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
     _check_updatable(post)
-    rows = max(0 if gone is None else len(gone), 0 if new is None else len(new))
-    if rows > FEW_ROWS or post.x.device.type != "cpu":
-        return _updated_now(post, gone, new)
-    with one_thread(rows), quiet_openblas():
+    few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
+    # Reflections are many small products, however many rows go.
+    quiet = quiet_openblas() if few or gone is not None else nullcontext()
+    with one_thread(0 if few else ONE_THREAD_ROWS + 1), quiet:
         return _updated_now(post, gone, new)
 
 
