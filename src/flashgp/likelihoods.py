@@ -76,6 +76,34 @@ class Gaussian(nn.Module):
             setattr(part, name, None if values is None else values[..., index.to(values.device)])
         return part
 
+    def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
+        """The same likelihood for `more` rows after the n there are; parameters are shared.
+
+        Raises: ShapeError, DomainError for row tensors that do not fit, or that are missing where the rows before have
+            variances of their own.
+        """
+        given = {"row_variance": _per_row(row_variance, "row_variance", smallest=0.0),
+                 "row_weight": _per_row(row_weight, "row_weight", smallest=math.ulp(0.0))}  # fmt: skip
+        longer = Gaussian(self.noise_variance)
+        for name, neutral in (("row_variance", 0.0), ("row_weight", 1.0)):
+            own, new = getattr(self, name), given[name]
+            if own is None and new is None:
+                continue
+            if new is None and name == "row_variance":
+                raise DomainError(
+                    "`row_variance` must be given for the new rows, since the rows before have variances of their own; "
+                    "pass zeros for none"
+                )
+            if new is not None and new.shape != (more,):
+                raise ShapeError(
+                    f"`{name}` must have one entry per new row ({more}), got shape {tuple(new.shape)}; pass it for the "
+                    "new rows only"
+                )
+            own = torch.full((n,), neutral, dtype=torch.float64) if own is None else own
+            new = torch.full((more,), neutral, dtype=torch.float64) if new is None else new
+            setattr(longer, name, torch.cat([own, new.to(own.device)]))
+        return longer
+
     def beyond_information(self, device: torch.device, outputs: int) -> Tensor | None:
         """The Fisher information of each row's noise variance in what `beyond_matrix` adds; None for nothing."""
         return None

@@ -238,3 +238,41 @@ def test_paths_take_the_posterior_that_the_mean_has_left(tmp_path: Path) -> None
     claim._file(first).rename(claim._file(wrong))
     with pytest.raises(ValueError, match="posterior of other data"):
         claim.run_cell(wrong)
+
+
+def test_what_learning_online_must_reach() -> None:
+    claim = importlib.import_module("claim_online")
+    step = {
+        "status": "done", "what": "step", "n": 500, "append": 1e-3, "predict": 1e-3, "peer_append": 6e-2,
+        "peer_predict": 4e-2, "error": 1e-10,
+    }  # fmt: skip
+    append, predict = claim.rows({"a": step})
+    assert append["faster"] == pytest.approx(60.0)
+    assert predict["faster"] == pytest.approx(40.0)
+    assert (append["met"], predict["met"]) == (True, True)
+    append, predict = claim.rows({"a": step | {"append": 2e-3}})
+    assert (append["met"], predict["met"]) == (False, True)
+    assert [row["met"] for row in claim.rows({"a": step | {"error": 1e-7}})] == [False, False]
+    window = {
+        "status": "done", "what": "window", "n": 2000, "seconds": 5e-3, "peer_seconds": 0.5, "p99": 1.2, "largest": 3.0,
+        "error": 1e-10,
+    }  # fmt: skip
+    for worse, met in (({}, True), ({"seconds": 9e-3}, False), ({"peer_seconds": 0.2}, False), ({"p99": 1.6}, False)):
+        assert [row["met"] for row in claim.rows({"a": window | worse})] == [met]
+    stream = {"status": "done", "what": "stream", "n": 100, "repeats": 10, "seconds": 1.0, "p99": 1.9, "largest": 5.0,
+              "error": 1e-10}  # fmt: skip
+    assert claim.rows({"a": stream})[0]["met"] is True
+    assert claim.rows({"a": stream | {"largest": 7.0}})[0]["met"] is False
+    sizes = {"status": "done", "what": "sizes", "n": 100, "most": 6000, "neighbours": 1.2, "error": 1e-10}
+    assert claim.rows({"a": sizes})[0]["met"] is True
+    assert claim.rows({"a": sizes | {"neighbours": 1.4}})[0]["met"] is False
+
+
+def test_a_curve_is_not_bent_by_late_rows() -> None:
+    claim = importlib.import_module("claim_online")
+    n = np.arange(100.0, 400.0)
+    design = np.stack([n**0, n, n**2], axis=1)
+    taken = design @ np.array([1e-3, 1e-6, 1e-8])
+    late = taken.copy()
+    late[::20] *= 10.0
+    np.testing.assert_allclose(design @ claim._robust(design, late), taken, rtol=1e-2)

@@ -123,6 +123,12 @@ class Rows:
             lambda f: f[..., index, :] if f.is_floating_point() else f[..., index], lambda a: a[..., index], count
         )
 
+    def followed_by(self, other: "Rows") -> "Rows":
+        """These rows, then those of other points of the same covariance function, without batches."""
+        features = tuple(torch.cat(pair) for pair in zip(self.features, other.features, strict=True))
+        scalars = tuple(torch.cat(pair) for pair in zip(self.scalars, other.scalars, strict=True))
+        return Rows(features, scalars, self.count + other.count, self.batch, self.place)
+
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Rows":
         """Floating tensors in another dtype, everything on another device."""
         moved = self._map(

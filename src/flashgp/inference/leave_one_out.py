@@ -8,7 +8,7 @@ from torch import Tensor
 from flashgp.inference.likelihood_gradient import LOG_2PI
 from flashgp.inference.replicates import Replicates
 from flashgp.pairwise.torch_tiles import tile_rows
-from flashgp.solvers.cholesky import Factor
+from flashgp.solvers.cholesky import TriangularFactor
 
 __all__ = ["LeaveOneOut", "left_out"]
 
@@ -26,7 +26,7 @@ class LeaveOneOut:
 
 
 def left_out(
-    factor: Factor, weights: Tensor, y: Tensor, replicates: Replicates | None
+    factor: TriangularFactor, weights: Tensor, y: Tensor, replicates: Replicates | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(mean, variance, log density) of y (*batch, n, p) from factor and representer weights, each of y's shape.
 
@@ -43,7 +43,7 @@ def left_out(
     return y - error, variance, log_prob
 
 
-def _inverse_diagonal(factor: Factor) -> Tensor:
+def _inverse_diagonal(factor: TriangularFactor) -> Tensor:
     """The diagonal of K^-1 by strips of L^-1, (*batch, n), float64."""
     lower = factor.lower
     n = lower.shape[-1]

@@ -164,7 +164,7 @@ def representers(post: "Posterior", targets: Tensor, tolerance: float = TOLERANC
     assert factor is not None
 
     def solve(rhs: Tensor) -> Tensor:
-        return factor.solve(rhs.to(factor.lower.dtype)).double()
+        return factor.solve(rhs.to(factor.dtype)).double()
 
     if post.differentiable:
         return solve(targets), None

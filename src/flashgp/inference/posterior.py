@@ -18,9 +18,11 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference import online
 from flashgp.inference.gp import GP
 from flashgp.inference.leave_one_out import LeaveOneOut, left_out
 from flashgp.inference.likelihood_gradient import LOG_2PI
+from flashgp.inference.online import NOTHING_LEARNED, Learned
 from flashgp.inference.paths import Paths, draw_paths
 from flashgp.inference.planning import check_prediction_plan, plan_for, price_of_variance
 from flashgp.inference.prediction import Prediction
@@ -34,7 +36,7 @@ from flashgp.planner.conditioning import PASSES
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.planner.variances import VariancePrice, check_variance
-from flashgp.solvers.cholesky import Factor
+from flashgp.solvers.cholesky import TriangularFactor
 
 __all__ = ["LeaveOneOut", "Posterior", "in_batches"]
 
@@ -46,9 +48,9 @@ class Posterior:
 
     Fields: gp, the prior as it was (a detached copy); x, y, the training data; representer_weights K^-1 (y - m),
     (*batch, u, outputs or 1), float64; factor, the Cholesky factor of K + noise (None without data, or where iterative
-    solves made the weights); choice, how solves were asked for; report; plan; replicates, the u distinct rows that
-    repeated rows of x were joined into (None where u = n). Factor, weights, residual and row features are theirs, in
-    that order (inference/replicates.py).
+    solves made the weights); choice, how solves were asked for; learned, what happened to it online; report; plan;
+    replicates, the u distinct rows that repeated rows of x were joined into (None where u = n). Factor, weights,
+    residual and row features are theirs, in that order (inference/replicates.py).
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Posterior:
         y: Tensor,
         rows: Rows,
         theta: tuple[Tensor, ...],
-        factor: Factor | None,
+        factor: TriangularFactor | None,
         representer_weights: Tensor,
         residual: Tensor,
         report: Report,
@@ -66,6 +68,7 @@ class Posterior:
         replicates: Replicates | None = None,
         solves: Solves | None = None,
         choice: SolverChoice = DEFAULT_CHOICE,
+        learned: Learned = NOTHING_LEARNED,
     ) -> None:
         self.gp = gp
         self.x = x
@@ -79,6 +82,7 @@ class Posterior:
         self.differentiable = differentiable
         self.replicates = replicates
         self.choice = choice
+        self.learned = learned
         self._solves = solves
         self._probes: VarianceProbes | None = None
         self.told_of_samples = False  # whether a warning has said that variances are sampled
@@ -171,7 +175,7 @@ class Posterior:
     @property
     def _route(self) -> str:
         """The route that gives variances, by what there is: a hand-over may have changed the plan's."""
-        if not self.count or self.batch_shape or (self.factor is not None and self.factor.lower.dtype == torch.float64):
+        if not self.count or self.batch_shape or (self.factor is not None and self.factor.dtype == torch.float64):
             return "direct"
         if self.factor is not None:
             return "refined"
@@ -215,10 +219,40 @@ class Posterior:
         """
         return draw_paths(self, count, features, seed)
 
+    # -- learning online ------------------------------------------------------------------------------------------
+    def append(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
+        """The posterior with k more rows, eq. (M-111); this one stays what it is.
+
+        Args:
+            x: (k, d); y: (k,) or (k, outputs); as `gp.condition` takes them, joined to the rows there are by torch.cat.
+            row_variance: (k,), where the rows before have variances of their own; row_weight: (k,), ones by default.
+        Raises: ShapeError, DomainError for rows that do not fit or are not finite, or a posterior without one float64
+            factor; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
+        Cost: n^2 (k + outputs) flops; k rows of memory, at times a panel of n / 2 spare ones.
+        """
+        return online.append(self, x, y, row_variance, row_weight)
+
+    def drop(self, indices: Any) -> "Posterior":
+        """The posterior without some rows, eq. (M-112); without any row it is the prior.
+
+        Args: indices: numbers of rows of `post.x`, from 0 on, each once.
+        Raises: DomainError for numbers that are out of range or repeat, or a posterior without one float64 factor.
+        Cost: 2 n^2 flops for each row, from the first that goes on; n^2 numbers.
+        """
+        return online.drop(self, indices)
+
+    def slide(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
+        """A window moves on: the k rows that came first are dropped, k new ones appended; see `append` and `drop`."""
+        return online.slide(self, x, y, row_variance, row_weight)
+
+    def replace(self, indices: Any, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
+        """Some rows are dropped and as many appended, at the end of the table; see `append` and `drop`."""
+        return online.replace_rows(self, indices, x, y, row_variance, row_weight)
+
     @property
     def solves(self) -> Solves | None:
         """A^-1 by solves, where there is no factor or one in float32; None where a factor is all that is needed."""
-        exact = self.factor is not None and self.factor.lower.dtype == torch.float64
+        exact = self.factor is not None and self.factor.dtype == torch.float64
         if not self.count or exact or self.batch_shape:
             return None
         if self._solves is None:  # of a model file: what they keep is made again

@@ -25,6 +25,7 @@ from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.report import Report, readable_bytes, readable_seconds
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.solves import Solves
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.inference.variance import FLOOR, SHARE, explained, explained_jointly, strips
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Prediction"]
 
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
+FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes each operation wait for it
 SAMPLE = 16  # points at which they are checked otherwise
 UNCHECKED_BYTES = 2**28  # of a joint covariance, below which the free memory is not asked for
 _INSTEAD = {"solves": "corrected", "samples": "sampled"}
@@ -205,7 +207,9 @@ class Prediction:
             self._limit = max(plan.available_bytes, allowed_bytes(plan.peak_bytes))
             report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.peak_bytes, plan.seconds
         compiled = workspace.compile_seconds
-        with torch.set_grad_enabled(self._wants_graph()):
+        points = self._x.shape[:-1].numel()
+        alone = points if points <= FEW_POINTS and not self._x.is_cuda else ONE_THREAD_ROWS + 1
+        with one_thread(alone), torch.set_grad_enabled(self._wants_graph()):
             rows = post.gp.kernel.rows(self._x)
             if self._mean is None:
                 self._mean = workspace.adopt(self._latent_mean(rows, plan))
@@ -274,7 +278,7 @@ class Prediction:
             explained, dtype = self._explained_by_solves(solves, rows, prior), torch.float64
         else:
             assert post.factor is not None
-            explained, dtype = self._explained_by_factor(rows, batch), post.factor.lower.dtype
+            explained, dtype = self._explained_by_factor(rows, batch), post.factor.dtype
         variance = prior - explained
         floor = -FAR_BELOW_ZERO * post.distinct * torch.finfo(dtype).eps * prior.detach().abs()
         if bool((variance.detach() < floor).any()):
@@ -383,7 +387,7 @@ class Prediction:
         factor = self._posterior.factor
         assert factor is not None
         # Rows of K_sx are contiguous, so its transpose is what LAPACK wants: no copy.
-        dtype = factor.lower.dtype
+        dtype = factor.dtype
         if self._cross is not None and self._cross.dtype == dtype and self._cross.shape[-2] == rows.count:
             return factor.half_solve(self._cross.mT)
         cross = self._posterior.covariance_to(rows, dtype, self._workspace).to_dense()
@@ -451,7 +455,7 @@ class Prediction:
         with torch.no_grad():
             rows = post.gp.kernel.rows(self._x)
             prior = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).diagonal().mean(-1)
-        dtype = joint.dtype if post.factor is None else post.factor.lower.dtype  # what a sample's jitter may hide
+        dtype = joint.dtype if post.factor is None else post.factor.dtype  # what a sample's jitter may hide
         size = (post.distinct + joint.shape[-1]) * torch.finfo(dtype).eps
         return factorise_keeping(joint, rounding=(size * prior.detach()).expand(joint.shape[:-2]))
 

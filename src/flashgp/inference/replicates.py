@@ -63,6 +63,16 @@ class ReplicatedGaussian(Gaussian):
             self.excess[index], self.offset[index], self.scatter[index],
         )  # fmt: skip
 
+    def extended(
+        self, n: int, more: int, row_variance: Tensor | None = None, row_weight: Tensor | None = None
+    ) -> "ReplicatedGaussian":
+        part = super().extended(n, more, row_variance, row_weight)
+        nothing = self.excess.new_zeros(more)
+        return ReplicatedGaussian(
+            part.noise_variance, part.row_variance, part.row_weight,
+            *(torch.cat([own, nothing]) for own in (self.excess, self.offset, self.scatter)),
+        )  # fmt: skip
+
     def beyond_matrix(self, device: torch.device, outputs: int) -> Tensor:
         """log C_g over all rows and outputs, eq. (M-87), (*batch,), nats."""
         variance = self.diagonal(len(self.excess), device)

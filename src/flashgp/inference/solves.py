@@ -28,7 +28,7 @@ from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
 from flashgp.planner.plan import Plan
 from flashgp.solvers.alternating_projections import AlternatingProjections
-from flashgp.solvers.cholesky import Factor
+from flashgp.solvers.cholesky import TriangularFactor
 from flashgp.solvers.cholesky_solver import CholeskyPreconditioner
 from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, System
@@ -116,7 +116,7 @@ class Solves:
         rows: Rows,
         noise: Tensor,
         *,
-        factor: Factor | None = None,
+        factor: TriangularFactor | None = None,
         choice: SolverChoice = DEFAULT_CHOICE,
         workspace: Workspace | None = None,
     ) -> "Solves":

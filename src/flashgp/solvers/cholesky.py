@@ -8,6 +8,7 @@ failed get a jitter, and the others' bits do not change.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +16,31 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.solvers.contract import check_residual
 
-__all__ = ["Factor", "factorise", "factorise_keeping", "refine"]
+__all__ = ["Factor", "TriangularFactor", "factorise", "factorise_keeping", "refine"]
 
 JITTER_STEPS = (1.0, 10.0, 100.0)  # times n eps, the size of the factorisation's own rounding error
+
+
+class TriangularFactor(Protocol):
+    """What inference asks of a lower Cholesky factor L of K, however it is stored.
+
+    Fields: jitter, absolute, (*batch,); attempts, the relative jitters tried before the last; dtype, of its entries.
+    """
+
+    attempts: list[float]
+
+    @property
+    def jitter(self) -> Tensor: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def lower(self) -> Tensor:
+        """L itself, (*batch, n, n), strict upper triangle zero; it may be put together for this call."""
+
+    @property
+    def log_determinant(self) -> Tensor: ...
+    def solve(self, rhs: Tensor) -> Tensor: ...
+    def half_solve(self, rhs: Tensor) -> Tensor: ...
 
 
 @dataclass
@@ -31,6 +54,10 @@ class Factor:
     lower: Tensor
     jitter: Tensor
     attempts: list[float] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lower.dtype
 
     @property
     def log_determinant(self) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgp.solvers.cholesky import Factor, factorise
+from flashgp.solvers.cholesky import TriangularFactor, factorise
 from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.contract import Solver, System
 from flashgp.solvers.preconditioner import Preconditioner
@@ -64,9 +64,9 @@ def solve_scaled(matrix: Tensor, v: Tensor, *, upper: bool) -> Tensor:
 class CholeskyPreconditioner(Preconditioner):
     """L of a factorisation of A in float32 or float64, with the slack of its rounding, eq. (M-83)."""
 
-    def __init__(self, factor: Factor, system: System) -> None:
+    def __init__(self, factor: TriangularFactor, system: System) -> None:
         self.lower, self.jitter = factor.lower, float(factor.jitter)
-        self.exact = factor.lower.dtype == F64
+        self.exact = factor.dtype == F64
         trace = float((system.diagonal() + system.noise).sum())
         self.slack = rounding_slack(system, trace, self.lower.dtype, self.jitter)
 

@@ -1,0 +1,305 @@
+"""Learning online: append, predict and slide, beside GPyTorch's get_fantasy_model and beside starting over.
+
+    python benchmark/claim_online.py --sizes 500 2000 --cells step
+
+x is uniform in the unit cube, d = 4, y a draw of a Matern-3/2 prior with noise; float64, hyperparameters fixed. Cells:
+
+    step      one row appended to n, and mean and variance of one point right after; GPyTorch factorises by Cholesky
+              whatever the size, and its steps alternate with ours
+    window    the oldest of 2,000 rows goes, one comes; beside conditioning on these rows and predicting one point
+    stream    5,000 rows appended one by one from 100 on: each time divided by the fitted c0 + c1 n + c2 n^2
+    sizes     the median of appends at sizes from 100 to 6,000 that differ by a tenth: the largest ratio of neighbours
+
+Every answer is compared with a posterior conditioned on the same rows.
+"""
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from cells import Cell, Claim, Entry, Speaker, main_of, options_of
+from common import peer
+from problems import drawn_table
+
+import flashgp as fgp
+from flashgp.foundations.errors import BackendUnavailableError
+from flashgp.foundations.report import readable_seconds
+
+D, LENGTHSCALE, NOISE = 4, 0.5 * 4**0.5, 0.01
+AGREEMENT = 1e-8  # of mean and variance with a fresh posterior
+APPEND_AT_LEAST = {500: 50.0, 1000: 150.0, 2000: 300.0, 3000: 400.0}  # times faster than GPyTorch
+PREDICT_AT_LEAST = {500: 30.0, 1000: 80.0, 2000: 120.0, 3000: 300.0}
+WINDOW_SECONDS, WINDOW_AT_LEAST = 8e-3, 50.0
+STREAM_MOST = {"p99": 2.0, "largest": 6.0}  # of the median
+NEIGHBOURS_MOST = 1.3
+COLUMNS = [
+    {"key": "work", "title": "work"},
+    {"key": "seconds", "title": "FlashGP"},
+    {"key": "peer_seconds", "title": "beside"},
+    {"key": "faster", "title": "times faster", "format": "ratio"},
+    {"key": "at_least", "title": "at least", "format": "ratio"},
+    {"key": "p99", "title": "p99 / median", "format": "ratio"},
+    {"key": "largest", "title": "largest / median", "format": "ratio"},
+    {"key": "error", "title": "from a fresh posterior", "format": "error"},
+    {"key": "met", "title": "reached"},
+]
+
+
+def run_cell(cell: Cell) -> Entry:
+    return {"step": _step, "window": _window, "stream": _stream, "sizes": _sizes}[cell["what"]](cell)
+
+
+def _prior() -> fgp.GP:
+    kernel = fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((D,), LENGTHSCALE))
+    return fgp.GP(1.0 * kernel, fgp.means.Constant(0.0), fgp.likelihoods.Gaussian(NOISE))
+
+
+def _table(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    table = drawn_table(rows, 8, D, LENGTHSCALE, NOISE)
+    return torch.from_numpy(table.x), torch.from_numpy(table.y), torch.from_numpy(table.x_test)
+
+
+def _answer(post: Any, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    prediction = post.predict(at)
+    return prediction.mean, prediction.variance
+
+
+def _error(post: Any, at: torch.Tensor) -> float:
+    """The largest difference in mean and variance from a posterior conditioned on the same rows."""
+    fresh = _answer(_prior().condition(post.x, post.y), at)
+    return max(float((a - b).abs().max()) for a, b in zip(_answer(post, at), fresh, strict=True))
+
+
+def _timed(job: Callable[[], Any]) -> tuple[Any, float]:
+    began = time.perf_counter()
+    result = job()
+    return result, time.perf_counter() - began
+
+
+def _step(cell: Cell) -> Entry:
+    """Appends from a little below n to a little above; GPyTorch appends to n rows, in between."""
+    n, repeats, warm, others = cell["n"], cell["repeats"], cell["warm"], cell["peer_repeats"]
+    x, y, at = _table(n + warm + repeats)
+    first, point = n - repeats // 2 - warm, at[:1]
+    post, peer_model = _prior().condition(x[:first], y[:first]), _peer(cell, x[:n], y[:n], point)
+    times: dict[str, list[float]] = {name: [] for name in ("append", "predict", "peer_append", "peer_predict")}
+    apart = None
+    for i in range(warm + repeats):
+        row = slice(first + i, first + i + 1)
+        post, append = _timed(lambda post=post, row=row: post.append(x[row], y[row]))
+        found, predict = _timed(lambda post=post: _answer(post, point))
+        if i >= warm:
+            times["append"].append(append)
+            times["predict"].append(predict)
+        if peer_model is None or i % max(1, (warm + repeats) // (others + 1)):
+            continue
+        fantasy, append = _timed(lambda: peer_model.add(x[n : n + 1], y[n : n + 1]))
+        theirs, predict = _timed(lambda fantasy=fantasy: peer_model.predict(fantasy, point))
+        apart = float((theirs - found[0]).abs().max())
+        if i:  # the first one warms up
+            times["peer_append"].append(append)
+            times["peer_predict"].append(predict)
+    medians = {name: statistics.median(values) if values else None for name, values in times.items()}
+    return {"times": times, **medians, "error": _error(post, at), "peer_apart": apart}
+
+
+class _Peer:
+    """GPyTorch's exact model at the same hyperparameters."""
+
+    def __init__(self, gpytorch: Any, x: torch.Tensor, y: torch.Tensor, point: torch.Tensor) -> None:
+        class Model(gpytorch.models.ExactGP):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+                self.mean_module = gpytorch.means.ConstantMean()
+                base = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=D)
+                self.covar_module = gpytorch.kernels.ScaleKernel(base)
+
+            def forward(self, points: torch.Tensor) -> Any:
+                return gpytorch.distributions.MultivariateNormal(self.mean_module(points), self.covar_module(points))
+
+        self.settings = gpytorch.settings
+        self.model = Model().double()
+        self.model.covar_module.base_kernel.lengthscale = LENGTHSCALE
+        self.model.covar_module.outputscale = 1.0
+        self.model.likelihood.noise = NOISE
+        self.model.eval()
+        self.model.likelihood.eval()
+        self.predict(self.model, point)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        with torch.no_grad(), self.settings.max_cholesky_size(100_000):
+            return self.model.get_fantasy_model(x, y)
+
+    def predict(self, model: Any, point: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), self.settings.max_cholesky_size(100_000):
+            found = model(point)
+            mean: torch.Tensor = found.mean
+            found.variance.sum()
+        return mean
+
+
+def _peer(cell: Cell, x: torch.Tensor, y: torch.Tensor, point: torch.Tensor) -> _Peer | None:
+    gpytorch = peer("gpytorch")
+    if gpytorch is None:
+        if cell["toy"]:
+            return None
+        raise BackendUnavailableError('this cell is measured beside GPyTorch; install it: pip install "flashgp[peers]"')
+    warnings.simplefilter("ignore")
+    return _Peer(gpytorch, x, y, point)
+
+
+def _window(cell: Cell) -> Entry:
+    n, repeats = cell["n"], cell["repeats"]
+    x, y, at = _table(n + cell["warm"] + repeats)
+    post, point, slides, over = _prior().condition(x[:n], y[:n]), at[:1], [], []
+    speaker = Speaker(cell.key)
+    for i in range(cell["warm"] + repeats):
+        post, seconds = _timed(lambda post=post, i=i: post.slide(x[n + i : n + i + 1], y[n + i : n + i + 1]))
+        speaker(lambda i=i: f"slide {i:,}")  # type: ignore[misc]
+        if i >= cell["warm"]:
+            slides.append(seconds)
+        if i % max(1, repeats // 5) == 0:
+            own = slice(i + 1, n + i + 1)
+            over.append(_timed(lambda own=own: _answer(_prior().condition(x[own], y[own]), point))[1])
+    return {
+        "times": slides, "seconds": statistics.median(slides), "peer_seconds": statistics.median(over),
+        **_spread(numpy.array(slides)), "refactorised": post.learned.refactorised, "error": _error(post, at),
+    }  # fmt: skip
+
+
+def _stream(cell: Cell) -> Entry:
+    n, repeats = cell["n"], cell["repeats"]
+    x, y, at = _table(n + repeats)
+    post, times = _prior().condition(x[:n], y[:n]), []
+    speaker = Speaker(cell.key)
+    for i in range(n, n + repeats):
+        post, seconds = _timed(lambda post=post, i=i: post.append(x[i : i + 1], y[i : i + 1]))
+        times.append(seconds)
+        speaker(lambda i=i: f"row {i:,}")  # type: ignore[misc]
+    rows, taken = numpy.arange(n, n + repeats, dtype=float), numpy.array(times)
+    design = numpy.stack([rows**0, rows, rows**2], axis=1)
+    fitted = design @ _robust(design, taken)
+    return {
+        "times": times, "seconds": float(taken.sum()), **_spread(taken / fitted),
+        "panels": post.factor.panels, "refactorised": post.learned.refactorised, "error": _error(post, at),
+    }  # fmt: skip
+
+
+def _robust(design: numpy.ndarray, taken: numpy.ndarray) -> numpy.ndarray:
+    """Least absolute deviations by weights, so that a few late rows do not bend the curve."""
+    weights = numpy.ones(len(taken))
+    found = numpy.zeros(design.shape[1])
+    for _ in range(20):
+        root = numpy.sqrt(weights)
+        found = numpy.linalg.lstsq(design * root[:, None], taken * root, rcond=None)[0]
+        weights = 1.0 / numpy.maximum(numpy.abs(taken - design @ found), 1e-7)
+    return found
+
+
+def _spread(taken: numpy.ndarray) -> dict[str, float]:
+    median = float(numpy.median(taken))
+    return {"p99": float(numpy.quantile(taken, 0.99)) / median, "largest": float(taken.max()) / median}
+
+
+def _sizes(cell: Cell) -> Entry:
+    least, most, repeats = cell["n"], cell["most"], cell["repeats"]
+    x, y, at = _table(most + repeats + 2)
+    grid = sorted({round(n) for n in numpy.geomspace(least, most, cell["count"])})
+    post, medians = _prior().condition(x[:least], y[:least]), []
+    for n in grid:
+        post = post.append(x[post.count : n], y[post.count : n]) if n > post.count else post
+        child, times = post, []
+        for i in range(repeats + 2):
+            row = slice(n + i, n + i + 1)
+            child, seconds = _timed(lambda child=child, row=row: child.append(x[row], y[row]))
+            times.append(seconds)
+        medians.append(statistics.median(times[2:]))
+    ratios = [max(a / b, b / a) for a, b in itertools.pairwise(medians)]
+    return {"grid": grid, "medians": medians, "neighbours": max(ratios, default=1.0), "error": _error(post, at)}
+
+
+def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for entry in entries.values():
+        n, what = entry["n"], entry["what"]
+        if entry["status"] != "done":
+            found.append({"work": f"{what}, n={n:,}", "met": str(entry["error"]).splitlines()[0][:80]})
+            continue
+        right = entry["error"] <= AGREEMENT
+        if what == "step":
+            for name, least in (("append", APPEND_AT_LEAST), ("predict", PREDICT_AT_LEAST)):
+                ours, theirs, wanted = entry[name], entry[f"peer_{name}"], least.get(n)
+                faster = None if theirs is None else theirs / ours
+                met = right and (wanted is None or faster is None or faster >= wanted)
+                title = "append one row" if name == "append" else "predict one point after it"
+                found.append({
+                    "work": f"{title}, n={n:,}, beside GPyTorch", "seconds": ours, "peer_seconds": theirs,
+                    "faster": faster, "at_least": wanted, "error": entry["error"], "met": met,
+                })  # fmt: skip
+        elif what == "window":
+            faster = entry["peer_seconds"] / entry["seconds"]
+            met = right and entry["seconds"] <= WINDOW_SECONDS and faster >= WINDOW_AT_LEAST
+            found.append({
+                "work": f"slide a window of {n:,}, beside conditioning and predicting",
+                "at_least": WINDOW_AT_LEAST, "faster": faster, "met": met and entry["p99"] <= 1.5,
+                **{key: entry[key] for key in ("seconds", "peer_seconds", "p99", "largest", "error")},
+            })  # fmt: skip
+        elif what == "stream":
+            met = right and all(entry[key] <= most for key, most in STREAM_MOST.items())
+            work = f"{entry['repeats']:,} rows appended one by one from {n:,} on, all of them"
+            found.append({"work": work, "met": met, **{k: entry[k] for k in ("seconds", "p99", "largest", "error")}})
+        else:
+            work = f"append one row, {n:,} to {entry['most']:,}: neighbouring sizes differ by at most a factor of "
+            work += f"{entry['neighbours']:.2f}"
+            found.append(
+                {"work": work, "error": entry["error"], "met": right and entry["neighbours"] <= NEIGHBOURS_MOST}
+            )
+    return found
+
+
+def line(entry: Entry) -> str:
+    what = entry["what"]
+    if what == "step":
+        beside = entry["peer_append"]
+        ratio = "" if beside is None else f", GPyTorch {readable_seconds(beside)}"
+        return f"append {readable_seconds(entry['append'])}{ratio}, predict {readable_seconds(entry['predict'])}"
+    if what == "sizes":
+        return f"neighbours within {entry['neighbours']:.2f}"
+    return f"{readable_seconds(entry['seconds'])}, p99 / median {entry['p99']:.2f}, largest {entry['largest']:.1f}"
+
+
+CLAIM = Claim("online", "claim_online", "Learning online, given hyperparameters", COLUMNS, rows, line)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--sizes", nargs="+", type=int, default=[500, 1000, 2000, 3000], metavar="ROWS")
+
+    options = options_of(__doc__ or "", argv, CLAIM.name, more)
+    toy = options.toy
+    beside = {"toy": toy}
+    steps = {"what": "step", "repeats": 3 if toy else 64, "warm": 1 if toy else 16, "peer_repeats": 1 if toy else 5}
+    cells = [
+        Cell(f"step/n={n}", {"n": n, **steps}, 5.0 + 3e-9 * n**3, beside)
+        for n in ([30] if toy else options.sizes)
+    ]  # fmt: skip
+    window = {"n": 30 if toy else 2000, "repeats": 5 if toy else 600, "warm": 2 if toy else 100}
+    cells.append(Cell(f"window/n={window['n']}", {"what": "window", **window}, 30.0, beside))
+    stream = {"n": 20 if toy else 100, "repeats": 10 if toy else 5000}
+    cells.append(Cell(f"stream/n={stream['n']}", {"what": "stream", **stream}, 60.0, beside))
+    sizes = (
+        {"n": 20, "most": 40, "count": 3, "repeats": 3} if toy else {"n": 100, "most": 6000, "count": 43, "repeats": 9}
+    )
+    cells.append(Cell(f"sizes/most={sizes['most']}", {"what": "sizes", **sizes}, 60.0, beside))
+    return main_of(CLAIM, cells, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

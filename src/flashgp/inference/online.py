@@ -1,0 +1,372 @@
+"""Learning online: rows join and leave a posterior in O(n^2), with the hyperparameters as they are.
+
+Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
+whitened residual z = L^-1 r is kept, so that appended rows only add to it, and the weights are L^-T z, anew each time:
+no error is handed from one set of weights to the next. A few rows of the new residual r - K a are computed in every
+update, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew.
+
+The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
+noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
+others' mean grows, a diagonal update of the factor.
+"""
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.modes import exact_precision, ordinary_tensors
+from flashgp.foundations.report import Report, counted
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.gp import GP
+from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
+from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
+from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.solvers.panels import PanelFactor
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["NOTHING_LEARNED", "Learned", "append", "drop", "replace_rows", "slide"]
+
+F64 = torch.float64
+CHECKED_ROWS = 8  # of the residual, in every update
+FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
+DRIFT = 100.0  # times sqrt(n) eps: a backward error of the weights beyond it is not that of a fresh factor
+ONLINE = "online: "  # how the line of a report begins
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What happened to a posterior since it was conditioned.
+
+    Fields: appended, dropped, refactorised, how often; turn, the row whose residual is computed next; whitened, L^-1
+    of the residual, (u, p), None where it was not needed yet.
+    """
+
+    appended: int = 0
+    dropped: int = 0
+    refactorised: int = 0
+    turn: int = 0
+    whitened: Tensor | None = None
+
+    @property
+    def event(self) -> str:
+        """The line of the report."""
+        made_anew = "never" if not self.refactorised else counted(self.refactorised, "time")
+        return (
+            f"{ONLINE}{counted(self.appended, 'row')} appended and {self.dropped:,} dropped since conditioning, "
+            f"the factor made anew {made_anew}"
+        )
+
+
+NOTHING_LEARNED = Learned()
+
+
+@dataclass(frozen=True, eq=False)
+class _New:
+    """Checked new rows: x (k, d), y (k,) or (k, outputs), and what their likelihood says of each."""
+
+    x: Tensor
+    y: Tensor
+    row_variance: Any
+    row_weight: Any
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+# -- what users call, behind the methods of Posterior -------------------------------------------------------------
+def append(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+    """See `Posterior.append`."""
+    new = _checked(post, x, y, row_variance, row_weight)
+    return _updated(post, None, new) if len(new) else post
+
+
+def drop(post: "Posterior", indices: Any) -> "Posterior":
+    """See `Posterior.drop`."""
+    gone = _indices(indices, post.count)
+    return _updated(post, gone, None) if len(gone) else post
+
+
+def replace_rows(post: "Posterior", indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+    """See `Posterior.replace`."""
+    gone, new = _indices(indices, post.count), _checked(post, x, y, row_variance, row_weight)
+    if len(gone) != len(new):
+        raise ShapeError(
+            f"`indices` must name one row for each new one ({len(new)}), got {len(gone)}; drop and append separately"
+        )
+    return _updated(post, gone, new) if len(new) else post
+
+
+def slide(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+    """See `Posterior.slide`."""
+    new = _checked(post, x, y, row_variance, row_weight)
+    if len(new) > post.count:
+        raise DomainError(
+            f"`x` must have at most as many rows as the posterior ({post.count:,}), since as many are dropped, got "
+            f"{len(new):,}; use gp.condition, or append"
+        )
+    return _updated(post, torch.arange(len(new)), new) if len(new) else post
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+def _checked(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> _New:
+    """New rows as `condition` takes them; whole numbers become numbers of the posterior's dtype.
+
+    Raises: ShapeError, DomainError.
+    """
+    x, y = (_like(value, name, own) for value, name, own in ((x, "x", post.x), (y, "y", post.y)))
+    x = check_points(x, "x", like=post.x)
+    if x.dim() != 2:
+        raise ShapeError(f"`x` must have shape (k, {post.x.shape[-1]}), got {tuple(x.shape)}; append one table of rows")
+    y = check_targets(y, "y", x, post.gp.outputs)
+    if y.dim() != post.y.dim():
+        raise ShapeError(f"`y` must have {post.y.dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
+    return _New(x.detach(), y.detach(), row_variance, row_weight)
+
+
+def _like(value: Any, name: str, own: Tensor) -> Tensor:
+    """A floating tensor; whole numbers and booleans take the dtype of the rows before, as torch.cat does it."""
+    tensor = as_float_tensor(value, name)
+    whole = not value.is_floating_point() if isinstance(value, Tensor) else numpy.asarray(value).dtype.kind in "iub"
+    return tensor.to(own.dtype) if whole else tensor
+
+
+def _indices(indices: Any, n: int) -> Tensor:
+    """The rows that go, increasing. Raises: DomainError for what is no set of row numbers."""
+    try:
+        found = torch.as_tensor(list(indices) if isinstance(indices, range) else indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DomainError(
+            f"`indices` must be whole numbers of rows, got {type(indices).__name__} ({error}); pass a list of integers"
+        ) from None
+    if found.numel() == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
+        raise DomainError(
+            f"`indices` must be whole numbers of rows, got dtype {found.dtype}; a mask becomes numbers by "
+            ".nonzero().squeeze(-1)"
+        )
+    found = found.reshape(-1).to("cpu", torch.int64).sort().values
+    if int(found[0]) < 0 or int(found[-1]) >= n:
+        wrong = int(found[0]) if int(found[0]) < 0 else int(found[-1])
+        raise DomainError(
+            f"`indices` must be from 0 to {n - 1:,}, the rows of the posterior, got {wrong}; count from 0"
+        )
+    repeated = (found[1:] == found[:-1]).nonzero()
+    if len(repeated):
+        raise DomainError(f"`indices` must name each row once, got row {int(found[repeated[0]])} twice; remove one")
+    return found
+
+
+def _check_updatable(post: "Posterior") -> None:
+    """Raises: DomainError for a posterior without one float64 factor."""
+    if post.differentiable:
+        raise DomainError(
+            "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
+        )
+    if post.batch_shape:
+        raise DomainError(
+            f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}; condition each alone"
+        )
+    if post.count and (post.factor is None or post.factor.dtype != F64):
+        raise DomainError(
+            f"`posterior` must have a float64 factor to learn online, got the route {post.report.route!r}; condition "
+            'with dtype=torch.float64, or solver="cholesky" and a larger memory='
+        )
+
+
+# -- the update ---------------------------------------------------------------------------------------------------
+@ordinary_tensors
+@exact_precision
+@torch.no_grad()
+def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
+    """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
+    _check_updatable(post)
+    few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
+    # Reflections are many small products, however many rows go.
+    quiet = quiet_openblas() if few or gone is not None else nullcontext()
+    with one_thread(0 if few else ONE_THREAD_ROWS + 1), quiet:
+        return _updated_now(post, gone, new)
+
+
+def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
+    started = time.perf_counter()
+    n, device = post.count, post.x.device
+    kept = None
+    if gone is not None and len(gone):
+        mask = torch.ones(n, dtype=torch.bool)
+        mask[gone] = False
+        kept = mask.nonzero().squeeze(-1).to(device)
+    gp = _prior_of(post.gp, n, kept, new)
+    x = _stacked(post.x, kept, None if new is None else new.x)
+    y = _stacked(post.y, kept, None if new is None else new.y)
+    if post.factor is None or (kept is not None and not len(kept)):
+        return _afresh(post, gp, x, y, new)
+    table = _table(post, gp, x, y, kept, new)
+    workspace = Workspace()
+    rows_new = None if new is None else post.gp.kernel.rows(new.x)
+    rows = post.rows if table.kept is None else post.rows.take(table.kept)
+    rows = rows if rows_new is None else rows.followed_by(rows_new)
+    form, count = gp.kernel.form, rows.count
+    checked = torch.arange(post.learned.turn, post.learned.turn + min(CHECKED_ROWS, count), device=device) % count
+    some = rows.take(checked)
+    probes = some if rows_new is None else rows_new.followed_by(some)
+    block = TorchTiles().block(form, post.theta, probes, rows, dtype=F64, workspace=workspace)
+    block = block.expand(probes.count, count)
+    own = block[probes.count - len(checked) :]
+    factor, whitened = _changed(post, table, block[: probes.count - len(checked)], workspace)
+    weights = factor.back_solve(whitened)
+    drift, relative = _drift(own, checked, weights, table)
+    anew = not drift <= DRIFT * count**0.5 * torch.finfo(F64).eps
+    if anew:
+        table = replace(table, noise=table.noise - factor.jitter)
+        settings = DirectSettings(TorchTiles(), F64, None, repair=lambda: gp.repairable(x, y), workspace=workspace)
+        factor = PanelFactor.of(factorise_covariance(settings, form, post.theta, rows, table.noise))
+        table = replace(table, noise=table.noise + factor.jitter)
+        whitened = factor.half_solve(table.residual)
+        weights = factor.back_solve(whitened)
+        relative = _drift(own, checked, weights, table)[1]
+    before, known = post.report, post.learned
+    learned = Learned(
+        known.appended + (0 if new is None else len(new)), known.dropped + (0 if gone is None else len(gone)),
+        known.refactorised + anew, (known.turn + CHECKED_ROWS) % count, whitened,
+    )  # fmt: skip
+    report = Report(
+        route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
+        relative_residual=relative, jitter=float(factor.jitter) or None, peak_bytes=workspace.peak_bytes,
+        plan=before.plan, events=[*(event for event in before.events if not event.startswith(ONLINE)), learned.event],
+    )  # fmt: skip
+    report.seconds = time.perf_counter() - started
+    return type(post)(
+        gp, x, y, rows, post.theta, factor, weights, table.residual, report,
+        replicates=table.replicates, choice=post.choice, learned=learned,
+    )  # fmt: skip
+
+
+def _changed(post: "Posterior", table: "_Table", block: Tensor, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
+    """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
+    assert post.factor is not None
+    factor, whitened, appended = PanelFactor.of(post.factor), post.learned.whitened, block.shape[0]
+    if table.kept is not None:
+        factor = factor.part(
+            table.kept, table.added, spare=appended, compiled=not post.choice.deterministic, workspace=workspace
+        )
+        whitened = None
+    staying = factor.count
+    if whitened is None:
+        whitened = factor.half_solve(table.residual[:staying])
+    if not appended:
+        return factor, whitened
+    corner = block[:, staying:].clone()
+    corner.diagonal().add_(table.noise[staying:])
+    factor, half, lower = factor.bordered(block[:, :staying], corner, workspace)
+    more = table.residual[staying:] - half @ whitened
+    return factor, torch.cat([whitened, torch.linalg.solve_triangular(lower, more, upper=False)])
+
+
+def _prior_of(gp: GP, n: int, kept: Tensor | None, new: _New | None) -> GP:
+    """The same prior, its likelihood for the rows that there will be; the prior itself where rows are all alike."""
+    likelihood = gp.likelihood
+    own = likelihood.row_variance is not None or likelihood.row_weight is not None
+    given = new is not None and (new.row_variance is not None or new.row_weight is not None)
+    if not (own or given or isinstance(likelihood, ReplicatedGaussian)):
+        return gp
+    if kept is not None:
+        likelihood = likelihood.rows(kept)
+    if new is not None:
+        likelihood = likelihood.extended(n if kept is None else len(kept), len(new), new.row_variance, new.row_weight)
+    changed = GP(gp.kernel, gp.mean, likelihood, outputs=gp.outputs)
+    changed._held_names = gp._held_names
+    return changed
+
+
+def _stacked(own: Tensor, kept: Tensor | None, more: Tensor | None) -> Tensor:
+    """Some rows, then new ones."""
+    own = own if kept is None else own[kept]
+    return own if more is None else torch.cat([own, more])
+
+
+def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, new: _New | None) -> "Posterior":
+    """Nothing is left: the prior, or the new rows alone."""
+    from flashgp.inference.conditioning import condition
+
+    made = condition(
+        gp, x, y, solver=None, tolerance=1e-3, time_limit=None, memory=None, plan=None, seed=post.choice.seed,
+        deterministic=post.choice.deterministic, progress=None, device=None, dtype=F64, jitter=None,
+        differentiable=False,
+    )  # fmt: skip
+    learned = post.learned
+    made.learned = Learned(
+        learned.appended + (0 if new is None else len(new)), learned.dropped + post.count, learned.refactorised
+    )
+    made.report.events.append(made.learned.event)
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """What is computed with after the update.
+
+    Fields: replicates; residual (u', p); noise with the jitter (u',); kept, of the rows computed with before, those
+    that stay, None for all; added (kept,), by how much their noise grows, None for nothing.
+    """
+
+    replicates: Replicates | None
+    residual: Tensor
+    noise: Tensor
+    kept: Tensor | None
+    added: Tensor | None
+
+
+def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> _Table:
+    assert post.factor is not None
+    device, jitter = x.device, float(post.factor.jitter)
+    joined = post.replicates
+    if joined is None:
+        residual = _stacked(post.residual, kept, None if new is None else post.gp.residual(new.x, new.y))
+        noise = gp.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
+        return _Table(None, residual, noise, kept, None)
+    u, group = post.distinct, joined.group
+    stay, added = None, None
+    if kept is not None:
+        group = group[kept]
+        members = torch.bincount(group, minlength=u)
+        stay = members.nonzero().squeeze(-1)
+        place = torch.full((u,), -1, dtype=torch.int64, device=device).index_put_(
+            (stay,), torch.arange(len(stay), device=device)
+        )
+        fewer = members[stay] < torch.bincount(joined.group, minlength=u)[stay]
+        group = place[group]
+    distinct = u if stay is None else len(stay)
+    if new is not None:
+        group = torch.cat([group, torch.arange(distinct, distinct + len(new), device=device)])
+    replicates = join(gp, x, y, group)
+    count = len(replicates.x)
+    noise = replicates.likelihood.diagonal(count, device).expand(count) + jitter
+    if stay is not None:
+        growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
+        added = torch.where(fewer, growth, 0.0)
+    return _Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added)
+
+
+def _drift(block: Tensor, checked: Tensor, weights: Tensor, table: _Table) -> tuple[float, float | None]:
+    """How wrong the weights are by some rows of the residual, eq. (M-113).
+
+    Args: block: K of the checked rows with all, (c, n); checked: which they are, (c,).
+    Returns: the largest backward error of these rows, and an estimate of |r - K a| / |r| over all.
+    """
+    residual, noise = table.residual[checked], table.noise[checked].unsqueeze(-1)
+    error = residual - block @ weights - noise * weights[checked]
+    size = block.abs() @ weights.abs() + noise * weights[checked].abs() + residual.abs()
+    drift = float((error.abs() / size.clamp_min(torch.finfo(F64).tiny)).max())
+    whole = float(table.residual.norm())
+    return drift, float(error.norm()) * (len(table.residual) / len(checked)) ** 0.5 / whole if whole > 0.0 else None

@@ -1,0 +1,394 @@
+"""A Cholesky factor that grows and shrinks: rows in panels, so that growth copies nothing that is there.
+
+    append   S = L^-1 K_on,  C C^T = K_nn - S^T S,  L' = [[L, 0], [S^T, C]]                          (M-111)
+    remove   L' L'^T = L_2 L_2^T + V V^T with V the columns of the rows that go, in the rows that stay  (M-112)
+
+A panel holds the rows from `start` on with everything left of them; its memory has spare rows. A factor is a value: who
+appends to it first claims a spare row under a lock and writes there, where the older factor does not look; any other
+gets a copy of the last panel. The factor that conditioning made is the first panel, as it is.
+"""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.workspace import Workspace
+from flashgp.solvers.cholesky import TriangularFactor
+from flashgp.solvers.strided import STRIP, solve_triangle_, update_triangle
+
+__all__ = ["PanelFactor"]
+
+LEAST_ROWS, MOST_ROWS = 64, 1024  # of a panel that is made for more rows than are known yet; n / 2 between
+SPARE_AFTER_REMOVAL = 16  # rows: a window that slides claims them one by one
+MOST_SEGMENTS = 16  # runs of columns that are copied run by run; more are gathered entry by entry
+PIVOT = 10.0  # times the rounding of a pivot: what is below may be all rounding
+
+
+class _Pool:
+    """At most one buffer that nobody needs any more, for the next removal: a window that slides takes two in turns.
+
+    Shared by factors that come from each other, and gone with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._spare: list[Tensor] = []
+
+    def give(self, numbers: Tensor) -> None:
+        self._spare[:] = [numbers.reshape(-1)]
+
+    def take(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Tensor:
+        """An uninitialised (rows, columns): the spare buffer where it fits and is not twice too large."""
+        size = rows * columns
+        found = None
+        with contextlib.suppress(IndexError):  # one thread gets it
+            found = self._spare.pop()
+        if found is None or not size <= found.numel() <= 2 * size:
+            return workspace.empty((rows, columns), dtype, device)
+        with workspace.hold(size * dtype.itemsize):
+            return found[:size].view(rows, columns)
+
+
+class _Memory:
+    """The memory of a panel, (capacity, start + capacity), and how many of its rows are taken.
+
+    When nobody looks at it any more it goes to the pool.
+    """
+
+    def __init__(self, numbers: Tensor, taken: int, pool: _Pool) -> None:
+        self.numbers, self.taken, self._pool = numbers, taken, pool
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._pool.give(self.numbers)
+
+    def claim(self, taken: int, more: int) -> bool:
+        """Take rows after the first `taken`; not if another did, or if there are too few."""
+        with self._lock:
+            if self.taken != taken or taken + more > self.numbers.shape[0]:
+                return False
+            self.taken += more
+            return True
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Fields: rows, (count, start + count), of which entries above the diagonal are undefined; start; memory, None
+    where there are no spare rows."""
+
+    rows: Tensor
+    start: int
+    memory: _Memory | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.rows.shape[0]
+
+    @property
+    def left(self) -> Tensor:
+        return self.rows[:, : self.start]
+
+    @property
+    def triangle(self) -> Tensor:
+        return self.rows[:, self.start :]
+
+    def first(self, count: int) -> "_Panel":
+        """Its first rows; what follows in memory stays taken."""
+        return _Panel(self.rows[:count, : self.start + count], self.start, self.memory)
+
+
+class PanelFactor:
+    """A lower Cholesky factor in panels of rows; see TriangularFactor, without a batch.
+
+    Args: panels, in order; jitter (), absolute; attempts, the relative jitters tried.
+    """
+
+    def __init__(
+        self, panels: Sequence[_Panel], jitter: Tensor, attempts: list[float], pool: _Pool | None = None
+    ) -> None:
+        self._panels = tuple(panels)
+        self.jitter, self.attempts = jitter, attempts
+        self._pool = _Pool() if pool is None else pool
+
+    def _with(self, panels: Sequence[_Panel]) -> "PanelFactor":
+        return PanelFactor(panels, self.jitter, self.attempts, self._pool)
+
+    @classmethod
+    def of(cls, factor: TriangularFactor) -> "PanelFactor":
+        """The same factor as one panel, without a copy."""
+        if isinstance(factor, PanelFactor):
+            return factor
+        return cls([_Panel(factor.lower.detach(), 0)], factor.jitter.detach(), factor.attempts)
+
+    # -- what a factor answers ------------------------------------------------------------------------------------
+    @property
+    def count(self) -> int:
+        """The number n of rows."""
+        return self._panels[-1].stop
+
+    @property
+    def panels(self) -> int:
+        """How many there are: about log n / log 1.5 up to 2,000 rows, one more for each 1,000 beyond."""
+        return len(self._panels)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._panels[0].rows.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._panels[0].rows.device
+
+    @property
+    def lower(self) -> Tensor:
+        """L, (n, n), put together, column by column. Cost: n^2 numbers."""
+        n = self.count
+        whole = torch.zeros(n, n, dtype=self.dtype, device=self.device).mT
+        for panel in self._panels:
+            whole[panel.start : panel.stop, : panel.start] = panel.left
+            whole[panel.start : panel.stop, panel.start : panel.stop] = panel.triangle.tril()
+        return whole
+
+    @property
+    def log_determinant(self) -> Tensor:
+        """log |K|, (), float64. Cost: O(n)."""
+        diagonal = torch.cat([panel.triangle.diagonal() for panel in self._panels])
+        return 2.0 * diagonal.double().log().sum()
+
+    def half_solve(self, rhs: Tensor) -> Tensor:
+        """L^-1 rhs for rhs (*batch, n, t), differentiable in rhs. Cost: n^2 t flops, no copy of the factor."""
+        return _solved(self, rhs, transposed=False)
+
+    def back_solve(self, rhs: Tensor) -> Tensor:
+        """L^-T rhs, as `half_solve`."""
+        return _solved(self, rhs, transposed=True)
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """K^-1 rhs, as `half_solve`. Cost: 2 n^2 t flops."""
+        return self.back_solve(self.half_solve(rhs))
+
+    def solve_rows_(self, rows: Tensor, *, transposed: bool) -> Tensor:
+        """L^-1 (or L^-T) of every row of a contiguous (t, n), in its place."""
+        single = rows.shape[0] == 1
+        for panel in reversed(self._panels) if transposed else self._panels:
+            own, before = rows[:, panel.start : panel.stop], rows[:, : panel.start]
+            if not transposed and panel.start:
+                if single:
+                    own[0].addmv_(panel.left, before[0], alpha=-1.0)
+                else:
+                    own.addmm_(before, panel.left.mT, alpha=-1.0)
+            solve_triangle_(panel.triangle, own, transposed=transposed)
+            if transposed and panel.start:
+                if single:
+                    before[0].addmv_(panel.left.mT, own[0], alpha=-1.0)
+                else:
+                    before.addmm_(own, panel.left, alpha=-1.0)
+        return rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _whole, (self.lower, self.jitter, self.attempts)
+
+    # -- growing ----------------------------------------------------------------------------------------------------
+    def bordered(
+        self, cross: Tensor, corner: Tensor, workspace: Workspace | None = None
+    ) -> tuple["PanelFactor", Tensor, Tensor]:
+        """The factor of [[K, K_on], [K_no, K_nn]], eq. (M-111).
+
+        Args:
+            cross: K_no, (k, n); corner: K_nn with noise and jitter, (k, k).
+        Returns: the factor, S^T (k, n) and C (k, k).
+        Raises: NotPositiveDefiniteError for rows that those before them determine up to rounding, with their number in
+            `indices`; this factor stays as it is in any case.
+        Cost: n^2 k + n k^2 + k^3 / 3 flops; k rows of memory, or a new panel with spare ones.
+        Source: Golub & Van Loan (2013), section 4.2.9.
+        """
+        n, k = self.count, corner.shape[-1]
+        half = self.solve_rows_(cross.to(self.dtype).clone(memory_format=torch.contiguous_format), transposed=False)
+        schur = corner - half @ half.mT
+        rounding = PIVOT * (n + k) * torch.finfo(self.dtype).eps * corner.diagonal()
+        lower, info = torch.linalg.cholesky_ex(schur)
+        pivots = lower.diagonal().square()
+        if int(info) or not bool((pivots > rounding).all()):
+            row = int(info) - 1 if int(info) else int((pivots <= rounding).nonzero()[0])
+            pivot = float(schur[row, row] if int(info) else pivots[row])
+            raise NotPositiveDefiniteError(
+                f"the covariance matrix with the new rows must be positive definite, but what the rows before leave of "
+                f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them without noise. Give it noise "
+                "(noise_variance, row_variance=), or leave it out",
+                smallest_pivot=pivot,
+                indices=[(row,)],
+            )
+        panels, rows = self._with_room(k, workspace or Workspace())
+        rows[:, :n] = half
+        rows[:, n:] = lower
+        return self._with(panels), half, lower
+
+    def _with_room(self, k: int, workspace: Workspace) -> tuple[list[_Panel], Tensor]:
+        """The panels with k more rows, and these (k, n + k), to be written."""
+        n, last = self.count, self._panels[-1]
+        own, memory = last.rows.shape[0], last.memory
+        if memory is not None and memory.claim(own, k):
+            numbers, start = memory.numbers, last.start
+        else:
+            # Another one took the row after ours: a copy of a short panel, so that their number stays small.
+            short = own <= max(LEAST_ROWS, last.start // 2)
+            copied = memory is not None and short and own + k <= memory.numbers.shape[0]
+            start = last.start if copied else n
+            room = max(k + n - start, LEAST_ROWS, min(start // 2, MOST_ROWS))
+            numbers = workspace.empty((room, start + room), self.dtype, self.device)
+            if copied:
+                numbers[:own, :n] = last.rows
+            memory = _Memory(numbers, n - start + k, self._pool)
+        kept = self._panels[:-1] if start < n else self._panels
+        count = n - start + k
+        panel = _Panel(numbers[:count, : n + k], start, memory)
+        return [*kept, panel], numbers[n - start : count, : n + k]
+
+    # -- shrinking --------------------------------------------------------------------------------------------------
+    def part(
+        self,
+        kept: Tensor,
+        added: Tensor | None = None,
+        *,
+        spare: int = 0,
+        compiled: bool = True,
+        workspace: Workspace | None = None,
+    ) -> "PanelFactor":
+        """The factor of some rows and columns of K, and of a diagonal that grew, eq. (M-112).
+
+        Args:
+            kept: the rows that stay, (m,) increasing, at least one.
+            added: what the diagonal of each of them gains, (m,), zero or more; None for nothing.
+            spare: rows that will be appended soon; compiled: as `update_triangle`.
+        Cost: 2 n^2 flops for each row that goes or whose diagonal grows, from the first such row on; one panel.
+        """
+        n, m = self.count, len(kept)
+        gone = torch.ones(n, dtype=torch.bool, device=kept.device)
+        gone[kept] = False
+        dropped = gone.nonzero().squeeze(-1)
+        grown = kept.new_zeros(0) if added is None else (added > 0).nonzero().squeeze(-1)
+        if not len(dropped) and not len(grown):
+            return self
+        first = min(int(dropped[0]) if len(dropped) else n, int(grown[0]) if len(grown) else n)
+        if first >= m:  # only the last rows go
+            panels = [panel if panel.stop <= m else panel.first(m - panel.start) for panel in self._panels]
+            return self._with([panel for panel in panels if panel.stop > panel.start])
+        before = [panel for panel in self._panels if panel.stop <= first]
+        after = self._panels[len(before) :]
+        start = after[0].start
+        room = m - start + max(spare, SPARE_AFTER_REMOVAL)
+        numbers = self._pool.take(room, start + room, self.dtype, self.device, workspace or Workspace())
+        rows, at = numbers[: m - start, :m], kept[start:]
+        runs = _runs(kept[first:], first)
+        # One run of one panel is rotated from where it is to where it goes.
+        direct = len(after) == 1 and len(runs) == 1 and not len(grown)
+        columns = torch.zeros(m - first, len(dropped) + len(grown), dtype=self.dtype, device=self.device)
+        for panel in after:
+            low, high = (int(i) for i in torch.searchsorted(at, at.new_tensor([panel.start, panel.stop])))
+            for a in range(low, high, STRIP):
+                b = min(a + STRIP, high)
+                block = _taken(panel.rows, at[a:b] - panel.start)
+                target = rows[a:b, : start + b]
+                target[:, :first] = block[:, : min(first, start + b)]
+                if not direct:
+                    _move(block, kept[: start + b], first, runs, target)
+                skip = max(0, first - start - a)  # rows before the first that changes
+                if len(dropped) and skip < b - a:
+                    entries = block[skip:, dropped.clamp_max(panel.stop - 1)]
+                    above = dropped > at[a + skip : b, None]
+                    columns[start + a + skip - first : start + b - first, : len(dropped)] = torch.where(
+                        above, 0.0, entries
+                    )
+        if len(grown):
+            assert added is not None
+            places = torch.arange(len(dropped), columns.shape[1], device=self.device)
+            columns[grown - first, places] = added[grown].sqrt().to(self.dtype)
+        changed = rows[first - start :, first:]
+        source = changed
+        if direct:
+            _, begin, end = runs[0]
+            source = after[0].rows[begin - start : end - start, begin:end]
+        update_triangle(source, changed, columns, compiled=compiled)
+        panel = _Panel(rows, start, _Memory(numbers, m - start, self._pool))
+        return self._with([*before, panel])
+
+
+def _runs(numbers: Tensor, place: int) -> list[tuple[int, int, int]]:
+    """(place, first, one past the last) of each run of consecutive numbers, the first of them at `place`."""
+    starts = torch.cat([numbers.new_zeros(1), (numbers.diff() != 1).nonzero().squeeze(-1) + 1])[: len(numbers)]
+    firsts, places = numbers[starts].tolist(), [*starts.tolist(), len(numbers)]
+    return [(place + places[i], begin, begin + places[i + 1] - places[i]) for i, begin in enumerate(firsts)]
+
+
+def _taken(rows: Tensor, index: Tensor) -> Tensor:
+    """Some rows in order: a view where they are neighbours."""
+    begin, end = int(index[0]), int(index[-1]) + 1
+    return rows[begin:end] if end - begin == len(index) else rows[index]
+
+
+def _move(block: Tensor, columns: Tensor, first: int, runs: list[tuple[int, int, int]], target: Tensor) -> None:
+    """The columns of a block of rows that stay, from `first` on, into target."""
+    width = target.shape[1]
+    if len(runs) > MOST_SEGMENTS:
+        target[:, first:] = block[:, columns[first:]]
+        return
+    for place, begin, end in runs:
+        stop = min(place + end - begin, width)
+        if place < stop:
+            target[:, place:stop] = block[:, begin : begin + stop - place]
+
+
+def _whole(lower: Tensor, jitter: Tensor, attempts: list[float]) -> PanelFactor:
+    return PanelFactor([_Panel(lower, 0)], jitter, attempts)
+
+
+# -- derivatives ------------------------------------------------------------------------------------------------------
+def _solved(factor: PanelFactor, rhs: Tensor, transposed: bool) -> Tensor:
+    followed = torch.is_grad_enabled() and rhs.requires_grad
+    if (
+        followed
+        or torch._C._functorch.is_functorch_wrapped_tensor(rhs)
+        or forward_ad.unpack_dual(rhs).tangent is not None
+    ):
+        solved: Tensor = _Solve.apply(rhs, factor, transposed)
+        return solved
+    return _solve(factor, rhs, transposed)
+
+
+def _solve(factor: PanelFactor, rhs: Tensor, transposed: bool) -> Tensor:
+    """(*batch, n, t): every right-hand side of every batch member is a row."""
+    rows = rhs.mT.reshape(-1, rhs.shape[-2])
+    rows = rows.detach().to(factor.dtype).clone(memory_format=torch.contiguous_format)
+    return factor.solve_rows_(rows, transposed=transposed).reshape(rhs.mT.shape).mT
+
+
+class _Solve(torch.autograd.Function):
+    """Linear in the right-hand side: its pullback is the other solve, its pushforward itself."""
+
+    @staticmethod
+    def forward(rhs: Tensor, factor: PanelFactor, transposed: bool) -> Tensor:
+        return _solve(factor, rhs, transposed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.factor, ctx.transposed = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _solved(ctx.factor, gradient, not ctx.transposed), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *rest: None) -> Tensor:
+        return _solved(ctx.factor, tangent, ctx.transposed)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, None, None], rhs: Tensor, factor: PanelFactor, transposed: bool
+    ) -> tuple[Tensor, int]:
+        return _solved(factor, rhs.movedim(in_dims[0], 0), transposed), 0

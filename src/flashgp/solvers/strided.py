@@ -1,0 +1,168 @@
+"""Triangular solves and orthogonal updates in place, on parts of a larger matrix: what torch would copy first.
+
+torch solves with a triangle only if it lies in memory without gaps; of a view it makes an n x n copy, which costs many
+times the solve. BLAS and LAPACK take the length of a row as an argument. On the CPU they are called through the
+pointers that SciPy exports for this (`scipy.linalg.cython_blas`, `cython_lapack`): no copy, no compiler, the
+interpreter lock released. Elsewhere, and for other dtypes, torch does the same with its copies.
+"""
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.forks import load_late
+from flashgp.solvers.rotations import rotations
+
+__all__ = ["solve_triangle_", "update_triangle"]
+
+F64 = torch.float64
+REFLECTORS = 8  # of one block: measured best for updates by one to a few columns (docs/decisions/0014)
+MANY_REFLECTORS = 32  # from MANY columns on, where the products inside fill the processor
+MANY = 16
+FEW = 5  # columns up to which rotations, one column after the other, are quicker than reflections
+STRIP = 256  # rows that are moved at once: what lies above the diagonal is not touched
+
+
+def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
+    """X <- X L^-T, or X L^-1 where `transposed`: each row of X is a right-hand side of L or of L^T, overwritten.
+
+    Args: lower (c, c), of which the lower triangle is read; rhs (t, c), its rows without gaps between entries.
+    Cost: c^2 t flops, no memory on the CPU in float64.
+    """
+    c, t = lower.shape[-1], rhs.shape[0]
+    if not c or not t:
+        return
+    routine = _routine("dtrsv" if t == 1 else "dtrsm", lower, rhs)
+    place = _place(lower)
+    if routine is None or place is None:
+        triangle = lower.tril()
+        solved = torch.linalg.solve_triangular(triangle.mT if transposed else triangle, rhs.mT, upper=transposed)
+        rhs.copy_(solved.mT)
+        return
+    by_rows, length = place  # what BLAS reads by columns is the upper triangle of rows
+    uplo, trans = (b"U", b"N" if transposed else b"T") if by_rows else (b"L", b"T" if transposed else b"N")
+    size, leading = ctypes.c_int(c), ctypes.c_int(length)
+    if t == 1:
+        step = ctypes.c_int(1)
+        routine(uplo, trans, b"N", _at(size), lower.data_ptr(), _at(leading), rhs.data_ptr(), _at(step))
+        return
+    count, own, one = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0))), ctypes.c_double(1.0)
+    routine(
+        b"L", uplo, trans, b"N", _at(size), _at(count), _at(one), lower.data_ptr(), _at(leading), rhs.data_ptr(),
+        _at(own),
+    )  # fmt: skip
+
+
+def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: bool = True) -> None:
+    """out becomes the lower factor L' with L' L'^T = L L^T + V V^T, L in source, by orthogonal maps of [L V], (M-112).
+
+    Nothing is subtracted: the update is backward stable whatever V is. A few columns take compiled Givens rotations
+    (rotations.py) where these are ready, else Householder reflections.
+
+    Args:
+        source: L, (c, c), of which the lower triangle is read; out: (c, c), row by row, may be source; above its
+            diagonal it stays undefined; columns: V, (c, k), overwritten.
+        compiled: False for the reflections in any case: bits that do not depend on what is ready.
+    Cost: 3 c^2 k flops by rotations, 2 c^2 k by reflections; c numbers for every reflection of a block.
+    Source: Golub & Van Loan (2013), section 6.5.4; LAPACK's dtpqrt.
+    """
+    c, k = columns.shape
+    routine = _routine("dtpqrt", source, out, columns)
+    if routine is not None and compiled and 0 < k <= FEW and c:
+        rotate = rotations.update(c)
+        if rotate is not None:
+            turns = torch.empty(2, c, dtype=F64).numpy()
+            before, target = source.numpy(), out.numpy()
+            for column in columns.mT.contiguous().numpy():
+                rotate(before, target, column, turns[0], turns[1])
+                before = target
+            return
+    # Reflections turn a negative diagonal into a positive one, so they begin with -L.
+    for start in range(0, c, STRIP):
+        rows = slice(start, start + STRIP)
+        torch.neg(source[rows, : start + STRIP], out=out[rows, : start + STRIP])
+    if not k or not c:
+        out.neg_()
+    elif routine is None or (place := _place(out)) is None or not place[0]:
+        stacked = torch.cat([out.tril(), columns], dim=-1)
+        out.copy_(torch.linalg.qr(stacked.mT, mode="r").R[:c].mT)
+    else:
+        _reflect(routine, out, place[1], columns.contiguous())
+    wrong = out.diagonal() < 0  # columns that no reflection touched, since V was zero there
+    if bool(wrong.any()):
+        index = wrong.nonzero().squeeze(-1)
+        out[:, index] = -out[:, index]
+
+
+def _reflect(routine: Any, out: Tensor, length: int, columns: Tensor) -> None:
+    c, k = columns.shape
+    block = min(c, MANY_REFLECTORS if k >= MANY else REFLECTORS)
+    work = torch.empty(2, block, c, dtype=F64)
+    rows, cols, none, size = ctypes.c_int(k), ctypes.c_int(c), ctypes.c_int(0), ctypes.c_int(block)
+    leading, info = ctypes.c_int(length), ctypes.c_int(0)
+    routine(
+        _at(rows), _at(cols), _at(none), _at(size), out.data_ptr(), _at(leading), columns.data_ptr(), _at(rows),
+        work[0].data_ptr(), _at(size), work[1].data_ptr(), _at(info),
+    )  # fmt: skip
+    assert info.value == 0, f"dtpqrt refused its argument {-info.value}"
+
+
+def _place(matrix: Tensor) -> tuple[bool, int] | None:
+    """(row by row, numbers from one row to the next), or columns; None where neither has its entries side by side."""
+    (down, along), c = matrix.stride(), matrix.shape[-1]
+    if along == 1 and (down >= c or matrix.shape[0] == 1):
+        return True, max(down, c)
+    if down == 1 and along >= c:
+        return False, along
+    return None
+
+
+def _routine(name: str, *tensors: Tensor) -> Any:
+    """The routine where it may read and write all of these; None elsewhere."""
+    if any(t.device.type != "cpu" or t.dtype != F64 for t in tensors):
+        return None
+    return _routines().get(name)
+
+
+_at = ctypes.addressof
+
+
+@functools.lru_cache(maxsize=1)
+def _routines() -> dict[str, Any]:
+    """The routines by name; none where SciPy exports them with another signature."""
+    load_late("scipy.linalg.cython_blas")
+    load_late("scipy.linalg.cython_lapack")
+    from scipy.linalg import cython_blas, cython_lapack
+
+    found = {}
+    for module, name, arguments in (
+        (cython_blas, "dtrsv", 8),
+        (cython_blas, "dtrsm", 11),
+        (cython_lapack, "dtpqrt", 12),
+    ):
+        address = _exported(module, name, arguments)
+        if address is not None:
+            found[name] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
+    return found
+
+
+def _exported(module: Any, name: str, arguments: int) -> int | None:
+    """The address of a routine whose whole numbers are C's int; None for any other."""
+    capsule = getattr(module, "__pyx_capi__", {}).get(name)
+    if capsule is None:
+        return None
+    named = ctypes.pythonapi.PyCapsule_GetName
+    named.restype, named.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    signature = named(capsule)
+    kinds = signature.decode().partition("(")[2].rstrip(")").split(",")
+    if len(kinds) != arguments or any(
+        not (kind.strip() in ("int *", "char *") or kind.strip().endswith("_d *")) for kind in kinds
+    ):
+        return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address: int = pointer(capsule, signature)
+    return address
