@@ -206,6 +206,26 @@ def test_a_published_split_and_dropped_rows(tmp_path: Path) -> None:
     assert np.allclose(kept, sorted(np.delete(y, [0, 4, 9, 20])))
 
 
+def test_a_deterministic_fit_is_the_same_with_any_number_of_threads(tmp_path: Path) -> None:
+    import torch
+
+    table = write(tmp_path / "table.csv", HEAD, columns(320))
+    before, found = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        model = tmp_path / f"{count}.safetensors"
+        said = run(
+            "fit", table, "-t", "y", "--starts", 1, "--deterministic", "--out", model, "--json", "--time-limit", 60
+        )
+        result = json.loads(said.stdout)
+        assert any(event.startswith("deterministic") for event in result["events"])
+        found.append((result["log_marginal_likelihood"], result["leave_one_out"], result["parameters"]))
+        run("predict", model, table, "--out", tmp_path / f"{count}.csv", "--std")
+    torch.set_num_threads(before)
+    assert found[0] == found[1]
+    assert (tmp_path / "1.csv").read_text() == (tmp_path / "2.csv").read_text()
+
+
 def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def interrupting(console: Console) -> Iterator[Any]:

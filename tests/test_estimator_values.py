@@ -91,6 +91,24 @@ def test_latent_and_observed() -> None:
         model.predict(x, return_std=True, return_cov=True)
 
 
+def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> None:
+    """And nothing that they are asked later."""
+    x, y = table(300)
+    before, found = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        model = fgp.GPRegressor(max_iterations=3, starts=1, deterministic=True).fit(x, y)
+        assert model.posterior_.choice.deterministic
+        mean, deviation = model.predict(x[:40] + 0.1, return_std=True)
+        found.append((mean, deviation, model.sample_y(x[:40] + 0.1), model.log_marginal_likelihood()))
+    torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+    fixed = fgp.GPRegressor(optimise=False, deterministic=True).fit(x, y)
+    assert fixed.posterior_.choice.deterministic
+    assert fixed.posterior_.plan.profile == "built-in"
+
+
 def test_samples_have_the_predicted_moments() -> None:
     x, y = table()
     model = given(0.3).fit(x, np.stack([y, 100.0 * y + 7.0], axis=1))

@@ -113,6 +113,9 @@ def fit(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Of the mean, in standard deviations of an observation.")
     ] = 1e-3,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits whatever the number of threads; on one thread.")
+    ] = False,
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="FILE", help="Makes an interrupted fit resumable.")
     ] = None,
@@ -164,6 +167,7 @@ def fit(
         tolerance,
         checkpoint,
         shlex.join(["flashgp", *sys.argv[1:]]),
+        deterministic,
     )
     _run(lambda console: run_fit(options, console), as_json, quiet, debug)
 

@@ -73,6 +73,7 @@ class FitOptions:
     tolerance: float = 1e-3
     checkpoint: str | None = None
     command: str = ""
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
             device=options.data.device,
             plan=prepared.plan,
             seed=options.seed,
+            deterministic=options.deterministic,
             checkpoint=options.checkpoint,
             progress=progress,
         )
@@ -211,6 +213,7 @@ def prepare(data: TableOptions, console: Console, options: FitOptions | None = N
         device=data.device,
         dtype=DTYPES[data.dtype] if data.dtype else None,
         solver=data.solver,
+        deterministic=options.deterministic,
     )
     held = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
     console.pairs(

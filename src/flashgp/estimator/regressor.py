@@ -67,6 +67,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.
         tolerance: of the mean, in standard deviations of an observation; jitter: as `GP.condition`.
         random_state: of the random starts; None is the fixed seed of `flashgp.fit`, not numpy's global generator.
+        deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
 
     Attributes: X_train_, y_train_ as passed (rows that were dropped or weigh 0 left out); gp_, the fitted prior, and
     kernel_, its kernel; posterior_;
@@ -95,6 +96,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tolerance: float = 1e-3,
         jitter: float | None = None,
         random_state: int | np.random.RandomState | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.kernel = kernel
         self.mean = mean
@@ -114,6 +116,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.tolerance = tolerance
         self.jitter = jitter
         self.random_state = random_state
+        self.deterministic = deterministic
 
     # -- learning -----------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "GPRegressor":
@@ -159,9 +162,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         plan = plan_for(
             gp, x.shape[0], x.shape[1], distinct=None if group is None else int(group.max()) + 1, memory=self.memory,
             device=where, dtype=self._compute_dtype(), solver=self.solver, factored=self.jitter is not None,
+            deterministic=self.deterministic,
         )  # fmt: skip
         options: dict[str, Any] = {
             "plan": plan, "device": self.device, "tolerance": self.tolerance, "jitter": self.jitter,
+            "deterministic": self.deterministic,
         }  # fmt: skip
         self.history_ = []
         if self.optimise and any(p.requires_grad for p in gp.parameters()):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
@@ -39,6 +40,7 @@ __all__ = ["condition"]
 
 @ordinary_tensors
 @exact_precision
+@deterministic_where(lambda *_, deterministic, **__: deterministic)
 def condition(
     gp: GP,
     x: Any,
@@ -68,7 +70,8 @@ def condition(
     limits = limits_of(time_limit, started, progress)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
-    events: list[str] = []
+    x, y = in_own_memory(x), in_own_memory(y)
+    events = [EVENT] if deterministic else []
     n, d = x.shape[-2:]
     group = None if differentiable else equal_rows(gp, x, y)
     distinct = n if group is None else int(group.max()) + 1

@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import (
     DomainError,
     FlashGPWarning,
@@ -49,6 +50,7 @@ from flashgp.inference.search import (
     vector_of,
     wake,
 )
+from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
@@ -80,6 +82,7 @@ class Fit:
 
 @ordinary_tensors
 @exact_precision
+@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
 def fit(
     gp: GP,
     x: Any,
@@ -97,6 +100,7 @@ def fit(
     tolerance: float = 1e-3,
     jitter: float | None = None,
     seed: int = 0,
+    deterministic: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Fit:
@@ -115,6 +119,8 @@ def fit(
             does where that ends its solve.
         memory, device, dtype, plan, tolerance, jitter: as `GP.condition`.
         seed: of random starts, probes and the posterior's solve; the same seed gives the same result.
+        deterministic: to the last bit, whatever the number of threads, as `GP.condition` says; the posterior remembers.
+            One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
         checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
             the same one as far as their solves are exact, since these begin anew where they would start warm.
         progress: called after every evaluation.
@@ -126,6 +132,7 @@ def fit(
     _check_options(starts, initial, priors, max_iterations, time_limit, tolerance, seed)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
+    x, y = in_own_memory(x), in_own_memory(y)
     group = equal_rows(gp, x, y)
     n = x.shape[-2] if group is None else int(group.max()) + 1
     if plan is not None:
@@ -139,7 +146,7 @@ def fit(
         where = x.device if device is None else device
         plan = plan_for(
             gp, x.shape[-2], x.shape[-1], distinct=n, batch=x.shape[:-2].numel(), memory=memory, device=where,
-            dtype=dtype, factored=jitter is not None or in_batches(gp, x, y),
+            dtype=dtype, factored=jitter is not None or in_batches(gp, x, y), deterministic=deterministic,
         )  # fmt: skip
     target = planned_device(plan, device, x)
     work_x, work_y = x.detach().to(target), y.detach().to(target)
@@ -171,6 +178,7 @@ def fit(
     mark = fingerprint(
         work_x.cpu().numpy(), work_y.cpu().numpy(), *_marks(gp),
         starts, initial, priors, max_iterations, seed, plan.dtype, plan.training, jitter, 3,
+        *(["deterministic"] if deterministic else []),
     )  # fmt: skip
     recorder = Recorder(
         EvaluationLog(Path(checkpoint) if checkpoint is not None else None, mark),
@@ -189,10 +197,11 @@ def fit(
             event = f"{counted(count, 'start')} fitted to {min(SUBSET_ROWS, n):,} of {n:,} rows, "
             report.events.append(event + ("then to all" if count == 1 else "the best to all"))
         if large is not None:
-            fit_many_rows(
-                gp, work_x, work_y, settings, large, roles, priors == "weak", thetas[0],
-                max_iterations=max_iterations, waking=count > 1, seed=seed, recorder=recorder, report=report,
-            )  # fmt: skip
+            with quiet_openblas():
+                fit_many_rows(
+                    gp, work_x, work_y, settings, large, roles, priors == "weak", thetas[0],
+                    max_iterations=max_iterations, waking=count > 1, seed=seed, recorder=recorder, report=report,
+                )  # fmt: skip
         else:
             recorder.phase = "fitting"
             minimise(objective, roles, thetas, max_iterations, recorder, "start")
@@ -232,8 +241,9 @@ def fit(
 
     def answered(limit: float | None) -> Posterior:
         return gp.condition(
-            x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter, seed=seed, time_limit=limit
-        )
+            x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter, seed=seed, time_limit=limit,
+            deterministic=deterministic,
+        )  # fmt: skip
 
     try:
         posterior = answered(left)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_targets
+from flashgp.foundations.determinism import EVENT, deterministic_where
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
@@ -74,6 +75,7 @@ class Prediction:
         self.report = Report(
             route=condition.route, device=str(x.device), dtype=condition.dtype,
             error_bound=condition.error_bound, jitter=condition.jitter, seconds=0.0,
+            events=[EVENT] if deterministic else [],
         )  # fmt: skip
 
     # -- latent function ----------------------------------------------------------------------------------------
@@ -136,6 +138,7 @@ class Prediction:
         error = y.double() - self.mean.double()
         return (-0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))).to(self._x.dtype)
 
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def joint_log_prob(self, y: Tensor) -> Tensor:
         """log density of all new observations together, (*batch,), nats. Cost: n_test^3 / 3 flops."""
         y = check_targets(y, "y", self._x, self._outputs).double()
@@ -156,6 +159,7 @@ class Prediction:
         """
         return self._joint(observed=observed).to(self._x.dtype)
 
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def sample(self, count: int = 1, *, observed: bool = False, seed: int | None = None) -> Tensor:
         """Joint samples of the latent function (of observations with `observed`), (count, *batch, n_test[, outputs]).
 
@@ -194,6 +198,7 @@ class Prediction:
             self._graph = True
 
     @exact_precision
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
         post, workspace = self._posterior, self._workspace
@@ -284,7 +289,7 @@ class Prediction:
                 f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {dtype}; "
                 "the value is given as 0. Use float64, or more noise",
                 FlashGPWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return variance.clamp_min(0.0).unsqueeze(-1)
 
@@ -350,7 +355,7 @@ class Prediction:
                 f"{event}: exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
                 'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick',
                 FlashGPWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         return found.variance.unsqueeze(-1)
 
@@ -370,7 +375,7 @@ class Prediction:
                 f"a variance may be too large by {share:.1e} of itself: the solves ended before it was certain to "
                 f"{SHARE:g}; more noise, or dtype=torch.float64, would make it so",
                 FlashGPWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         return value
 
@@ -393,6 +398,7 @@ class Prediction:
         return self._half(rows).square().sum(-2, dtype=torch.float64)
 
     @exact_precision
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _joint(self, *, observed: bool) -> Tensor:
         n = self._x.shape[-2]
         post = self._posterior
@@ -444,6 +450,7 @@ class Prediction:
             joint = joint - half.mT @ half
         return joint
 
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _joint_factor(self, *, observed: bool) -> Factor:
         """The factor of the joint covariance; its rounding is that of the prior's entries it is a difference of."""
         joint = self._joint(observed=observed)

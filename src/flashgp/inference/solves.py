@@ -75,8 +75,8 @@ def limits_of(time_limit: float | None, began: float, progress: Callable[[Step],
 
 @dataclass(frozen=True)
 class SolverChoice:
-    """How solves were asked for, beside the plan: the seed of a method's draws, and whether products are planned with
-    built-in rates."""
+    """How solves were asked for, beside the plan: the seed of a method's draws, and whether all that a posterior
+    answers has to be deterministic (foundations/determinism.py)."""
 
     seed: int = 0
     deterministic: bool = False

@@ -9,6 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.determinism import in_own_memory, is_deterministic
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
@@ -61,7 +62,7 @@ class CpuTiles(Backend):
 
     @classmethod
     def compiler_bytes(cls) -> int:
-        return COMPILER_BYTES if cls.compiles_first() else LOOPS_BYTES
+        return COMPILER_BYTES if is_deterministic() or cls.compiles_first() else LOOPS_BYTES
 
     def serves(
         self,
@@ -360,5 +361,5 @@ def _joined(batch: torch.Size, symmetric: bool, found: Sequence[Gradients]) -> P
 def _stacked(batch: torch.Size, parts: Sequence[Array | None]) -> Tensor | None:
     if parts[0] is None:
         return None
-    whole = torch.from_numpy(numpy.stack([p for p in parts if p is not None]))
+    whole = in_own_memory(torch.from_numpy(numpy.stack([p for p in parts if p is not None])))
     return whole.reshape(*batch, *whole.shape[1:])
