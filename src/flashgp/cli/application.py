@@ -181,6 +181,12 @@ def predict(
     interval: Annotated[
         float | None, typer.Option("--interval", metavar="P", help="Add the central interval, such as 0.95.")
     ] = None,
+    variance: Annotated[
+        Literal["auto", "exact", "sampled"],
+        typer.Option(
+            "--variance", help="How deviations come without a factor: exact, from samples, or by their price."
+        ),
+    ] = "auto",
     unseen: Annotated[
         Literal["error", "new"],
         typer.Option("--unseen", help="A category not seen in the fit: refuse it, or take it as a new one."),
@@ -197,11 +203,12 @@ def predict(
 ) -> None:
     """Predict every row of a table: columns mean, std, lower, upper, in the order of the table.
 
+    Where deviations come from samples, --std also adds std_error, the standard error of each; intervals leave it out.
     If the table also holds the target, the predictions are scored.
     """
     if interval is not None and not 0.0 < interval < 1.0:
         raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--interval")
-    options = PredictOptions(model, table, out, std, interval, unseen, missing, delimiter, decimal)
+    options = PredictOptions(model, table, out, std, interval, unseen, missing, delimiter, decimal, variance)
     _run(lambda console: run_predict(options, console), as_json, quiet, debug)
 
 
@@ -313,8 +320,8 @@ def _run(work: Callable[[Console], dict[str, Any]], as_json: bool, quiet: bool, 
         with console.listening():
             result = work(console)
         console.finish(result)
-    except KeyboardInterrupt:
-        console.error(KeyboardInterrupt("interrupted; nothing was written"))
+    except KeyboardInterrupt as stop:
+        console.error(KeyboardInterrupt(str(stop) or "interrupted; nothing was written"))
         raise typer.Exit(_INTERRUPTED) from None
     except BrokenPipeError:
         # Whoever read our output has gone: no more of it, and no complaint when Python closes the stream.

@@ -190,7 +190,12 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     # -- answers ------------------------------------------------------------------------------------------------
     def predict(
-        self, X: Any, return_std: bool = False, return_cov: bool = False, latent: bool = False
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        latent: bool = False,
+        variance: Literal["auto", "exact", "sampled"] = "auto",
     ) -> Array | tuple[Array, Array]:
         """Mean of the prediction at X, and on request its standard deviation or joint covariance.
 
@@ -199,8 +204,13 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return_std: also the standard deviation of a new observation, shape (n_test,) or (n_test, p).
             return_cov: also the covariance of new observations, shape (n_test, n_test) or (n_test, n_test, p).
             latent: deviation or covariance of the function without observation noise.
+            variance: where deviations come from, as `Posterior.predict`: "exact", "sampled", or "auto" by their price.
+                Sampled ones are logged with their largest standard error ("flashgp.predict"); that of every point is
+                `posterior_.predict(x_test, variance="sampled").variance_standard_error`, in standard units squared.
+                A covariance is exact, and takes no "sampled".
         Returns: shape (n_test,), or (n_test, p) when y had columns; float32 for float32 X, else float64.
-        Raises: RuntimeError for both return_std and return_cov; ValueError for X that does not fit the training data.
+        Raises: RuntimeError for both return_std and return_cov; ValueError for X that does not fit the training data,
+            or a variance that does not exist.
         Cost: n n_test d for the mean, n^2 n_test flops for deviations, and n_test^2 numbers for a covariance.
         """
         if return_std and return_cov:
@@ -208,11 +218,16 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 "`return_std` and `return_cov` must not both be True; the deviations are the roots of the "
                 "covariance's diagonal"
             )
-        prediction, restore = self._at(X)
+        if return_cov and variance == "sampled":
+            raise DomainError(
+                '`variance` must be "auto" or "exact" with return_cov=True, got "sampled", which gives no covariance; '
+                "leave it out"
+            )
+        prediction, restore = self._at(X, variance)
         mean = restore(prediction.mean)
         if return_std:
-            variance = prediction.variance if latent else prediction.observation_variance
-            return mean, restore(variance.sqrt(), power=1)
+            spread = prediction.variance if latent else prediction.observation_variance
+            return mean, restore(spread.sqrt(), power=1)
         if return_cov:
             shared = prediction.covariance(observed=not latent)
             each = shared if self._outputs is None else shared.unsqueeze(-1).expand(*shared.shape, self._outputs)
@@ -289,7 +304,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return hasattr(self, "posterior_")
 
     # -- parts --------------------------------------------------------------------------------------------------
-    def _at(self, X: Any) -> tuple[Prediction, "_Restore"]:
+    def _at(self, X: Any, variance: str = "auto") -> tuple[Prediction, "_Restore"]:
         """The prediction at X in standard units, and what brings its numbers to the user."""
         X, present = points(self, X, drop=self.missing == "drop")
         posterior: Posterior
@@ -301,7 +316,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
             x_units, y_units = Standardisation.identity(X.shape[1]), Standardisation.identity(1)
         x_test = torch.from_numpy(x_units.apply(X)).to(posterior.x.device)
-        return posterior.predict(x_test), _Restore(y_units, posterior.gp.outputs, X.dtype, present)
+        return posterior.predict(x_test, variance=variance), _Restore(y_units, posterior.gp.outputs, X.dtype, present)
 
     @property
     def _outputs(self) -> int | None:

@@ -8,6 +8,7 @@ joint covariance is asked for.
 """
 
 import contextlib
+import logging
 import math
 import time
 import warnings
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
 __all__ = ["Prediction"]
+
+log = logging.getLogger("flashgp.predict")
 
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
 SAMPLE = 16  # points at which they are checked otherwise
@@ -348,6 +351,7 @@ class Prediction:
         samples = probes.noisy.shape[1]
         event = f"variance from {samples} samples, the largest standard error {share:.1e} of it"
         self.report.events.append(event)
+        log.info("%s", event)
         if self._asked == "auto" and not post.told_of_samples:
             post.told_of_samples = True
             exact = post.price_of_variance(len(prior), "exact", self._deterministic).seconds
