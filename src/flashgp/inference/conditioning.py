@@ -58,8 +58,13 @@ def condition(
     dtype: torch.dtype | None,
     jitter: float | None,
     differentiable: bool,
+    interrupted: Callable[[], None] | None = None,
 ) -> Posterior:
-    """See `GP.condition`."""
+    """See `GP.condition`.
+
+    Args: interrupted: called when Ctrl-C ends an iterative solve, whose best weights the posterior then has, labelled;
+        without it, and in a factorisation or preparation, Ctrl-C is raised.
+    """
     started = time.perf_counter()
     if not isinstance(tolerance, int | float) or not tolerance > 0:
         raise DomainError(
@@ -67,7 +72,7 @@ def condition(
             "for example 1e-3"
         )
     choice = SolverChoice(seed, deterministic)
-    limits = limits_of(time_limit, started, progress)
+    limits = limits_of(time_limit, started, progress, interrupted)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
@@ -205,7 +210,7 @@ def _hand_over(job: _Job, why: str) -> tuple[Factor, Tensor, None]:
     assert price is not None
     event = f"{why}; a float64 Cholesky factor of all rows goes on, {readable_bytes(price.peak_bytes)}"
     job.report.events.append(event)
-    warnings.warn(event, FlashGPWarning, stacklevel=6)
+    warnings.warn(event, FlashGPWarning, stacklevel=7)
     job.report.route, job.report.dtype = price.route, price.dtype
     job.report.predicted_bytes, job.report.predicted_seconds = price.peak_bytes, price.seconds
     job.settings.dtype = torch.float64
@@ -250,7 +255,7 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
                 f"float32 refinement stopped at a relative residual of {relative:.1e} (target {target:.1e}): the mean "
                 f"is off by at most {relative * per_residual:.2e} in units of y; use dtype=torch.float64",
                 FlashGPWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
     return factor, weights
 
@@ -284,5 +289,5 @@ def _report_jitter(report: Report, settings: DirectSettings, factor: Factor | No
             f"{float(added.max()):.2e} was added to {what} (relative steps tried: {tried}). More noise, or fewer "
             "repeated rows, avoids this",
             FlashGPWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -6,6 +6,7 @@ first and go on from the best. The log of evaluations is the checkpoint (docs/de
 
 import logging
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import (
     DomainError,
+    FitInterrupted,
     FlashGPWarning,
     MemoryBudgetError,
     NotPositiveDefiniteError,
@@ -30,6 +32,7 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.report import Report, counted
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.checkpoint import EvaluationLog, fingerprint
+from flashgp.inference.conditioning import condition
 from flashgp.inference.gp import GP
 from flashgp.inference.history import Evaluation, Progress, Recorder, TimeUp
 from flashgp.inference.initial import DataFacts, RoleStart, role_starts
@@ -124,8 +127,12 @@ def fit(
         checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
             the same one as far as their solves are exact, since these begin anew where they would start warm.
         progress: called after every evaluation.
-    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`.
-    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated.
+    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in the posterior's solve
+        gives the best weights so far, labelled with the bound they reached, where the solve is iterative.
+    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated;
+        FitInterrupted, a KeyboardInterrupt with the trained `gp`, for Ctrl-C in a factorisation of the posterior, or in
+        what prepares its solve: there is no partial answer then, and gp.condition(x, y), or the same call with its
+        checkpoint, goes on from there.
     Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
     """
     began = time.perf_counter()
@@ -239,18 +246,21 @@ def fit(
     gp.likelihood = own
     left = None if time_limit is None else max(time_limit - (time.perf_counter() - began), ANSWER_SHARE * time_limit)
 
+    cut: list[str] = []
+
     def answered(limit: float | None) -> Posterior:
-        return gp.condition(
-            x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter, seed=seed, time_limit=limit,
-            deterministic=deterministic,
+        return condition(
+            gp, x, y, solver=None, tolerance=tolerance, time_limit=limit, memory=None, plan=plan, seed=seed,
+            deterministic=deterministic, progress=None, device=device, dtype=None, jitter=jitter, differentiable=False,
+            interrupted=lambda: cut.append("interrupted in the last solve: its best weights so far are returned"),
         )  # fmt: skip
 
     try:
-        posterior = answered(left)
-    except (NotPositiveDefiniteError, MemoryBudgetError):
-        if left is None:
-            raise
-        posterior = answered(None)  # after its limit no other method takes over, but a fit has to have an answer
+        posterior = _with_an_answer(answered, left)
+    except KeyboardInterrupt as stop:
+        raise FitInterrupted(_without_answer(checkpoint), gp=gp, history=recorder.history) from stop
+    report.events += cut[:1]
+    interrupted = interrupted or bool(cut)
     for name in (
         "route",
         "device",
@@ -272,6 +282,25 @@ def fit(
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - began - workspace.compile_seconds
     return Fit(gp, posterior, recorder.history, report, interrupted)
+
+
+def _with_an_answer(answered: Callable[[float | None], Posterior], limit: float | None) -> Posterior:
+    """The posterior: after its limit no other method takes over, but a fit has to have an answer."""
+    try:
+        return answered(limit)
+    except (NotPositiveDefiniteError, MemoryBudgetError):
+        if limit is None:
+            raise
+    return answered(None)
+
+
+def _without_answer(checkpoint: str | Path | None) -> str:
+    """What Ctrl-C has left, in words."""
+    again = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
+    return (
+        "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of this "
+        f"exception (sys.last_value.gp in an interactive session): gp.condition(x, y) goes on from there{again}"
+    )
 
 
 def _check_options(
