@@ -1,6 +1,7 @@
 """The command line from end to end: fit, predict, plan; formats, splits, missing values, failures and their codes."""
 
 import csv
+import functools
 import json
 import math
 import subprocess
@@ -206,6 +207,26 @@ def test_a_published_split_and_dropped_rows(tmp_path: Path) -> None:
     assert np.allclose(kept, sorted(np.delete(y, [0, 4, 9, 20])))
 
 
+def test_a_deterministic_fit_is_the_same_with_any_number_of_threads(tmp_path: Path) -> None:
+    import torch
+
+    table = write(tmp_path / "table.csv", HEAD, columns(320))
+    before, found = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        model = tmp_path / f"{count}.safetensors"
+        said = run(
+            "fit", table, "-t", "y", "--starts", 1, "--deterministic", "--out", model, "--json", "--time-limit", 60
+        )
+        result = json.loads(said.stdout)
+        assert any(event.startswith("deterministic") for event in result["events"])
+        found.append((result["log_marginal_likelihood"], result["leave_one_out"], result["parameters"]))
+        run("predict", model, table, "--out", tmp_path / f"{count}.csv", "--std")
+    torch.set_num_threads(before)
+    assert found[0] == found[1]
+    assert (tmp_path / "1.csv").read_text() == (tmp_path / "2.csv").read_text()
+
+
 def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def interrupting(console: Console) -> Iterator[Any]:
@@ -228,6 +249,27 @@ def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path, monkeypatch:
     assert TableModel.load(model).posterior.count == 60
 
 
+def test_ctrl_c_in_the_last_solve_says_what_was_found(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    checkpoint, model = tmp_path / "fit.checkpoint", tmp_path / "m.safetensors"
+    common = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model)
+    with monkeypatch.context() as patch:
+        patch.setattr("flashgp.inference.conditioning.factorise_covariance", interrupted)
+        said = run(*common, code=130)
+        assert "with --checkpoint the same command would go on" in said.stderr
+        assert "parameters found" in said.stdout
+        assert "noise" in said.stdout.split("parameters found")[1]
+        assert f"goes on from {checkpoint}" in run(*common, "--checkpoint", checkpoint, code=130).stderr
+    assert not model.exists()
+    resumed = json.loads(run(*common, "--checkpoint", checkpoint, "--json").stdout)
+    assert any("resumed" in event for event in resumed["events"])
+    assert TableModel.load(model).posterior.count == 60
+
+
 def test_ctrl_c_while_reading_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -237,6 +279,45 @@ def test_ctrl_c_while_reading_writes_nothing(folder: Path, monkeypatch: pytest.M
 
 
 # -- predict ------------------------------------------------------------------------------------------------------
+def test_deviations_from_samples_say_how_certain_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from flashgp.inference.sampled_variance import variance_probes
+    from flashgp.table import read_table
+
+    # Few numbers predict less: errors that count.
+    monkeypatch.setattr("flashgp.inference.sampled_variance.LOW_RANK", 4)
+    rough = functools.partial(variance_probes, neighbours=0, features=64)
+    monkeypatch.setattr("flashgp.inference.posterior.variance_probes", rough)
+    table = write(tmp_path / "table.csv", HEAD, columns(120))
+    model, out = tmp_path / "m.safetensors", tmp_path / "p.csv"
+    fitted = ("fit", table, "--target", "y", "--starts", 1, "--solver", "cg", "--test-fraction", 0.2, "--out", model)
+    run(*fitted, "--drop", "site")
+    common = ("predict", model, table, "--out", out, "--std")
+    exact = json.loads(run(*common, "--variance", "exact", "--json").stdout)
+    assert (exact["variance"], exact["largest_std_error"], exact["columns"]) == ("exact", None, ["mean", "std"])
+    wanted = read(out)
+    sampled = json.loads(run(*common, "--variance", "sampled", "--json").stdout)
+    assert (sampled["variance"], sampled["columns"]) == ("sampled", ["mean", "std", "std_error"])
+    assert any("64 samples, the largest standard error" in event for event in sampled["events"])
+    found = read(out)
+    assert np.array_equal(found["mean"], wanted["mean"])
+    off = np.abs(found["std"] - wanted["std"])  # an exact variance by solves may be off by 1 % too
+    assert (off <= 4.0 * found["std_error"] + 0.01 * wanted["std"]).all()
+    assert off.max() > 0.0
+    loaded = TableModel.load(model)
+    rows = loaded.encoding.apply(read_table(table), need_target=False).x
+    prediction = loaded.posterior.predict(torch.from_numpy(loaded.scaling.x(rows)), variance="sampled")
+    spread, error = prediction.observation_variance, prediction.variance_standard_error
+    moved = ((spread + 1e-3 * error).sqrt() - (spread - 1e-3 * error).sqrt()) / 2e-3
+    assert np.allclose(found["std_error"], loaded.scaling.std(moved.numpy()), rtol=1e-4, atol=0.0)
+    assert sampled["largest_std_error"] == pytest.approx(np.max(found["std_error"] / found["std"]))
+    said = run(*common, "--variance", "sampled").stdout
+    assert "deviations are estimates" in said
+    assert "the largest standard error" in said
+    assert "--variance" in run(*common, "--variance", "some", code=2).stderr
+
+
 def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "new.csv", HEAD, columns(25, seed=1))
     out = tmp_path / "p.csv"

@@ -91,6 +91,43 @@ def test_latent_and_observed() -> None:
         model.predict(x, return_std=True, return_cov=True)
 
 
+def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> None:
+    """And nothing that they are asked later."""
+    x, y = table(300)
+    before, found = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        model = fgp.GPRegressor(max_iterations=3, starts=1, deterministic=True).fit(x, y)
+        assert model.posterior_.choice.deterministic
+        mean, deviation = model.predict(x[:40] + 0.1, return_std=True)
+        found.append((mean, deviation, model.sample_y(x[:40] + 0.1), model.log_marginal_likelihood()))
+    torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+    fixed = fgp.GPRegressor(optimise=False, deterministic=True).fit(x, y)
+    assert fixed.posterior_.choice.deterministic
+    assert fixed.posterior_.plan.profile == "built-in"
+
+
+def test_deviations_come_as_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = table(120)
+    model = given(0.05, solver="cg").fit(x, 3.0 * y)
+    exact = model.predict(x[:20] + 0.1, return_std=True, variance="exact")
+    assert not caplog.records
+    with caplog.at_level("INFO", logger="flashgp.predict"):
+        mean, sampled = model.predict(x[:20] + 0.1, return_std=True, latent=True, variance="sampled")
+    assert "variance from 64 samples, the largest standard error" in caplog.records[-1].getMessage()
+    np.testing.assert_array_equal(mean, exact[0])
+    wanted = model.predict(x[:20] + 0.1, return_std=True, latent=True)[1]
+    assert not np.array_equal(sampled, wanted)
+    np.testing.assert_allclose(sampled, wanted, rtol=0.4)
+    for options in ({"return_std": True, "variance": "quick"}, {"return_cov": True, "variance": "sampled"}):
+        with pytest.raises(ValueError, match="`variance` must be"):
+            model.predict(x, **options)
+    unfitted = fgp.GPRegressor().predict(x, return_std=True, variance="sampled")[1]
+    np.testing.assert_allclose(unfitted, unfitted[0])
+
+
 def test_samples_have_the_predicted_moments() -> None:
     x, y = table()
     model = given(0.3).fit(x, np.stack([y, 100.0 * y + 7.0], axis=1))

@@ -5,6 +5,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy
 import pytest
@@ -12,11 +14,14 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
-from flashgp.inference import likelihood_gradient
+from flashgp.inference import conditioning, likelihood_gradient
+from flashgp.inference import fit as fits
 from flashgp.inference.initial import DataFacts, role_starts
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.objective import FlatObjective
+from flashgp.inference.system import CovarianceSystem
 from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.solvers.alternating_projections import AlternatingProjections
 from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
@@ -321,13 +326,13 @@ def test_the_posterior_of_a_fit_has_its_seed_and_what_is_left_of_the_limit(monke
     x, y = data(60)
     plan = by_iteration(model(), 60, x.shape[1], seconds=1e6)
     given: list[dict[str, object]] = []
-    condition = fgp.GP.condition
+    condition = fits.condition
 
-    def noted(self: fgp.GP, *arguments: object, **options: object) -> fgp.Posterior:
+    def noted(*arguments: object, **options: object) -> fgp.Posterior:
         given.append(options)
-        return condition(self, *arguments, **options)
+        return condition(*arguments, **options)
 
-    monkeypatch.setattr(fgp.GP, "condition", noted)
+    monkeypatch.setattr(fits, "condition", noted)
     found = fgp.fit(model(), x, y, plan=plan, seed=7)
     assert found.posterior.choice.seed == 7
     assert given[0]["time_limit"] is None
@@ -381,6 +386,93 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
         )
         assert relative(cut.posterior.log_marginal_likelihood(), cut.gp.log_marginal_likelihood(x, y)) < 1e-12
     assert not whole.interrupted
+
+
+@pytest.mark.parametrize(("solver", "at"), [("cg", 1), ("cg", 4), ("alternating_projections", 30)])
+@pytest.mark.parametrize("again", [False, True])
+def test_an_interrupt_of_the_last_solve_keeps_its_weights(
+    solver: str, at: int, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a product of the last solve, and a second one in the pass that measures what there is."""
+    x, y = data(60)
+    plan = dataclasses.replace(by_iteration(model(), 60, x.shape[1], rank=2), solver=solver)
+    monkeypatch.setattr(
+        "flashgp.inference.solves.AlternatingProjections", partial(AlternatingProjections, block_size=10)
+    )
+    whole = fgp.fit(model(), x, y, plan=plan, tolerance=1e-8, starts=1)
+    calls: list[str] = []
+    interrupt_at(monkeypatch, calls, [at, at + 1] if again else [at])
+    with pytest.warns(fgp.FlashGPWarning, match="Ctrl-C ended the solve: the mean is off by at most"):
+        cut = fgp.fit(model(), x, y, plan=plan, tolerance=1e-8, starts=1)
+    assert len(calls) == (at + 1 if at > 1 else 1), "one more pass measures what was done, or is cut short itself"
+    assert cut.interrupted
+    assert "interrupted in the last solve: its best weights so far are returned" in cut.report.events
+    assert [e.theta for e in cut.history] == [e.theta for e in whole.history]
+    bound = cut.report.error_bound
+    assert bound > whole.report.error_bound
+    exact = cut.gp.condition(x, y, solver="cholesky").predict(x).mean
+    assert float((cut.posterior.predict(x).mean - exact).abs().max()) <= bound
+    if at > 1 and not again:
+        assert cut.report.relative_residual < 1.0, "what was done counts"
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, calls: list[str], at: list[int]) -> None:
+    """KeyboardInterrupt in these products of conditioning's solves."""
+    for name in ("multiply", "cross"):
+        original = getattr(CovarianceSystem, name)
+
+        def counted(self: CovarianceSystem, *given: object, original: Callable[..., object] = original) -> object:
+            calls.append("product")
+            if len(calls) in at:
+                raise KeyboardInterrupt
+            return original(self, *given)
+
+        monkeypatch.setattr(CovarianceSystem, name, counted)
+
+
+@pytest.mark.parametrize("route", ["direct", "refined", "recomputed"])
+def test_an_interrupt_without_a_partial_answer_leaves_the_trained_model(
+    route: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a factorisation, or while a solve is prepared: the gp, and a checkpoint from which the same call goes on."""
+    x, y = data(40)
+    plan = dataclasses.replace(fgp.plan(model(), n=40, d=x.shape[1], route=route), training="exact")
+    whole = fgp.fit(model(), x, y, plan=plan, starts=1)
+    checkpoint = tmp_path / "fit.checkpoint"
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conditioning, "factorise_covariance", interrupted)
+        patch.setattr("flashgp.solvers.conjugate_gradients.partial_cholesky", interrupted)
+        with pytest.raises(fgp.FitInterrupted, match=r"the field `gp`.*checkpoint='.*fit.checkpoint'") as caught:
+            fgp.fit(model(), x, y, plan=plan, starts=1, checkpoint=checkpoint)
+        with pytest.raises(KeyboardInterrupt):
+            fgp.fit(model(), x, y, plan=plan, starts=1)
+    stop = caught.value
+    assert isinstance(stop.__cause__, KeyboardInterrupt)
+    assert stop.history[-1].theta == whole.history[-1].theta
+    for found, wanted in zip(stop.gp.parameters(), whole.gp.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+    assert relative(stop.gp.condition(x, y).predict(x).mean, whole.posterior.predict(x).mean) < 1e-3
+    calls: list[object] = []
+    monkeypatch.setattr(FlatObjective, "batch", lambda self, thetas: calls.append(thetas))
+    resumed = fgp.fit(model(), x, y, plan=plan, starts=1, checkpoint=checkpoint)
+    assert calls == [], "the search is done"
+    assert torch.equal(resumed.posterior.predict(x).mean, whole.posterior.predict(x).mean)
+
+
+@pytest.mark.parametrize("what", ["condition", "variance"])
+def test_other_solves_are_ended_by_an_interrupt(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for one solve, or for many, wants out."""
+    x, y = data(60)
+    gp = model()
+    plan = by_iteration(gp, 60, x.shape[1])
+    posterior = gp.condition(x, y, plan=plan)
+    interrupt_at(monkeypatch, [], [2])
+    with pytest.raises(KeyboardInterrupt):
+        gp.condition(x, y, plan=plan) if what == "condition" else posterior.predict(x).variance
 
 
 def test_an_error_of_the_callback_is_the_callers() -> None:

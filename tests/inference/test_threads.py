@@ -7,20 +7,19 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.inference.threads import ONE_THREAD_ROWS, _openmp, one_thread
+from flashgp.foundations.threads import counts_are_own
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    _openmp.cache_clear()
-    if _openmp() is None:
+    if not counts_are_own():
         torch.set_num_threads(before)
         pytest.skip("torch runs on something else than OpenMP here")
     yield
     torch.set_num_threads(before)
-    _openmp.cache_clear()
 
 
 def elsewhere() -> int:

@@ -113,6 +113,9 @@ def fit(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Of the mean, in standard deviations of an observation.")
     ] = 1e-3,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits whatever the number of threads; on one thread.")
+    ] = False,
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="FILE", help="Makes an interrupted fit resumable.")
     ] = None,
@@ -164,6 +167,7 @@ def fit(
         tolerance,
         checkpoint,
         shlex.join(["flashgp", *sys.argv[1:]]),
+        deterministic,
     )
     _run(lambda console: run_fit(options, console), as_json, quiet, debug)
 
@@ -177,6 +181,12 @@ def predict(
     interval: Annotated[
         float | None, typer.Option("--interval", metavar="P", help="Add the central interval, such as 0.95.")
     ] = None,
+    variance: Annotated[
+        Literal["auto", "exact", "sampled"],
+        typer.Option(
+            "--variance", help="How deviations come without a factor: exact, from samples, or by their price."
+        ),
+    ] = "auto",
     unseen: Annotated[
         Literal["error", "new"],
         typer.Option("--unseen", help="A category not seen in the fit: refuse it, or take it as a new one."),
@@ -193,11 +203,12 @@ def predict(
 ) -> None:
     """Predict every row of a table: columns mean, std, lower, upper, in the order of the table.
 
+    Where deviations come from samples, --std also adds std_error, the standard error of each; intervals leave it out.
     If the table also holds the target, the predictions are scored.
     """
     if interval is not None and not 0.0 < interval < 1.0:
         raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--interval")
-    options = PredictOptions(model, table, out, std, interval, unseen, missing, delimiter, decimal)
+    options = PredictOptions(model, table, out, std, interval, unseen, missing, delimiter, decimal, variance)
     _run(lambda console: run_predict(options, console), as_json, quiet, debug)
 
 
@@ -309,8 +320,8 @@ def _run(work: Callable[[Console], dict[str, Any]], as_json: bool, quiet: bool, 
         with console.listening():
             result = work(console)
         console.finish(result)
-    except KeyboardInterrupt:
-        console.error(KeyboardInterrupt("interrupted; nothing was written"))
+    except KeyboardInterrupt as stop:
+        console.error(KeyboardInterrupt(str(stop) or "interrupted; nothing was written"))
         raise typer.Exit(_INTERRUPTED) from None
     except BrokenPipeError:
         # Whoever read our output has gone: no more of it, and no complaint when Python closes the stream.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, FitInterrupted
 from flashgp.foundations.report import readable_bytes, readable_seconds
 from flashgp.inference.gp import GP
 from flashgp.inference.planning import plan_for
@@ -73,6 +73,7 @@ class FitOptions:
     tolerance: float = 1e-3
     checkpoint: str | None = None
     command: str = ""
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,21 +140,25 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     from flashgp.inference.fit import fit
 
     x, y = prepared.tensors()
-    with console.progress() as progress:
-        result = fit(
-            prepared.gp,
-            x,
-            y,
-            starts=options.starts,
-            initial="given" if prepared.has_starts else "data",
-            time_limit=options.time_limit,
-            tolerance=options.tolerance,
-            device=options.data.device,
-            plan=prepared.plan,
-            seed=options.seed,
-            checkpoint=options.checkpoint,
-            progress=progress,
-        )
+    try:
+        with console.progress() as progress:
+            result = fit(
+                prepared.gp,
+                x,
+                y,
+                starts=options.starts,
+                initial="given" if prepared.has_starts else "data",
+                time_limit=options.time_limit,
+                tolerance=options.tolerance,
+                device=options.data.device,
+                plan=prepared.plan,
+                seed=options.seed,
+                deterministic=options.deterministic,
+                checkpoint=options.checkpoint,
+                progress=progress,
+            )
+    except FitInterrupted as stop:
+        raise _interrupted(stop, prepared, options.checkpoint, console) from stop
     kernel = options.data.kernel
     model = TableModel(result.posterior, prepared.encoding, prepared.scaling, kernel.text if kernel else "")
     if result.interrupted:
@@ -173,6 +178,20 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         if path is not None:
             console.say(f"wrote {path} ({readable_bytes(Path(path).stat().st_size)})")
     return _json(outcome)
+
+
+def _interrupted(
+    stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console
+) -> KeyboardInterrupt:
+    """Says what was found before Ctrl-C, and how to go on."""
+    assert isinstance(stop.gp, GP)
+    rows = parameter_rows(stop.gp, prepared.names, prepared.scaling, prepared.encoding.target)
+    console.say("parameters found")
+    console.table(HEAD, [row.cells() for row in rows], NUMERIC)
+    again = "with --checkpoint the same command would go on from there"
+    if checkpoint is not None:
+        again = f"the same command goes on from {checkpoint}"
+    return KeyboardInterrupt(f"interrupted in the last solve, no model was written; {again}")
 
 
 def prepare(data: TableOptions, console: Console, options: FitOptions | None = None) -> Prepared:
@@ -211,6 +230,7 @@ def prepare(data: TableOptions, console: Console, options: FitOptions | None = N
         device=data.device,
         dtype=DTYPES[data.dtype] if data.dtype else None,
         solver=data.solver,
+        deterministic=options.deterministic,
     )
     held = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
     console.pairs(

@@ -13,11 +13,25 @@ from flashgp.inference.posterior import Posterior
 from flashgp.scaling import Scaling
 from flashgp.table import Encoding
 
-__all__ = ["TableModel"]
+__all__ = ["Answers", "TableModel"]
 
 _KEY = "flashgp.table"
 _FIELDS = ("encoding", "scaling", "kernel")
 _Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Predictions of rows in units of the target, each (n,).
+
+    Fields: mean; std, of new observations; std_error, the standard error of std where variances were sampled, None
+    where they are exact; events of the report.
+    """
+
+    mean: _Numbers
+    std: _Numbers
+    std_error: _Numbers | None
+    events: list[str]
 
 
 @dataclass(frozen=True)
@@ -31,13 +45,24 @@ class TableModel:
 
     def predict(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Mean and standard deviation of new observations at encoded rows (n, d), each (n,), in units of the target."""
+        found = self.answers(x)
+        return found.mean, found.std
+
+    def answers(self, x: _Numbers, variance: str = "auto") -> "Answers":
+        """The same with where the deviations come from; variance: as `Posterior.predict`."""
         post = self.posterior
         rows = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x))).to(post.x.device, post.x.dtype)
         with torch.no_grad():
-            prediction = post.predict(rows)
+            prediction = post.predict(rows, variance=variance)
             mean = prediction.mean.cpu().double().numpy()
             std = prediction.observation_variance.sqrt().cpu().double().numpy()
-        return self.scaling.mean(mean), self.scaling.std(std)
+            error = prediction.variance_standard_error
+        mean, events = self.scaling.mean(mean), list(prediction.report.events)
+        if error is None:
+            return Answers(mean, self.scaling.std(std), None, events)
+        # To first order: the root of a variance v moves by half the error of v over the root.
+        moved = 0.5 * error.cpu().double().numpy() / np.maximum(std, np.finfo(np.float64).tiny)
+        return Answers(mean, self.scaling.std(std), self.scaling.std(moved), events)
 
     def save(self, path: str) -> None:
         """Write the model file, whole or not at all. Raises: DomainError when it cannot be written."""

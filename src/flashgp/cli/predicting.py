@@ -12,7 +12,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.table import Encoding, Missing, Table, Unseen, read_table, require_format, write_predictions
 
 from .console import Console
-from .model import TableModel
+from .model import Answers, TableModel
 from .paths import require_distinct, require_writable
 from .scores import Scores
 
@@ -34,6 +34,7 @@ class PredictOptions:
     missing: Missing | None = None
     delimiter: str | None = None
     decimal: str | None = None
+    variance: str = "auto"
 
 
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
@@ -54,10 +55,13 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         console.note(
             f"{table.rows - len(data.rows):,} rows with missing inputs have nan in every column of the result."
         )
-    mean, std = model.predict(data.x)
+    answers = model.answers(data.x, options.variance)
+    mean, std = answers.mean, answers.std
     columns: dict[str, npt.NDArray[Any]] = {"mean": _in_order(mean, data.rows, table.rows)}
     if options.std:
         columns["std"] = _in_order(std, data.rows, table.rows)
+        if answers.std_error is not None:
+            columns["std_error"] = _in_order(answers.std_error, data.rows, table.rows)
     if options.interval is not None:
         half = NormalDist().inv_cdf(0.5 + options.interval / 2) * std
         columns["lower"] = _in_order(mean - half, data.rows, table.rows)
@@ -67,6 +71,8 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     console.say(f"predicted {len(data.rows):,} rows of {options.table} from {model.posterior.count:,} fitted rows")
     if scores is not None:
         console.pairs(f"against {encoding.target}, {scores.rows:,} rows", scores.lines(encoding.target))
+    if answers.std_error is not None:
+        console.pairs("deviations are estimates", [("event", event) for event in answers.events])
     console.say(f"wrote {options.out}: {', '.join(columns)}")
     return {
         "command": "predict",
@@ -77,9 +83,19 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         "interval": options.interval,
         "rows": table.rows,
         "rows_predicted": len(data.rows),
+        "variance": "exact" if answers.std_error is None else "sampled",
+        "largest_std_error": _largest(answers),
+        "events": answers.events,
         "scores": None if scores is None else scores.to_json(),
         "seconds": time.perf_counter() - began,
     }
+
+
+def _largest(answers: Answers) -> float | None:
+    """The largest standard error of a sampled deviation, as a share of it."""
+    if answers.std_error is None or not len(answers.std):
+        return None
+    return float((answers.std_error / np.maximum(answers.std, np.finfo(np.float64).tiny)).max())
 
 
 def _in_order(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numbers:

@@ -67,6 +67,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.
         tolerance: of the mean, in standard deviations of an observation; jitter: as `GP.condition`.
         random_state: of the random starts; None is the fixed seed of `flashgp.fit`, not numpy's global generator.
+        deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
 
     Attributes: X_train_, y_train_ as passed (rows that were dropped or weigh 0 left out); gp_, the fitted prior, and
     kernel_, its kernel; posterior_;
@@ -95,6 +96,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         tolerance: float = 1e-3,
         jitter: float | None = None,
         random_state: int | np.random.RandomState | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.kernel = kernel
         self.mean = mean
@@ -114,6 +116,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.tolerance = tolerance
         self.jitter = jitter
         self.random_state = random_state
+        self.deterministic = deterministic
 
     # -- learning -----------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "GPRegressor":
@@ -159,9 +162,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         plan = plan_for(
             gp, x.shape[0], x.shape[1], distinct=None if group is None else int(group.max()) + 1, memory=self.memory,
             device=where, dtype=self._compute_dtype(), solver=self.solver, factored=self.jitter is not None,
+            deterministic=self.deterministic,
         )  # fmt: skip
         options: dict[str, Any] = {
             "plan": plan, "device": self.device, "tolerance": self.tolerance, "jitter": self.jitter,
+            "deterministic": self.deterministic,
         }  # fmt: skip
         self.history_ = []
         if self.optimise and any(p.requires_grad for p in gp.parameters()):
@@ -185,7 +190,12 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     # -- answers ------------------------------------------------------------------------------------------------
     def predict(
-        self, X: Any, return_std: bool = False, return_cov: bool = False, latent: bool = False
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        latent: bool = False,
+        variance: Literal["auto", "exact", "sampled"] = "auto",
     ) -> Array | tuple[Array, Array]:
         """Mean of the prediction at X, and on request its standard deviation or joint covariance.
 
@@ -194,8 +204,13 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return_std: also the standard deviation of a new observation, shape (n_test,) or (n_test, p).
             return_cov: also the covariance of new observations, shape (n_test, n_test) or (n_test, n_test, p).
             latent: deviation or covariance of the function without observation noise.
+            variance: where deviations come from, as `Posterior.predict`: "exact", "sampled", or "auto" by their price.
+                Sampled ones are logged with their largest standard error ("flashgp.predict"); that of every point is
+                `posterior_.predict(x_test, variance="sampled").variance_standard_error`, in standard units squared.
+                A covariance is exact, and takes no "sampled".
         Returns: shape (n_test,), or (n_test, p) when y had columns; float32 for float32 X, else float64.
-        Raises: RuntimeError for both return_std and return_cov; ValueError for X that does not fit the training data.
+        Raises: RuntimeError for both return_std and return_cov; ValueError for X that does not fit the training data,
+            or a variance that does not exist.
         Cost: n n_test d for the mean, n^2 n_test flops for deviations, and n_test^2 numbers for a covariance.
         """
         if return_std and return_cov:
@@ -203,11 +218,16 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 "`return_std` and `return_cov` must not both be True; the deviations are the roots of the "
                 "covariance's diagonal"
             )
-        prediction, restore = self._at(X)
+        if return_cov and variance == "sampled":
+            raise DomainError(
+                '`variance` must be "auto" or "exact" with return_cov=True, got "sampled", which gives no covariance; '
+                "leave it out"
+            )
+        prediction, restore = self._at(X, variance)
         mean = restore(prediction.mean)
         if return_std:
-            variance = prediction.variance if latent else prediction.observation_variance
-            return mean, restore(variance.sqrt(), power=1)
+            spread = prediction.variance if latent else prediction.observation_variance
+            return mean, restore(spread.sqrt(), power=1)
         if return_cov:
             shared = prediction.covariance(observed=not latent)
             each = shared if self._outputs is None else shared.unsqueeze(-1).expand(*shared.shape, self._outputs)
@@ -284,7 +304,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return hasattr(self, "posterior_")
 
     # -- parts --------------------------------------------------------------------------------------------------
-    def _at(self, X: Any) -> tuple[Prediction, "_Restore"]:
+    def _at(self, X: Any, variance: str = "auto") -> tuple[Prediction, "_Restore"]:
         """The prediction at X in standard units, and what brings its numbers to the user."""
         X, present = points(self, X, drop=self.missing == "drop")
         posterior: Posterior
@@ -296,7 +316,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
             x_units, y_units = Standardisation.identity(X.shape[1]), Standardisation.identity(1)
         x_test = torch.from_numpy(x_units.apply(X)).to(posterior.x.device)
-        return posterior.predict(x_test), _Restore(y_units, posterior.gp.outputs, X.dtype, present)
+        return posterior.predict(x_test, variance=variance), _Restore(y_units, posterior.gp.outputs, X.dtype, present)
 
     @property
     def _outputs(self) -> int | None:

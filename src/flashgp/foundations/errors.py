@@ -10,6 +10,7 @@ __all__ = [
     "BackendUnavailableError",
     "ConvergenceError",
     "DomainError",
+    "FitInterrupted",
     "FlashGPError",
     "FlashGPWarning",
     "MemoryBudgetError",
@@ -80,6 +81,15 @@ class MemoryBudgetError(FlashGPError, MemoryError):
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.cheapest_plan = cheapest_plan
+
+
+class FitInterrupted(KeyboardInterrupt):
+    """Ctrl-C in the last solve of `fit`, where there is no partial answer. Fields: gp, as trained; history."""
+
+    def __init__(self, message: str, *, gp: object, history: Sequence[object]) -> None:
+        super().__init__(message)
+        self.gp = gp
+        self.history = list(history)
 
 
 class BackendUnavailableError(FlashGPError, ImportError):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
 
@@ -68,9 +69,10 @@ def _folder() -> Path:
 def current_profile() -> MachineProfile:
     """What plans use by default: the profile measured on this machine if there is one, else the built-in one.
 
-    Read once per process; the environment variable FLASHGP_PROFILE=built-in keeps measured ones out.
+    Read once per process; the environment variable FLASHGP_PROFILE=built-in keeps measured ones out, and so does
+    `deterministic=True` while it runs.
     """
-    if os.environ.get(CHOICE) == "built-in":
+    if is_deterministic() or os.environ.get(CHOICE) == "built-in":
         return BUILT_IN
     key = machine_key()
     if key not in _known:

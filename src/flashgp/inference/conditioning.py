@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
@@ -39,6 +40,7 @@ __all__ = ["condition"]
 
 @ordinary_tensors
 @exact_precision
+@deterministic_where(lambda *_, deterministic, **__: deterministic)
 def condition(
     gp: GP,
     x: Any,
@@ -56,8 +58,13 @@ def condition(
     dtype: torch.dtype | None,
     jitter: float | None,
     differentiable: bool,
+    interrupted: Callable[[], None] | None = None,
 ) -> Posterior:
-    """See `GP.condition`."""
+    """See `GP.condition`.
+
+    Args: interrupted: called when Ctrl-C ends an iterative solve, whose best weights the posterior then has, labelled;
+        without it, and in a factorisation or preparation, Ctrl-C is raised.
+    """
     started = time.perf_counter()
     if not isinstance(tolerance, int | float) or not tolerance > 0:
         raise DomainError(
@@ -65,10 +72,11 @@ def condition(
             "for example 1e-3"
         )
     choice = SolverChoice(seed, deterministic)
-    limits = limits_of(time_limit, started, progress)
+    limits = limits_of(time_limit, started, progress, interrupted)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
-    events: list[str] = []
+    x, y = in_own_memory(x), in_own_memory(y)
+    events = [EVENT] if deterministic else []
     n, d = x.shape[-2:]
     group = None if differentiable else equal_rows(gp, x, y)
     distinct = n if group is None else int(group.max()) + 1
@@ -206,7 +214,7 @@ def _hand_over(job: _Job, why: str) -> tuple[Factor, Tensor, None]:
     assert price is not None
     event = f"{why}; a float64 Cholesky factor of all rows goes on, {readable_bytes(price.peak_bytes)}"
     job.report.events.append(event)
-    warnings.warn(event, FlashGPWarning, stacklevel=6)
+    warnings.warn(event, FlashGPWarning, stacklevel=7)
     job.report.route, job.report.dtype = price.route, price.dtype
     job.report.predicted_bytes, job.report.predicted_seconds = price.peak_bytes, price.seconds
     job.settings.dtype = torch.float64
@@ -251,7 +259,7 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
                 f"float32 refinement stopped at a relative residual of {relative:.1e} (target {target:.1e}): the mean "
                 f"is off by at most {relative * per_residual:.2e} in units of y; use dtype=torch.float64",
                 FlashGPWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
     return factor, weights
 
@@ -285,5 +293,5 @@ def _report_jitter(report: Report, settings: DirectSettings, factor: Factor | No
             f"{float(added.max()):.2e} was added to {what} (relative steps tried: {tried}). More noise, or fewer "
             "repeated rows, avoids this",
             FlashGPWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -6,6 +6,7 @@ first and go on from the best. The log of evaluations is the checkpoint (docs/de
 
 import logging
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -17,8 +18,10 @@ import numpy
 import torch
 
 from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import (
     DomainError,
+    FitInterrupted,
     FlashGPWarning,
     MemoryBudgetError,
     NotPositiveDefiniteError,
@@ -29,6 +32,7 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.report import Report, counted
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.checkpoint import EvaluationLog, fingerprint
+from flashgp.inference.conditioning import condition
 from flashgp.inference.gp import GP
 from flashgp.inference.history import Evaluation, Progress, Recorder, TimeUp
 from flashgp.inference.initial import DataFacts, RoleStart, role_starts
@@ -49,6 +53,7 @@ from flashgp.inference.search import (
     vector_of,
     wake,
 )
+from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
@@ -80,6 +85,7 @@ class Fit:
 
 @ordinary_tensors
 @exact_precision
+@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
 def fit(
     gp: GP,
     x: Any,
@@ -97,6 +103,7 @@ def fit(
     tolerance: float = 1e-3,
     jitter: float | None = None,
     seed: int = 0,
+    deterministic: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Fit:
@@ -115,17 +122,24 @@ def fit(
             does where that ends its solve.
         memory, device, dtype, plan, tolerance, jitter: as `GP.condition`.
         seed: of random starts, probes and the posterior's solve; the same seed gives the same result.
+        deterministic: to the last bit, whatever the number of threads, as `GP.condition` says; the posterior remembers.
+            One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
         checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
             the same one as far as their solves are exact, since these begin anew where they would start warm.
         progress: called after every evaluation.
-    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`.
-    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated.
+    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in the posterior's solve
+        gives the best weights so far, labelled with the bound they reached, where the solve is iterative.
+    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated;
+        FitInterrupted, a KeyboardInterrupt with the trained `gp`, for Ctrl-C in a factorisation of the posterior, or in
+        what prepares its solve: there is no partial answer then, and gp.condition(x, y), or the same call with its
+        checkpoint, goes on from there.
     Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
     """
     began = time.perf_counter()
     _check_options(starts, initial, priors, max_iterations, time_limit, tolerance, seed)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
+    x, y = in_own_memory(x), in_own_memory(y)
     group = equal_rows(gp, x, y)
     n = x.shape[-2] if group is None else int(group.max()) + 1
     if plan is not None:
@@ -139,7 +153,7 @@ def fit(
         where = x.device if device is None else device
         plan = plan_for(
             gp, x.shape[-2], x.shape[-1], distinct=n, batch=x.shape[:-2].numel(), memory=memory, device=where,
-            dtype=dtype, factored=jitter is not None or in_batches(gp, x, y),
+            dtype=dtype, factored=jitter is not None or in_batches(gp, x, y), deterministic=deterministic,
         )  # fmt: skip
     target = planned_device(plan, device, x)
     work_x, work_y = x.detach().to(target), y.detach().to(target)
@@ -171,6 +185,7 @@ def fit(
     mark = fingerprint(
         work_x.cpu().numpy(), work_y.cpu().numpy(), *_marks(gp),
         starts, initial, priors, max_iterations, seed, plan.dtype, plan.training, jitter, 3,
+        *(["deterministic"] if deterministic else []),
     )  # fmt: skip
     recorder = Recorder(
         EvaluationLog(Path(checkpoint) if checkpoint is not None else None, mark),
@@ -189,10 +204,11 @@ def fit(
             event = f"{counted(count, 'start')} fitted to {min(SUBSET_ROWS, n):,} of {n:,} rows, "
             report.events.append(event + ("then to all" if count == 1 else "the best to all"))
         if large is not None:
-            fit_many_rows(
-                gp, work_x, work_y, settings, large, roles, priors == "weak", thetas[0],
-                max_iterations=max_iterations, waking=count > 1, seed=seed, recorder=recorder, report=report,
-            )  # fmt: skip
+            with quiet_openblas():
+                fit_many_rows(
+                    gp, work_x, work_y, settings, large, roles, priors == "weak", thetas[0],
+                    max_iterations=max_iterations, waking=count > 1, seed=seed, recorder=recorder, report=report,
+                )  # fmt: skip
         else:
             recorder.phase = "fitting"
             minimise(objective, roles, thetas, max_iterations, recorder, "start")
@@ -230,17 +246,21 @@ def fit(
     gp.likelihood = own
     left = None if time_limit is None else max(time_limit - (time.perf_counter() - began), ANSWER_SHARE * time_limit)
 
+    cut: list[str] = []
+
     def answered(limit: float | None) -> Posterior:
-        return gp.condition(
-            x, y, plan=plan, device=device, tolerance=tolerance, jitter=jitter, seed=seed, time_limit=limit
-        )
+        return condition(
+            gp, x, y, solver=None, tolerance=tolerance, time_limit=limit, memory=None, plan=plan, seed=seed,
+            deterministic=deterministic, progress=None, device=device, dtype=None, jitter=jitter, differentiable=False,
+            interrupted=lambda: cut.append("interrupted in the last solve: its best weights so far are returned"),
+        )  # fmt: skip
 
     try:
-        posterior = answered(left)
-    except (NotPositiveDefiniteError, MemoryBudgetError):
-        if left is None:
-            raise
-        posterior = answered(None)  # after its limit no other method takes over, but a fit has to have an answer
+        posterior = _with_an_answer(answered, left)
+    except KeyboardInterrupt as stop:
+        raise FitInterrupted(_without_answer(checkpoint), gp=gp, history=recorder.history) from stop
+    report.events += cut[:1]
+    interrupted = interrupted or bool(cut)
     for name in (
         "route",
         "device",
@@ -262,6 +282,25 @@ def fit(
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - began - workspace.compile_seconds
     return Fit(gp, posterior, recorder.history, report, interrupted)
+
+
+def _with_an_answer(answered: Callable[[float | None], Posterior], limit: float | None) -> Posterior:
+    """The posterior: after its limit no other method takes over, but a fit has to have an answer."""
+    try:
+        return answered(limit)
+    except (NotPositiveDefiniteError, MemoryBudgetError):
+        if limit is None:
+            raise
+    return answered(None)
+
+
+def _without_answer(checkpoint: str | Path | None) -> str:
+    """What Ctrl-C has left, in words."""
+    again = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
+    return (
+        "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of this "
+        f"exception (sys.last_value.gp in an interactive session): gp.condition(x, y) goes on from there{again}"
+    )
 
 
 def _check_options(

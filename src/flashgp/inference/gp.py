@@ -105,8 +105,11 @@ class GP(nn.Module):
             time_limit: seconds after which an iteration ends; the report then says how far off the mean may be. A
                 factorisation, or a preparation that has begun, is not interrupted.
             memory: budget like "8GiB", what is free by default; plan: a plan to run exactly.
-            seed: of the preconditioner's draws; deterministic: plan with built-in rates, so that a result does not
-                depend on measurements.
+            seed: of the preconditioner's draws.
+            deterministic: the same seed gives the same bits on one machine's processor, whatever its number of threads:
+                all of it runs on one thread and is planned with built-in rates, and so is what the posterior answers.
+                Pass memory= or plan= too where memory is short: what is free decides which route fits. A time limit is
+                a clock, and a gradient you take through an answer runs on your threads.
             progress: called after every iteration with its `Step`; a true answer ends the solve.
             device: None for x's device, "auto" for an accelerator when there is one.
             dtype: torch.float64 for a float64 factor, torch.float32 for a float32 one whose weights float64 corrects.

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
+from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report, counted
@@ -185,6 +186,7 @@ def _check_updatable(post: "Posterior") -> None:
 
 
 # -- the update ---------------------------------------------------------------------------------------------------
+@deterministic_where(lambda post, gone, new: post.choice.deterministic)
 @ordinary_tensors
 @exact_precision
 @torch.no_grad()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points
+from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report
@@ -53,6 +54,7 @@ class Paths:
         return self._prior.error
 
     @exact_precision
+    @deterministic_where(lambda self, _: self._posterior.choice.deterministic)
     def __call__(self, x: Any) -> Tensor:
         """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
 
@@ -60,7 +62,7 @@ class Paths:
         Cost: n (d + count) flops per point, and F (d + count) for F features; tile by tile.
         """
         post = self._posterior
-        x = check_points(x, "x", like=post.x)
+        x = in_own_memory(check_points(x, "x", like=post.x))
         try:
             torch.broadcast_shapes(x.shape[:-2], post.batch_shape)
         except RuntimeError:
@@ -107,6 +109,7 @@ class Paths:
 
 @ordinary_tensors
 @exact_precision
+@deterministic_where(lambda post, *_: post.choice.deterministic)
 def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`."""
     started = time.perf_counter()
@@ -118,6 +121,7 @@ def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -
     report = Report(
         route=post.report.route, device=str(x.device), dtype=post.report.dtype, jitter=post.report.jitter
     )  # fmt: skip
+    report.events += [EVENT] if post.choice.deterministic else []
     with torch.set_grad_enabled(post.differentiable):
         prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
         if prior.error is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
+from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
@@ -93,6 +94,7 @@ def plan_for(
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> ProductPlan: ...
+@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
 def plan_for(
     gp: GP,
     n: int,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points
+from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
@@ -139,12 +140,17 @@ class Posterior:
                 wanted or the kernel has no random features. A float64 factor is exact unless "sampled" is asked for.
             plan: how to compute it, as `flashgp.plan(gp, n=, d=, n_test=)` made it (`distinct=` where rows repeat); by
                 default one is made when the mean or the variance is asked for. memory: its budget, what is free by
-                default; deterministic: with built-in rates.
+                default.
+            deterministic: the same bits whatever the number of threads, as `GP.condition` says; a posterior conditioned
+                so predicts so.
         Raises: ShapeError, DomainError for points, a plan or a variance that do not fit; where the result is asked for,
             MemoryBudgetError if nothing fits.
         Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once.
         """
+        deterministic = deterministic or self.choice.deterministic
         x_test = check_points(x_test, "x_test", like=self.x)
+        with deterministically(deterministic):
+            x_test = in_own_memory(x_test)
         try:
             torch.broadcast_shapes(x_test.shape[:-2], self.batch_shape)
         except RuntimeError:
@@ -153,7 +159,7 @@ class Posterior:
                 f"{tuple(self.batch_shape)}; give it the same leading dimensions, or none"
             ) from None
         planner = self._planner(x_test, plan, memory, deterministic)
-        return Prediction(self, x_test, planner, check_variance(variance), deterministic or self.choice.deterministic)
+        return Prediction(self, x_test, planner, check_variance(variance), deterministic)
 
     def _planner(
         self, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool
@@ -281,6 +287,7 @@ class Posterior:
     def batch_shape(self) -> torch.Size:
         return self.representer_weights.shape[:-2]
 
+    @deterministic_where(lambda self: self.choice.deterministic)
     def log_marginal_likelihood(self) -> Tensor:
         """log p(y | x) of eqs. (M-33) and (M-87), (*batch,), nats.
 
@@ -314,6 +321,7 @@ class Posterior:
         )
         return fit, found.value
 
+    @deterministic_where(lambda self: self.choice.deterministic)
     def leave_one_out(self) -> LeaveOneOut:
         """Each observation predicted from the others, without refitting, eqs. (M-39) and (M-40).
 

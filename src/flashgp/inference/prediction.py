@@ -8,6 +8,7 @@ joint covariance is asked for.
 """
 
 import contextlib
+import logging
 import math
 import time
 import warnings
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_targets
+from flashgp.foundations.determinism import EVENT, deterministic_where
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
 __all__ = ["Prediction"]
+
+log = logging.getLogger("flashgp.predict")
 
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
 FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes each operation wait for it
@@ -76,6 +80,7 @@ class Prediction:
         self.report = Report(
             route=condition.route, device=str(x.device), dtype=condition.dtype,
             error_bound=condition.error_bound, jitter=condition.jitter, seconds=0.0,
+            events=[EVENT] if deterministic else [],
         )  # fmt: skip
 
     # -- latent function ----------------------------------------------------------------------------------------
@@ -138,6 +143,7 @@ class Prediction:
         error = y.double() - self.mean.double()
         return (-0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))).to(self._x.dtype)
 
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def joint_log_prob(self, y: Tensor) -> Tensor:
         """log density of all new observations together, (*batch,), nats. Cost: n_test^3 / 3 flops."""
         y = check_targets(y, "y", self._x, self._outputs).double()
@@ -158,6 +164,7 @@ class Prediction:
         """
         return self._joint(observed=observed).to(self._x.dtype)
 
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def sample(self, count: int = 1, *, observed: bool = False, seed: int | None = None) -> Tensor:
         """Joint samples of the latent function (of observations with `observed`), (count, *batch, n_test[, outputs]).
 
@@ -196,6 +203,7 @@ class Prediction:
             self._graph = True
 
     @exact_precision
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
         post, workspace = self._posterior, self._workspace
@@ -288,7 +296,7 @@ class Prediction:
                 f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {dtype}; "
                 "the value is given as 0. Use float64, or more noise",
                 FlashGPWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return variance.clamp_min(0.0).unsqueeze(-1)
 
@@ -347,6 +355,7 @@ class Prediction:
         samples = probes.noisy.shape[1]
         event = f"variance from {samples} samples, the largest standard error {share:.1e} of it"
         self.report.events.append(event)
+        log.info("%s", event)
         if self._asked == "auto" and not post.told_of_samples:
             post.told_of_samples = True
             exact = post.price_of_variance(len(prior), "exact", self._deterministic).seconds
@@ -354,7 +363,7 @@ class Prediction:
                 f"{event}: exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
                 'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick',
                 FlashGPWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         return found.variance.unsqueeze(-1)
 
@@ -374,7 +383,7 @@ class Prediction:
                 f"a variance may be too large by {share:.1e} of itself: the solves ended before it was certain to "
                 f"{SHARE:g}; more noise, or dtype=torch.float64, would make it so",
                 FlashGPWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         return value
 
@@ -397,6 +406,7 @@ class Prediction:
         return self._half(rows).square().sum(-2, dtype=torch.float64)
 
     @exact_precision
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _joint(self, *, observed: bool) -> Tensor:
         n = self._x.shape[-2]
         post = self._posterior
@@ -448,6 +458,7 @@ class Prediction:
             joint = joint - half.mT @ half
         return joint
 
+    @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _joint_factor(self, *, observed: bool) -> Factor:
         """The factor of the joint covariance; its rounding is that of the prior's entries it is a difference of."""
         joint = self._joint(observed=observed)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points
+from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
@@ -72,11 +73,12 @@ class VarianceProbes:
 
     @ordinary_tensors
     @exact_precision
+    @deterministic_where(lambda self, _: self.posterior.choice.deterministic)
     @torch.no_grad()
     def __call__(self, x_test: Tensor) -> SampledVariance:
         """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
         post = self.posterior
-        x_test = check_points(x_test, "x_test", like=post.x)
+        x_test = in_own_memory(check_points(x_test, "x_test", like=post.x))
         if x_test.dim() != 2:
             raise ShapeError(f"`x_test` must have shape (n_test, d), got {tuple(x_test.shape)}; pass one table")
         size = self.actions.shape[0] + self.neighbours
@@ -142,6 +144,7 @@ def _solved(system: Tensor, right: Tensor) -> Tensor:
 
 @ordinary_tensors
 @exact_precision
+@deterministic_where(lambda post, **_: post.choice.deterministic)
 @torch.no_grad()
 def variance_probes(
     post: "Posterior",

@@ -64,19 +64,24 @@ def mean_goal(system: CovarianceSystem, tolerance: float) -> Stopping:
     return Stopping(Goal(RELATIVE_FLOOR, asked / largest if largest > 0.0 else 0.0), largest, asked)
 
 
-def limits_of(time_limit: float | None, began: float, progress: Callable[[Step], bool | None] | None) -> Limits:
+def limits_of(
+    time_limit: float | None,
+    began: float,
+    progress: Callable[[Step], bool | None] | None,
+    interrupted: Callable[[], None] | None,
+) -> Limits:
     """Raises: DomainError for a time limit that is none."""
     if time_limit is None:
-        return Limits(callback=progress)
+        return Limits(callback=progress, interrupted=interrupted)
     if not isinstance(time_limit, int | float) or not time_limit >= 0:
         raise DomainError(f"`time_limit` must be 0 or more seconds, got {time_limit!r}; leave it out for none")
-    return Limits(deadline=began + time_limit, callback=progress)
+    return Limits(deadline=began + time_limit, callback=progress, interrupted=interrupted)
 
 
 @dataclass(frozen=True)
 class SolverChoice:
-    """How solves were asked for, beside the plan: the seed of a method's draws, and whether products are planned with
-    built-in rates."""
+    """How solves were asked for, beside the plan: the seed of a method's draws, and whether all that a posterior
+    answers has to be deterministic (foundations/determinism.py)."""
 
     seed: int = 0
     deterministic: bool = False
@@ -189,12 +194,17 @@ def record(report: Report, solution: Solution, stopping: Stopping, time_limit: f
         return
     if solution.stopped == "time":
         event = f"the time limit of {time_limit:g} s ended the solve: {reached}"
+    elif solution.stopped == "interrupt":
+        event = f"Ctrl-C ended the solve: {reached}"
     elif solution.stopped == "callback":
         event = f"the caller ended the solve: {reached}"
     else:
         event = f"the tolerance is beyond the solvers, {solution.stopped}: {reached}"
     report.events.append(event)
-    warnings.warn(f"{event}; raise time_limit= or tolerance=, or allow a factor", FlashGPWarning, stacklevel=5)
+    advice = "raise time_limit= or tolerance=, or allow a factor"
+    if solution.stopped == "interrupt":
+        advice = "gp.condition(x, y) takes the whole solve"
+    warnings.warn(f"{event}; {advice}", FlashGPWarning, stacklevel=6)
 
 
 def _reached(report: Report, stopping: Stopping) -> str:

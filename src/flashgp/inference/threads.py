@@ -6,8 +6,8 @@ alone, for the time of the optimisation, and is undone after it.
 
 torch's OpenMP threads wait for each other at the end of every operation. On a factorisation that takes a millisecond
 they gain nothing, and where another process has one of the cores every operation waits for the scheduler: a hundred
-times slower, with nothing wrong (docs/decisions/0004). OpenMP's count of threads belongs to the calling thread, so
-setting it for the time of a call changes nothing for anybody else.
+times slower, with nothing wrong (docs/decisions/0004). Where the count of threads belongs to the calling thread
+(foundations/threads.py), setting it for the time of a call changes nothing for anybody else.
 """
 
 import functools
@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from flashgp.foundations.threads import counts_are_own, single_thread
 
 __all__ = ["ONE_THREAD_ROWS", "one_thread", "quiet_openblas"]
 
@@ -48,23 +50,6 @@ def quiet_openblas() -> Iterator[None]:
                 limiter.restore_original_limits()
 
 
-@functools.lru_cache(maxsize=1)
-def _openmp() -> Any:
-    """The OpenMP library that torch runs on, or None: then nothing is limited."""
-    import torch
-    from threadpoolctl import ThreadpoolController
-
-    for library in ThreadpoolController().select(user_api="openmp").lib_controllers:
-        before = library.get_num_threads()
-        if before == torch.get_num_threads() and before > 1:
-            library.set_num_threads(1)
-            seen = torch.get_num_threads()
-            library.set_num_threads(before)
-            if seen == 1:
-                return library
-    return None
-
-
 class one_thread:  # noqa: N801 - used like contextlib's
     """Within the block this thread's torch operations run alone; what they used before comes back after it.
 
@@ -73,15 +58,12 @@ class one_thread:  # noqa: N801 - used like contextlib's
     """
 
     def __init__(self, rows: int) -> None:
-        self.library = _openmp() if rows <= ONE_THREAD_ROWS else None
-        self.before = 1
+        self.inner = single_thread() if rows <= ONE_THREAD_ROWS and counts_are_own() else None
 
     def __enter__(self) -> None:
-        if self.library is not None:
-            self.before = self.library.get_num_threads()
-            if self.before > 1:
-                self.library.set_num_threads(1)
+        if self.inner is not None:
+            self.inner.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        if self.library is not None and self.before > 1:
-            self.library.set_num_threads(self.before)
+        if self.inner is not None:
+            self.inner.__exit__()

@@ -151,8 +151,10 @@ class Kernel(nn.Module, ABC):
         """The covariance between x1 (*batch, n, d) and x2 (*batch, m, d) (or x1 itself) as a lazy operator.
 
         Args:
-            plan: how its products are computed, as `operator.plan(...)` made it; memory, deterministic: the budget
-                and the rates of the plans that are made where none is given.
+            plan: how its products are computed, as `operator.plan(...)` made it; memory: the budget of the plans that
+                are made where none is given.
+            deterministic: products, blocks and their first gradients have the same bits whatever the number of threads:
+                these plans take built-in rates, and all runs on one thread.
             skip_below: with a number, products leave out tiles in which every covariance is certainly below that share
                 of the prior variance, and `operator.product(V)` bounds what that changes, eqs. (M-72), (M-73).
         Returns: a CovarianceOperator of shape (*batch, n, m), or a SkippingOperator; nothing of size n m is computed.

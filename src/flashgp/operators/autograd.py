@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.modes import exact_precision
 from flashgp.operators.multiplication import multiply, pulled_back
 from flashgp.operators.tiled import TiledSum, block_sum, product_sum
@@ -33,6 +34,10 @@ def product(operator: "CovarianceOperator", right: Tensor) -> Tensor:
 def block(operator: "CovarianceOperator", dtype: torch.dtype) -> Tensor:
     """The dense block in float32 or float64, differentiable."""
     return _Block.apply(operator, dtype, *operator._tensors())
+
+
+def _asked(operator: "CovarianceOperator", *_: object) -> bool:
+    return operator.orders.deterministic
 
 
 def _flat(gradient: PairGradient, tensors: Sequence[Tensor]) -> list[Tensor | None]:
@@ -116,6 +121,7 @@ class _ProductGradient(torch.autograd.Function):
     """Gradients of sum(G * K V) by every tensor of the operator, for G and V as they are."""
 
     @staticmethod
+    @deterministic_where(_asked)
     def forward(
         operator: "CovarianceOperator", gradient: Tensor, right: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
@@ -195,6 +201,7 @@ class _BlockGradient(torch.autograd.Function):
     """Gradients of sum(W * K) by every tensor of the operator."""
 
     @staticmethod
+    @deterministic_where(_asked)
     def forward(operator: "CovarianceOperator", weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         op = operator.detached(tensors)
         weights = weights.detach()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.machine import parse_bytes
@@ -100,7 +101,9 @@ class CovarianceOperator(LinearOperator):
             raise DomainError("`plan` settles the memory, got memory= beside it; pass the plan alone")
         if memory is not None:
             parse_bytes(memory)
-        return cls.of(kernel, x1, x2, orders=Orders(plan, memory, deterministic))
+        with deterministically(deterministic):
+            x1, x2 = in_own_memory(x1), None if x2 is None else in_own_memory(x2)
+            return cls.of(kernel, x1, x2, orders=Orders(plan, memory, deterministic))
 
     def plan(
         self,
@@ -190,6 +193,7 @@ class CovarianceOperator(LinearOperator):
     mT = T  # noqa: N815 - as in torch
 
     @exact_precision
+    @deterministic_where(lambda self, *_, **__: self.orders.deterministic)
     def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
         dtype = check_floating(dtype or self.dtype)
@@ -204,6 +208,7 @@ class CovarianceOperator(LinearOperator):
         return block.expand((*self.shape,))
 
     @exact_precision
+    @deterministic_where(lambda self: self.orders.deterministic)
     def diagonal(self) -> Tensor:
         """k(x1_i, x2_i) of a symmetric operator, (*batch, n)."""
         if self.cols is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashgp.foundations.determinism import deterministic_where, in_own_memory, is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.profile import MachineProfile
@@ -58,8 +59,9 @@ LOOP_CALL_SECONDS = 6e-4
 class Orders:
     """What the caller has settled about an operator's products.
 
-    Fields: plan, run exactly; memory, the budget of plans that are made here; deterministic, whether they leave the
-    measured rates out; backend, one that computes everything, without plans; route, forced on plans that are made here.
+    Fields: plan, run exactly; memory, the budget of plans that are made here; deterministic, whether these leave the
+    measured rates out and all runs on one thread (foundations/determinism.py); backend, one that computes everything,
+    without plans; route, forced on plans that are made here.
     """
 
     plan: ProductPlan | None = None
@@ -81,14 +83,14 @@ class Orders:
             return self.backend
         if self.plan is not None:
             return _engine(self.plan.backend)
-        return _BLOCKS if self.deterministic else _small(current_profile())
+        return _BLOCKS if self.deterministic or is_deterministic() else _small(current_profile())
 
     @property
     def small_backend(self) -> Backend:
         """What computes products that need no plan."""
         if self.backend is not None:
             return self.backend
-        return _PORTABLE if self.deterministic else _small(current_profile())
+        return _PORTABLE if self.deterministic or is_deterministic() else _small(current_profile())
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,10 @@ def check_product_plan(plan: Any, operator: "CovarianceOperator", right: Tensor)
         )
 
 
+@deterministic_where(lambda operator, _: operator.orders.deterministic)
 def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     """K @ right for right (*batch, m, t), no derivatives. Cost: as the plan says."""
+    right = in_own_memory(right)
     orders, products = operator.orders, operator.products
     plan = _plan_for(operator, right)
     workspace = operator.workspace

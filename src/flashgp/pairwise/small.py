@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
@@ -192,9 +193,10 @@ def small_problem(form: Form, n: int) -> Callable[..., SmallProblem] | None:
 
     Every call counts the seconds that compiled loops would have saved; when they add up to the price of compiling,
     the form is compiled: at most twice the cost of having known before. No clock is read; both routes agree to
-    rounding.
+    rounding, so that where the bits count, neither is taken: what was compiled before would decide them, and where
+    NumPy's arrays begin.
     """
-    if n > COMPILED_ROWS or not form.fusable:
+    if n > COMPILED_ROWS or not form.fusable or is_deterministic():
         return None
     with _lock:
         spent = _spent[form] = _spent.get(form, 0.0) + _saved_seconds(n)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import MachineProfile
@@ -148,7 +149,11 @@ def profile_notes(profile: MachineProfile, deterministic: bool = False) -> tuple
     """What a plan says about the rates it was made with."""
     if profile.measured:
         return ()
-    why = "as deterministic=True asks" if deterministic else "`flashgp tune` measures this machine's in seconds"
+    why = (
+        "as deterministic=True asks"
+        if deterministic or is_deterministic()
+        else "`flashgp tune` measures this machine's in seconds"
+    )
     return (f"built-in rates, no measured ones: {why}",)
 
 

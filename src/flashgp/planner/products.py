@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
@@ -130,6 +131,7 @@ class ProductPlan:
         return printed_html(self.lines(), self.alternatives)
 
 
+@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
 def plan_product(
     form: Form,
     n: int,

@@ -96,7 +96,11 @@ class PreparedProjections(Prepared):
 
         progress = Progress(self.method.name, self.system, rhs, goal, limits, start, bound, self.events)
         with self.system.workspace.hold(4 * 8 * rhs.numel()):
-            return progress.finished(_Run(self, progress).stopped())
+            try:
+                ended = _Run(self, progress).stopped()
+            except KeyboardInterrupt:
+                ended = progress.interrupted_by_hand()
+            return progress.finished(ended)
 
 
 class _Run:
@@ -113,7 +117,10 @@ class _Run:
         """Runs until something ends it."""
         while len(self.columns):
             before = self.r.norm(dim=0)
-            ended = self._until_replacement(before)
+            try:
+                ended = self._until_replacement(before)
+            except KeyboardInterrupt:  # what it has got to is worth the pass that measures it
+                ended = self.progress.interrupted_by_hand()
             claimed = self.r.norm(dim=0)
             if self.progress.iterations > self.synchronised:
                 self._synchronise(self.progress.verify(self.columns, self.x))

@@ -91,7 +91,11 @@ class PreparedConjugateGradients(Prepared):
         """As `Prepared.solve`; an iteration is one product with a block of search directions."""
         progress = Progress(self.name, self.system, rhs, goal, limits, start, self._bound, self.events)
         with self.system.workspace.hold(8 * 8 * rhs.numel()):
-            return progress.finished(_Run(self, progress).stopped())
+            try:
+                ended = _Run(self, progress).stopped()
+            except KeyboardInterrupt:
+                ended = progress.interrupted_by_hand()
+            return progress.finished(ended)
 
     def _bound(self, residual: Tensor) -> Tensor:
         """sqrt(slack r^T P^-1 r), eq. (M-79)."""
@@ -142,7 +146,10 @@ class _Run:
         """Runs until something ends it."""
         while len(self.columns):
             before = self.half_norms
-            ended, sound = self._until_replacement(before)
+            try:
+                ended, sound = self._until_replacement(before)
+            except KeyboardInterrupt:  # what it has got to is worth the pass that measures it
+                ended, sound = self.progress.interrupted_by_hand(), True
             claimed = self.half_norms
             if self.progress.iterations > self.synchronised:
                 self._verify()

@@ -40,7 +40,7 @@ __all__ = [
     "check_residual",
 ]
 
-StopReason = Literal["goal", "time", "iterations", "stagnated", "diverged", "callback"]
+StopReason = Literal["goal", "time", "iterations", "stagnated", "diverged", "callback", "interrupt"]
 Index = slice | Tensor  # rows as a slice or as positions, int64
 
 
@@ -112,11 +112,14 @@ class Step:
 @dataclass(frozen=True)
 class Limits:
     """What ends a solve besides its goal. deadline: a time of `time.perf_counter`; iterations; callback: called after
-    every iteration, a true answer ends the solve with the best values so far."""
+    every iteration, a true answer ends the solve with the best values so far; interrupted: called when Ctrl-C ends the
+    solve with the best values so far, measured by one more pass, which a second Ctrl-C saves. Without it Ctrl-C is
+    raised, as in every other place."""
 
     deadline: float = math.inf
     iterations: int = 10_000
     callback: Callable[[Step], bool | None] | None = None
+    interrupted: Callable[[], None] | None = None
 
     def out_of_time(self) -> bool:
         return time.perf_counter() >= self.deadline

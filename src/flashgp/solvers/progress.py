@@ -116,6 +116,13 @@ class Progress:
             return "time"
         return "iterations" if self.iterations >= self.limits.iterations else None
 
+    def interrupted_by_hand(self) -> StopReason:
+        """What a KeyboardInterrupt that is being handled means: the end of the solve, or it goes on to the caller."""
+        if self.limits.interrupted is None:
+            raise
+        self.limits.interrupted()
+        return "interrupt"
+
     def step(self, columns: Tensor, residual: Tensor) -> bool:
         """Count an iteration and tell the callback; whether it asks to stop. Residuals of columns by recurrence."""
         self.iterations += 1

@@ -9,6 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.determinism import in_own_memory, is_deterministic
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
@@ -66,7 +67,7 @@ class CpuTiles(Backend):
 
     @classmethod
     def compiler_bytes(cls) -> int:
-        return COMPILER_BYTES if cls.compiles_first() else LOOPS_BYTES
+        return COMPILER_BYTES if is_deterministic() or cls.compiles_first() else LOOPS_BYTES
 
     def serves(
         self,
@@ -373,4 +374,4 @@ def _stacked(batch: torch.Size, parts: Sequence[Array | None]) -> Tensor | None:
     if not found:
         return None
     whole = found[0][None] if len(found) == 1 else numpy.stack(found)  # of one model, no copy
-    return torch.from_numpy(whole).reshape(*batch, *whole.shape[1:])
+    return in_own_memory(torch.from_numpy(whole)).reshape(*batch, *whole.shape[1:])

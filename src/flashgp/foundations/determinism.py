@@ -1,0 +1,80 @@
+"""What `deterministic=True` means: the same seed gives the same bits on one machine, whatever its number of threads.
+
+A sum depends on how it is split, and work is split by the number of threads; a route may depend on a clock, or on what
+happens to be compiled. So within `deterministically`, in the thread that entered it:
+
+    torch's operations and our loops take one thread                 (foundations/threads.py)
+    plans are made with built-in rates, never with measured ones     (foundations/profile_store.py)
+    nothing asks what is compiled already                            (operators/multiplication.py, pairwise/small.py)
+    data are read from torch's own memory                            (`in_own_memory`)
+
+What is left: the memory that is free decides which route fits, so that `memory=` or `plan=` belong to it where memory
+is short; a time limit is a clock; a gradient that the caller takes through a result runs on the caller's threads.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.threads import single_thread
+
+__all__ = ["EVENT", "deterministic_where", "deterministically", "in_own_memory", "is_deterministic"]
+
+EVENT = "deterministic: one thread and built-in rates"  # in reports
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class _Here(threading.local):
+    """Of each thread: whether it is inside."""
+
+    inside = False
+
+
+_here = _Here()
+
+
+def is_deterministic() -> bool:
+    """Whether the calling thread is within `deterministically`."""
+    return _here.inside
+
+
+@contextmanager
+def deterministically(wanted: bool = True) -> Iterator[None]:
+    """Within the block results depend neither on the number of threads nor on measurements; no change if not wanted."""
+    if not wanted or _here.inside:
+        yield
+        return
+    with single_thread():
+        _here.inside = True
+        try:
+            yield
+        finally:
+            _here.inside = False
+
+
+def deterministic_where(
+    asked: Callable[..., bool],
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Run a function deterministically where its arguments ask for it: `asked` gets them all."""
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            with deterministically(asked(*args, **kwargs)):
+                return function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+def in_own_memory(tensor: Tensor) -> Tensor:
+    """A contiguous copy where it must be deterministic: products of few columns round by where an array begins."""
+    return tensor.clone(memory_format=torch.contiguous_format) if _here.inside else tensor

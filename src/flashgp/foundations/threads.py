@@ -1,0 +1,92 @@
+"""How many threads torch's operations take: one, for the thread that asks and while it asks, and for nobody else.
+
+What torch calls its number of threads is several counts. OpenMP's belongs to the calling thread. So does MKL's, which
+`torch.set_num_threads` has set beside it, and which then wins. A third one, torch's own, only says what a thread that
+is new to torch begins with. The first two are set here, so that other threads keep theirs, and new ones begin as ever.
+Where they cannot be reached (`counts_are_own` says so), `torch.set_num_threads` is all there is: other threads keep
+their counts there too, but one that uses torch for the first time meanwhile goes on with one thread.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["counts_are_own", "single_thread"]
+
+_MKL_NAME = "MKL_Set_Num_Threads_Local"  # sets the calling thread's count and returns the one before
+
+
+@functools.lru_cache(maxsize=1)
+def _controllers() -> tuple[Any, Callable[[int], int] | None] | None:
+    """(the OpenMP library that torch runs on, what sets MKL's count or None without MKL); None where one is missing."""
+    from threadpoolctl import ThreadpoolController
+
+    libraries = ThreadpoolController()
+    mkl = _mkl([library.filepath for library in libraries.lib_controllers if library.internal_api == "mkl"])
+    if mkl is None and torch.backends.mkl.is_available():
+        return None
+    for library in libraries.select(user_api="openmp").lib_controllers:
+        before = library.get_num_threads()
+        if before != torch.get_num_threads():
+            continue
+        library.set_num_threads(before + 1)  # of this thread alone, and for no operation
+        seen = torch.get_num_threads()
+        library.set_num_threads(before)
+        if seen == before + 1:
+            return library, mkl
+    return None
+
+
+def _mkl(others: list[str]) -> Callable[[int], int] | None:
+    """MKL's setter: in torch's own library where it is part of it, else in MKL's."""
+    if not torch.backends.mkl.is_available():
+        return None
+    own = (Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")
+    for path in (*map(str, own), *others):
+        try:
+            setter = getattr(ctypes.CDLL(path), _MKL_NAME)
+        except (OSError, AttributeError):
+            continue
+        setter.argtypes, setter.restype = [ctypes.c_int], ctypes.c_int
+        return setter
+    return None
+
+
+def counts_are_own() -> bool:
+    """Whether one thread's count can be set without a trace in any other."""
+    return _controllers() is not None
+
+
+class single_thread:  # noqa: N801 - used like contextlib's
+    """Within the block this thread's torch operations run alone, and so do our loops; then all is as it was before.
+
+    May be nested. Cost: a few calls of a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self.before, self.mkl_before = 1, 0
+
+    def __enter__(self) -> None:
+        self.before = torch.get_num_threads()  # the first one that a thread asks for also sets its counts
+        found = _controllers()
+        if found is None:
+            torch.set_num_threads(1)
+            return
+        library, mkl = found
+        library.set_num_threads(1)
+        if mkl is not None:
+            self.mkl_before = mkl(1)
+
+    def __exit__(self, *_: object) -> None:
+        found = _controllers()
+        if found is None:
+            torch.set_num_threads(self.before)
+            return
+        library, mkl = found
+        library.set_num_threads(self.before)
+        if mkl is not None:
+            mkl(self.mkl_before)

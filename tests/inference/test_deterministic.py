@@ -1,0 +1,211 @@
+"""`deterministic=True`: the same seed gives the same bits, with one thread or several, on every route."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.determinism import EVENT
+from flashgp.inference import large_fit
+from flashgp.pairwise.cpu import readiness
+from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.planner import variances
+from inference.plain_gp import F64
+
+N = 400
+ROUTES = ("direct", "refined", "stored", "recomputed")
+Answers = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def data(n: int = N, n_test: int = 90) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, x_test = (torch.rand(size, 4, generator=generator, dtype=F64) for size in (n, n_test))
+    y = torch.sin(5.0 * x[:, 0]) + x[:, 1] + 0.1 * torch.randn(n, generator=generator, dtype=F64)
+    return x, y, x_test
+
+
+def model() -> fgp.GP:
+    kernel = 1.5 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((4,), 0.5, dtype=F64))
+    return fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(1e-2))
+
+
+def conditioned(route: str, **options: object) -> fgp.Posterior:
+    gp, (x, y, _) = model(), data()
+    return gp.condition(x, y, plan=fgp.plan(gp, n=N, d=4, route=route, deterministic=True), **options)
+
+
+def answers(route: str) -> Answers:
+    """All that a posterior answers, by numbers that take sums."""
+    *_, x_test = data()
+    posterior = conditioned(route, deterministic=True)
+    exact, sampled = (posterior.predict(x_test, variance=way) for way in ("exact", "sampled"))
+    paths = posterior.paths(2, seed=0, features=64)
+    found = {
+        "weights": posterior.representer_weights,
+        "mean": exact.mean,
+        "variance": exact.variance,
+        "sampled variance": sampled.variance,
+        "standard error": sampled.variance_standard_error,
+        "covariance": exact.covariance(),
+        "samples": exact.sample(2, seed=0),
+        "joint density": exact.joint_log_prob(exact.mean + 0.1),
+        "paths": paths(x_test),
+        "likelihood": posterior.log_marginal_likelihood(),
+    }
+    if posterior.factor is not None:
+        found["left out"] = posterior.leave_one_out().mean
+    for report in (posterior.report, exact.report, sampled.report, paths.report):
+        assert report.events[0] == EVENT
+    return found
+
+
+def with_threads(count: int, compute: Callable[[], Answers]) -> Answers:
+    torch.set_num_threads(count)
+    found = compute()
+    assert torch.get_num_threads() == count
+    return found
+
+
+def differing(a: Answers, b: Answers) -> list[str]:
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_gives_the_same_bits(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variances, "FEATURES", 64)
+    one = with_threads(1, lambda: answers(route))
+    assert differing(one, with_threads(2, lambda: answers(route))) == []
+
+
+def test_more_than_one_thread_would_be_seen() -> None:
+    """What makes the test above one: without it the bits differ here."""
+    a, b = (with_threads(k, lambda: {"weights": conditioned("direct").representer_weights}) for k in (1, 2))
+    if torch.backends.mkl.is_available():
+        assert differing(a, b) == ["weights"]
+    assert float((a["weights"] - b["weights"]).abs().max()) < 1e-9 * float(a["weights"].abs().max())
+
+
+def fitted(training: str, n: int) -> Answers:
+    gp, (x, y, x_test) = model(), data(n)
+    plan = dataclasses.replace(fgp.plan(gp, n=n, d=4, deterministic=True), training=training)
+    fit = fgp.fit(gp, x, y, plan=plan, deterministic=True, starts=2, max_iterations=4, seed=3)
+    assert EVENT in fit.report.events
+    prediction = fit.posterior.predict(x_test)
+    found = {"mean": prediction.mean, "variance": prediction.variance}
+    found["path"] = torch.tensor([e.theta for e in fit.history], dtype=F64)
+    return found
+
+
+@pytest.mark.parametrize(("training", "n"), [("exact", 60), ("exact", 500), ("stored", 420), ("recomputed", 420)])
+def test_fits_give_the_same_bits(training: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With exact gradients, of few rows too, and with estimated ones."""
+    monkeypatch.setattr(large_fit, "MIDDLE_ROWS", 200)
+    one = with_threads(1, lambda: fitted(training, n))
+    assert differing(one, with_threads(2, lambda: fitted(training, n))) == []
+
+
+def test_what_is_compiled_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small problems would take loops that are ready, and few rows NumPy until a compile has paid."""
+    before = fitted("exact", 60), answers("direct")
+    x, _, x_test = data()
+    loops = CpuTiles.for_every_size()
+    for kernel, cols in ((model().kernel, None), (model().kernel, x)):
+        form, theta = kernel.form, [t.detach() for t in kernel.theta()]
+        loops.block(form, theta, kernel.rows(x_test), cols if cols is None else kernel.rows(cols), dtype=F64)
+    monkeypatch.setattr(readiness.Readiness, "admits", lambda *_: True)
+    monkeypatch.setattr("flashgp.pairwise.small.LOAD_SECONDS", -1.0)
+    monkeypatch.setattr("flashgp.pairwise.small.COMPILE_SECONDS", -1.0)
+    after = fitted("exact", 60), answers("direct")
+    assert [differing(a, b) for a, b in zip(before, after, strict=True)] == [[], []]
+
+
+def test_where_an_array_begins_decides_nothing() -> None:
+    """Products of few columns round by it: data of a NumPy array begin anywhere."""
+
+    class Weighted(torch.nn.Module):
+        """A mean by a product of few columns."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ torch.linspace(-1.0, 1.0, 8, dtype=F64)
+
+    found = []
+    for offset in (0, 1, 3):
+        gp, (x, y, x_test) = fgp.GP(fgp.kernels.RBF(), Weighted()), data()
+        x, y, x_test = (_from(t, offset) for t in (torch.cat([x, x + 0.1], -1), y, torch.cat([x_test, x_test], -1)))
+        prediction = gp.condition(x, y, deterministic=True).predict(x_test)
+        found.append({"mean": prediction.mean, "variance": prediction.variance})
+    assert [differing(found[0], other) for other in found[1:]] == [[], []]
+
+
+def _from(values: Tensor, offset: int) -> Tensor:
+    """The same numbers so many numbers beyond an aligned address."""
+    whole = torch.empty(values.numel() + 8, dtype=values.dtype)
+    part = whole[offset : offset + values.numel()].view(values.shape)
+    return part.copy_(values)
+
+
+def test_products_give_the_same_bits() -> None:
+    """Products, blocks and first gradients of an operator that is asked to."""
+    x, *_ = data()
+    v = torch.randn(N, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+
+    def compute() -> Answers:
+        kernel = model().kernel
+        operator = kernel.operator(x.float(), deterministic=True)
+        product = operator @ v
+        gradients = torch.autograd.grad(product.square().sum(), list(kernel.parameters()))
+        with torch.no_grad():
+            return {"product": operator @ v, "block": operator.to_dense(), "by variance": gradients[0]}
+
+    assert differing(with_threads(1, compute), with_threads(2, compute)) == []
+
+
+CHILD = """
+import json, sys, torch
+import flashgp as fgp
+from inference.test_deterministic import answers
+found = answers("stored")
+print(json.dumps([torch.get_num_threads(), {name: [v.hex() for v in t.double().flatten().tolist()] for name, t in
+      found.items()}]))
+"""
+
+
+def test_processes_with_other_numbers_of_threads_agree(source_environment: dict[str, str]) -> None:
+    said = []
+    for count in (1, 2):
+        environment = {**source_environment, "OMP_NUM_THREADS": str(count), "FLASHGP_CHECK_SHAPES": "0"}
+        environment["PYTHONPATH"] += f":{__file__.rsplit('/inference/', 1)[0]}"
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", CHILD], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert child.returncode == 0, child.stderr
+        said.append(json.loads(child.stdout))
+    assert [threads for threads, _ in said] == [1, 2]
+    assert said[0][1] == said[1][1]
+
+
+def test_a_saved_posterior_remembers(tmp_path: object) -> None:
+    *_, x_test = data()
+    path = f"{tmp_path}/model.safetensors"
+    fgp.save(conditioned("refined", deterministic=True), path)
+
+    def compute() -> Answers:
+        prediction = fgp.load(path).predict(x_test)
+        assert prediction.report.events[0] == EVENT
+        return {"mean": prediction.mean, "variance": prediction.variance}
+
+    assert differing(with_threads(1, compute), with_threads(2, compute)) == []
