@@ -31,7 +31,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import ConvergenceError
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.gp import GP
@@ -241,13 +241,13 @@ class LargeObjective(FlatObjective):
     ) -> tuple[CholeskyPreconditioner | HeadedFactor, PreparedConjugateGradients]:
         """A factor that is of the matrix itself, if there is one, and solves with it."""
         if not self.headed:
-            method = CholeskySolver(torch.float32).prepare(system)
-            factor = method.preconditioner
-            assert isinstance(factor, CholeskyPreconditioner)
-            if not factor.jitter:
-                return factor, method
-            self._take_head(f"a jitter of {factor.jitter:.2e}")
-            del factor, method
+            try:  # without a jitter: to factorise again with one costs as much as the head
+                method = CholeskySolver(torch.float32, jitter=0.0).prepare(system)
+            except NotPositiveDefiniteError:
+                self._take_head("a jitter")
+            else:
+                assert isinstance(method.preconditioner, CholeskyPreconditioner)
+                return method.preconditioner, method
         method = HeadedCholesky(pivots=self._pivots).prepare(system)
         for event in method.events:
             self.settings.workspace.note(event)

@@ -28,15 +28,17 @@ WINDOW = 50  # iterations within which the residual must halve: a factor that is
 class CholeskySolver(Solver):
     """Factor once, in place, in `dtype`; solve with float64 residuals.
 
+    Args: jitter: as `factorise`, None for what a factorisation that fails needs; 0 lets it fail.
     Cost: prepare n^3 / 3 flops and one n x n buffer of that dtype, nothing else of that size; an iteration one float64
     pass and 2 n^2 t flops. Usually one iteration with a float64 factor and one to five with a float32 one.
     """
 
     dtype: torch.dtype = F64
+    jitter: float | None = None
     name: str = "Cholesky"
 
     def prepare(self, system: System, *, seed: int = 0) -> PreparedConjugateGradients:
-        factor = factorise(lambda: system.dense(self.dtype))
+        factor = factorise(lambda: system.dense(self.dtype), self.jitter)
         shift = float(factor.jitter)
         events = [f"{self.name}: the factor is of the matrix plus {shift:.2e}, the system is not"] if shift else []
         preconditioner = CholeskyPreconditioner(factor, system)
