@@ -223,8 +223,13 @@ def test_compiled_loops_go_on_with_halves(
         assert same(getattr(calls, name)(workspace), wanted)
         assert len(workspace.events) == 1
         assert workspace.events[0].startswith("memory ran out in a compiled loop: went on with ")
-        assert (workspace.live_bytes, workspace.peak_bytes < counting.peak_bytes) == (0, True)
-    tight = Workspace(budget_bytes=own * N * T * 8 + (counting.peak_bytes - own * N * T * 8) // 4)
+        assert workspace.live_bytes == 0
+        # Halves of a gradient stand beside the totals, which all pairs at once make of their own sums.
+        assert name == "bilinear_gradient" or workspace.peak_bytes < counting.peak_bytes
+    kept = N * T * 8
+    if name == "bilinear_gradient":
+        kept = 8 * calls.rows.width * (N if calls.cols is None else N + calls.cols.count)
+    tight = Workspace(budget_bytes=kept + (counting.peak_bytes - kept) // 4)
     assert same(getattr(calls, name)(tight), wanted)
     assert len(tight.events) > 1
     with pytest.raises(MemoryBudgetError):
