@@ -2,8 +2,9 @@
 
 Host memory is the resident set's high water above its level at entry, by one of two methods, named in the result:
 `high_water` (Linux: the kernel's own mark, reset at entry through `/proc/self/clear_refs`, where that is permitted and
-proves to work) and `sampling` (a thread reads the resident set every millisecond; a shorter peak is missed). Free heap
-pages are returned to the system before a measurement where the C library can, so that reused pages count again.
+proves to work) and `sampling` (a thread reads the resident set every millisecond; a shorter peak is missed). What falls
+while the block runs would hide what grows: so garbage is collected at entry, and free heap pages are returned to the
+system where the C library can; pages of files (libraries, mapped data) that the kernel took back are added.
 Scratch memory that a library kept from an earlier call does not count again: `measure_peak_bytes`, in a fresh process,
 sees that too. Either way small numbers are rough: the kernel batches its counters, by up to about a megabyte.
 """
@@ -48,9 +49,11 @@ class PeakMeter:
         self.method = method
         self.peak_bytes = 0
         self._entry_bytes = 0
+        self._entry_file_bytes = 0
         self._sampler: _Sampler | None = None
 
     def __enter__(self) -> "PeakMeter":
+        gc.collect()
         if self.method == "cuda_allocator":
             self._entry_bytes = 0
             for index in range(torch.cuda.device_count()):
@@ -65,6 +68,7 @@ class PeakMeter:
         else:
             self._sampler = _Sampler()
             self._entry_bytes = self._sampler.start()
+        self._entry_file_bytes = _file_bytes()
         return self
 
     def __exit__(
@@ -78,7 +82,8 @@ class PeakMeter:
         else:
             assert self._sampler is not None
             peak_bytes = self._sampler.stop()
-        self.peak_bytes = max(0, peak_bytes - self._entry_bytes)
+        fallen_bytes = max(0, self._entry_file_bytes - _file_bytes())
+        self.peak_bytes = max(0, peak_bytes - self._entry_bytes + fallen_bytes)
 
 
 def measure_peak_bytes(
@@ -147,7 +152,6 @@ def measure_peak_bytes(
 
 def _measure_here(function: Callable[..., Any], setup: Callable[[], Any] | None) -> int:
     arguments = () if setup is None else (setup(),)
-    gc.collect()
     with PeakMeter(cuda=torch.cuda.is_available() and torch.cuda.is_initialized()) as meter:
         result = function(*arguments)
         if meter.method == "cuda_allocator":
@@ -221,6 +225,14 @@ def _status_bytes(field: str) -> int:
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
     raise ValueError(field)
+
+
+def _file_bytes() -> int:
+    # resident pages that a file backs; 0 where the system does not tell
+    try:
+        return _status_bytes("RssFile")
+    except (OSError, ValueError):
+        return 0
 
 
 def _resident_bytes() -> int:
