@@ -48,16 +48,24 @@ class Timed:
     result: Any
 
 
-def interleaved(jobs: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1) -> dict[str, Timed]:
-    """Whole jobs (fits, predictions) timed in turn, A B A B; what a job returns is kept for its error."""
+def interleaved(
+    jobs: dict[str, Callable[[], Any]], repeats: int, warmup: int = 1, least_seconds: float = 0.0
+) -> dict[str, Timed]:
+    """Whole jobs (fits, predictions) timed in turn, A B A B; what a job returns is kept for its error.
+
+    A turn calls its job until `least_seconds` are over, once at least, and counts as the mean of its calls: a short job
+    is then timed at its own pace, not at what the long one before it left of caches and of threads that still spin.
+    """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     results: dict[str, Any] = {}
     for round_number in range(warmup + repeats):
         for name, job in jobs.items():
-            started = time.perf_counter()
-            results[name] = job()
+            calls, started, seconds = 0, time.perf_counter(), 0.0
+            while not calls or seconds < least_seconds:
+                results[name] = job()
+                calls, seconds = calls + 1, time.perf_counter() - started
             if round_number >= warmup:
-                times[name].append(time.perf_counter() - started)
+                times[name].append(seconds / calls)
     timed = {}
     for name, values in times.items():
         quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3

@@ -36,7 +36,7 @@ __all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "is_ca
 
 CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled loops"  # in reports
-LEAST_TILES = 8  # per worker: fewer and starting a thread costs more than it brings
+LEAST_TILES = 3  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
 Array = numpy.ndarray
 Gradients = tuple[list[Array | None], list[Array | None], Array]  # by arrays of rows, of cols, by theta

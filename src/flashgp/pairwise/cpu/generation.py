@@ -208,15 +208,9 @@ class _Loops:
         value = code.value(self.form.profile)
         inner = [
             *self.fill(code, [f"K[r, j] = {value}"]),
-            "for r in range(min(4, ni - i)):",
-            "    row = out[bi * size + i + r]",
-            "    for j in range(width):",
-            "        row[start + j] = K[r, j]",
-            "if both and mirror:",
-            "    for j in range(width):",
-            "        column = out[start + j]",
-            "        for r in range(min(4, ni - i)):",
-            "            column[bi * size + i + r] = K[r, j]",
+            "store_rows(K, out, bi * size + i, min(4, ni - i), start, width)",
+            "if both and mirror and i % 16 == 12:",  # above the diagonal every block of rows is whole
+            "    mirror_rows(out, bi * size + i - 12, start, width)",
         ]
         tile = [
             "start = bj * size",

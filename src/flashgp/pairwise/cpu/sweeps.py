@@ -16,7 +16,9 @@ __all__ = [
     "column_sums",
     "difference_sweep",
     "dot_sweep",
+    "mirror_rows",
     "row_sums",
+    "store_rows",
     "weights_sweep",
     "weights_tile",
 ]
@@ -126,6 +128,42 @@ def weights_tile(weights: Any, i: int, start: int, scale: Any, out: Any) -> None
                 row[j] = scale * given[start + j]
         for j in range(filled, out.shape[1]):
             row[j] = scale - scale
+
+
+@njit(**_OPTIONS)
+def store_rows(tile: Any, out: Any, first: int, rows: int, start: int, width: int) -> None:
+    """out[first + r, start + j] = tile[r, j], r < rows, j < width."""
+    wide_vectors()
+    on_its_own()
+    for r in range(rows):
+        source, target = tile[r], out[first + r, start:]
+        for j in range(width):
+            target[j] = source[j]
+
+
+@njit(**_OPTIONS)
+def mirror_rows(out: Any, first: int, start: int, width: int) -> None:
+    """out[start + j, first + r] = out[first + r, start + j], r < 16, j < width.
+
+    Sixteen entries of a column are read before any is written: a whole cache line of float32 at a time.
+    """
+    wide_vectors()
+    on_its_own()
+    given = out[first : first + 16, start:]
+    r0, r1, r2, r3 = given[0], given[1], given[2], given[3]
+    r4, r5, r6, r7 = given[4], given[5], given[6], given[7]
+    r8, r9, r10, r11 = given[8], given[9], given[10], given[11]
+    r12, r13, r14, r15 = given[12], given[13], given[14], given[15]
+    for j in range(width):
+        x0, x1, x2, x3 = r0[j], r1[j], r2[j], r3[j]
+        x4, x5, x6, x7 = r4[j], r5[j], r6[j], r7[j]
+        x8, x9, x10, x11 = r8[j], r9[j], r10[j], r11[j]
+        x12, x13, x14, x15 = r12[j], r13[j], r14[j], r15[j]
+        target = out[start + j, first:]
+        target[0], target[1], target[2], target[3] = x0, x1, x2, x3
+        target[4], target[5], target[6], target[7] = x4, x5, x6, x7
+        target[8], target[9], target[10], target[11] = x8, x9, x10, x11
+        target[12], target[13], target[14], target[15] = x12, x13, x14, x15
 
 
 @njit(**_OPTIONS)
