@@ -1,7 +1,7 @@
 """Dense covariance blocks, float32, into fresh memory: ours against broadcasting, nested vmap and GPyTorch.
 
-From large to small: our loops are compiled for the large ones, and small ones take what is ready. How long the first
-call of each size took, compiling included, is in the record.
+Turns last 50 ms, one call at least. From large to small: our loops are compiled for the large ones, and small ones take
+what is ready. How long the first call of each size took, compiling included, is in the record.
 """
 
 import math
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 peer_kernel = gpytorch.kernels.RBFKernel()
                 peer_kernel.lengthscale = scale
                 jobs["gpytorch"] = lambda k=peer_kernel, x=x: k(x).to_dense()
-            timed = interleaved(jobs, 3 if options.toy else 7, 2)
+            timed = interleaved(jobs, 3, 2) if options.toy else interleaved(jobs, 7, 2, least_seconds=0.05)
             row = {"work": f"RBF, n={n:,}, d={d}", "error": error, "first_call_seconds": first}
             row |= {f"{name}_seconds": t.seconds for name, t in timed.items()}
             row |= {f"{name}_spread": t.spread for name, t in timed.items()}

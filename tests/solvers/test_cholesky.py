@@ -84,6 +84,23 @@ def test_the_ladder_stops_where_it_suffices(step: int) -> None:
     assert float(factor.jitter) == pytest.approx(factor.attempts[-1] * float(A.diagonal().mean()))
 
 
+def test_the_ladder_ends_below_what_may_be_added() -> None:
+    """Each rung is another factorisation: one that is refused is not built."""
+    A, built = spectrum(torch.tensor([-0.1, 1.0, 2.0])), []
+
+    def build() -> Tensor:
+        built.append(1)
+        return A.clone()
+
+    unit = 3 * EPS * float(A.diagonal().mean())
+    for most, tried in ((0.5 * unit, 0), (5 * unit, 1), (500 * unit, 3)):
+        built.clear()
+        advice = "pass a larger jitter=" if tried == 3 else r"the next jitter, .*, is above .* the most that may be added"
+        with pytest.raises(NotPositiveDefiniteError, match=advice) as caught:
+            factorise(build, most=most)
+        assert len(caught.value.jitters) == tried == len(built) - 1
+
+
 def test_what_no_rung_repairs() -> None:
     A = spectrum(torch.tensor([-0.1, 1.0, 2.0]))
     with pytest.raises(

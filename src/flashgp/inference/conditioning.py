@@ -9,7 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,10 +59,12 @@ def condition(
     jitter: float | None,
     differentiable: bool,
     interrupted: Callable[[], None] | None = None,
+    single: bool = True,
 ) -> Posterior:
     """See `GP.condition`.
 
-    Args: interrupted: called when Ctrl-C ends an iterative solve, whose best weights the posterior then has, labelled;
+    Args: single: False where a float32 factor is known to fail, so that none is tried if a float64 one fits;
+        interrupted: called when Ctrl-C ends an iterative solve, whose best weights the posterior then has, labelled;
         without it, and in a factorisation or preparation, Ctrl-C is raised.
     """
     started = time.perf_counter()
@@ -137,7 +139,7 @@ def condition(
         elif plan.route == "direct" or batch:
             factor, weights = _solve(job)
         else:
-            factor, weights, solves = _solve_to_goal(job, limits, time_limit)
+            factor, weights, solves = _solve_to_goal(job, limits, time_limit, single)
     _report_jitter(report, settings, factor, certain=solves is not None)
     report.events += workspace.events
     report.backend = workspace.backend
@@ -166,17 +168,21 @@ class _Job:
     report: Report
 
 
-def _solve_to_goal(job: _Job, limits: Limits, time_limit: float | None) -> tuple[Factor | None, Tensor, Solves | None]:
+def _solve_to_goal(
+    job: _Job, limits: Limits, time_limit: float | None, single: bool
+) -> tuple[Factor | None, Tensor, Solves | None]:
     """The weights to the tolerance: with a float32 factor, or by iterations alone; else a float64 factor if it fits."""
     form, plan, report = job.gp.kernel.form, job.plan, job.report
     failure, factor = "", None
     try:
         if plan.route == "refined":
-            factor = factorise_covariance(job.settings, form, job.theta, job.rows, job.noise)
-            added = float(factor.jitter)
-            if job.settings.jitter is None and added > float(job.noise.min()) and _float64_factor(plan) is not None:
-                # Of another matrix: a solve with it would take hundreds of iterations.
-                raise NotPositiveDefiniteError(f"a float32 factor took a jitter of {added:.1e}, above the noise")
+            settings = job.settings
+            if _float64_factor(plan) is not None and settings.jitter is None:
+                if not single:
+                    raise NotPositiveDefiniteError("the search found no float32 factor near these parameters")
+                # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
+                settings = replace(settings, most_jitter=float(job.noise.min()))
+            factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)
         solves = Solves.of(
             plan, form, job.theta, job.rows, job.noise, factor=factor, choice=job.choice,
             workspace=job.settings.workspace,

@@ -35,9 +35,8 @@ LOG_2PI = math.log(2.0 * math.pi)
 class DirectSettings:
     """How a direct computation runs, and where it writes what happened.
 
-    Fields: backend; dtype of the matrix; jitter and repair as in `factorise` (repair is asked only after a failure);
-    workspace; jitters, filled with every
-    relative jitter tried.
+    Fields: backend; dtype of the matrix; jitter, repair and most_jitter as in `factorise` (repair is asked only after a
+    failure); workspace; jitters, filled with every relative jitter tried.
     """
 
     backend: Backend
@@ -46,6 +45,7 @@ class DirectSettings:
     repair: Callable[[], bool] = lambda: True
     workspace: Workspace = field(default_factory=Workspace)
     jitters: list[float] = field(default_factory=list)
+    most_jitter: float = math.inf
 
 
 def factorise_covariance(
@@ -76,7 +76,7 @@ def factorise_covariance(
         matrix.diagonal(dim1=-2, dim2=-1).add_(noise.to(matrix.dtype))
         return matrix
 
-    factor = factorise(build, settings.jitter, repair=settings.repair)
+    factor = factorise(build, settings.jitter, repair=settings.repair, most=settings.most_jitter)
     settings.jitters += factor.attempts
     return factor
 

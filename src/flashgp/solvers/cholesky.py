@@ -87,6 +87,7 @@ def factorise(
     *,
     repair: Callable[[], bool] = lambda: True,
     rounding: Tensor | None = None,
+    most: float = math.inf,
 ) -> Factor:
     """The Cholesky factor of the matrix that `build` makes, symmetric, shape (*batch, n, n), eq. (M-30).
 
@@ -97,6 +98,7 @@ def factorise(
         repair: says, after a failure, whether rounding may be blamed for it; if not, no jitter is tried.
         rounding: the absolute rounding error of the matrix, (*batch,), where its entries are differences of larger
             numbers; the ladder is then 1, 10, 100 times this. None for n eps times the mean diagonal.
+        most: an absolute jitter above which the ladder is not climbed: each step is another factorisation.
     Raises: NotPositiveDefiniteError with the smallest pivot, the jitters tried and the failing batch indices.
     Cost: n^3 / 3 flops per attempt, one n x n buffer.
     """
@@ -109,12 +111,12 @@ def factorise(
     unit = n * torch.finfo(matrix.dtype).eps if rounding is None else 1.0
     added = torch.zeros(batch, dtype=matrix.dtype, device=matrix.device)
     needed = torch.zeros(batch, dtype=torch.bool, device=matrix.device)
-    repairable = True
+    repairable, refused = True, ""
     attempt = 0
     while True:
         if ladder[attempt]:
-            step = ladder[attempt] * scale
-            added = step if attempt == 0 else torch.where(needed, step, added)
+            now = ladder[attempt] * scale
+            added = now if attempt == 0 else torch.where(needed, now, added)
             matrix.diagonal(dim1=-2, dim2=-1).add_(added.unsqueeze(-1))
         lower, info = _factor_in_place(matrix)
         if not bool(info.any()):
@@ -125,10 +127,16 @@ def factorise(
         attempt += 1
         if jitter is not None or not repairable or attempt > len(JITTER_STEPS):
             break
-        ladder.append(JITTER_STEPS[attempt - 1] * unit)
+        step = JITTER_STEPS[attempt - 1] * unit
+        if bool((step * scale > most).any()):
+            refused = (
+                f"the next jitter, {float((step * scale).amax()):.1e}, is above {most:.1e}, the most that may be added"
+            )
+            break
+        ladder.append(step)
         del matrix, lower  # before the next one is allocated
         matrix = build()
-    raise _failure(lower, info, batch, ladder, repairable, n)
+    raise _failure(lower, info, batch, ladder, repairable, n, refused)
 
 
 def factorise_keeping(
@@ -159,7 +167,7 @@ def _factor_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _failure(
-    lower: Tensor, info: Tensor, batch: torch.Size, ladder: list[float], repair: bool, n: int
+    lower: Tensor, info: Tensor, batch: torch.Size, ladder: list[float], repair: bool, n: int, refused: str
 ) -> NotPositiveDefiniteError:
     indices = [tuple(index) for index in info.nonzero().tolist()] if batch else []
     first = indices[0] if indices else ()
@@ -168,6 +176,8 @@ def _failure(
     where = f" in batch member {', '.join(map(str, indices))}" if indices else ""
     if not repair:
         advice = "rows repeat with different targets and no noise: pass noise_variance > 0, or jitter="
+    elif refused:
+        advice = refused
     else:
         advice = "add noise, remove rows that repeat, or pass a larger jitter= (relative to the mean diagonal)"
     tried = ", ".join(f"{r:.1e}" for r in ladder if r) or "none"
