@@ -63,7 +63,8 @@ def condition(
 ) -> Posterior:
     """See `GP.condition`.
 
-    Args: single: False where a float32 factor is known to fail, so that none is tried if a float64 one fits;
+    Args: single: False where float32 factors are known to fail or to need many corrections, so that none is made if a
+        float64 one fits;
         interrupted: called when Ctrl-C ends an iterative solve, whose best weights the posterior then has, labelled;
         without it, and in a factorisation or preparation, Ctrl-C is raised.
     """
@@ -179,7 +180,7 @@ def _solve_to_goal(
             settings = job.settings
             if _float64_factor(plan) is not None and settings.jitter is None:
                 if not single:
-                    raise NotPositiveDefiniteError("the search found no float32 factor near these parameters")
+                    raise NotPositiveDefiniteError("float32 factors were too rough near these parameters")
                 # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
                 settings = replace(settings, most_jitter=float(job.noise.min()))
             factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)

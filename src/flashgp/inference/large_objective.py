@@ -87,8 +87,8 @@ class LargeObjective(FlatObjective):
         long as a float32 factor, by the plan's rates (a clock would make the result depend on what else runs),
         MOST_ITERATIONS where it does not fit; deadline: of all work, a time of `time.perf_counter`.
     Fields: iterations and passes over the pairs of all solves so far; residual, the largest relative one of the last;
-    factored, whether a factor has taken over; headed, whether its first columns are float64; single, whether float32
-    alone had a factor wherever one was tried.
+    factored, whether a factor has taken over; headed, whether its first columns are float64, since float32 alone was
+    too rough.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class LargeObjective(FlatObjective):
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
         self._last: Tensor | None = None
         self.factored = self.headed = False
-        self.single = True
 
     def take_factors(self, *, headed: bool = False) -> None:
         """Gradients by factors from now on, and with more probes: each costs n^2 beside the factor's n^3 / 3."""
@@ -246,7 +245,6 @@ class LargeObjective(FlatObjective):
             try:  # without a jitter: to factorise again with one costs as much as the head
                 method = CholeskySolver(torch.float32, jitter=0.0).prepare(system)
             except NotPositiveDefiniteError:
-                self.single = False
                 self._take_head("a jitter")
             else:
                 assert isinstance(method.preconditioner, CholeskyPreconditioner)
