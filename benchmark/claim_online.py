@@ -9,6 +9,8 @@ x is uniform in the unit cube, d = 4, y a draw of a Matern-3/2 prior with noise;
     window    the oldest of 2,000 rows goes, one comes; beside conditioning on these rows and predicting one point
     stream    5,000 rows appended one by one from 100 on: each time divided by the fitted c0 + c1 n + c2 n^2; before
               them one is appended elsewhere, since the first in a process loads SciPy's BLAS, and timed apart
+    fantasies 64 members of 4 hypothetical rows each beside 2,000 rows, and mean and variance of eight points that
+              they share; beside GPyTorch's get_fantasy_model of the same batch
     sizes     the median of appends at sizes from 100 to 6,000 that differ by a tenth: the largest ratio of neighbours
 
 Every answer is compared with a posterior conditioned on the same rows.
@@ -37,6 +39,7 @@ D, LENGTHSCALE, NOISE = 4, 0.5 * 4**0.5, 0.01
 AGREEMENT = 1e-8  # of mean and variance with a fresh posterior
 APPEND_AT_LEAST = {500: 50.0, 1000: 150.0, 2000: 300.0, 3000: 400.0}  # times faster than GPyTorch
 PREDICT_AT_LEAST = {500: 30.0, 1000: 80.0, 2000: 120.0, 3000: 300.0}
+FANTASIES_AT_LEAST = 20.0
 WINDOW_SECONDS, WINDOW_AT_LEAST = 8e-3, 50.0
 STREAM_MOST = {"p99": 2.0, "largest": 6.0}  # of the median
 NEIGHBOURS_MOST = 1.3
@@ -54,7 +57,8 @@ COLUMNS = [
 
 
 def run_cell(cell: Cell) -> Entry:
-    return {"step": _step, "window": _window, "stream": _stream, "sizes": _sizes}[cell["what"]](cell)
+    work = {"step": _step, "window": _window, "stream": _stream, "fantasies": _fantasies, "sizes": _sizes}
+    return work[cell["what"]](cell)
 
 
 def _prior() -> fgp.GP:
@@ -195,6 +199,36 @@ def _stream(cell: Cell) -> Entry:
     }  # fmt: skip
 
 
+def _fantasies(cell: Cell) -> Entry:
+    n, members, q, repeats = cell["n"], cell["members"], cell["q"], cell["repeats"]
+    x, y, at = _table(n + members * q)
+    new, targets = x[n:].reshape(members, q, D), y[n:].reshape(members, q)
+    post, peer_model = _prior().condition(x[:n], y[:n]), _peer(cell, x[:n], y[:n], at)
+    post.append(x[n : n + 1], y[n : n + 1])  # SciPy's BLAS is loaded
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    apart = None
+    for i in range(repeats + 1):
+        with torch.no_grad():
+            found, seconds = _timed(lambda: post.fantasize(new, targets).predict(at))
+        if i:
+            times["ours"].append(seconds)
+        if peer_model is None:
+            continue
+        theirs, seconds = _timed(lambda: peer_model.predict(peer_model.add(new, targets), at.expand(members, -1, -1)))
+        apart = float((theirs - found.mean).abs().max())
+        if i:
+            times["peer"].append(seconds)
+    error = 0.0
+    for b in (0, members - 1):
+        fresh = _prior().condition(torch.cat([x[:n], new[b]]), torch.cat([y[:n], targets[b]])).predict(at)
+        pairs = (found.mean[b], fresh.mean), (found.variance[b], fresh.variance)
+        error = max(error, *(float((a - b).abs().max()) for a, b in pairs))
+    return {
+        "times": times, "seconds": statistics.median(times["ours"]), "error": error, "peer_apart": apart,
+        "peer_seconds": statistics.median(times["peer"]) if times["peer"] else None,
+    }  # fmt: skip
+
+
 def _robust(design: numpy.ndarray, taken: numpy.ndarray) -> numpy.ndarray:
     """Least absolute deviations by weights, so that a few late rows do not bend the curve."""
     weights = numpy.ones(len(taken))
@@ -254,6 +288,15 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
                 "at_least": WINDOW_AT_LEAST, "faster": faster, "met": met and entry["p99"] <= 1.5,
                 **{key: entry[key] for key in ("seconds", "peer_seconds", "p99", "largest", "error")},
             })  # fmt: skip
+        elif what == "fantasies":
+            theirs = entry["peer_seconds"]
+            faster = None if theirs is None else theirs / entry["seconds"]
+            work = f"{entry['members']} fantasies of {entry['q']} rows, n={n:,}, and eight points, beside GPyTorch"
+            found.append({
+                "work": work, "seconds": entry["seconds"], "peer_seconds": theirs, "faster": faster,
+                "at_least": FANTASIES_AT_LEAST, "error": entry["error"],
+                "met": right and (faster is None or faster >= FANTASIES_AT_LEAST),
+            })  # fmt: skip
         elif what == "stream":
             met = right and all(entry[key] <= most for key, most in STREAM_MOST.items())
             work = f"{entry['repeats']:,} rows appended one by one from {n:,} on, all of them; "
@@ -274,6 +317,8 @@ def line(entry: Entry) -> str:
         beside = entry["peer_append"]
         ratio = "" if beside is None else f", GPyTorch {readable_seconds(beside)}"
         return f"append {readable_seconds(entry['append'])}{ratio}, predict {readable_seconds(entry['predict'])}"
+    if what == "fantasies":
+        return f"{readable_seconds(entry['seconds'])}"
     if what == "sizes":
         return f"neighbours within {entry['neighbours']:.2f}"
     return f"{readable_seconds(entry['seconds'])}, p99 / median {entry['p99']:.2f}, largest {entry['largest']:.1f}"
@@ -298,6 +343,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells.append(Cell(f"window/n={window['n']}", {"what": "window", **window}, 30.0, beside))
     stream = {"n": 20 if toy else 100, "repeats": 10 if toy else 5000}
     cells.append(Cell(f"stream/n={stream['n']}", {"what": "stream", **stream}, 60.0, beside))
+    many = {"n": 30 if toy else 2000, "members": 3 if toy else 64, "q": 4, "repeats": 1 if toy else 5}
+    cells.append(Cell(f"fantasies/n={many['n']}", {"what": "fantasies", **many}, 60.0, beside))
     sizes = (
         {"n": 20, "most": 40, "count": 3, "repeats": 3} if toy else {"n": 100, "most": 6000, "count": 43, "repeats": 9}
     )

@@ -28,6 +28,7 @@ _LATE = {
     "GPRegressor": ("flashgp.estimator", "GPRegressor"),
     "Plan": ("flashgp.planner.plan", "Plan"),
     "Posterior": ("flashgp.inference.posterior", "Posterior"),
+    "Stream": ("flashgp.inference.stream", "Stream"),
     "bench": ("flashgp.bench", None),
     "fit": ("flashgp.inference.fit", "fit"),
     "load": ("flashgp.files", "load"),
@@ -55,6 +56,7 @@ __all__ = [
     "Posterior",
     "Report",
     "ShapeError",
+    "Stream",
     "bench",
     "fit",
     "kernels",
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from flashgp.inference.fit import fit
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.public_plan import plan
+    from flashgp.inference.stream import Stream
     from flashgp.planner.plan import Plan
     from flashgp.planner.tuning import tune
 

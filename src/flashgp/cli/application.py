@@ -1,4 +1,4 @@
-"""The commands and their options. What they do is in fitting, predicting, planning and tuning.
+"""The commands and their options. What they do is in fitting, predicting, updating, planning and tuning.
 
 Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
 interrupted with nothing written.
@@ -22,6 +22,7 @@ from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
 from .planning import run_plan
 from .predicting import PredictOptions, run_predict
 from .tuning import run_tune
+from .updating import UpdateOptions, run_update
 
 __all__ = ["application", "main"]
 
@@ -29,7 +30,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 application = typer.Typer(
     name="flashgp",
-    help="Exact Gaussian process regression on tables: fit, predict, plan, tune.",
+    help="Exact Gaussian process regression on tables: fit, predict, update, plan, tune.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -78,7 +79,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
-    """Exact Gaussian process regression on tables: fit, predict, plan, tune."""
+    """Exact Gaussian process regression on tables: fit, predict, update, plan, tune."""
     if version:
         typer.echo(f"flashgp {flashgp.__version__}")
         raise typer.Exit
@@ -210,6 +211,42 @@ def predict(
         raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--interval")
     options = PredictOptions(model, table, out, std, interval, unseen, missing, delimiter, decimal, variance)
     _run(lambda console: run_predict(options, console), as_json, quiet, debug)
+
+
+@application.command()
+def update(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What `flashgp fit --out` wrote.", show_default=False)],
+    rows: Annotated[
+        str,
+        typer.Argument(metavar="ROWS", help="New rows with the target: CSV, CSV.gz, Parquet.", show_default=False),
+    ],
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="MODEL", help="The new model file; MODEL itself if left out.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option("--window", metavar="N", min=1, help="Keep the latest N rows; all if left out.")
+    ] = None,
+    refine: Annotated[
+        int | None,
+        typer.Option("--refine", metavar="STEPS", min=1, help="Then improve the hyperparameters by so many steps."),
+    ] = None,
+    missing: Annotated[
+        Literal["error", "drop"] | None,
+        typer.Option("--missing", help="Rows with missing values: refuse, or leave out; as in the fit if left out."),
+    ] = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Learn the rows of a table without fitting again: O(n^2) for each, hyperparameters and scaling as they are.
+
+    Every row is predicted before it is learned, and the scores of that are shown. The model file is replaced once the
+    new one is complete; a command that does not end leaves the old one as it was.
+    """
+    options = UpdateOptions(model, rows, out, window, refine, missing, delimiter, decimal)
+    _run(lambda console: run_update(options, console), as_json, quiet, debug)
 
 
 @application.command(epilog=GRAMMAR)

@@ -36,6 +36,7 @@ from flashgp.files.validation import (
     refusing,
 )
 from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.inference.online import NOTHING_LEARNED, Learned
 from flashgp.inference.planning import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.replicates import join
@@ -51,6 +52,8 @@ __all__ = ["load", "load_metadata", "save"]
 NO_MODULES: Mapping[str, "nn.Module | Callable[..., torch.Tensor]"] = MappingProxyType({})
 _CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "torch")
 _SOLVES = ("deterministic", "seed")
+_LEARNED = ("appended", "dropped", "refactorised", "refined")
+_MOST = 2**53  # of a count
 _DATA = ("representer_weights", "residual", "x", "y")
 
 
@@ -84,6 +87,7 @@ def save(
     config = {
         **description, "attempts": attempts, "layouts": layouts, "report": report_json(posterior.report),
         "flashgp": __version__, "torch": torch.__version__, "solves": asdict(posterior.choice),
+        "learned": {name: getattr(posterior.learned, name) for name in _LEARNED},
     }  # fmt: skip
     write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     keys = list(description["modules"])
@@ -115,7 +119,8 @@ def load(
     """
     target = chosen_device(device, torch.zeros(0))
     with open_container(os.fspath(path)) as container:
-        config = json_fields(container.config, "config", _CONFIG if container.version == 1 else (*_CONFIG, "solves"))
+        since = ("solves",) * (container.version > 1) + ("learned",) * (container.version > 2)
+        config = json_fields(container.config, "config", (*_CONFIG, *since))
         for name in ("flashgp", "torch"):
             json_text(config[name], name)
         reader = Reader(container, config["layouts"])
@@ -135,6 +140,7 @@ def load(
         check_values(data, factor)
         report = json_report(config["report"], container.version)
         choice = _choice(config["solves"]) if container.version > 1 else SolverChoice()
+        learned = _learned(config["learned"]) if container.version > 2 else NOTHING_LEARNED
         check_rows(gp, data["x"])
         if group is not None:
             check_group(group, data["x"], n)
@@ -151,7 +157,7 @@ def load(
         weights, residual = data["representer_weights"], data["residual"]
         return Posterior(
             gp, data["x"], data["y"], rows, theta, factor, weights, residual, report, replicates=replicates,
-            choice=choice,
+            choice=choice, learned=learned,
         )  # fmt: skip
 
 
@@ -163,6 +169,15 @@ def _choice(value: Any) -> SolverChoice:
     if not isinstance(fields["deterministic"], bool):
         raise refused("solves.deterministic", "true or false", fields["deterministic"])
     return SolverChoice(**fields)
+
+
+def _learned(value: Any) -> Learned:
+    """What happened online. Raises: ModelFileError."""
+    fields = json_fields(value, "learned", _LEARNED)
+    for name, count in fields.items():
+        if type(count) is not int or not 0 <= count < _MOST:
+            raise refused(f"learned.{name}", "a whole number from 0 on", count)
+    return Learned(**fields)
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:

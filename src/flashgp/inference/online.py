@@ -35,7 +35,7 @@ from flashgp.solvers.panels import PanelFactor
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
-__all__ = ["NOTHING_LEARNED", "Learned", "append", "drop", "replace_rows", "slide"]
+__all__ = ["NOTHING_LEARNED", "Learned", "append", "carried_on", "drop", "like_own", "replace_rows", "slide"]
 
 F64 = torch.float64
 CHECKED_ROWS = 8  # of the residual, in every update
@@ -48,13 +48,14 @@ ONLINE = "online: "  # how the line of a report begins
 class Learned:
     """What happened to a posterior since it was conditioned.
 
-    Fields: appended, dropped, refactorised, how often; turn, the row whose residual is computed next; whitened, L^-1
-    of the residual, (u, p), None where it was not needed yet.
+    Fields: appended, dropped, refactorised, refined, how often; turn, the row whose residual is computed next;
+    whitened, L^-1 of the residual, (u, p), None where it was not needed yet.
     """
 
     appended: int = 0
     dropped: int = 0
     refactorised: int = 0
+    refined: int = 0
     turn: int = 0
     whitened: Tensor | None = None
 
@@ -62,9 +63,10 @@ class Learned:
     def event(self) -> str:
         """The line of the report."""
         made_anew = "never" if not self.refactorised else counted(self.refactorised, "time")
+        refined = f", hyperparameters refined {counted(self.refined, 'time')}" if self.refined else ""
         return (
             f"{ONLINE}{counted(self.appended, 'row')} appended and {self.dropped:,} dropped since conditioning, "
-            f"the factor made anew {made_anew}"
+            f"the factor made anew {made_anew}{refined}"
         )
 
 
@@ -124,7 +126,7 @@ def _checked(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: A
 
     Raises: ShapeError, DomainError.
     """
-    x, y = (_like(value, name, own) for value, name, own in ((x, "x", post.x), (y, "y", post.y)))
+    x, y = (like_own(value, name, own) for value, name, own in ((x, "x", post.x), (y, "y", post.y)))
     x = check_points(x, "x", like=post.x)
     if x.dim() != 2:
         raise ShapeError(f"`x` must have shape (k, {post.x.shape[-1]}), got {tuple(x.shape)}; append one table of rows")
@@ -134,7 +136,7 @@ def _checked(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: A
     return _New(x.detach(), y.detach(), row_variance, row_weight)
 
 
-def _like(value: Any, name: str, own: Tensor) -> Tensor:
+def like_own(value: Any, name: str, own: Tensor) -> Tensor:
     """A floating tensor; whole numbers and booleans take the dtype of the rows before, as torch.cat does it."""
     tensor = as_float_tensor(value, name)
     whole = not value.is_floating_point() if isinstance(value, Tensor) else numpy.asarray(value).dtype.kind in "iub"
@@ -238,9 +240,10 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         weights = factor.back_solve(whitened)
         relative = _drift(own, checked, weights, table)[1]
     before, known = post.report, post.learned
-    learned = Learned(
-        known.appended + (0 if new is None else len(new)), known.dropped + (0 if gone is None else len(gone)),
-        known.refactorised + anew, (known.turn + CHECKED_ROWS) % count, whitened,
+    learned = replace(
+        known, appended=known.appended + (0 if new is None else len(new)),
+        dropped=known.dropped + (0 if gone is None else len(gone)), refactorised=known.refactorised + anew,
+        turn=(known.turn + CHECKED_ROWS) % count, whitened=whitened,
     )  # fmt: skip
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
@@ -307,9 +310,15 @@ def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, new: _New | None) -
         differentiable=False,
     )  # fmt: skip
     learned = post.learned
-    made.learned = Learned(
-        learned.appended + (0 if new is None else len(new)), learned.dropped + post.count, learned.refactorised
-    )
+    return carried_on(
+        made, replace(learned, appended=learned.appended + (0 if new is None else len(new)),
+                      dropped=learned.dropped + post.count),
+    )  # fmt: skip
+
+
+def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
+    """A posterior that was conditioned anew as the continuation of what had been learned before; it says so."""
+    made.learned = replace(learned, turn=0, whitened=None)
     made.report.events.append(made.learned.event)
     return made
 

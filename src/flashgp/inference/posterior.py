@@ -6,7 +6,7 @@ the prior, so changing parameters afterwards changes nothing here. conditioning.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference import online
+from flashgp.inference.fantasies import Fantasies, fantasize
 from flashgp.inference.gp import GP
 from flashgp.inference.leave_one_out import LeaveOneOut, left_out
 from flashgp.inference.likelihood_gradient import LOG_2PI
@@ -38,6 +39,9 @@ from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.planner.variances import VariancePrice, check_variance
 from flashgp.solvers.cholesky import TriangularFactor
+
+if TYPE_CHECKING:
+    from flashgp.inference.history import Progress
 
 __all__ = ["LeaveOneOut", "Posterior", "in_batches"]
 
@@ -254,6 +258,38 @@ class Posterior:
     def replace(self, indices: Any, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
         """Some rows are dropped and as many appended, at the end of the table; see `append` and `drop`."""
         return online.replace_rows(self, indices, x, y, row_variance, row_weight)
+
+    def fantasize(self, x: Any, y: Any = None, *, samples: int | None = None, seed: int | None = None) -> "Fantasies":
+        """Many posteriors at once, each with q hypothetical rows of its own beside these, eq. (M-114).
+
+        Args:
+            x: (*b, q, d), the rows of every member; y: their targets, (*s, *b, q) or (*s, *b, q, outputs), with the
+                noise of the likelihood; or samples: draw so many targets from the posterior, s = (samples,), seed: of
+                these draws.
+        Returns: Fantasies, with `predict(x_test)` of all members at once; differentiable in x, y and x_test.
+        Raises: ShapeError, DomainError for what does not fit, or a posterior without one float64 factor;
+            NotPositiveDefiniteError for a row that repeats another without noise.
+        Cost: n^2 flops for each distinct row, n q^2 for each member; n numbers for each distinct row.
+        """
+        return fantasize(self, x, y, samples, seed)
+
+    def refine(
+        self,
+        steps: int = 5,
+        *,
+        priors: Literal["weak", "given"] = "weak",
+        time_limit: float | None = None,
+        progress: "Callable[[Progress], None] | None" = None,
+    ) -> "Posterior":
+        """The posterior of the same rows with better hyperparameters: a few steps up the log joint from its own.
+
+        Args: steps: of L-BFGS-B at most; priors, time_limit, progress: as `fgp.fit`.
+        Raises: DomainError for a posterior without rows, of a batch or differentiable; as `fgp.fit` otherwise.
+        Cost: about 1.3 evaluations of n^3 flops a step, and a new factor: not of O(n^2).
+        """
+        from flashgp.inference.refining import refined
+
+        return refined(self, steps, priors=priors, time_limit=time_limit, progress=progress)
 
     @property
     def solves(self) -> Solves | None:

@@ -72,10 +72,10 @@ class HeadedFactor(Preconditioner):
         below = system.columns(pivots, F64)[self.rest]
         self.below = torch.linalg.solve_triangular(self.head, below.mT, upper=False).mT
         del below
-        self._left = (system.diagonal() + system.noise)[self.rest] - self.below.square().sum(-1)
+        left = (system.diagonal() + system.noise)[self.rest] - self.below.square().sum(-1)
         self.tail: Factor = factorise(lambda: self._remainder(system))
         self.jitter = float(self.tail.jitter) if len(self.rest) else 0.0
-        self.slack = rounding_slack(system, float(self._left.sum()), F32, self.jitter)
+        self.slack = rounding_slack(system, float(left.sum()), F32, self.jitter)
 
     def _remainder(self, system: System) -> Tensor:
         """A_qq - L_qp L_qp^T in float32, its upper triangle, from float64 panels."""

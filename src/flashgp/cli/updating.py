@@ -1,0 +1,104 @@
+"""`flashgp update`: rows of a table are predicted by a model, then learned by it, hyperparameters as they are.
+
+The new model file replaces the old one once it is complete: whatever ends the command before that leaves the old one.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from flashgp.foundations.errors import DomainError
+from flashgp.inference.stream import Stream
+from flashgp.table import Missing, read_table
+
+from .console import Console
+from .model import TableModel
+from .paths import require_distinct, require_writable
+from .scores import Scores
+
+__all__ = ["UpdateOptions", "run_update"]
+
+BLOCK_ROWS = 64  # predicted, then learned, together: the scores hardly change, the work is matrix products
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """What `flashgp update` was asked for."""
+
+    model: str
+    table: str
+    out: str | None = None
+    window: int | None = None
+    refine: int | None = None
+    missing: Missing | None = None
+    delimiter: str | None = None
+    decimal: str | None = None
+
+
+def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
+    """Learn and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
+    began = time.perf_counter()
+    out = options.model if options.out is None else options.out
+    require_distinct({"MODEL": options.model, "ROWS": options.table})
+    if options.out is not None:
+        require_distinct({"ROWS": options.table, "--out": out})
+    require_writable(out, "--out" if options.out is not None else "MODEL")
+    model = TableModel.load(options.model)
+    before = model.posterior
+    if before.count and (before.factor is None or before.factor.dtype != torch.float64):
+        raise DomainError(
+            f"{options.model!r} must hold a float64 factor to learn rows, got a model of the route "
+            f"{before.report.route!r}; fit again with --dtype float64 (and as much memory as `flashgp plan` says)"
+        )
+    encoding = model.encoding
+    table = read_table(options.table, header=encoding.header, delimiter=options.delimiter, decimal=options.decimal)
+    data = encoding.apply(table, need_target=True, missing=options.missing)
+    for text in dict.fromkeys((*table.notes, *data.notes)):
+        console.note(text)
+    if len(data.rows) < table.rows:
+        console.note(f"{table.rows - len(data.rows):,} rows with missing values are left out.")
+    assert data.y is not None
+    x = torch.from_numpy(np.ascontiguousarray(model.scaling.x(data.x))).to(before.x.dtype)
+    y = torch.from_numpy(np.ascontiguousarray(model.scaling.y(data.y))).to(before.y.dtype)
+    stream = Stream(before, window=options.window)
+    means, stds = [], []
+    with console.stages() as stage:
+        for start in range(0, len(x), BLOCK_ROWS):
+            if stage is not None:
+                stage(f"learning row {start:,} of {len(x):,}", start / len(x))
+            step = stream.step(x[start : start + BLOCK_ROWS], y[start : start + BLOCK_ROWS])
+            means.append(model.scaling.mean(step.mean.double().numpy()))
+            stds.append(model.scaling.std(step.variance.double().sqrt().numpy()))
+    scores = Scores.of(data.y, np.concatenate(means), np.concatenate(stds), model.scaling) if means else None
+    posterior = stream.posterior
+    if options.refine is not None:
+        posterior = posterior.refine(options.refine)
+    replace(model, posterior=posterior).save(out)
+    console.say(
+        f"learned {len(x):,} rows of {options.table}: the model had {before.count:,} rows and has {posterior.count:,}"
+    )
+    if scores is not None:
+        console.pairs("predicted before they were learned", scores.lines(encoding.target))
+    residual = posterior.report.relative_residual
+    console.pairs("posterior", [("residual", "-" if residual is None else f"{residual:.1e}"),
+                                *(("event", event) for event in posterior.report.events)])  # fmt: skip
+    console.say(f"wrote {out}")
+    return {
+        "command": "update",
+        "model": options.model,
+        "table": options.table,
+        "out": out,
+        "rows": table.rows,
+        "rows_learned": len(x),
+        "rows_before": before.count,
+        "rows_now": posterior.count,
+        "window": options.window,
+        "refine": options.refine,
+        "scores": None if scores is None else scores.to_json(),
+        "relative_residual": residual,
+        "events": posterior.report.events,
+        "seconds": time.perf_counter() - began,
+    }

@@ -1,0 +1,219 @@
+"""Streams predict before they learn, keep their window, and equal conditioning on the rows that they hold."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError, ShapeError
+from flashgp.inference.posterior import Posterior
+from inference.plain_gp import data, model, relative
+
+F64 = torch.float64
+
+
+def started(
+    n: int = 20, total: int = 60, outputs: int | None = None, **options: Any
+) -> tuple[fgp.Stream, Tensor, Tensor]:
+    """A stream that has n rows of a table, and the table."""
+    x, y = data(total, 3)
+    gp = model(3)
+    if outputs:
+        y = torch.stack([y, -y], dim=-1)
+        gp = fgp.GP(gp.kernel, gp.mean, gp.likelihood, outputs=outputs)
+    return fgp.Stream(gp.condition(x[:n], y[:n]), **options), x, y
+
+
+def test_every_row_is_predicted_before_it_is_learned() -> None:
+    stream, x, y = started()
+    gp = model(3)
+    for i, step in enumerate(stream.consume(zip(x[20:30], y[20:30], strict=True)), start=20):
+        wanted = gp.condition(x[:i], y[:i]).predict(x[i : i + 1])
+        assert relative(step.mean, wanted.mean) < 1e-9
+        assert relative(step.variance, wanted.observation_variance) < 1e-9
+        assert torch.equal(step.y, y[i : i + 1])
+        assert step.count == stream.posterior.count == i + 1
+        assert step.seconds > 0.0
+        assert step.refining_seconds == 0.0
+
+
+def test_metrics_are_those_of_the_predictions() -> None:
+    stream, x, y = started()
+    steps = [stream.step(x[i : i + 4], y[i : i + 4]) for i in range(20, 60, 4)]
+    mean, variance = (torch.cat([getattr(s, name) for s in steps]) for name in ("mean", "variance"))
+    normal, truth = torch.distributions.Normal(mean, variance.sqrt()), y[20:60]
+    found = stream.metrics
+    assert (found.rows, found.steps, found.refinements) == (40, 10, 0)
+    assert found.rmse == pytest.approx(float((truth - mean).square().mean().sqrt()))
+    assert found.nll == pytest.approx(-float(normal.log_prob(truth).mean()))
+    assert found.coverage == pytest.approx(
+        float(((truth - mean).abs() <= 1.959963984540054 * variance.sqrt()).double().mean())
+    )
+    seconds = np.array([s.seconds for s in steps])
+    assert found.median_seconds == np.median(seconds)
+    assert found.largest_seconds == seconds.max()
+    assert "40 rows: RMSE" in str(found)
+    assert "60 rows" in repr(stream)
+
+
+@pytest.mark.parametrize("block", [1, 3, 25, 40])
+def test_a_window_holds_the_latest_rows(block: int) -> None:
+    # From less than the window to more, with blocks that are larger than it too.
+    stream, x, y = started(window=25)
+    for i in range(20, 60, block):
+        stream.step(x[i : i + block], y[i : i + block])
+    assert stream.posterior.count == 25
+    wanted = model(3).condition(x[35:], y[35:])
+    assert torch.equal(stream.posterior.x, wanted.x)
+    at = x[:5] + 0.1
+    assert relative(stream.posterior.predict(at).mean, wanted.predict(at).mean) < 1e-9
+    assert relative(stream.posterior.predict(at).variance, wanted.predict(at).variance) < 1e-9
+
+
+def test_a_window_smaller_than_the_beginning_drops_at_once() -> None:
+    x, y = data(30, 3)
+    whole = model(3).condition(x, y)
+    stream = fgp.Stream(whole, window=10)
+    assert torch.equal(stream.posterior.x, x[20:])
+    assert whole.count == 30
+
+
+def test_rows_without_a_target_are_predicted_only() -> None:
+    stream, x, y = started()
+    step = stream.step(x[30])
+    assert step.y is None
+    assert step.mean.shape == (1,)
+    assert stream.posterior.count == 20
+    assert stream.metrics.rows == 0
+    assert math.isnan(stream.metrics.rmse)
+    assert stream.metrics.steps == 1
+    assert stream.step(x[30].numpy(), float(y[30])).count == 21
+
+
+def test_several_outputs() -> None:
+    stream, x, y = started(outputs=2)
+    one = stream.step(x[20], y[20])
+    assert one.mean.shape == one.variance.shape == (1, 2)
+    many = stream.step(x[21:25], y[21:25])
+    assert many.mean.shape == (4, 2)
+    assert stream.metrics.rows == 5
+    error = torch.cat([y[20:21] - one.mean, y[21:25] - many.mean])
+    assert stream.metrics.rmse == pytest.approx(float(error.square().mean().sqrt()))
+
+
+def test_noise_of_each_row_is_in_its_variance() -> None:
+    x, y = data(30, 3)
+    noise = torch.linspace(0.1, 0.5, 30, dtype=F64)
+    gp = model(3)
+    own = fgp.GP(gp.kernel, gp.mean, fgp.likelihoods.Gaussian(0.2, row_variance=noise[:20]))
+    stream = fgp.Stream(own.condition(x[:20], y[:20]))
+    latent = stream.posterior.predict(x[20:22]).variance
+    step = stream.step(x[20:22], y[20:22], row_variance=noise[20:22])
+    assert relative(step.variance, latent + 0.2 + noise[20:22]) < 1e-12
+    both = fgp.GP(gp.kernel, gp.mean, fgp.likelihoods.Gaussian(0.2, row_variance=noise[:22]))
+    assert relative(stream.posterior.predict(x).mean, both.condition(x[:22], y[:22]).predict(x).mean) < 1e-9
+
+
+def test_hyperparameters_are_refined_when_it_is_their_turn() -> None:
+    stream, x, y = started(n=20, total=120, refine_every=40, refine_steps=3)
+    before = float(stream.posterior.gp.likelihood.noise_variance.value)
+    seconds = [stream.step(x[i], y[i]).refining_seconds for i in range(20, 120)]
+    assert [i for i, s in enumerate(seconds) if s > 0.0] == [39, 79]
+    assert stream.metrics.refinements == 2
+    assert stream.metrics.refining_seconds == pytest.approx(sum(seconds))
+    assert "refined 2 times" in str(stream.metrics)
+    post = stream.posterior
+    assert float(post.gp.likelihood.noise_variance.value) != before
+    assert (post.learned.appended, post.learned.refined) == (100, 2)
+    assert any("hyperparameters refined 2 times" in event for event in post.report.events)
+    wanted = post.gp.condition(x, y)
+    assert relative(post.predict(x[:5] + 0.1).mean, wanted.predict(x[:5] + 0.1).mean) < 1e-9
+
+
+def test_refining_climbs_the_likelihood_and_leaves_the_older_posterior() -> None:
+    x, y = data(80, 3)
+    post = model(3).condition(x[:70], y[:70]).append(x[70:], y[70:])
+    value, parameters = float(post.log_marginal_likelihood()), [p.clone() for p in post.gp.parameters()]
+    better = post.refine(4, priors="given")
+    assert float(better.log_marginal_likelihood()) > value + 1.0
+    assert float(post.log_marginal_likelihood()) == value
+    assert all(torch.equal(a, b) for a, b in zip(post.gp.parameters(), parameters, strict=True))
+    more = better.refine(200, priors="given")
+    whole = fgp.fit(post.gp, x, y, initial="given", priors="given")
+    assert float(more.log_marginal_likelihood()) == pytest.approx(
+        float(whole.posterior.log_marginal_likelihood()), abs=1e-2
+    )
+    assert torch.equal(better.append(x[:1] + 0.5, y[:1]).x[:-1], x)
+
+
+def test_a_refinement_that_fails_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, x, y = started(refine_every=1)
+
+    def failing(self: Posterior, steps: int) -> Posterior:
+        raise NotPositiveDefiniteError("not today")
+
+    monkeypatch.setattr(Posterior, "refine", failing)
+    with pytest.warns(FlashGPWarning, match="could not be refined at 21 rows, they go on: not today"):
+        stream.step(x[20], y[20])
+    assert stream.posterior.count == 21
+    assert stream.metrics.refinements == 0
+
+
+def test_a_refused_row_changes_nothing() -> None:
+    stream, x, y = started()
+    stream.step(x[20], y[20])
+    before, metrics = stream.posterior, stream.metrics
+    for wrong_x, wrong_y, error in (
+        (x[21], math.nan, DomainError),
+        (x[21] * math.inf, y[21], DomainError),
+        (x[21, :2], y[21], ShapeError),
+        (x[21:23], y[21:24], ShapeError),
+        (x[None, 21:23], y[21:23], ShapeError),
+    ):
+        with pytest.raises(error):
+            stream.step(wrong_x, wrong_y)
+    with pytest.raises(ShapeError, match="pairs"):
+        list(stream.consume([x[21]]))
+    assert stream.posterior is before
+    assert stream.metrics == metrics
+
+
+def test_arguments_that_are_no_counts() -> None:
+    x, y = data(10, 3)
+    post = model(3).condition(x, y)
+    for options in (
+        {"window": 0},
+        {"window": 2.5},
+        {"refine_every": 0},
+        {"refine_steps": None},
+        {"refine_every": True},
+    ):
+        with pytest.raises(DomainError, match=f"`{next(iter(options))}` must be a whole number from 1 on"):
+            fgp.Stream(post, **options)
+    with pytest.raises(DomainError, match="`posterior` must be a Posterior"):
+        fgp.Stream(model(3))  # type: ignore[arg-type]
+    for steps in (0, 1.5, True):
+        with pytest.raises(DomainError, match="`steps` must be"):
+            post.refine(steps)  # type: ignore[arg-type]
+    with pytest.raises(DomainError, match="got no rows"):
+        post.drop(range(10)).refine()
+
+
+def test_a_stream_keeps_nothing_of_the_past() -> None:
+    """Latencies are of the latest steps only, and no graph hangs on to older rows."""
+    stream, x, y = started(window=20)
+    stream._latencies = type(stream._latencies)(maxlen=5)
+    x.requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(20, 40):
+            step = stream.step(x[i], y[i])
+    assert len(stream._latencies) == 5
+    assert stream.metrics.steps == 20
+    assert not step.mean.requires_grad
+    assert not stream.posterior.x.requires_grad

@@ -1,0 +1,124 @@
+"""`flashgp update`: rows are scored, learned and written; what goes wrong leaves the model file as it was."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+import torch
+
+import flashgp as fgp
+from flashgp.cli import updating
+from flashgp.cli.model import TableModel
+from flashgp.foundations.errors import FlashGPError
+from test_cli import HEAD, columns, run, write
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of 60 rows and a table of 100 more."""
+    write(tmp_path / "table.csv", HEAD, columns(60))
+    write(tmp_path / "rows.csv", HEAD, columns(100, seed=1))
+    run("fit", tmp_path / "table.csv", "--target", "y", "--starts", 1, "--quiet", "--out", tmp_path / "m.safetensors")
+    return tmp_path
+
+
+def update(folder: Path, *arguments: object, code: int = 0) -> Any:
+    return run("update", folder / "m.safetensors", folder / "rows.csv", *arguments, code=code)
+
+
+def test_rows_are_learned_in_place(folder: Path) -> None:
+    before = TableModel.load(folder / "m.safetensors")
+    said = json.loads(update(folder, "--json").stdout)
+    assert (said["rows_before"], said["rows_learned"], said["rows_now"]) == (60, 100, 160)
+    after = TableModel.load(folder / "m.safetensors")
+    wanted = before.posterior.gp.condition(after.posterior.x, after.posterior.y)
+    at = after.posterior.x[:7]
+    assert torch.allclose(after.posterior.predict(at).mean, wanted.predict(at).mean, atol=1e-9)
+    assert torch.equal(after.posterior.x[:60], before.posterior.x)
+    assert after.scaling == before.scaling
+    assert after.posterior.learned.appended == 100
+    assert said["relative_residual"] < 1e-8
+    run("predict", folder / "m.safetensors", folder / "rows.csv", "--out", folder / "p.csv")
+
+
+def test_scores_are_of_predictions_before_learning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updating, "BLOCK_ROWS", 1000)
+    predicted = run("predict", folder / "m.safetensors", folder / "rows.csv", "--out", folder / "p.csv", "--json")
+    said = json.loads(update(folder, "--json", "--out", folder / "new.safetensors").stdout)
+    wanted = json.loads(predicted.stdout)["scores"]
+    assert said["scores"] == pytest.approx(wanted)
+    assert TableModel.load(folder / "m.safetensors").posterior.count == 60, "--out leaves MODEL alone"
+    assert TableModel.load(folder / "new.safetensors").posterior.count == 160
+
+
+def test_counts_go_on_over_files(folder: Path) -> None:
+    for expected in (100, 200):
+        said = json.loads(update(folder, "--json", "--window", 120).stdout)
+        assert said["rows_now"] == 120
+        assert TableModel.load(folder / "m.safetensors").posterior.learned.appended == expected
+        online = [event for event in said["events"] if event.startswith("online")]
+        assert len(online) == 1
+        assert f"{expected} rows appended" in online[0]
+
+
+def test_refining_after_learning(folder: Path) -> None:
+    before = TableModel.load(folder / "m.safetensors").posterior.gp
+    said = json.loads(update(folder, "--json", "--refine", 3).stdout)
+    after = TableModel.load(folder / "m.safetensors").posterior
+    assert any("refined 1 time" in event for event in said["events"])
+    assert not all(torch.equal(a, b) for a, b in zip(before.parameters(), after.gp.parameters(), strict=True))
+
+
+def test_for_people(folder: Path) -> None:
+    text = update(folder).output
+    assert "learned 100 rows" in text
+    assert "the model had 60 rows and has 160" in text
+    assert "predicted before they were learned" in text
+    assert "RMSE" in text
+
+
+@pytest.mark.parametrize("where", ["learning", "writing"])
+def test_what_fails_on_the_way_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    model = folder / "m.safetensors"
+    before = model.read_bytes()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise FlashGPError("the power went")
+
+    if where == "learning":
+        monkeypatch.setattr(updating.Stream, "step", fail)
+    else:
+        monkeypatch.setattr("flashgp.files.container.os.replace", fail)
+    assert "the power went" in update(folder, code=1).output
+    assert model.read_bytes() == before
+    assert sorted(p.name for p in folder.iterdir()) == ["m.safetensors", "rows.csv", "table.csv"]
+
+
+def test_bad_rows(folder: Path) -> None:
+    before = (folder / "m.safetensors").read_bytes()
+    x, z, site, y = columns(5)
+    write(folder / "rows.csv", HEAD[:3], [x, z, site])
+    assert "'y'" in update(folder, code=1).output
+    write(folder / "rows.csv", HEAD, [x, z, ["c"] * 5, y])
+    assert "c" in update(folder, code=1).output
+    write(folder / "rows.csv", HEAD, [x, z, site, [1.0, "", 3.0, 4.0, 5.0]])
+    assert "--missing" in update(folder, code=1).output or "missing" in update(folder, code=1).output
+    assert (folder / "m.safetensors").read_bytes() == before
+    said = json.loads(update(folder, "--missing", "drop", "--json").stdout)
+    assert said["rows_learned"] == 4
+    assert "`ROWS` must differ" in run("update", folder / "m.safetensors", folder / "m.safetensors", code=1).output
+
+
+def test_a_model_that_cannot_learn_says_what_to_do(folder: Path) -> None:
+    model = TableModel.load(folder / "m.safetensors")
+    post = model.posterior
+    single = post.gp.condition(post.x, post.y, dtype=torch.float32)
+    TableModel(single, model.encoding, model.scaling, model.kernel).save(str(folder / "m.safetensors"))
+    assert "--dtype float64" in update(folder, code=1).output
+    assert np.isfinite(fgp.load(folder / "m.safetensors").x.numpy()).all()
