@@ -11,12 +11,16 @@ x is uniform in the unit cube, d = 4, y a draw of a Matern-3/2 prior with noise;
               them one is appended elsewhere, since the first in a process loads SciPy's BLAS, and timed apart
     fantasies 64 members of 4 hypothetical rows each beside 2,000 rows, and mean and variance of eight points that
               they share; beside GPyTorch's get_fantasy_model of the same batch
+    operations 10,000 random appends, drops, slides and replacements of one to three rows, each with a prediction,
+              from 150 rows on: mean, variance and log likelihood beside a fresh posterior; resident memory and live
+              objects over all but the first fifth
     sizes     the median of appends at sizes from 100 to 6,000 that differ by a tenth: the largest ratio of neighbours
 
 Every answer is compared with a posterior conditioned on the same rows.
 """
 
 import argparse
+import gc
 import itertools
 import statistics
 import sys
@@ -26,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
+import psutil
 import torch
 from cells import Cell, Claim, Entry, Speaker, main_of, options_of
 from common import peer
@@ -43,6 +48,7 @@ FANTASIES_AT_LEAST = 20.0
 WINDOW_SECONDS, WINDOW_AT_LEAST = 8e-3, 50.0
 STREAM_MOST = {"p99": 2.0, "largest": 6.0}  # of the median
 NEIGHBOURS_MOST = 1.3
+MOST_BYTES = 1000.0  # of resident memory for each operation, once all is warm
 COLUMNS = [
     {"key": "work", "title": "work"},
     {"key": "seconds", "title": "FlashGP"},
@@ -57,7 +63,8 @@ COLUMNS = [
 
 
 def run_cell(cell: Cell) -> Entry:
-    work = {"step": _step, "window": _window, "stream": _stream, "fantasies": _fantasies, "sizes": _sizes}
+    work = {"step": _step, "window": _window, "stream": _stream, "fantasies": _fantasies, "operations": _operations}
+    work["sizes"] = _sizes
     return work[cell["what"]](cell)
 
 
@@ -229,6 +236,40 @@ def _fantasies(cell: Cell) -> Entry:
     }  # fmt: skip
 
 
+def _operations(cell: Cell) -> Entry:
+    n, cycles = cell["n"], cell["repeats"]
+    x, y, at = _table(3 * cycles + n)
+    generator = numpy.random.default_rng(0)
+    post, used, settled = _prior().condition(x[:n], y[:n]), n, cycles // 5
+    process, speaker = psutil.Process(), Speaker(cell.key)
+    resident = objects = 0
+    for i in range(cycles):
+        if i == settled:
+            gc.collect()
+            resident, objects = process.memory_info().rss, len(gc.get_objects())
+        k = int(generator.integers(1, 4))
+        rows = slice(used, used + k)
+        kind = generator.choice(["slide", "replace", "append" if post.count < n else "drop"])
+        some = generator.choice(post.count, k, replace=False)
+        if kind == "drop":
+            post = post.drop(some)
+        elif kind == "replace":
+            post = post.replace(some, x[rows], y[rows])
+        else:
+            post = getattr(post, kind)(x[rows], y[rows])
+        used += 0 if kind == "drop" else k
+        _answer(post, at[:1])
+        speaker(lambda i=i: f"operation {i:,}")  # type: ignore[misc]
+    gc.collect()
+    fresh = _prior().condition(post.x, post.y)
+    likelihood = abs(float(post.log_marginal_likelihood() - fresh.log_marginal_likelihood()))
+    return {
+        "error": max(_error(post, at), likelihood), "refactorised": post.learned.refactorised, "rows": post.count,
+        "bytes_per_cycle": (process.memory_info().rss - resident) / (cycles - settled),
+        "objects": len(gc.get_objects()) - objects,
+    }  # fmt: skip
+
+
 def _robust(design: numpy.ndarray, taken: numpy.ndarray) -> numpy.ndarray:
     """Least absolute deviations by weights, so that a few late rows do not bend the curve."""
     weights = numpy.ones(len(taken))
@@ -297,6 +338,13 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
                 "at_least": FANTASIES_AT_LEAST, "error": entry["error"],
                 "met": right and (faster is None or faster >= FANTASIES_AT_LEAST),
             })  # fmt: skip
+        elif what == "operations":
+            work = (
+                f"{entry['repeats']:,} random operations, {n:,} rows: {entry['bytes_per_cycle']:.0f} bytes and "
+                f"{entry['objects'] / entry['repeats']:.3f} objects more for each"
+            )
+            met = right and entry["bytes_per_cycle"] < MOST_BYTES and abs(entry["objects"]) < 0.01 * entry["repeats"]
+            found.append({"work": work, "error": entry["error"], "met": met})
         elif what == "stream":
             met = right and all(entry[key] <= most for key, most in STREAM_MOST.items())
             work = f"{entry['repeats']:,} rows appended one by one from {n:,} on, all of them; "
@@ -317,6 +365,8 @@ def line(entry: Entry) -> str:
         beside = entry["peer_append"]
         ratio = "" if beside is None else f", GPyTorch {readable_seconds(beside)}"
         return f"append {readable_seconds(entry['append'])}{ratio}, predict {readable_seconds(entry['predict'])}"
+    if what == "operations":
+        return f"{entry['bytes_per_cycle']:.0f} bytes for each, off by {entry['error']:.1e}"
     if what == "fantasies":
         return f"{readable_seconds(entry['seconds'])}"
     if what == "sizes":
@@ -345,6 +395,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells.append(Cell(f"stream/n={stream['n']}", {"what": "stream", **stream}, 60.0, beside))
     many = {"n": 30 if toy else 2000, "members": 3 if toy else 64, "q": 4, "repeats": 1 if toy else 5}
     cells.append(Cell(f"fantasies/n={many['n']}", {"what": "fantasies", **many}, 60.0, beside))
+    operations = {"n": 20 if toy else 150, "repeats": 20 if toy else 10_000}
+    cells.append(Cell(f"operations/n={operations['n']}", {"what": "operations", **operations}, 60.0, beside))
     sizes = (
         {"n": 20, "most": 40, "count": 3, "repeats": 3} if toy else {"n": 100, "most": 6000, "count": 43, "repeats": 9}
     )
