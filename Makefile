@@ -19,13 +19,17 @@ install := $(python) -m pip install --quiet --disable-pip-version-check -c const
 torch_source := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
 package := $(install) --no-build-isolation --editable
 
-.PHONY: demo test lint types format bench uci claims gpu-check tables clean
+.PHONY: demo stream-demo control-demo test lint types format bench uci claims gpu-check tables clean
 
 demo: $(VENV)/.demo
 	mkdir -p demo
 	$(bin)/flashgp fit data/elevators.csv.gz --target Goal --split data/elevators_split.csv.gz \
 		--kernel "1.0 * Matern(nu=1.5)" --out demo/model.safetensors --report demo/report.html
 	$(bin)/flashgp predict demo/model.safetensors data/elevators.csv.gz --out demo/predictions.csv --std --interval 0.95
+
+# Rows learned one by one, and a control loop that learns: demo/stream.png, demo/control.png.
+stream-demo control-demo: %-demo: $(VENV)/.demo
+	$(python) examples/$*_demo.py --out demo
 
 test: lint types
 	$(python) -m pytest -n $(WORKERS) --dist loadfile

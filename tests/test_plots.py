@@ -51,10 +51,25 @@ def data(n: int, wrong: float = 1.0) -> tuple[np.ndarray, tuple[np.ndarray, np.n
     return mean + std * generator.normal(size=n), (mean, wrong * std)
 
 
+def steps(n: int, outputs: int | None = None, every: int = 0) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (1,) if outputs is None else (1, outputs)
+    return [
+        SimpleNamespace(
+            mean=torch.zeros(shape, dtype=torch.float64), variance=torch.full(shape, 0.25, dtype=torch.float64),
+            y=torch.randn(shape, generator=generator, dtype=torch.float64), count=i, seconds=1e-3 * (1 + i % 3),
+            refining_seconds=0.1 if every and i % every == every - 1 else 0.0,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
 PLOTS: dict[str, Callable[..., Any]] = {
     "posterior_1d": lambda **o: plots.posterior_1d(posterior(), **o),
     "predicted_observed": lambda **o: plots.predicted_observed(*data(50), **o),
     "calibration": lambda **o: plots.calibration(*data(50), **o),
+    "latency": lambda **o: plots.latency(steps(30), **o),
+    "prequential_error": lambda **o: plots.prequential_error(steps(30), **o),
     "pit_histogram": lambda **o: plots.pit_histogram(*data(50), **o),
     "relevance": lambda **o: plots.relevance(posterior(2).gp, **o),
     "training_trace": lambda **o: plots.training_trace(history(1, 1), **o),
@@ -320,3 +335,34 @@ def test_samples_have_the_posterior_covariance_where_it_has_no_cholesky_factor()
     error = np.cov(drawn[:, ::60].T) - covariance[::60, ::60]
     assert np.abs(error).max() < 4 * 4.0 * math.sqrt(2 / 4_000)  # four standard errors of a variance of 4
     assert abs(drawn.mean() - 7.0) < 4 * 2.0 / math.sqrt(4_000)
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_prequential_error_is_that_of_the_latest_rows(outputs: int | None) -> None:
+    given = steps(50, outputs)
+    ax = plots.prequential_error(given, rows=10, beside=given[:40])
+    line = ax.get_lines()[1]
+    errors = torch.stack([s.y.square().mean() for s in given])
+    assert line.get_ydata()[-1] == pytest.approx(float(errors[-10:].mean().sqrt()))
+    assert line.get_ydata()[4] == pytest.approx(float(errors[:5].mean().sqrt()))
+    assert ax.get_lines()[2].get_ydata() == pytest.approx(np.full(50, 0.5))
+    assert "as the predictions expected" in texts(ax)
+    assert rendered(ax).std() > 0
+
+
+def test_latency_counts_what_came_too_late() -> None:
+    ax = plots.latency(steps(300, every=100), deadline=2.5e-3)
+    assert "100 steps of 300 beyond 2.5 ms" in texts(ax)
+    assert "a refinement" in texts(ax)
+    assert rendered(ax).std() > 0
+
+
+def test_streams_without_steps_say_so() -> None:
+    assert "no step was taken" in texts(plots.latency([]))
+    assert "no row had a target" in texts(plots.prequential_error([]))
+    alone = steps(1)[0]
+    alone.y = None
+    assert "no row had a target" in texts(plots.prequential_error([alone]))
+    with pytest.raises(DomainError, match="`rows` must be 1 or more"):
+        plots.prequential_error([], rows=0)

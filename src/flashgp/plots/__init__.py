@@ -1,12 +1,22 @@
-"""Plots of fits and predictions. Each takes `ax=None`, draws, and returns the matplotlib Axes; nothing is shown.
+"""Plots of fits, predictions and streams.
 
-Without `ax` a figure of its own is made that no global state knows (`ax.figure.savefig(...)` writes it). Needs
-matplotlib: pip install 'flashgp[plot]'.
+Each takes `ax=None`, draws, and returns the matplotlib Axes; nothing is shown. Without `ax` a figure of its own is made
+that no global state knows (`ax.figure.savefig(...)` writes it). Needs matplotlib: pip install 'flashgp[plot]'.
 """
 
 from .parameters import relevance
 from .posterior import posterior_1d
 from .predictive import calibration, pit_histogram, predicted_observed
+from .stream import latency, prequential_error
 from .training import training_trace
 
-__all__ = ["calibration", "pit_histogram", "posterior_1d", "predicted_observed", "relevance", "training_trace"]
+__all__ = [
+    "calibration",
+    "latency",
+    "pit_histogram",
+    "posterior_1d",
+    "predicted_observed",
+    "prequential_error",
+    "relevance",
+    "training_trace",
+]
