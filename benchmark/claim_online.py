@@ -13,7 +13,7 @@ x is uniform in the unit cube, d = 4, y a draw of a Matern-3/2 prior with noise;
               they share; beside GPyTorch's get_fantasy_model, eight members at a time: all at once take more than 23 GB
     operations 10,000 random appends, drops, slides and replacements of one to three rows, each with a prediction,
               from 150 rows on: mean, variance and log likelihood beside a fresh posterior; resident memory and live
-              objects over all but the first fifth
+              objects over all but the first fifth. The compiled rotations are ready before: they bring numba along
     sizes     the median of appends at sizes from 100 to 6,000 that differ by a tenth: the largest ratio of neighbours
 
 Every answer is compared with a posterior conditioned on the same rows.
@@ -39,6 +39,7 @@ from problems import drawn_table
 import flashgp as fgp
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.report import readable_seconds
+from flashgp.solvers.rotations import rotations
 
 D, LENGTHSCALE, NOISE = 4, 0.5 * 4**0.5, 0.01
 AGREEMENT = 1e-8  # of mean and variance with a fresh posterior
@@ -249,6 +250,7 @@ def _operations(cell: Cell) -> Entry:
     generator = numpy.random.default_rng(0)
     post, used, settled = _prior().condition(x[:n], y[:n]), n, cycles // 5
     process, speaker = psutil.Process(), Speaker(cell.key)
+    rotations.wait()
     resident = objects = 0
     for i in range(cycles):
         if i == settled:
