@@ -19,13 +19,19 @@ _MOST_POINTS = 20_000
 
 
 def prequential_error(
-    steps: Sequence[Any], *, rows: int = 200, beside: Sequence[Any] | None = None, ax: "Axes | None" = None
+    steps: Sequence[Any],
+    *,
+    rows: int = 200,
+    beside: Sequence[Any] | None = None,
+    beside_label: str = "the other model",
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """Root mean squared error over the latest rows, as the stream went on, with what the predictions expected of it.
 
     Args:
         steps: what `Stream.step` returned, in order; rows: of which the error is the mean; beside: steps of another
-            model on the same rows, for a second line; ax: axes to draw on, a new figure's by default.
+            model on the same rows, for a second line, which is called beside_label; ax: axes to draw on, a new figure's by
+            default.
     Raises: BackendUnavailableError without matplotlib; DomainError for `rows` below 1.
     Cost: O(rows of all steps).
     """
@@ -34,7 +40,7 @@ def prequential_error(
     ax = new_axes(ax)
     style(ax, "rows learned", f"RMSE of the latest {rows:,} rows")
     drawn = False
-    for values, colour, label in ((beside, GREY, "the other model"), (steps, BLUE, "predicted, then learned")):
+    for values, colour, label in ((beside, GREY, beside_label), (steps, BLUE, "predicted, then learned")):
         squares, variances = _squares([] if values is None else values)
         if len(squares) < 2:
             continue
@@ -79,6 +85,7 @@ def latency(steps: Sequence[Any], *, deadline: float | None = None, ax: "Axes | 
         missed = int((seconds > deadline).sum())
         text += f"\n{counted(missed, 'step')} of {len(seconds):,} beyond {readable_seconds(deadline)}"
     ax.set_yscale("log")
+    ax.set_ylim(top=6.0 * ax.get_ylim()[1])  # room for the legend
     note(ax, text, "lower right")
     legend(ax, loc="upper left", ncols=2)
     return ax
