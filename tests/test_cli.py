@@ -467,6 +467,22 @@ def test_a_fit_by_a_solver_that_was_asked_for(folder: Path, tmp_path: Path) -> N
     assert "must be positive" in result.output
 
 
+def test_a_fit_of_all_rows_without_a_factor(folder: Path, tmp_path: Path) -> None:
+    """There is no leave-one-out then, which must not cost the model, and the likelihood has a standard error."""
+    model, page = tmp_path / "m", tmp_path / "page.html"
+    fitted = ("fit", folder / "table.csv", "-t", "y", "--solver", "cg", "--starts", 1, "--drop", "site")
+    result = run(*fitted, "--json", "-o", model, "--report", page)
+    said = json.loads(result.stdout)
+    assert (said["held_out"], said["leave_one_out"]) == (None, None)
+    assert said["log_marginal_likelihood_standard_error"] > 0.0
+    assert any("leave-one-out scores need a factor" in note for note in said["notes"])
+    assert TableModel.load(str(model)).posterior.count == 60
+    assert "leave-one-out needs a factor" in page.read_text()
+    text = run(*fitted).stdout
+    assert "with a standard error of" in text
+    assert "RMSE" not in text
+
+
 # -- failures -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("arguments", "said"),

@@ -109,6 +109,15 @@ def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> No
     assert fixed.posterior_.plan.profile == "built-in"
 
 
+@pytest.mark.parametrize("optimise", [False, True])
+def test_the_report_has_the_standard_error_of_the_likelihood(optimise: bool) -> None:
+    x, y = table(120)
+    found = given(0.05, solver="cg").set_params(optimise=optimise, starts=1, max_iterations=3).fit(x, y)
+    assert found.report_.standard_error > 0.0
+    assert sum("Lanczos steps" in event for event in found.report_.events) == 1
+    assert given(0.05).fit(x, y).report_.standard_error is None
+
+
 def test_deviations_come_as_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     x, y = table(120)
     model = given(0.05, solver="cg").fit(x, 3.0 * y)

@@ -297,6 +297,24 @@ def test_a_descent_stays_within_bounds_and_ends_on_them():
     assert (gradient[found.theta >= high] <= 0).all()
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_the_last_gradient_of_a_descent_does_not_make_it_worse(most):
+    """A step that overshoots is not where it ends, however few gradients are left."""
+    steep, start, taken = 40.0, numpy.array([0.1]), []
+
+    def ask(theta):
+        return steep * numpy.sinh(steep * theta)
+
+    everywhere = numpy.full(1, numpy.inf)
+    found = descend(
+        ask, start, numpy.eye(1), -everywhere, everywhere, enough=1e-3, max_evaluations=most, accepted=taken.append
+    )
+    assert found.evaluations == most
+    assert abs(found.theta[0]) <= abs(start[0]) + 1e-12
+    assert numpy.array_equal(found.theta, taken[-1])
+    assert numpy.allclose(found.gradient, ask(found.theta))
+
+
 def test_a_parameter_on_a_plateau_does_not_hold_back_the_others():
     """(M-105): the seventh would run far away, and another time there is none."""
     matrix, minimum = quadratic(10.0)

@@ -129,6 +129,33 @@ def test_a_finished_fit_is_replayed(tmp_path: Path) -> None:
     assert any(f"resumed: {len(first.history)} evaluations" in event for event in second.report.events)
 
 
+@pytest.mark.usefixtures("every_evaluation_written")
+def test_a_disk_that_fills_up_costs_the_checkpoint_not_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data(8)
+    path = tmp_path / "log"
+    whole = trajectory(fgp.fit(model(), x, y, max_iterations=6))
+    write, calls = checkpoints.write_atomically, []
+
+    def full(*arguments: object) -> None:
+        calls.append(1)
+        if 3 < len(calls) < room:
+            raise OSError(28, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoints, "write_atomically", full)
+    for room in (6, 10**6):  # once, and for good
+        calls.clear()
+        path.unlink(missing_ok=True)
+        with pytest.warns(fgp.FlashGPWarning, match="`checkpoint` could not be written.*the fit") as caught:
+            found = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
+        assert len(caught) == (1 if room == 6 else 2), "the first time, and at the end"
+        assert trajectory(found) == whole
+        assert any("could not be written" in event for event in found.report.events) == (room > 6)
+    calls[:] = [1] * room
+    again = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
+    assert trajectory(again) == whole
+
+
 CHILD = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})

@@ -440,3 +440,35 @@ def test_likelihood_without_a_factor(solver: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Solves, "log_determinant", lambda _: pytest.fail("the same again"))
     assert torch.equal(value, found.log_marginal_likelihood())
     assert len([event for event in found.report.events if "Lanczos steps" in event]) == 1
+
+
+@pytest.mark.parametrize("route", ["stored", "recomputed"])
+def test_a_likelihood_of_unfinished_weights_says_so(route: str) -> None:
+    """What is missing of r^T K^-1 r is no standard error of the log determinant."""
+    x, y, _ = data(300)
+    gp = model(noise=1e-4)
+    exact = float(gp.condition(x, y).log_marginal_likelihood())
+    with pytest.warns(fgp.FlashGPWarning, match="the caller ended the solve"):
+        found = by(gp, x, y, route, progress=lambda step: True)
+    with pytest.warns(fgp.FlashGPWarning, match=r"the likelihood is too large by up to .* nats, since the solve"):
+        value = float(found.log_marginal_likelihood())
+    error = 4.0 * found.report.standard_error
+    (event,) = [event for event in found.report.events if "too large by up to" in event]
+    over = float(event.split("up to ")[1].split()[0])
+    assert error < value - exact <= over + error, "more than chance explains, and no more than is said"
+    with pytest.warns(fgp.FlashGPWarning, match="without noise no bound"):
+        found = by(model(k.Matern(2.5, 1.0), noise=0.0), x, y, route, progress=lambda step: True)
+    with pytest.warns(fgp.FlashGPWarning, match="too large by an unknown amount"):
+        found.log_marginal_likelihood()
+
+
+def test_a_joint_covariance_says_what_its_solves_reached() -> None:
+    x, y, x_test = data(200)
+    prediction = by(model(), x, y, "stored").predict(x_test)
+    prediction.covariance()
+    assert any(event.startswith("variance by solves, too large by at most") for event in prediction.report.events)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fgp.FlashGPWarning)
+        found = by(model(noise=0.0), x, y, "stored")
+    with pytest.warns(fgp.FlashGPWarning, match="a variance may be too large by inf of itself"):
+        found.predict(x_test).covariance()

@@ -132,7 +132,8 @@ def fit(
     """Fit a Gaussian process to a table, score it, and write a model and a report.
 
     Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted.
-    Without --split or --test-fraction nothing is held out, and the scores are leave-one-out.
+    Without --split or --test-fraction nothing is held out, and the scores are leave-one-out; where no factor fits there
+    are none then.
     """
     if split is not None and test_fraction is not None:
         raise typer.BadParameter("give --split or --test-fraction, not both")

@@ -10,7 +10,7 @@ from flashgp.foundations.report import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
 from flashgp.planner.choice import table_of
 
-from .fitting import FitOutcome, describe_default, log_evidence
+from .fitting import FitOutcome, describe_default, evidence_text
 from .parameters import HEAD, NUMERIC
 
 __all__ = ["fit_page"]
@@ -25,16 +25,19 @@ def fit_page(outcome: FitOutcome) -> Page:
     prepared, scores = outcome.prepared, outcome.scores
     target = prepared.encoding.target
     where = "leave-one-out" if outcome.left_out else "held out"
-    count = len(prepared.names)
-    return Page(
-        title=f"{target}: Gaussian process regression",
-        lead=f"{outcome.options.data.table}, {len(prepared.train):,} rows fitted on {count} input{'s' * (count > 1)}",
-        highlights=[
+    highlights = []
+    if scores is not None:
+        highlights = [
             (f"{scores.rmse:.4g}", f"RMSE, {where}, in units of {target}"),
             (f"{scores.nll:.4g}", f"NLL, {where}, nats per row"),
             (f"{100 * scores.coverage:.1f} %", f"inside 95 % intervals, {where}"),
             (f"{scores.rows:,}", f"rows {'predicted from all others' if outcome.left_out else 'held out'}"),
-        ],
+        ]
+    count = len(prepared.names)
+    return Page(
+        title=f"{target}: Gaussian process regression",
+        lead=f"{outcome.options.data.table}, {len(prepared.train):,} rows fitted on {count} input{'s' * (count > 1)}",
+        highlights=highlights,
         sections=[
             _quality(outcome),
             _functions(outcome),
@@ -49,6 +52,10 @@ def fit_page(outcome: FitOutcome) -> Page:
 
 def _quality(outcome: FitOutcome) -> Section:
     target = outcome.prepared.encoding.target
+    trace = Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best.")
+    if outcome.scores is None:
+        how = "No rows were held out, and leave-one-out needs a factor, which this posterior has not."
+        return Section("Are the predictions right?", [Notes([how]), trace])
     pair = (outcome.mean, outcome.std)
     how = (
         "Every row is predicted from all other rows with the same parameters."
@@ -71,7 +78,7 @@ def _quality(outcome: FitOutcome) -> Section:
                 plots.pit_histogram(outcome.observed, pair),
                 "Where observed values fall in their predicted distributions; flat is calibrated.",
             ),
-            Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best."),
+            trace,
         ],
     )
 
@@ -125,7 +132,7 @@ def _model(outcome: FitOutcome) -> Section:
                     ("covariance function", outcome.model.kernel or describe_default(count, codes)),
                     ("mean", "constant"),
                     ("likelihood", "Gaussian"),
-                    ("log marginal likelihood", f"{log_evidence(outcome):.6g} nats"),
+                    ("log marginal likelihood", evidence_text(outcome)),
                 ]
             ),
             PageTable(HEAD, [row.cells() for row in shown], NUMERIC),

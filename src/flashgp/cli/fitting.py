@@ -16,6 +16,7 @@ from flashgp.inference.planning import plan_for
 from flashgp.inference.replicates import equal_rows
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
+from flashgp.planner.plan import FACTORED, Plan
 from flashgp.scaling import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Table, read_split, read_table, split_rows
 
@@ -29,7 +30,6 @@ from .scores import Scores
 
 if TYPE_CHECKING:
     from flashgp.inference.fit import Fit
-    from flashgp.planner.plan import Plan
 
 __all__ = ["DTYPES", "FitOptions", "FitOutcome", "Prepared", "TableOptions", "prepare", "run_fit"]
 
@@ -89,7 +89,7 @@ class Prepared:
     scaling: Scaling
     gp: GP
     has_starts: bool
-    plan: "Plan"
+    plan: Plan
 
     @property
     def names(self) -> list[str]:
@@ -113,14 +113,15 @@ def _standardised(scaling: Scaling, data: EncodedTable, rows: _Rows) -> tuple[to
 
 @dataclass(frozen=True)
 class FitOutcome:
-    """All that the report shows. Fields: options, prepared, fit, model; scores, and whether they are leave-one-out;
-    observed, mean and std of the rows scored, in units of the target; parameters; seconds; notes; warnings."""
+    """All that the report shows. Fields: options, prepared, fit, model; scores, and whether they are leave-one-out
+    (None where no rows are held out and there is no factor); observed, mean and std of the rows scored, in units of
+    the target; parameters; seconds; notes; warnings."""
 
     options: FitOptions
     prepared: Prepared
     fit: "Fit"
     model: TableModel
-    scores: Scores
+    scores: Scores | None
     left_out: bool
     observed: _Numbers
     mean: _Numbers
@@ -137,6 +138,8 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     _check_outputs(options)
     prepared = prepare(options.data, console, options)
     console.pairs("plan", prepared.plan.lines())
+    if prepared.test is None and prepared.plan.route not in FACTORED:
+        console.note("leave-one-out scores need a factor, which this plan has not: --test-fraction holds rows out.")
     from flashgp.inference.fit import fit
 
     x, y = prepared.tensors()
@@ -313,6 +316,8 @@ def _outcome(
     if prepared.test is not None:
         observed = prepared.y[prepared.test]
         mean, std = model.predict(prepared.data.x[prepared.test])
+    elif result.posterior.factor is None:
+        observed = mean = std = np.empty(0)
     else:
         observed = prepared.y[prepared.train]
         left = result.posterior.leave_one_out()
@@ -323,7 +328,7 @@ def _outcome(
         prepared=prepared,
         fit=result,
         model=model,
-        scores=Scores.of(observed, mean, std, scaling),
+        scores=Scores.of(observed, mean, std, scaling) if len(observed) else None,
         left_out=prepared.test is None,
         observed=observed,
         mean=mean,
@@ -341,14 +346,15 @@ def _say(outcome: FitOutcome, console: Console) -> None:
     console.pairs(
         f"fitted in {seconds}, {len(outcome.fit.history)} evaluations",
         [
-            ("log marginal likelihood", f"{log_evidence(outcome):.6g} nats of the target in its units"),
+            ("log marginal likelihood", f"{evidence_text(outcome)}, of the target in its units"),
             *((name, text) for name, text in report.lines() if name in _HAPPENED),
             ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
             *(("event", event) for event in report.events),
         ],
     )
-    where = "leave-one-out" if outcome.left_out else "held out"
-    console.pairs(f"{where}, {outcome.scores.rows:,} rows", outcome.scores.lines(outcome.prepared.encoding.target))
+    if outcome.scores is not None:
+        where = "leave-one-out" if outcome.left_out else "held out"
+        console.pairs(f"{where}, {outcome.scores.rows:,} rows", outcome.scores.lines(outcome.prepared.encoding.target))
     console.say("parameters")
     shown = outcome.parameters[:40]
     console.table(HEAD, [row.cells() for row in shown], NUMERIC)
@@ -363,13 +369,20 @@ def log_evidence(outcome: FitOutcome) -> float:
     return standardised + post.count * float(outcome.prepared.scaling.log_density(0.0))
 
 
+def evidence_text(outcome: FitOutcome) -> str:
+    """The same for people, with its standard error where there is no factor to compute it from."""
+    value = f"{log_evidence(outcome):.6g} nats"
+    error = outcome.fit.posterior.report.standard_error
+    return value if error is None else f"{value} with a standard error of {error:.2g}"
+
+
 def _json(outcome: FitOutcome) -> dict[str, Any]:
     from dataclasses import asdict
 
     import flashgp
 
     options, prepared, report = outcome.options, outcome.prepared, outcome.fit.report
-    scores = outcome.scores.to_json()
+    scores = None if outcome.scores is None else outcome.scores.to_json()
     return {
         "command": "fit",
         "version": flashgp.__version__,
@@ -384,6 +397,7 @@ def _json(outcome: FitOutcome) -> dict[str, Any]:
         "seed": options.seed,
         "plan": asdict(prepared.plan),
         "log_marginal_likelihood": log_evidence(outcome),
+        "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,
         "held_out": None if outcome.left_out else scores,
         "leave_one_out": scores if outcome.left_out else None,
         "parameters": [row.to_json() for row in outcome.parameters],

@@ -181,6 +181,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             posterior = gp.condition(x, y, time_limit=self.time_limit, **options)
             self.report_ = posterior.report
         self.log_marginal_likelihood_value_ = float(posterior.log_marginal_likelihood())
+        if self.report_ is not posterior.report:  # without a factor the value has a standard error
+            self.report_.standard_error = posterior.report.standard_error
+            self.report_.events += [e for e in posterior.report.events if e not in self.report_.events]
         if self._repeated:
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
             likelihood = Gaussian(gp.likelihood.noise_variance, row_weight=gp.likelihood.row_weight)

@@ -8,11 +8,12 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from pathlib import Path
 
 import numpy
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, FlashGPWarning
 
 __all__ = ["EvaluationLog", "fingerprint", "write_atomically"]
 
@@ -63,6 +64,7 @@ class EvaluationLog:
         self.replayed = 0
         self._cursor: dict[str, int] = {}
         self._written = time.monotonic()
+        self._told = False  # whether a warning has said that the disk takes nothing
         self._old: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             raise DomainError(
@@ -92,7 +94,22 @@ class EvaluationLog:
             return
         self.rounds.append([(run, theta.copy(), value, gradient.copy()) for run, theta, value, gradient in evaluations])
         if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
-            self.write()
+            try:
+                self.write()
+            except OSError as error:  # a full disk must not cost the fit
+                self._written = time.monotonic()
+                self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        """A warning, once: a process that is killed now loses more than it was told to."""
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"`checkpoint` could not be written ({error}); the fit goes on and tries again, but what it finds "
+                "until then would not be resumed: make room",
+                FlashGPWarning,
+                stacklevel=2,
+            )
 
     def write(self) -> None:
         """Put the log on disk; nothing without a path, or while the file there still knows more."""

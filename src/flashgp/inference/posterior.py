@@ -4,6 +4,7 @@ With K^ = K + noise and r = y - m(x): representer_weights = K^-1 r, eq. (M-30). 
 the prior, so changing parameters afterwards changes nothing here. conditioning.py makes it.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.parameters import named_parameter_objects
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaveOneOut", "Posterior", "in_batches"]
 
+UNNOTED_RESIDUAL = 1e-12  # relative, of weights that are as good as float64 gives, where no bound is known
+UNNOTED_SHARE, UNNOTED_NATS = 0.1, 1e-3  # of a likelihood's standard error, or nats: what weights may add unsaid
 SAMPLED_SEED = 2**33  # added to a seed for the draws that variances are sampled from
 
 
@@ -328,7 +331,8 @@ class Posterior:
         """log p(y | x) of eqs. (M-33) and (M-87), (*batch,), nats.
 
         From the stored factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to
-        `report.standard_error`. Cost: O(n); without a factor some tens of passes over the pairs in float64, once.
+        `report.standard_error`; what weights whose solve ended early may add is an event and a warning. Cost: O(n);
+        without a factor some tens of passes over the pairs in float64, once.
         """
         if not self.count:
             return torch.zeros(self.batch_shape, dtype=torch.float64, device=self.x.device)
@@ -355,7 +359,24 @@ class Posterior:
             f"log determinant from {found.probes} probes and {found.steps} Lanczos steps, standard error of the "
             f"likelihood {self.report.standard_error:.2g}"
         )
+        self._note_unfinished(p, solves, self.report.standard_error)
         return fit, found.value
+
+    def _note_unfinished(self, p: int, solves: Solves, standard_error: float) -> None:
+        """What a solve of the weights that ended early does to r^T K^-1 r: it is short by |e|_A^2 for each output."""
+        bound, relative = self.report.error_bound, self.report.relative_residual or 0.0
+        if bound is None and relative <= UNNOTED_RESIDUAL:
+            return
+        event = "the likelihood may be too large by an unknown amount: without noise no bound is known"
+        if bound is not None:
+            over = 0.5 * p * bound**2 / max(float(solves.system.diagonal().max()), torch.finfo(torch.float64).tiny)
+            if over <= max(UNNOTED_SHARE * standard_error, UNNOTED_NATS):
+                return
+            event = f"the likelihood is too large by up to {over:.2g} nats, since the solve of the weights ended early"
+        self.report.events.append(event)
+        warnings.warn(
+            f"{event}; condition with a larger time_limit= or memory= for the whole solve", FlashGPWarning, stacklevel=5
+        )
 
     @deterministic_where(lambda self: self.choice.deterministic)
     def leave_one_out(self) -> LeaveOneOut:

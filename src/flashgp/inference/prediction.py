@@ -28,7 +28,7 @@ from flashgp.foundations.report import Report, readable_bytes, readable_seconds
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.solves import Solves
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
-from flashgp.inference.variance import FLOOR, SHARE, explained, explained_jointly, strips
+from flashgp.inference.variance import FLOOR, SHARE, Explained, explained, explained_jointly, strips
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.plan import allowed_bytes
@@ -374,18 +374,21 @@ class Prediction:
                 explained(solves, self._cross_to(rows.part(start, stop)), prior[start:stop])
                 for start, stop in strips(rows.count)
             ]
-        value, error = torch.cat([part.value for part in parts]), torch.cat([part.error for part in parts])
-        variance = (prior - value).detach()
-        share = float((error / (variance - error).clamp_min(FLOOR * prior.detach())).max())
+        found = Explained(torch.cat([part.value for part in parts]), torch.cat([part.error for part in parts]))
+        self._note_shortfall(found, prior.detach(), found.value.detach())
+        return found.value
+
+    def _note_shortfall(self, found: Explained, prior: Tensor, value: Tensor) -> None:
+        """How far variances by solves may be off: an event, and a warning where that is more than it should be."""
+        share = float((found.error / (prior - value - found.error).clamp_min(FLOOR * prior)).max())
         self.report.events.append(f"variance by solves, too large by at most {share:.1e} of itself")
         if share > SHARE:
             warnings.warn(
                 f"a variance may be too large by {share:.1e} of itself: the solves ended before it was certain to "
                 f"{SHARE:g}; more noise, or dtype=torch.float64, would make it so",
                 FlashGPWarning,
-                stacklevel=7,
+                stacklevel=8,
             )
-        return value
 
     def _cross_to(self, rows: Rows) -> Tensor:
         """K(x, x_*), (n, m), float64."""
@@ -450,7 +453,10 @@ class Prediction:
         rows = post.gp.kernel.rows(self._x)
         joint = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).to_dense()
         if solves is not None and n and self._solved(solves, rows, joint.detach().diagonal(), "solves"):
-            return joint - explained_jointly(solves, self._cross_to(rows), joint.detach().diagonal())
+            prior = joint.detach().diagonal()
+            found = explained_jointly(solves, self._cross_to(rows), prior)
+            self._note_shortfall(found, prior, found.value.detach().diagonal())
+            return joint - found.value
         if post.count and n:
             step = max(1, STRIP_BYTES // (8 * post.distinct))
             halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]

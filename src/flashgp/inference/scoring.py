@@ -61,7 +61,8 @@ def descend(
     Args:
         ask: the gradient at a vector, or the error why there is none; start (p,); curvature (p, p), positive definite.
         low, high: bounds, infinite for none; enough: nats; the descent ends when one more step promises less.
-        max_evaluations: gradients asked for at most; accepted: told every vector that the descent goes on from.
+        max_evaluations: gradients asked for at most, of which the last is where it ends if the slope says that it
+            gained; accepted: told every vector that the descent goes on from.
     Raises: the error of `ask` if it fails at the start. Cost: one gradient per step, seldom two; p^3 flops.
     """
     theta = numpy.clip(start, low, high)
@@ -87,11 +88,14 @@ def descend(
                 reach = _reach(reach, step, gradient, answer)
                 before, after = -float(gradient @ step), float(answer @ step)
                 wild = numpy.abs(answer / scale).max() > WILD * numpy.abs(gradient / scale).max()
-                if (after <= TURN * before and not wild) or evaluations >= max_evaluations:
+                last = evaluations >= max_evaluations  # then a step that gains is good enough
+                if after <= (before if last else TURN * before) and not wild:
                     break
                 move = step * (0.5 if after <= TURN * before else before / (before + after))
             else:
                 move = 0.5 * move  # gone where nothing can be computed
+            if evaluations >= max_evaluations:
+                return Descent(theta, gradient, model, evaluations, expected, False)
         else:
             return Descent(theta, gradient, model, evaluations, expected, False)
         theta, gradient = trial, answer

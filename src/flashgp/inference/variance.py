@@ -47,16 +47,17 @@ def explained(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
     return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)
 
 
-def explained_jointly(solves: Solves, cross: Tensor, prior: Tensor) -> Tensor:
+def explained_jointly(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
     """C^T A^-1 C, (m, m), eq. (M-101) for pairs of points: short of the truth by a positive semidefinite matrix.
 
+    Returns: value (m, m); error (m,), bounds of that matrix's diagonal.
     Cost: a solve per point; 3 n m and 3 m^2 numbers alive, C among them.
     """
-    z, product = torch.empty_like(cross), torch.empty_like(cross)
+    z, product, error = torch.empty_like(cross), torch.empty_like(cross), torch.empty_like(prior)
     for a, b in strips(cross.shape[1]):
-        z[:, a:b], product[:, a:b], _ = _solved(solves, cross[:, a:b].detach(), prior[a:b].detach())
+        z[:, a:b], product[:, a:b], error[a:b] = _solved(solves, cross[:, a:b].detach(), prior[a:b].detach())
     once = cross.mT @ z
-    return torch.addmm(once + once.mT, z.mT, product, alpha=-1.0)
+    return Explained(torch.addmm(once + once.mT, z.mT, product, alpha=-1.0), error)
 
 
 def _solved(solves: Solves, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
