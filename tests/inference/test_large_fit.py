@@ -392,6 +392,37 @@ def test_a_search_that_strays_is_given_up(small_parts, monkeypatch):
     assert any("kept, since its gradients were by factors" in event for event in told.report.events)
 
 
+def test_a_search_whose_end_cannot_be_checked_is_given_up(small_parts, monkeypatch):
+    """No exact likelihood of the first rows can be had there: what was found before is kept, and the fit goes on."""
+    x, y = table(400)
+    gp = prior()
+    original, seen = large_fit.FlatObjective.__call__, []
+
+    def failing(self, theta):
+        if self.rows == large_fit.MIDDLE_ROWS and seen:
+            raise NotPositiveDefiniteError("not here")
+        return original(self, theta)
+
+    climb = large_fit._Climb.run
+    monkeypatch.setattr(large_fit._Climb, "run", lambda self, *a: [climb(self, *a), seen.append(1)][0])
+    monkeypatch.setattr(large_fit.FlatObjective, "__call__", failing)
+    with pytest.warns(fgp.FlashGPWarning, match="was given up"):
+        found = fgp.fit(gp, x, y, plan=planned(gp, 400))
+    assert found.posterior.count == 400
+
+
+def test_training_beyond_the_memory_is_refused_before_any_work(monkeypatch):
+    """Conditioning may fit where training does not; neither is begun."""
+    x, y = table(60)
+    gp = prior()
+    plan = fgp.plan(gp, n=60, d=3)
+    tight = dataclasses.replace(plan, training_bytes=plan.available_bytes + 1)
+    monkeypatch.setattr("flashgp.inference.fit.FlatObjective", None)
+    with pytest.raises(fgp.MemoryBudgetError, match=r"fitting 60 rows needs .* pass a larger memory=") as caught:
+        fgp.fit(gp, x, y, plan=tight)
+    assert caught.value.needed_bytes == plan.available_bytes + 1
+
+
 @pytest.mark.parametrize("training", ["stored", "recomputed"])
 def test_a_fit_by_estimated_gradients_is_as_good_as_the_exact_one(small_parts, training):
     """Within 0.01 nats per row of the optimum, on a table so small that its likelihood has a flat ridge."""

@@ -29,7 +29,7 @@ from flashgp.foundations.errors import (
 )
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
-from flashgp.foundations.report import Report, counted
+from flashgp.foundations.report import Report, counted, readable_bytes
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.checkpoint import EvaluationLog, fingerprint
 from flashgp.inference.conditioning import condition
@@ -155,6 +155,14 @@ def fit(
             gp, x.shape[-2], x.shape[-1], distinct=n, batch=x.shape[:-2].numel(), memory=memory, device=where,
             dtype=dtype, factored=jitter is not None or in_batches(gp, x, y), deterministic=deterministic,
         )  # fmt: skip
+    if plan.training_bytes > plan.available_bytes:
+        raise MemoryBudgetError(
+            f"fitting {x.shape[-2]:,} rows needs {readable_bytes(plan.training_bytes)} with "
+            f"{readable_bytes(plan.available_bytes)} available; pass a larger memory=, or condition with given "
+            f"hyperparameters, which needs {readable_bytes(plan.peak_bytes)}",
+            needed_bytes=plan.training_bytes,
+            available_bytes=plan.available_bytes,
+        )
     target = planned_device(plan, device, x)
     work_x, work_y = x.detach().to(target), y.detach().to(target)
     own = gp.likelihood

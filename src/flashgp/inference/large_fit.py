@@ -93,7 +93,10 @@ def fit_many_rows(
     def strayed(found: numpy.ndarray, of: str) -> bool:
         """Whether parameters found by estimates are no good by the exact likelihood of the first rows, and says so."""
         with on_rows(gp, x, y, exact, roles, weak, subset_rows(n, least, seed), FlatObjective) as middle:
-            worse = (middle(found)[0] - middle(anchor)[0]) / least
+            try:
+                worse = (middle(found)[0] - middle(anchor)[0]) / least
+            except NotPositiveDefiniteError:
+                worse = math.inf
         if worse <= SLIP:
             return False
         if objective.factored:  # probes of the model itself are not rough
@@ -155,7 +158,7 @@ def fit_many_rows(
     report.events.append(
         f"gradients of all {n:,} rows estimated with {objective.probes} probes, {climb.evaluations} of them in "
         f"{objective.passes:.0f} passes over the pairs; they cost about {climb.noise:.2g} nats where the "
-        "probes are as good as exact ones"
+        f"probes are as good as exact ones, and a search ends where a step promises less than {ENOUGH * n:.2g}"
     )
     if not first.converged:
         report.events.append(

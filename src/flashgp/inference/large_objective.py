@@ -61,6 +61,7 @@ PRECISE_PASSES = 8  # float32 passes that one in float64 takes as long as
 TRAINING_SLACK = 4.0  # a gradient wants an estimate of its error: the bound (M-83) of a factor is a thousand times that
 HEAD_AFTER = 8  # iterations of a solve with a float32 factor, about what a float64 head costs
 EXACT_RESIDUAL = 1e-9  # relative: no less is asked for, also where there is no noise to bound the error by
+ROUGH_RESIDUAL = 1e-2  # beyond which a gradient that has to do says so
 USELESS_RESIDUAL = 0.5  # an answer with a larger one is no answer
 
 
@@ -286,6 +287,10 @@ class LargeObjective(FlatObjective):
                 iterations=self.iterations,
                 residual=self.residual,
                 tolerance=USELESS_RESIDUAL,
+            )
+        if self.residual > ROUGH_RESIDUAL:
+            self.settings.workspace.note(
+                f"the solves of some gradients ended ({stopped}) with relative residuals above {ROUGH_RESIDUAL:g}"
             )
 
     def _slopes(self, rows: Rows, theta: Sequence[Tensor], answers: Tensor, other: Tensor) -> list[Tensor | None]:

@@ -30,7 +30,7 @@ def prequential_error(
 
     Args:
         steps: what `Stream.step` returned, in order; rows: of which the error is the mean; beside: steps of another
-            model on the same rows, for a second line called beside_label; ax: axes to draw on, a new figure's by default.
+            model on the same rows, for a line called beside_label; ax: axes to draw on, a new figure's by default.
     Raises: BackendUnavailableError without matplotlib; DomainError for `rows` below 1.
     Cost: O(rows of all steps).
     """
