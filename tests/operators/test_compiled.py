@@ -70,7 +70,7 @@ def test_the_operation_keeps_torchs_contract() -> None:
     kernel = fgp.kernels.RBF(1.0)
     raws = [p.detach().clone().requires_grad_() for p in kernel.parameters()]
     x, v = numbers(5, 2).requires_grad_(), numbers(5, 3).requires_grad_()
-    torch.library.opcheck(torch.ops.flashgp.product.default, (kernel.token, x, None, v, raws, "", False))
+    torch.library.opcheck(torch.ops.flashgp.product.default, (kernel.token, x, None, v, raws, "", False, False))
 
 
 def test_a_plan_is_run_inside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +100,63 @@ def test_a_plan_is_run_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = kernel.operator(x).plan(2)
     with pytest.raises(Exception, match="`plan` is for n, m, symmetric"):
         compiled(wrong)
+
+
+@pytest.mark.parametrize("rectangular", [False, True])
+def test_products_from_the_left_are_those_of_the_transpose(rectangular: bool) -> None:
+    """K between two sets of points is not symmetric: V K is not K V."""
+    kernel = fgp.kernels.RBF(0.7)
+    for m, multiply in ((6, torch.matmul), (4, lambda v, k: v @ k)):
+        x, z = numbers(6, 2), numbers(m, 2, seed=1) if rectangular else None
+        for v in (numbers(6, seed=2), numbers(3, 6, seed=3), numbers(2, 5, 6, seed=4)):
+            leaves = [t.clone().requires_grad_() for t in (x, z, v) if t is not None]
+            given = leaves if rectangular else [leaves[0], None, leaves[1]]
+            product = torch.compile(
+                lambda x, z, v: multiply(v, kernel.operator(x, z)),  # noqa: B023
+                fullgraph=True,
+                backend="aot_eager",
+            )
+            wanted, found = given[-1] @ kernel.operator(*given[:2]), product(*given)
+            assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
+            slopes = [torch.autograd.grad(out.square().sum(), leaves) for out in (found, wanted)]
+            assert all(torch.allclose(one, two, rtol=1e-11, atol=1e-11) for one, two in zip(*slopes, strict=True))
+
+
+def test_other_operations_on_an_operator_are_refused() -> None:
+    kernel, x = fgp.kernels.RBF(0.7), numbers(6, 2)
+    for operation in (lambda k, v: v * k, lambda k, v: k + v):
+        compiled = torch.compile(lambda v: operation(kernel.operator(x), v), fullgraph=True, backend="aot_eager")  # noqa: B023
+        with pytest.raises(Exception, match=r"multiplies|TypeError|[Uu]nsupported"):
+            compiled(numbers(6, 6))
+
+
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float16, torch.float32, torch.int64, F64])
+def test_the_compiler_expects_the_dtype_that_eager_mode_gives(given: torch.dtype) -> None:
+    kernel = fgp.kernels.RBF(2.0)
+    x = (10 * numbers(6, 2)).to(given)
+    v = numbers(6, 3, seed=1).to(F64 if given == torch.int64 else given)
+    seen: list[tuple[torch.dtype, torch.Size]] = []
+
+    def look(graph: Any, inputs: Any) -> Any:
+        output = next(node for node in graph.graph.nodes if node.op == "output").args[0][0]
+        seen.append((output.meta["example_value"].dtype, output.meta["example_value"].shape))
+        return graph
+
+    wanted = kernel.operator(x) @ v
+    found = torch.compile(lambda x, v: kernel.operator(x) @ v, fullgraph=True, backend=look)(x, v)
+    assert torch.equal(found, wanted)
+    assert seen == [(wanted.dtype, wanted.shape)]
+
+
+def test_the_compiler_expects_the_batch_of_the_parameters() -> None:
+    kernel = fgp.kernels.RBF(torch.tensor([0.5, 1.0, 2.0], dtype=F64).reshape(3, 1))
+    x, v = numbers(6, 1), numbers(6, 2, seed=1)
+    expected: list[torch.Size] = []
+
+    def look(graph: Any, inputs: Any) -> Any:
+        output = next(node for node in graph.graph.nodes if node.op == "output").args[0][0]
+        expected.append(output.meta["example_value"].shape)
+        return graph
+
+    found = torch.compile(lambda x, v: kernel.operator(x) @ v, fullgraph=True, backend=look)(x, v)
+    assert [found.shape] == expected == [(3, 6, 2)]

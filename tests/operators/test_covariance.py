@@ -1,9 +1,13 @@
 """The lazy operator: products, transposes, diagonals and gradients are those of the dense matrix."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.errors import DomainError
+from flashgp.pairwise import tile_job
 from inference.plain_gp import F64, data, relative
 from kernels.plain_formulas import plain
 
@@ -147,3 +151,35 @@ def test_second_order_of_no_points() -> None:
         assert torch.func.jvp(lambda p, k=kernel: k(p, z) @ torch.ones(5, 1, dtype=F64), (x[:0],), (x[:0],))[
             1
         ].shape == (0, 1)
+
+
+def test_a_symmetric_block_in_half_precision_evaluates_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", 2**12)
+    x = torch.randn(2, 200, 3, generator=torch.Generator().manual_seed(0))
+    operator = fgp.kernels.RBF(1.0).operator(x)
+    pairs: list[int] = []
+    block = type(operator.backend).block
+
+    def counted(self: Any, *given: Any, **options: Any) -> torch.Tensor:
+        found = block(self, *given, **options)
+        pairs.append(found.numel())
+        return found
+
+    monkeypatch.setattr(type(operator.backend), "block", counted)
+    with torch.no_grad():
+        half = operator.to_dense(torch.bfloat16)
+        assert sum(pairs) < 0.6 * operator.shape.numel()
+        monkeypatch.undo()
+        assert torch.equal(half, half.mT)
+        assert torch.allclose(half.float(), operator.to_dense(), rtol=2.0**-8, atol=0)
+
+
+@pytest.mark.parametrize("kernel", [fgp.kernels.Categorical(1.0), fgp.kernels.Coregionalization(3)])
+def test_vmap_over_codes(kernel: fgp.kernels.Kernel) -> None:
+    """The values cannot be looked at inside vmap; outside of it a value that is no code is refused as ever."""
+    x = torch.randint(0, 3, (4, 7, 1), generator=torch.Generator().manual_seed(0)).double()
+    v = torch.randn(7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = torch.func.vmap(lambda one: kernel.operator(one) @ v)(x)
+    assert torch.allclose(found, kernel.operator(x) @ v, rtol=1e-13)
+    with pytest.raises(DomainError, match="integer codes"):
+        torch.func.grad(lambda one: (kernel.operator(one) @ v).sum())(x[0] + 0.5)

@@ -16,7 +16,7 @@ import flashgp as fgp
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
 from flashgp.operators.tiled import product_sum
-from flashgp.pairwise import tile_job
+from flashgp.pairwise import opaque, tile_job
 from flashgp.pairwise.torch_tiles import TorchTiles
 
 
@@ -151,6 +151,27 @@ def test_python_functions_keep_a_few_tiles(small_tiles: int, no_collector: None)
             method(kernel, *given)
         assert alive.peak < 64 * small_tiles
         assert alive.bytes < 2 * small_tiles  # some features; a tile of every panel would be 32
+
+
+def test_python_functions_that_make_much_of_a_pair_take_small_tiles(no_collector: None) -> None:
+    """What they make of all pairs of a tile of the usual size would be 2^18 pairs times some 400 numbers."""
+    x = torch.randn(400, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = fgp.kernels.Custom(far_apart, columns=100, width=torch.tensor(20.0, dtype=torch.float64))
+    assert not kernel.form.fusable
+    v = x[:, :1].contiguous()
+    for method in (twice, forward):
+        with Alive() as alive:
+            method(kernel, x, x[:300] + 1.0, v[:300], v)
+        assert alive.peak < 8 * 8 * opaque.PIECE_NUMBERS
+
+
+def test_a_diagonal_of_a_python_function_is_made_of_some_rows_at_a_time(no_collector: None) -> None:
+    x = torch.randn(200_000, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = fgp.kernels.Custom(far_apart, columns=40, width=torch.tensor(20.0, dtype=torch.float64))
+    with torch.no_grad(), Alive() as alive:
+        found = kernel.operator(x).diagonal()
+    assert torch.equal(found, torch.ones(200_000, dtype=torch.float64))
+    assert alive.peak < 2 * 8 * opaque.PIECE_NUMBERS
 
 
 def test_what_is_alive_is_counted() -> None:

@@ -297,3 +297,18 @@ def test_compiled_code_refuses_a_share() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match=r"outside torch\.compile"):
         torch.compile(lambda v: kernel.operator(x, skip_below=1e-6) @ v, fullgraph=True)(x)
+
+
+def test_a_plan_is_run_over_the_near_tiles() -> None:
+    """A plan that is handed in is followed, not replaced by another one; one that keeps K contradicts the share."""
+    x, v = clusters(100, 2), numbers(100, 1)
+    kernel = k.Matern(1.5, 0.5)
+    plan = kernel.operator(x, skip_below=1e-9).plan(1, route="recomputed", backend="torch")
+    operator = kernel.operator(x, skip_below=1e-9, plan=plan)
+    assert operator.kept < 1.0
+    assert torch.allclose(operator @ v, kernel.operator(x, skip_below=1e-9) @ v, rtol=1e-12, atol=1e-12)
+    assert operator.report.plan == plan
+    with pytest.raises(DomainError, match="`plan` is for n, m"):
+        operator @ numbers(100, 2)
+    with pytest.raises(DomainError, match=r"`plan` must recompute tiles .* got the route 'stored'"):
+        kernel.operator(x, skip_below=1e-9, plan=kernel.operator(x).plan(1, route="stored"))

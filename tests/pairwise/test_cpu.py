@@ -19,6 +19,8 @@ pytestmark = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not 
 CPU, TORCH = CpuTiles(least_pairs=0), TorchTiles()
 F32, F64 = torch.float32, torch.float64
 k = fgp.kernels
+if not cpu_tiles_missing():
+    from flashgp.pairwise.cpu.small import CompiledProblem
 # None: symmetric. One row, fewer than a vector, one past four rows, and past a block of rows.
 SHAPES = [(1, None), (7, 5), (5, 1), (301, None), (1100, 33), (33, 1100)]
 
@@ -259,3 +261,44 @@ def test_small_problems_do_not_wait_for_a_compiler() -> None:
         backend.product(kernel.form, [], kernel.rows(x).detach(), None, x),
         TORCH.product(kernel.form, [], kernel.rows(x).detach(), None, x),
     )
+
+
+def inner_products(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(x @ z - 0.5 * (x @ x) - 0.5 * (z @ z))
+
+
+def apart(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (x - z).square().sum())
+
+
+@pytest.mark.parametrize("rectangular", [False, True])
+def test_a_few_far_rows_keep_their_digits(rectangular: bool) -> None:
+    """Inner products of far rows cancel in exp(x.z - |x|^2/2 - |z|^2/2); one far row in a thousand decides, (M-75)."""
+    x = numbers(1000, 3)
+    x[501] += 100.0
+    x[502] = x[501] + 0.1
+    z = x.flip(0)[:900].contiguous() if rectangular else None
+    kernel = k.Custom(inner_products, columns=3)
+    assert kernel.form.fusable
+    assert "product" in kernel.form.statistics
+    plain = k.Custom(apart, columns=3)
+    right = numbers(900 if rectangular else 1000, 1)
+    rows, cols = kernel.rows(x).detach(), None if z is None else kernel.rows(z).detach()
+    found = CPU.product(kernel.form, [], rows, cols, right.float()).double()
+    dense = plain.operator(x, z).to_dense()
+    assert share(found, dense @ right, dense @ right.abs()) <= 1e-6
+
+
+@pytest.mark.parametrize("rectangular", [False, True])
+def test_codes_beyond_32_bits_are_told_apart(rectangular: bool) -> None:
+    codes = torch.tensor([5.0, 5.0 + 2.0**32, -3.0, 5.0 + 2.0**33, 5.0], dtype=F64).repeat(7)[:, None]
+    z = codes.flip(0)[:20].contiguous() if rectangular else None
+    kernel = k.Categorical(1.0)
+    right = numbers(20 if rectangular else 35, 2)
+    form, theta = kernel.form, [t.detach() for t in kernel.theta()]
+    rows, cols = kernel.rows(codes), None if z is None else kernel.rows(z)
+    wanted = TORCH.product(form, theta, rows, cols, right)
+    assert torch.allclose(CPU.product(form, theta, rows, cols, right), wanted, rtol=1e-12, atol=1e-12)
+    dense = TORCH.block(form, theta, rows, None, dtype=F64)
+    small = CompiledProblem(form, [float(t) for t in theta], [rows.features[0].numpy()], 35)
+    assert torch.allclose(torch.from_numpy(small.matrix).triu(), dense.triu(), rtol=1e-14, atol=0)

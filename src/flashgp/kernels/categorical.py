@@ -16,9 +16,21 @@ from flashgp.kernels.random_features import Draw, Term
 __all__ = ["Categorical", "Coregionalization"]
 
 
+def _hidden(x: Tensor) -> bool:
+    """Whether a vmap of torch.func holds points, at any level: their values cannot be looked at."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
 def _codes(column: Tensor) -> Tensor:
     """Integer codes of a column of x; DomainError naming the row of a value that is not an integer."""
     codes = column.detach().round()
+    if _hidden(codes):
+        return codes.to(torch.int64)
     wrong = (codes != column.detach()).nonzero()
     if wrong.shape[0]:
         place = tuple(wrong[0].tolist())
@@ -150,7 +162,7 @@ class Coregionalization(Leaf):
                 f"`x` must have one column of task codes, got {x.shape[-1]}; name it with active_dims=[column]"
             )
         codes = _codes(x[..., 0])
-        if codes.numel() and (int(codes.min()) < 0 or int(codes.max()) >= self.count):
+        if codes.numel() and not _hidden(codes) and (int(codes.min()) < 0 or int(codes.max()) >= self.count):
             raise DomainError(
                 f"`x` must hold task codes 0 to {self.count - 1}, got {int(codes.min())} to {int(codes.max())}; "
                 f"raise `count` or map the codes"

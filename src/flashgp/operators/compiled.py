@@ -1,7 +1,8 @@
 """Products inside torch.compile: one opaque operation with a derivative, no graph break, no recompile per value.
 
-The compiler sees `flashgp::product(kernel, x1, x2, V, raw values, plan, deterministic)`; the operation finds the kernel
-by its name, puts the raw values in and multiplies as in eager mode, by the plan (as text) or whatever backend serves.
+The compiler sees `flashgp::product(kernel, x1, x2, V, raw values, plan, deterministic, transposed)`; the operation
+finds the kernel by its name, puts the raw values in and multiplies as in eager mode, by the plan (as text) or whatever
+backend serves.
 Its backward is a second operation.
 Second derivatives through a compiled product are refused: leave that product out of the compiled region.
 """
@@ -27,53 +28,88 @@ class CompiledOperator:
     def __init__(
         self, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: object | None = None, deterministic: bool = False
     ) -> None:
-        self.kernel, self.x1, self.x2 = kernel, x1, x2
+        self.kernel, self.x1, self.x2 = kernel, _promoted(x1), None if x2 is None else _promoted(x2)
         self.plan, self.deterministic = "" if plan is None else checked_plan(plan).text, deterministic
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
-        """`operator @ tensor`: the compiler asks here, in either order, before it looks for __matmul__."""
-        one, two = args
-        return one.times(two) if isinstance(one, CompiledOperator) else two.times(one)
+        """`K @ V`, torch.matmul(K, V) and torch.matmul(V, K): the compiler asks here before it looks for __matmul__.
 
-    def times(self, right: Tensor) -> Tensor:
-        """The product with (m,) or (*batch, m, t)."""
+        For `@` it puts the tensor first on whichever side it stood: that is K @ V where the shapes fit, else V @ K.
+        Write torch.matmul(V, K) where both would fit. Raises: TypeError for what is no product.
+        """
+        if getattr(func, "__name__", "") != "matmul":
+            raise TypeError("inside torch.compile an operator multiplies, K @ V; everything else belongs outside")
+        one, two = args
+        if isinstance(one, CompiledOperator):
+            return one.times(two)
+        m = (two.x1 if two.x2 is None else two.x2).shape[-2]
+        if func is not torch.matmul and one.shape[-1 if one.dim() == 1 else -2] == m:
+            return two.times(one)
+        return two.times(one, transposed=True) if one.dim() == 1 else two.times(one.mT, transposed=True).mT
+
+    def times(self, right: Tensor, transposed: bool = False) -> Tensor:
+        """The product of K, or of its transpose, with (m,) or (*batch, m, t)."""
         matrix = right.unsqueeze(-1) if right.dim() == 1 else right
+        if self.x1.dtype == torch.float32 and matrix.dtype in (torch.float16, torch.bfloat16):
+            matrix = matrix.float()  # as in eager mode
         raws = list(self.kernel.parameters())
         out = torch.ops.flashgp.product(
-            self.kernel.token, self.x1, self.x2, matrix, raws, self.plan, self.deterministic
+            self.kernel.token, self.x1, self.x2, matrix, raws, self.plan, self.deterministic, transposed
         )
         return out.squeeze(-1) if right.dim() == 1 else out
 
 
-class _Times(torch.nn.Module):
-    """kernel(x1, x2) @ right as a module, so that raw values can be put in."""
+def _promoted(x: Tensor) -> Tensor:
+    """Points in the dtype that eager mode gives them: the compiler must know it before they are checked."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return x.float()
+    return x if x.is_floating_point() or x.is_complex() else x.double()
 
-    def __init__(self, kernel: "Kernel", plan: str, deterministic: bool) -> None:
+
+class _Times(torch.nn.Module):
+    """kernel(x1, x2) @ right, or its transpose @ right, as a module, so that raw values can be put in."""
+
+    def __init__(self, kernel: "Kernel", plan: str, deterministic: bool, transposed: bool) -> None:
         super().__init__()
-        self.kernel, self.deterministic = kernel, deterministic
+        self.kernel, self.deterministic, self.transposed = kernel, deterministic, transposed
         self.plan = ProductPlan.from_json(plan) if plan else None
 
     def forward(self, x1: Tensor, x2: Tensor | None, right: Tensor) -> Tensor:
-        return self.kernel.operator(x1, x2, plan=self.plan, deterministic=self.deterministic) @ right
+        operator = self.kernel.operator(x1, x2, plan=self.plan, deterministic=self.deterministic)
+        return (operator.T if self.transposed else operator) @ right
 
 
 def _value(
-    token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], plan: str, deterministic: bool
+    token: str,
+    x1: Tensor,
+    x2: Tensor | None,
+    right: Tensor,
+    raws: list[Tensor],
+    plan: str,
+    deterministic: bool,
+    transposed: bool,
 ) -> Tensor:
     from flashgp.kernels.kernel import kernel_of
 
     kernel = kernel_of(token)
     named = {f"kernel.{name}": raw for (name, _), raw in zip(kernel.named_parameters(), raws, strict=True)}
-    return torch.func.functional_call(_Times(kernel, plan, deterministic), named, (x1, x2, right))
+    return torch.func.functional_call(_Times(kernel, plan, deterministic, transposed), named, (x1, x2, right))
 
 
 @torch.library.custom_op("flashgp::product", mutates_args=())
 def _product(
-    token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], plan: str, deterministic: bool
+    token: str,
+    x1: Tensor,
+    x2: Tensor | None,
+    right: Tensor,
+    raws: list[Tensor],
+    plan: str,
+    deterministic: bool,
+    transposed: bool,
 ) -> Tensor:
     with torch.no_grad():
-        return _value(token, x1, x2, right, raws, plan, deterministic).contiguous()
+        return _value(token, x1, x2, right, raws, plan, deterministic, transposed).contiguous()
 
 
 @torch.library.custom_op("flashgp::product_backward", mutates_args=())
@@ -86,6 +122,7 @@ def _product_backward(
     raws: list[Tensor],
     plan: str,
     deterministic: bool,
+    transposed: bool,
 ) -> list[Tensor]:
     points = [x1] if x2 is None else [x1, x2]
     leaves = [t.detach().requires_grad_() for t in (*points, right, *raws)]
@@ -100,6 +137,7 @@ def _product_backward(
             leaves[len(points) + 1 :],
             plan,
             deterministic,
+            transposed,
         )
         if not out.requires_grad:
             raise FlashGPError("gradients of a compiled product were lost; multiply outside torch.compile")
@@ -109,15 +147,24 @@ def _product_backward(
 
 @_product.register_fake
 def _(
-    token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], plan: str, deterministic: bool
+    token: str,
+    x1: Tensor,
+    x2: Tensor | None,
+    right: Tensor,
+    raws: list[Tensor],
+    plan: str,
+    deterministic: bool,
+    transposed: bool,
 ) -> Tensor:
+    from flashgp.kernels.kernel import kernel_of
+
     other = x1 if x2 is None else x2
     if right.dtype != x1.dtype:
         raise DomainError(f"`right` must be {x1.dtype} like the points, got {right.dtype}; move it with .to(...)")
     if other.shape[-1] != x1.shape[-1]:
         raise ShapeError(f"`x2` must have {x1.shape[-1]} columns like x1, got {other.shape[-1]}")
-    batch = torch.broadcast_shapes(x1.shape[:-2], other.shape[:-2], right.shape[:-2])
-    return right.new_empty((*batch, x1.shape[-2], right.shape[-1]))
+    batch = torch.broadcast_shapes(x1.shape[:-2], other.shape[:-2], right.shape[:-2], kernel_of(token).batch_shape)
+    return right.new_empty((*batch, (other if transposed else x1).shape[-2], right.shape[-1]))
 
 
 @_product_backward.register_fake
@@ -130,14 +177,15 @@ def _(
     raws: list[Tensor],
     plan: str,
     deterministic: bool,
+    transposed: bool,
 ) -> list[Tensor]:
     points = [x1] if x2 is None else [x1, x2]
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (*points, right, *raws)]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    token, x1, x2, right, raws, plan, deterministic = inputs
-    ctx.token, ctx.square, ctx.orders = token, x2 is None, (plan, deterministic)
+    token, x1, x2, right, raws, *orders = inputs
+    ctx.token, ctx.square, ctx.orders = token, x2 is None, orders
     ctx.save_for_backward(x1, *(() if x2 is None else (x2,)), right, *raws)
 
 
@@ -148,7 +196,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     found = torch.ops.flashgp.product_backward(gradient.contiguous(), ctx.token, x1, x2, right, raws, *ctx.orders)
     by_x1, *others = found
     by_x2 = None if ctx.square else others.pop(0)
-    return None, by_x1, by_x2, others[0], others[1:], None, None
+    return None, by_x1, by_x2, others[0], others[1:], None, None, None
 
 
 _product.register_autograd(_backward, setup_context=_setup)

@@ -34,6 +34,7 @@ from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.far import FarTiles
 from flashgp.pairwise.near import NearTiles
+from flashgp.pairwise.opaque import Pieces
 from flashgp.pairwise.torch_tiles import tile_rows
 from flashgp.planner.products import ProductPlan
 
@@ -237,9 +238,13 @@ class CovarianceOperator(LinearOperator):
         return self.report
 
     def in_panels(self, far: FarTiles) -> "CovarianceOperator":
-        """The operator of the same rows and columns in panel order, whose products run over the near tiles."""
+        """The operator of the same rows and columns in panel order, whose products run over the near tiles.
+
+        It keeps the plan that was given: its sizes are the same.
+        """
         cols = None if self.cols is None else self.cols.take(far.column_order)
-        return self._between(self.rows.take(far.row_order), cols, far.near)
+        rows = self.rows.take(far.row_order)
+        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, self.orders, far.near)
 
     def _part(self, rows: Side, cols: Side) -> "CovarianceOperator":
         """The covariance of some of the points; symmetric when both sides are one object."""
@@ -247,9 +252,9 @@ class CovarianceOperator(LinearOperator):
         same = self.cols is None and rows is cols
         return self._between(self.rows.take(rows), None if same else right.take(cols))
 
-    def _between(self, rows: Rows, cols: Rows | None, tiles: NearTiles | None = None) -> "CovarianceOperator":
+    def _between(self, rows: Rows, cols: Rows | None) -> "CovarianceOperator":
         orders = replace(self.orders, plan=None)
-        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, orders, tiles)
+        return CovarianceOperator(self.form, self.theta, rows, cols, self.dtype, self.workspace, orders)
 
     # -- plumbing: the tensors that can carry gradients, flat ----------------------------------------------------
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -282,12 +287,16 @@ class CovarianceOperator(LinearOperator):
         return [*rows, *(() if self.cols is None else rows), *(0 for _ in self.theta)]
 
     def _stored_in_half(self, dtype: torch.dtype) -> Tensor:
-        """The dense block in a half precision, computed in float32 panel by panel."""
+        """The dense block in a half precision, computed in float32 panel by panel; when symmetric, half of it."""
         out = self.workspace.empty(tuple(self.shape), dtype, self.device)
         cols = self.rows if self.cols is None else self.cols
         for i in self._panels():
-            part = self.rows.part(i.start, i.stop)
-            out[..., i, :] = self.backend.block(self.form, self.theta, part, cols, dtype=_compute(dtype))
+            first = i.start if self.symmetric else 0
+            rows, right = self.rows.part(i.start, i.stop), cols.part(first, cols.count)
+            panel = self.backend.block(self.form, self.theta, rows, right, dtype=_compute(dtype))
+            out[..., i, first:] = panel
+            if self.symmetric and i.stop < cols.count:
+                out[..., i.stop :, i] = panel[..., i.stop - first :].mT
         return out
 
     def _panels(self) -> list[slice]:
@@ -303,16 +312,24 @@ class CovarianceOperator(LinearOperator):
         """K @ right on portable tiles: any order of derivative, forward mode; nothing of a tile is kept."""
         return product_sum(self)(right, *self._tensors())[0]
 
-    def _portable_tiles(self) -> list[tuple[slice, slice]]:
-        """Row and column ranges that cover what products run over, by rows; every row is in one."""
+    def _every_tile(self) -> "tuple[tuple[slice, slice], ...] | Pieces":
+        """Row and column ranges that cover all pairs; small ones where a Python function makes much of every pair."""
         n, m = self.shape[-2:]
+        if not self.form.fusable:
+            batch = max(1, self.shape[:-2].numel())
+            return Pieces.of(self.form, self.rows, batch, n, m, tile_rows(1, batch, self.device))
+        return tuple((i, slice(0, m)) for i in self._panels())
+
+    def _portable_tiles(self) -> "tuple[tuple[slice, slice], ...] | Pieces":
+        """Row and column ranges that cover what products run over, by rows; every row is in one."""
+        n = self.shape[-2]
         if self.tiles is None:
-            return [(i, slice(0, m)) for i in self._panels()]
+            return self._every_tile()
         size, columns = self.tiles.size, tile_rows(self.tiles.size, self.shape[:-2].numel(), self.device)
         found = self.tiles.everywhere.runs(columns)
         seen = {i.start for i, _ in found}
         alone = [(slice(i, min(n, i + size)), slice(0, 0)) for i in range(0, n, size) if i not in seen]
-        return sorted(found + alone, key=lambda ranges: (ranges[0].start, ranges[1].start))
+        return tuple(sorted(found + alone, key=lambda ranges: (ranges[0].start, ranges[1].start)))
 
 
 def _followed(tensors: Sequence[Tensor]) -> bool:

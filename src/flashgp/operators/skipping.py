@@ -39,12 +39,17 @@ class SkippingOperator(LinearOperator):
     def of(cls, exact: CovarianceOperator, skip_below: float) -> "SkippingOperator":
         """The operator with its far tiles found.
 
-        Raises: DomainError for a threshold that is not in [0, 1), or points that vmap hides.
+        Raises: DomainError for a threshold that is not in [0, 1), a plan that keeps K, or points that vmap hides.
         """
         if isinstance(skip_below, bool) or not isinstance(skip_below, int | float) or not 0.0 <= skip_below < 1.0:
             raise DomainError(
                 f"`skip_below` must be a number in [0, 1), the share of the prior variance below which covariances may "
                 f"count as 0, got {skip_below!r}; for example 1e-9, or None to leave nothing out"
+            )
+        if exact.orders.plan is not None and exact.orders.plan.route != "recomputed":
+            raise DomainError(
+                f"`plan` must recompute tiles where far ones are left out, got the route {exact.orders.plan.route!r}; "
+                "make it with k.operator(x1, x2, skip_below=...).plan(), or leave `skip_below` out"
             )
         if skip_below == 0.0 or not exact.form.fusable or 0 in exact.shape:
             return cls(exact, float(skip_below), None)

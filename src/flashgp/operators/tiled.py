@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flashgp.pairwise import differentiable
+from flashgp.pairwise.opaque import Pieces
 
 if TYPE_CHECKING:
     from flashgp.operators.covariance import CovarianceOperator
@@ -63,7 +64,7 @@ class TiledSum:
     """
 
     function: Callable[..., Sequence[Tensor]]
-    tiles: tuple[Tile, ...]
+    tiles: tuple[Tile, ...] | Pieces
     counts: tuple[int, int]
     takes: tuple[Slot, ...]
     gives: tuple[Slot, ...]
@@ -180,7 +181,7 @@ def product_sum(operator: "CovarianceOperator") -> TiledSum:
         return (_block(operator, tile, tensors).to(right.dtype) @ right,)
 
     takes = (Slot(0, cols=-2), *_slots(operator, 1))
-    return TiledSum(function, tuple(operator._portable_tiles()), _counts(operator), takes, (Slot(0, rows=-2),))
+    return TiledSum(function, operator._portable_tiles(), _counts(operator), takes, (Slot(0, rows=-2),))
 
 
 def block_sum(operator: "CovarianceOperator", dtype: torch.dtype) -> TiledSum:
@@ -189,9 +190,8 @@ def block_sum(operator: "CovarianceOperator", dtype: torch.dtype) -> TiledSum:
     def function(tile: Tile, *tensors: Tensor) -> tuple[Tensor]:
         return (_block(operator, tile, tensors).to(dtype),)
 
-    counts = _counts(operator)
-    tiles = tuple((i, slice(0, counts[1])) for i in operator._panels())
-    return TiledSum(function, tiles, counts, _slots(operator, 0), (Slot(0, rows=-2, cols=-1),))
+    tiles, slots = operator._every_tile(), _slots(operator, 0)
+    return TiledSum(function, tiles, _counts(operator), slots, (Slot(0, rows=-2, cols=-1),))
 
 
 def _counts(operator: "CovarianceOperator") -> tuple[int, int]:

@@ -5,6 +5,7 @@ A tile is cut into pieces whose temporaries stay below PIECE_NUMBERS numbers, so
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction
 
-__all__ = ["columns", "pullback", "temporary_bytes", "tiles"]
+__all__ = ["Pieces", "columns", "diagonal", "pullback", "temporary_bytes", "tiles"]
 
 PIECE_NUMBERS = 2**21  # float64 numbers that the pairs of one piece make on the way: 16 MiB
 KEPT_SHARE = 2  # as much again is kept by the C library, which does not give freed pieces back at once
@@ -43,6 +44,30 @@ def _pieces(numbers: int, rows: int, columns: int) -> Iterator[tuple[slice, slic
             yield slice(i, min(rows, i + lines)), slice(j, min(columns, j + step))
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Row and column ranges that cover n x m pairs; the reverse pass of each stays below PIECE_NUMBERS numbers.
+
+    Not listed: there are as many as pairs in units of a piece.
+    """
+
+    numbers: int
+    n: int
+    m: int
+
+    @classmethod
+    def of(cls, form: Form, rows: Rows, batch: int, n: int, m: int, most: int) -> "Pieces":
+        """Those of a form's functions, and of at most so many pairs."""
+        numbers = [f.numbers(d) for f, d in zip(form.pair_functions, columns(form, rows), strict=True)]
+        return cls(max(sum(numbers) * batch * GRADIENT_SHARE, -(-PIECE_NUMBERS // most)), n, m)
+
+    def __bool__(self) -> bool:
+        return bool(self.n and self.m)
+
+    def __iter__(self) -> Iterator[tuple[slice, slice]]:
+        return _pieces(self.numbers, self.n, self.m)
+
+
 def tiles(
     function: PairFunction, theta: Sequence[Tensor], left: Tensor, right: Tensor, dtype: torch.dtype
 ) -> Callable[[slice, slice], Tensor]:
@@ -62,6 +87,14 @@ def tiles(
         return out
 
     return make
+
+
+def diagonal(function: PairFunction, theta: Sequence[Tensor], x: Tensor) -> Tensor:
+    """o(x_i, x_i), (*batch, n), some rows at a time; x (*batch, n, d)."""
+    values = function.parameters(theta)
+    numbers = function.numbers(x.shape[-1]) * _batch(function, x, x, values).numel()
+    step = max(1, PIECE_NUMBERS // max(1, numbers))
+    return torch.cat([function.diagonal(part, values) for part in x.split(step, -2)], -1)
 
 
 def pullback(

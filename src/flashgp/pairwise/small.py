@@ -8,6 +8,7 @@ with NumPy operations: one model in float64 on the CPU. Where enough such proble
 
 import functools
 import math
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -186,6 +187,16 @@ COMPILE_SECONDS = 3.0  # of a form's two functions, numba's import included
 LOAD_SECONDS = 0.7  # of the same from the cache
 _spent: dict[Form, float] = {}
 _lock = threading.Lock()
+
+
+def _forget_lock() -> None:
+    """In a forked child: whoever held the lock is gone."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 def small_problem(form: Form, n: int) -> Callable[..., SmallProblem] | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise import differentiable
+from flashgp.pairwise import differentiable, opaque
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
@@ -183,8 +183,7 @@ def _diagonal_statistics(
         if kind == "product":
             statistics.append(feature.square().sum(-1).to(dtype))
         elif kind == "opaque":
-            function = form.opaque(index)
-            statistics.append(function.diagonal(feature, function.parameters(theta)).to(dtype))
+            statistics.append(opaque.diagonal(form.opaque(index), theta, feature).to(dtype))
         else:
             fill = torch.zeros if kind == "distance" else torch.ones
             statistics.append(fill(shape, dtype=dtype, device=rows.device))

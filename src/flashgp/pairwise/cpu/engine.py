@@ -22,6 +22,7 @@ from flashgp.pairwise.cpu.layout import (
     block_size,
     fill_columns,
     layout_of,
+    narrow_codes,
     packed,
     packed_columns,
 )
@@ -111,8 +112,11 @@ class CompiledPairs:
         real = numpy.float32 if dtype == torch.float32 else numpy.float64
         arguments: list[Any] = []
         for index, (statistic, centre) in enumerate(zip(layout, centres, strict=True)):
-            left = _packed(rows.features[index].numpy(), centre, statistic, size, real)
-            right = left if cols is None else _packed(other.features[index].numpy(), centre, statistic, size, real)
+            sides = [side.features[index].numpy() for side in ((rows,) if cols is None else (rows, other))]
+            if statistic.kind == "match":
+                sides = narrow_codes(*sides)
+            left, *others = (_packed(side, centre, statistic, size, real) for side in sides)
+            right = others[0] if others else left
             arguments += [left[0], right[0]]
             if len(left) > 1:
                 arguments += [left[1], right[1], _least(left[1], right[1], real)]

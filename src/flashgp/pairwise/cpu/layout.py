@@ -23,7 +23,17 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.cpu.precision import Sensitivity, sensitivity
 from flashgp.pairwise.program import program_of
 
-__all__ = ["INLINE", "ROWS", "Statistic", "block_size", "fill_columns", "layout_of", "packed", "packed_columns"]
+__all__ = [
+    "INLINE",
+    "ROWS",
+    "Statistic",
+    "block_size",
+    "fill_columns",
+    "layout_of",
+    "narrow_codes",
+    "packed",
+    "packed_columns",
+]
 
 Array = numpy.ndarray
 
@@ -143,6 +153,15 @@ def packed(feature: Array, centre: Array, statistic: Statistic, block: int, real
         if dot:
             fill_columns(norms[part], numpy.square(values, dtype=numpy.float64).sum(-1))
     return [out, norms] if dot else [out]
+
+
+def narrow_codes(*sides: Array) -> list[Array]:
+    """Codes as the loops hold them, 32 bits: where some are larger, numbered anew, equal ones alike on all sides."""
+    limits = numpy.iinfo(numpy.int32)
+    if all(not side.size or (limits.min <= side.min() and side.max() <= limits.max) for side in sides):
+        return list(sides)
+    _, numbers = numpy.unique(numpy.concatenate(sides), return_inverse=True)
+    return numpy.split(numbers, numpy.cumsum([len(side) for side in sides[:-1]]))
 
 
 def packed_columns(columns: Array, block: int, real: Any, pad: str = "last") -> Array:

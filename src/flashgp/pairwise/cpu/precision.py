@@ -1,8 +1,8 @@
 """How far rounding in float32 moves a covariance, from the profile and the data themselves, eq. (M-75).
 
 A rounding of the features moves a distance or a product; how much that moves the covariance is decided by the slope of
-the profile at the values of theta, and by where the data lie. Both are looked at: some rows are paired with themselves,
-every distance run from nothing to the largest there is, and with other rows.
+the profile at the values of theta, and by where the data lie. Both are looked at: some rows, the largest
+among them, are paired with themselves, every distance run from nothing to the largest there is, and with other rows.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def sensitivity(form: Form, theta: Sequence[float], rows: Rows, cols: Rows, reac
 
     Args: reach: per statistic, the largest squared distance of a feature from the centre (0 for others).
     """
-    left, right = _sample(rows, SAMPLED_ROWS), _sample(cols, SAMPLED_PARTNERS)
+    left, right = _sample(form, rows, SAMPLED_ROWS), _sample(form, cols, SAMPLED_PARTNERS)
     distances = [k for k, kind in enumerate(form.statistics) if kind == "distance"]
     # Runs: every distance alone, then all together; the other distances are 0, everything else is a row with itself.
     runs = [*([k] for k in distances), distances] if len(distances) > 1 else [distances]
@@ -91,9 +91,16 @@ def sensitivity(form: Form, theta: Sequence[float], rows: Rows, cols: Rows, reac
     return Sensitivity(tuple(by_coordinate), tuple(by_square), _largest(share))
 
 
-def _sample(rows: Rows, count: int) -> Array:
-    """Positions over the whole table."""
-    return numpy.unique(numpy.linspace(0, rows.count - 1, count).astype(numpy.int64))
+def _sample(form: Form, rows: Rows, count: int) -> Array:
+    """Positions over the whole table, and of the largest row of every inner product and row scalar.
+
+    The far rows of a table may be few: even spacing would miss them. Distances need none: they run up to the largest.
+    """
+    positions = numpy.linspace(0, rows.count - 1, count).astype(numpy.int64)
+    products = (f.numpy() for kind, f in zip(form.statistics, rows.features, strict=True) if kind == "product")
+    largest = [int(numpy.einsum("ij,ij->i", f, f).argmax()) for f in products]
+    largest += [int(numpy.abs(a.numpy()).argmax()) for a in rows.scalars]
+    return numpy.unique([*positions, *largest])
 
 
 def _largest(values: Array) -> float:

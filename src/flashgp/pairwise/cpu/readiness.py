@@ -6,6 +6,7 @@ it would have saved, so that the price of reading is paid twice at most. No cloc
 rounding.
 """
 
+import os
 import threading
 from dataclasses import dataclass
 
@@ -47,3 +48,13 @@ def made_ready(form: Form, computation: str) -> None:
     """This process has the loops now."""
     with _lock:
         _compiled.add((form, computation))
+
+
+def _forget_lock() -> None:
+    """In a forked child: whoever held the lock is gone."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)

@@ -13,7 +13,7 @@ import torch
 from flashgp.foundations.form import Form
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.engine import CompiledPairs
-from flashgp.pairwise.cpu.layout import Statistic
+from flashgp.pairwise.cpu.layout import Statistic, narrow_codes
 from flashgp.pairwise.small import Pulled, SmallProblem
 
 __all__ = ["CompiledProblem", "small_layout"]
@@ -44,7 +44,8 @@ class CompiledProblem(SmallProblem):
     ) -> None:
         size = SMALL_BLOCK if count > ONE_BLOCK else -(-count // LANES) * LANES
         arguments = []
-        for one in (*(_blocks(f.T, size) for f in features), *(_blocks(a[None], size)[:, 0] for a in scalars)):
+        columns = (f.T if f.ndim == 2 else narrow_codes(f)[0] for f in features)
+        for one in (*(_blocks(f, size) for f in columns), *(_blocks(a[None], size)[:, 0] for a in scalars)):
             arguments += [one, one]
         widths = [f.shape[1] if f.ndim == 2 else 0 for f in features]
         self._pairs = CompiledPairs(
