@@ -20,7 +20,8 @@ def load(root: Path, name: str) -> ModuleType:
 
 
 def test_every_example_has_a_test(root: Path) -> None:
-    assert {path.stem for path in (root / "examples").glob("*.py")} == {"adam_loop", "lightning_step", "hmc_step"}
+    scripts = {path.stem for path in (root / "examples").glob("*.py")}
+    assert scripts == {"adam_loop", "lightning_step", "hmc_step", "stream_demo", "control_demo"}
 
 
 def test_adam_loop(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,3 +87,21 @@ def test_hmc_leaves_the_model_alone(root: Path) -> None:
     assert all(torch.equal(p, before[name]) for name, p in gp.named_parameters())
     assert all(p.grad is None for p in gp.parameters())
     assert isinstance(gp, fgp.GP)
+
+
+def test_stream_demo(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    demo = load(root, "stream_demo")
+    demo.main(["--rows", "420", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.count("220 rows: RMSE") == 2
+    assert (tmp_path / "stream.png").stat().st_size > 20_000
+
+
+def test_control_demo_halves_the_error_at_least(root: Path, tmp_path: Path) -> None:
+    """Latency is not judged here: the machine is shared with other tests."""
+    pytest.importorskip("matplotlib")
+    found = load(root, "control_demo").main(["--seconds", "6", "--out", str(tmp_path)])
+    assert found["steps"] == 600
+    assert found["learned"] < 0.5 * found["alone"]
+    assert (tmp_path / "control.png").stat().st_size > 10_000

@@ -101,7 +101,7 @@ for name, index in json.loads(sys.argv[2]):
         if backend == "cpu" and not (kernel.form.fusable and kernel.form.statistics):
             continue
         for method, call in methods(kernel, case, backend):
-            with PeakMeter() as meter, Watcher() as watcher:
+            with PeakMeter(collect=False) as meter, Watcher() as watcher:
                 call()
             print(json.dumps([name, index, backend, method, watcher.largest, meter.peak_bytes]), flush=True)
 """

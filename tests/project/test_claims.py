@@ -260,9 +260,22 @@ def test_what_learning_online_must_reach() -> None:
     for worse, met in (({}, True), ({"seconds": 9e-3}, False), ({"peer_seconds": 0.2}, False), ({"p99": 1.6}, False)):
         assert [row["met"] for row in claim.rows({"a": window | worse})] == [met]
     stream = {"status": "done", "what": "stream", "n": 100, "repeats": 10, "seconds": 1.0, "p99": 1.9, "largest": 5.0,
-              "error": 1e-10}  # fmt: skip
+              "first_seconds": 0.09, "error": 1e-10}  # fmt: skip
     assert claim.rows({"a": stream})[0]["met"] is True
     assert claim.rows({"a": stream | {"largest": 7.0}})[0]["met"] is False
+    many = {"status": "done", "what": "fantasies", "n": 2000, "members": 64, "q": 4, "seconds": 0.1, "error": 1e-10,
+            "peer_seconds": 2.5}  # fmt: skip
+    assert claim.rows({"a": many})[0]["met"] is True
+    assert claim.rows({"a": many | {"peer_seconds": 1.5}})[0]["met"] is False
+    used = {"status": "done", "what": "operations", "n": 150, "repeats": 1000, "bytes_per_cycle": 300.0, "objects": -9,
+            "error": 1e-10}  # fmt: skip
+    for worse, met in (
+        ({}, True),
+        ({"bytes_per_cycle": 2e3}, False),
+        ({"objects": 60}, False),
+        ({"error": 1e-7}, False),
+    ):
+        assert [row["met"] for row in claim.rows({"a": used | worse})] == [met]
     sizes = {"status": "done", "what": "sizes", "n": 100, "most": 6000, "neighbours": 1.2, "error": 1e-10}
     assert claim.rows({"a": sizes})[0]["met"] is True
     assert claim.rows({"a": sizes | {"neighbours": 1.4}})[0]["met"] is False

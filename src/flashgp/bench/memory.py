@@ -35,25 +35,27 @@ _PROBE_BYTES = 32 << 20
 class PeakMeter:
     """Context manager that measures the peak memory of what runs inside it.
 
-    Args: cuda: measure the CUDA allocator on all devices (`torch.cuda.max_memory_allocated`), not the host.
+    Args: cuda: measure the CUDA allocator on all devices (`torch.cuda.max_memory_allocated`), not the host; collect:
+        garbage at entry, needless where the collector is off inside the block.
     After the block: `peak_bytes`, above the level at entry, with results that are still alive counted; `method`.
     """
 
-    def __init__(self, *, cuda: bool = False, method: str | None = None) -> None:
+    def __init__(self, *, cuda: bool = False, method: str | None = None, collect: bool = True) -> None:
         if method is None:
             method = "cuda_allocator" if cuda else "high_water" if _high_water_works() else "sampling"
         if method not in ("cuda_allocator", "high_water", "sampling"):
             raise DomainError(
                 f"`method` must be 'cuda_allocator', 'high_water' or 'sampling', got {method!r}; leave it out"
             )
-        self.method = method
+        self.method, self.collect = method, collect
         self.peak_bytes = 0
         self._entry_bytes = 0
         self._entry_file_bytes = 0
         self._sampler: _Sampler | None = None
 
     def __enter__(self) -> "PeakMeter":
-        gc.collect()
+        if self.collect:
+            gc.collect()
         if self.method == "cuda_allocator":
             self._entry_bytes = 0
             for index in range(torch.cuda.device_count()):
