@@ -122,6 +122,25 @@ def test_products_from_the_left_are_those_of_the_transpose(rectangular: bool) ->
             assert all(torch.allclose(one, two, rtol=1e-11, atol=1e-11) for one, two in zip(*slopes, strict=True))
 
 
+def test_products_that_look_alike_are_refused_and_matmul_tells_them_apart() -> None:
+    """K @ V and V @ K reach the operator as the same call: where both fit and differ, neither is guessed."""
+    kernel, x, z, square = fgp.kernels.RBF(0.7), numbers(6, 2), numbers(6, 2, seed=1), numbers(6, 6, seed=2)
+
+    def compiled(multiply: Any, between: Tensor | None) -> Any:
+        function = lambda v: multiply(kernel.operator(x, between), v)  # noqa: E731
+        return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+    for between, v in ((None, square), (z, square), (z, square[0])):
+        for multiply in (lambda k, v: k @ v, lambda k, v: v @ k):
+            with pytest.raises(Exception, match=r"look alike|TypeError|[Uu]nsupported"):
+                compiled(multiply, between)(v)
+        dense = kernel.operator(x, between).to_dense()
+        assert torch.allclose(compiled(torch.matmul, between)(v), dense @ v)
+        assert torch.allclose(compiled(lambda k, v: torch.matmul(v, k), between)(v), v @ dense)
+    symmetric = kernel.operator(x).to_dense()
+    assert torch.allclose(compiled(lambda k, v: v @ k, None)(square[0]), symmetric @ square[0])
+
+
 def test_other_operations_on_an_operator_are_refused() -> None:
     kernel, x = fgp.kernels.RBF(0.7), numbers(6, 2)
     for operation in (lambda k, v: v * k, lambda k, v: k + v):

@@ -35,17 +35,24 @@ class CompiledOperator:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
         """`K @ V`, torch.matmul(K, V) and torch.matmul(V, K): the compiler asks here before it looks for __matmul__.
 
-        For `@` it puts the tensor first on whichever side it stood: that is K @ V where the shapes fit, else V @ K.
-        Write torch.matmul(V, K) where both would fit. Raises: TypeError for what is no product.
+        For `@` it puts the tensor first on whichever side it stood: the shapes say which product was meant. Raises:
+        TypeError for what is no product, and for `@` where both fit and differ.
         """
         if getattr(func, "__name__", "") != "matmul":
             raise TypeError("inside torch.compile an operator multiplies, K @ V; everything else belongs outside")
         one, two = args
         if isinstance(one, CompiledOperator):
             return one.times(two)
-        m = (two.x1 if two.x2 is None else two.x2).shape[-2]
-        if func is not torch.matmul and one.shape[-1 if one.dim() == 1 else -2] == m:
-            return two.times(one)
+        if func is not torch.matmul:
+            n, m = two.x1.shape[-2], (two.x1 if two.x2 is None else two.x2).shape[-2]
+            ahead, behind = one.shape[-1 if one.dim() == 1 else -2] == m, one.shape[-1] == n
+            if ahead and behind and not (two.x2 is None and one.dim() == 1):
+                raise TypeError(
+                    "inside torch.compile K @ V and V @ K look alike where V fits on both sides; write "
+                    "torch.matmul(K, V) or torch.matmul(V, K)"
+                )
+            if ahead:
+                return two.times(one)
         return two.times(one, transposed=True) if one.dim() == 1 else two.times(one.mT, transposed=True).mT
 
     def times(self, right: Tensor, transposed: bool = False) -> Tensor:
