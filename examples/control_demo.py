@@ -90,12 +90,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder of control.png")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the path")
     options = parser.parse_args(argv)
-    guess, learn = controller()
-    guess(0.0, 0.0)
+    warm_guess, warm_learn = controller()
     for i in range(3):  # the first calls of a process load what they need
-        warm_guess, warm_learn = controller()
         warm_learn(0.1 * i, 0.0, 0.0)
         warm_guess(0.0, 0.0)
+    guess, learn = controller()
     learned = numpy.array(follow(options.seconds, guess, learn))
     alone = numpy.array(follow(options.seconds, lambda *_: 0.0, lambda *_: None))
     half = len(learned) // 2

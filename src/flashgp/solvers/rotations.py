@@ -4,7 +4,8 @@
 
 Row after row; eight rows at a time, whose chains of rotations run side by side. The text is generated, kept and
 compiled like the pair loops (pairwise/source_cache.py), in a thread beside the work: a stream of updates goes on
-meanwhile with LAPACK, which makes the same factor up to rounding at two to five times the cost, and never waits. The
+meanwhile with LAPACK, which makes the same factor up to rounding at two to five times the cost, and never waits
+for it (the compiler's import may delay some: `wait` makes all ready before). The
 thread starts when LAPACK has cost so much more that a stream is likely.
 """
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from flashgp.foundations.forks import load_late
 from flashgp.solvers.rotations import rotations
 
-__all__ = ["solve_triangle_", "update_triangle"]
+__all__ = ["made_ready", "solve_triangle_", "update_triangle"]
 
 F64 = torch.float64
 REFLECTORS = 8  # of one block: measured best for updates by one to a few columns (docs/decisions/0014)
@@ -24,6 +24,16 @@ MANY_REFLECTORS = 32  # from MANY columns on, where the products inside fill the
 MANY = 16
 FEW = 5  # columns up to which rotations, one column after the other, are quicker than reflections
 STRIP = 256  # rows that are moved at once: what lies above the diagonal is not touched
+
+
+def made_ready(*, removals: bool) -> None:
+    """Load now what the first solve, and with removals the compiled rotations, would load when they come.
+
+    Cost: 0.1 s; with removals a second, some seconds where the rotations are not in the cache.
+    """
+    _routines()
+    if removals:
+        rotations.wait()
 
 
 def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
