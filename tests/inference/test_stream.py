@@ -192,6 +192,10 @@ def test_a_refused_row_changes_nothing() -> None:
     ):
         with pytest.raises(error):
             stream.step(wrong_x, wrong_y)
+    with pytest.raises(ShapeError, match="`row_variance` must have one entry per new row"):
+        stream.step(x[21:23], y[21:23], row_variance=torch.ones(3))
+    with pytest.raises(DomainError, match="`row_weight`"):
+        stream.step(x[21:23], row_weight=torch.tensor([1.0, -1.0]))
     with pytest.raises(ShapeError, match="pairs"):
         list(stream.consume([x[21]]))
     assert stream.posterior is before
@@ -210,6 +214,8 @@ def test_arguments_that_are_no_counts() -> None:
     ):
         with pytest.raises(DomainError, match=f"`{next(iter(options))}` must be a whole number from 1 on"):
             fgp.Stream(post, **options)
+    with pytest.raises(DomainError, match="float64 factor to learn online"):
+        fgp.Stream(model(3).condition(x, y, dtype=torch.float32))
     with pytest.raises(DomainError, match="`posterior` must be a Posterior"):
         fgp.Stream(model(3))  # type: ignore[arg-type]
     for steps in (0, 1.5, True):
@@ -217,6 +223,16 @@ def test_arguments_that_are_no_counts() -> None:
             post.refine(steps)  # type: ignore[arg-type]
     with pytest.raises(DomainError, match="got no rows"):
         post.drop(range(10)).refine()
+
+
+def test_rows_are_not_rounded_to_the_posterior_s_dtype() -> None:
+    """As `append`: whole numbers take its dtype, floating ones keep their digits."""
+    x, y = data(12, 3)
+    stream = fgp.Stream(model(3).condition(x[:10].float(), y[:10].float()))
+    assert stream.step(x[10], y[10]).mean.dtype == F64
+    assert stream.posterior.x.dtype == F64
+    stream = fgp.Stream(model(3).condition(x[:10].float(), y[:10].float()))
+    assert stream.step([1, 2, 3], 4).mean.dtype == torch.float32
 
 
 def test_a_stream_keeps_nothing_of_the_past() -> None:

@@ -58,8 +58,6 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     data = encoding.apply(table, need_target=True, missing=options.missing)
     for text in dict.fromkeys((*table.notes, *data.notes)):
         console.note(text)
-    if len(data.rows) < table.rows:
-        console.note(f"{table.rows - len(data.rows):,} rows with missing values are left out.")
     assert data.y is not None
     x = torch.from_numpy(np.ascontiguousarray(model.scaling.x(data.x))).to(before.x.dtype)
     y = torch.from_numpy(np.ascontiguousarray(model.scaling.y(data.y))).to(before.y.dtype)

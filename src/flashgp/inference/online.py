@@ -35,7 +35,17 @@ from flashgp.solvers.panels import PanelFactor
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
-__all__ = ["NOTHING_LEARNED", "Learned", "append", "carried_on", "drop", "like_own", "replace_rows", "slide"]
+__all__ = [
+    "NOTHING_LEARNED",
+    "Learned",
+    "append",
+    "carried_on",
+    "check_updatable",
+    "drop",
+    "like_own",
+    "replace_rows",
+    "slide",
+]
 
 F64 = torch.float64
 CHECKED_ROWS = 8  # of the residual, in every update
@@ -170,7 +180,7 @@ def _indices(indices: Any, n: int) -> Tensor:
     return found
 
 
-def _check_updatable(post: "Posterior") -> None:
+def check_updatable(post: "Posterior") -> None:
     """Raises: DomainError for a posterior without one float64 factor."""
     if post.differentiable:
         raise DomainError(
@@ -194,7 +204,7 @@ def _check_updatable(post: "Posterior") -> None:
 @torch.no_grad()
 def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
-    _check_updatable(post)
+    check_updatable(post)
     few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
     # Reflections are many small products, however many rows go.
     quiet = quiet_openblas() if few or gone is not None else nullcontext()

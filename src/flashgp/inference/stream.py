@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
+from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import (
     DomainError,
     FlashGPWarning,
@@ -25,15 +25,16 @@ from flashgp.foundations.errors import (
     ShapeError,
 )
 from flashgp.foundations.report import readable_seconds
-from flashgp.inference.online import like_own
+from flashgp.inference.likelihood_gradient import LOG_2PI
+from flashgp.inference.online import check_updatable, like_own
 from flashgp.inference.posterior import Posterior
+from flashgp.likelihoods import Gaussian
 from flashgp.solvers.strided import made_ready
 
 __all__ = ["Stream", "StreamMetrics", "StreamStep"]
 
 LATENCIES = 10_000  # steps that the quantiles of the latency are of: a stream has no end
 STANDARD = 1.959963984540054  # the 0.975-quantile of the standard normal
-LOG_2PI = math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +120,7 @@ class Stream:
                 raise DomainError(
                     f"`{name}` must be a whole number from 1 on, got {value!r}; leave it out for the default"
                 )
+        check_updatable(posterior)
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         surplus = 0 if window is None else posterior.count - window
         self.posterior = posterior.drop(range(surplus)) if surplus > 0 else posterior
@@ -192,12 +194,10 @@ class Stream:
     def _rows_of(self, x: Any, y: Any) -> tuple[Tensor, Tensor | None]:
         """(k, d) and (k,) or (k, outputs), checked, so that nothing is predicted of what cannot be learned."""
         post = self.posterior
-        x = as_float_tensor(x, "x").detach().to(post.x.dtype)
+        x = like_own(x, "x", post.x).detach()
+        if x.dim() not in (1, 2):
+            raise ShapeError(f"`x` must be one row (d,) or a table (k, d), got {tuple(x.shape)}; give one table")
         x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=post.x)
-        if x.dim() != 2:
-            raise ShapeError(
-                f"`x` must be one row (d,) or a table (k, d), got {tuple(x.shape)}; give one table of rows"
-            )
         if y is None:
             return x, None
         y = like_own(y, "y", post.y).detach()
@@ -207,12 +207,9 @@ class Stream:
 
     @staticmethod
     def _noise(post: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
-        """Variance of each row's noise, (k,) or (k, 1)."""
-        noise = post.gp.likelihood.variance(post.x.device).detach().expand(k)
-        if row_weight is not None:
-            noise = noise / as_float_tensor(row_weight, "row_weight").to(noise)
-        if row_variance is not None:
-            noise = noise + as_float_tensor(row_variance, "row_variance").to(noise)
+        """Variance of each row's noise, (k,) or (k, 1). Raises: as `Posterior.append`, for what does not fit k rows."""
+        likelihood = Gaussian(post.gp.likelihood.noise_variance).extended(0, k, row_variance, row_weight)
+        noise = likelihood.diagonal(k, post.x.device).detach().expand(k)
         return noise if post.gp.outputs is None else noise.unsqueeze(-1)
 
     def _learned(self, post: Posterior, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> Posterior:
