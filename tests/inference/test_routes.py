@@ -13,7 +13,7 @@ import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.inference import conditioning as module
 from flashgp.inference import prediction as prediction_module
-from flashgp.inference.solves import FACTOR_WINDOW, Solves
+from flashgp.inference.solves import Solves
 from flashgp.inference.variance import explained
 
 F64 = torch.float64
@@ -248,16 +248,6 @@ def test_a_float32_factor_that_fails_hands_over(monkeypatch: pytest.MonkeyPatch)
     agree(found, gp.condition(x, y), x_test, 0.1)
     with pytest.raises(fgp.NotPositiveDefiniteError):
         gp.condition(x, y, plan=dataclasses.replace(plan, alternatives=()))
-
-
-def test_a_float32_factor_waits_less_for_progress_where_a_float64_one_fits() -> None:
-    x, y, _ = data(120)
-    gp = model()
-    plan = fgp.plan(gp, n=120, d=3, route="refined")
-    for alternatives, window in ((plan.alternatives, module.WINDOW_BESIDE_FLOAT64), ((), FACTOR_WINDOW)):
-        found = gp.condition(x, y, plan=dataclasses.replace(plan, alternatives=alternatives))
-        method = found.solves.methods[0].prepare(found.solves.system, seed=0)
-        assert method.window == window
 
 
 # -- data of every kind ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from flashgp.inference.likelihood_gradient import DirectSettings, factorise_cova
 from flashgp.inference.planning import check_plan, plan_for, planned_device
 from flashgp.inference.posterior import Posterior, in_batches
 from flashgp.inference.replicates import equal_rows, join, joined_event
-from flashgp.inference.solves import FACTOR_WINDOW, SolverChoice, Solves, limits_of, mean_goal, record, unfinished
+from flashgp.inference.solves import SolverChoice, Solves, limits_of, mean_goal, record, unfinished
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.choice import Alternative
@@ -36,8 +36,6 @@ from flashgp.solvers.cholesky import Factor, factorise_keeping, refine
 from flashgp.solvers.contract import Limits, Step
 
 __all__ = ["condition"]
-
-WINDOW_BESIDE_FLOAT64 = 10  # iterations of a float32 factor without progress, where a float64 one may take over
 
 
 @ordinary_tensors
@@ -189,7 +187,6 @@ def _solve_to_goal(
         solves = Solves.of(
             plan, form, job.theta, job.rows, job.noise, factor=factor, choice=job.choice,
             workspace=job.settings.workspace,
-            window=FACTOR_WINDOW if _float64_factor(plan) is None else WINDOW_BESIDE_FLOAT64,
         )  # fmt: skip
         stopping = mean_goal(solves.system, job.tolerance)
         solution = solves.solve(job.residual, stopping.goal, limits=limits)

@@ -36,12 +36,12 @@ from flashgp.solvers.fallback import NEXT, solve_in_turn
 from flashgp.solvers.lanczos import LogDeterminant, log_determinant
 from flashgp.solvers.low_rank import LowRank
 
-__all__ = ["FACTOR_WINDOW", "SolverChoice", "Solves", "Stopping", "limits_of", "mean_goal", "record", "unfinished"]
+__all__ = ["SolverChoice", "Solves", "Stopping", "limits_of", "mean_goal", "record", "unfinished"]
 
 F64 = torch.float64
 RELATIVE_FLOOR = 1e-13  # a residual that small is as good as float64 gives, whatever its bound says
 PROBE_SEED = 2**32  # added to a seed for the draws of probes
-FACTOR_WINDOW = 50  # iterations within which a solve with a factor must halve its residual: one with a jitter is slow
+FACTOR_WINDOW = 50  # iterations within which a solve with a factor must halve its residual
 
 
 @dataclass(frozen=True)
@@ -124,18 +124,14 @@ class Solves:
         factor: TriangularFactor | None = None,
         choice: SolverChoice = DEFAULT_CHOICE,
         workspace: Workspace | None = None,
-        window: int = FACTOR_WINDOW,
     ) -> "Solves":
-        """As a plan says: on the tiles it stores or computes again, or with the factor it made.
-
-        Args: window: iterations within which a solve with the factor must halve its residual.
-        """
+        """As a plan says: on the tiles it stores or computes again, or with the factor it made."""
         orders = Orders(deterministic=choice.deterministic)
         operator = CovarianceOperator(form, theta, rows, None, F64, workspace, orders)
         system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored")
         if factor is not None:
             ready = PreparedConjugateGradients(
-                system, CholeskyPreconditioner(factor, system), name="refinement", first=F64, window=window
+                system, CholeskyPreconditioner(factor, system), name="refinement", first=F64, window=FACTOR_WINDOW
             )
             return cls(system, [_Kept(None, "refinement", ready)], choice.seed)
         rank = None if plan is None else plan.rank
