@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor
 
 import flashgp as fgp

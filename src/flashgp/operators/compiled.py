@@ -87,21 +87,13 @@ class _Times(torch.nn.Module):
         return (operator.T if self.transposed else operator) @ right
 
 
-def _value(
-    token: str,
-    x1: Tensor,
-    x2: Tensor | None,
-    right: Tensor,
-    raws: list[Tensor],
-    plan: str,
-    deterministic: bool,
-    transposed: bool,
-) -> Tensor:
+def _value(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any) -> Tensor:
+    """The product in eager mode; orders: plan (as text), deterministic, transposed."""
     from flashgp.kernels.kernel import kernel_of
 
     kernel = kernel_of(token)
     named = {f"kernel.{name}": raw for (name, _), raw in zip(kernel.named_parameters(), raws, strict=True)}
-    return torch.func.functional_call(_Times(kernel, plan, deterministic, transposed), named, (x1, x2, right))
+    return torch.func.functional_call(_Times(kernel, *orders), named, (x1, x2, right))
 
 
 @torch.library.custom_op("flashgp::product", mutates_args=())
@@ -153,18 +145,10 @@ def _product_backward(
 
 
 @_product.register_fake
-def _(
-    token: str,
-    x1: Tensor,
-    x2: Tensor | None,
-    right: Tensor,
-    raws: list[Tensor],
-    plan: str,
-    deterministic: bool,
-    transposed: bool,
-) -> Tensor:
+def _(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any) -> Tensor:
     from flashgp.kernels.kernel import kernel_of
 
+    _, _, transposed = orders
     other = x1 if x2 is None else x2
     if right.dtype != x1.dtype:
         raise DomainError(f"`right` must be {x1.dtype} like the points, got {right.dtype}; move it with .to(...)")
@@ -176,15 +160,7 @@ def _(
 
 @_product_backward.register_fake
 def _(
-    gradient: Tensor,
-    token: str,
-    x1: Tensor,
-    x2: Tensor | None,
-    right: Tensor,
-    raws: list[Tensor],
-    plan: str,
-    deterministic: bool,
-    transposed: bool,
+    gradient: Tensor, token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any
 ) -> list[Tensor]:
     points = [x1] if x2 is None else [x1, x2]
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (*points, right, *raws)]
