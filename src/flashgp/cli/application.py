@@ -39,6 +39,9 @@ application = typer.Typer(
 )
 
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="CSV, CSV.gz or Parquet.", show_default=False)]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="What `flashgp fit --out` wrote.", show_default=False)
+]
 Drop = Annotated[
     list[str] | None, typer.Option("--drop", metavar="COLUMN", help="A column not to use; may be repeated.")
 ]
@@ -176,7 +179,7 @@ def fit(
 
 @application.command()
 def predict(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="What `flashgp fit --out` wrote.", show_default=False)],
+    model: ModelArgument,
     table: TableArgument,
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Predictions: .csv, .csv.gz or .parquet.")],
     std: Annotated[bool, typer.Option("--std", help="Add the standard deviation of a new observation.")] = False,
@@ -216,7 +219,7 @@ def predict(
 
 @application.command()
 def update(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="What `flashgp fit --out` wrote.", show_default=False)],
+    model: ModelArgument,
     rows: Annotated[
         str,
         typer.Argument(metavar="ROWS", help="New rows with the target: CSV, CSV.gz, Parquet.", show_default=False),
