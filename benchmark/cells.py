@@ -295,22 +295,22 @@ class Speaker:
     def __init__(self, key: str) -> None:
         self.key, self._spoken = key, time.monotonic()
 
-    def __call__(self, text: Callable[[], str]) -> None:
+    def __call__(self, text: str) -> None:
         if time.monotonic() - self._spoken >= LINE_SECONDS:
             self._spoken = time.monotonic()
-            print(f"  {self.key}: {text()}", file=sys.stderr, flush=True)
+            print(f"  {self.key}: {text}", file=sys.stderr, flush=True)
 
     def training(self, progress: Any) -> None:
         """For `fit(progress=)`."""
         left = progress.eta_seconds
         eta = "" if left is None else f", at most {readable_seconds(left)} left"
         after = readable_seconds(progress.seconds)
-        self(lambda: f"{progress.phase}, evaluation {progress.evaluation}, {after}{eta}")
+        self(f"{progress.phase}, evaluation {progress.evaluation}, {after}{eta}")
 
     def solving(self, step: Any) -> None:
         """For `condition(progress=)`."""
         residual, after = float(step.relative.max()), readable_seconds(step.seconds)
-        self(lambda: f"{step.solver}, iteration {step.iteration}, relative residual {residual:.1e}, {after}")
+        self(f"{step.solver}, iteration {step.iteration}, relative residual {residual:.1e}, {after}")
 
 
 def beside_plan(peak_bytes: float, planned_bytes: float) -> str:

@@ -69,7 +69,7 @@ def run_cell(cell: Cell) -> Entry:
     sizes = sorted({*grid, *(n for s in found for n in (s - 1, s, s + 1) if 1 < n <= most)})
     speaker, points = Speaker(cell.key), []
     for n in sizes:
-        speaker(lambda n=n: f"n = {n:,} of up to {most:,}")  # type: ignore[misc]
+        speaker(f"n = {n:,} of up to {most:,}")
         points.append({"n": n, **_at(gp, kernel, noise, x[:n], y[:n], x_test)})
     return {"switches": found, "routes": list(dict.fromkeys(point["route"] for point in points)), "points": points}
 

@@ -176,7 +176,7 @@ def _window(cell: Cell) -> Entry:
     speaker = Speaker(cell.key)
     for i in range(cell["warm"] + repeats):
         post, seconds = _timed(lambda post=post, i=i: post.slide(x[n + i : n + i + 1], y[n + i : n + i + 1]))
-        speaker(lambda i=i: f"slide {i:,}")  # type: ignore[misc]
+        speaker(f"slide {i:,}")
         if i >= cell["warm"]:
             slides.append(seconds)
         if i % max(1, repeats // 5) == 0:
@@ -198,7 +198,7 @@ def _stream(cell: Cell) -> Entry:
     for i in range(n, n + repeats):
         post, seconds = _timed(lambda post=post, i=i: post.append(x[i : i + 1], y[i : i + 1]))
         times.append(seconds)
-        speaker(lambda i=i: f"row {i:,}")  # type: ignore[misc]
+        speaker(f"row {i:,}")
     rows, taken = numpy.arange(n, n + repeats, dtype=float), numpy.array(times)
     design = numpy.stack([rows**0, rows, rows**2], axis=1)
     fitted = design @ _robust(design, taken)
@@ -269,7 +269,7 @@ def _operations(cell: Cell) -> Entry:
             post = getattr(post, kind)(x[rows], y[rows])
         used += 0 if kind == "drop" else k
         _answer(post, at[:1])
-        speaker(lambda i=i: f"operation {i:,}")  # type: ignore[misc]
+        speaker(f"operation {i:,}")
     gc.collect()
     fresh = _prior().condition(post.x, post.y)
     likelihood = abs(float(post.log_marginal_likelihood() - fresh.log_marginal_likelihood()))
