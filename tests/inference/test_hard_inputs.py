@@ -109,6 +109,27 @@ def test_other_dtypes_are_promoted(dtype: torch.dtype) -> None:
     assert relative(found.variance, wanted.variance) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_said_in_every_report(dtype: torch.dtype) -> None:
+    x, y = (value.float() for value in data(30))
+    kind = str(dtype).removeprefix("torch.")
+    line = "`{}` came in " + kind + " and is computed with in float32"
+    gp, half = model(), x.to(dtype)
+    post = gp.condition(half, y.to(dtype))
+    assert post.report.events[:2] == [line.format("x"), line.format("y")]
+    assert post.predict(half).report.events == [line.format("x_test")]
+    assert post.predict(x).report.events == []
+    trained = fgp.fit(gp, half, y, starts=1, max_iterations=2)
+    assert trained.report.events.count(line.format("x")) == 1
+    assert gp.condition(x, y).report.events == []
+
+    operator = gp.kernel.operator(x, half)
+    operator @ y
+    assert operator.report.events == [line.format("x2")]
+    both = (operator + gp.kernel.operator(half, x)).product(y).report
+    assert both.events == [line.format("x2"), line.format("x1")]
+
+
 def test_shapes_and_types_that_are_refused() -> None:
     x, y = data(5)
     gp = model()

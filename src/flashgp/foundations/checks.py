@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
 
-__all__ = ["as_float_tensor", "check_count", "check_finite", "check_points", "check_targets"]
+__all__ = ["as_float_tensor", "check_count", "check_finite", "check_points", "check_targets", "promotions"]
 
 _PROMOTED = (torch.float16, torch.bfloat16)
 
@@ -30,6 +30,16 @@ def as_float_tensor(value: Any, name: str) -> Tensor:
     if not value.is_floating_point():
         return value.to(torch.float64)
     return value
+
+
+def promotions(**values: Any) -> list[str]:
+    """A line for each argument of half precision, by name, for the report: what `as_float_tensor` makes of it."""
+    kinds = {name: str(getattr(value, "dtype", "")).removeprefix("torch.") for name, value in values.items()}
+    return [
+        f"`{name}` came in {kind} and is computed with in float32"
+        for name, kind in kinds.items()
+        if kind in ("float16", "bfloat16")
+    ]
 
 
 def _from_array(value: Any, name: str) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
@@ -76,10 +76,12 @@ def condition(
         )
     choice = SolverChoice(seed, deterministic)
     limits = limits_of(time_limit, started, progress, interrupted)
+    events = promotions(x=x, y=y)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
-    events = [EVENT] if deterministic else []
+    if deterministic:
+        events.append(EVENT)
     n, d = x.shape[-2:]
     group = None if differentiable else equal_rows(gp, x, y)
     distinct = n if group is None else int(group.max()) + 1

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy
 import torch
 
-from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import (
     DomainError,
@@ -137,6 +137,7 @@ def fit(
     """
     began = time.perf_counter()
     _check_options(starts, initial, priors, max_iterations, time_limit, tolerance, seed)
+    promoted = promotions(x=x, y=y)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
@@ -202,7 +203,7 @@ def fit(
         expected=max_iterations * ((count if small else 1) + (count > 1)),
         began=began,
     )
-    report = Report(predicted_seconds=None, events=[])
+    report = Report(events=promoted)
     interrupted = False
     try:
         thetas = start_vectors(objective, roles, given, count, initial, seed)

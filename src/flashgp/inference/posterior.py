@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points
+from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
 from flashgp.foundations.form import Rows
@@ -155,6 +155,7 @@ class Posterior:
         Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once.
         """
         deterministic = deterministic or self.choice.deterministic
+        promoted = promotions(x_test=x_test)
         x_test = check_points(x_test, "x_test", like=self.x)
         with deterministically(deterministic):
             x_test = in_own_memory(x_test)
@@ -166,7 +167,9 @@ class Posterior:
                 f"{tuple(self.batch_shape)}; give it the same leading dimensions, or none"
             ) from None
         planner = self._planner(x_test, plan, memory, deterministic)
-        return Prediction(self, x_test, planner, check_variance(variance), deterministic)
+        prediction = Prediction(self, x_test, planner, check_variance(variance), deterministic)
+        prediction.report.events += promoted
+        return prediction
 
     def _planner(
         self, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool

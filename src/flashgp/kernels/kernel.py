@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from flashgp.foundations.checks import check_points
+from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression
 from flashgp.foundations.forks import load_late
@@ -172,12 +172,10 @@ class Kernel(nn.Module, ABC):
                     "inside it pass a plan, plan=k.operator(x1, x2, memory=...).plan(t)"
                 )
             return CovarianceOperator.while_compiling(self, x1, x2, plan, deterministic)
+        notes = tuple(promotions(x1=x1, x2=x2))
         x1 = check_points(x1, "x1")
         x2 = None if x2 is None else check_points(x2, "x2", like=x1)
-        if plan is None and memory is None and not deterministic:
-            exact = CovarianceOperator.of(self, x1, x2)
-        else:
-            exact = CovarianceOperator.ordered(self, x1, x2, plan, memory, deterministic)
+        exact = CovarianceOperator.ordered(self, x1, x2, plan, memory, deterministic, notes)
         return exact if skip_below is None else SkippingOperator.of(exact, skip_below)
 
     def __call__(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":

@@ -94,7 +94,14 @@ class CovarianceOperator(LinearOperator):
 
     @classmethod
     def ordered(
-        cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: Any, memory: str | int | None, deterministic: bool
+        cls,
+        kernel: "Kernel",
+        x1: Tensor,
+        x2: Tensor | None,
+        plan: Any,
+        memory: str | int | None,
+        deterministic: bool,
+        notes: tuple[str, ...],
     ) -> "CovarianceOperator":
         """The operator with a plan, or with what plans are made from. Raises: DomainError."""
         plan = None if plan is None else checked_plan(plan)
@@ -104,7 +111,8 @@ class CovarianceOperator(LinearOperator):
             parse_bytes(memory)
         with deterministically(deterministic):
             x1, x2 = in_own_memory(x1), None if x2 is None else in_own_memory(x2)
-            return cls.of(kernel, x1, x2, orders=Orders(plan, memory, deterministic))
+            settled = Orders(plan, memory, deterministic, notes=notes)
+            return cls.of(kernel, x1, x2, orders=None if settled == Orders() else settled)
 
     def plan(
         self,

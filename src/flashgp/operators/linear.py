@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -330,10 +331,23 @@ class SumOperator(LinearOperator):
         return sum(bounds[1:], bounds[0]) if bounds else None
 
     def _record(self) -> Report:
-        """That of the first part, which noise is added to, with the events of all."""
-        first, *rest = (part._record() for part in self.parts)
-        first.events += [event for other in rest for event in other.events]
-        return first
+        """Of all parts, one after the other: times add up, and the largest is the peak."""
+        parts = [part._record() for part in self.parts]
+
+        def of(name: str, together: Callable[[list[Any]], Any]) -> Any:
+            known = [value for part in parts if (value := getattr(part, name)) is not None]
+            return together(known) if known else None
+
+        def named(known: list[str]) -> str:
+            return " + ".join(dict.fromkeys(filter(None, known)))
+
+        return Report(
+            **{name: of(name, named) for name in ("route", "backend", "device", "dtype")},
+            **{name: of(name, max) for name in ("predicted_bytes", "peak_bytes")},
+            **{name: of(name, sum) for name in ("predicted_seconds", "seconds", "compile_seconds")},
+            events=list(dict.fromkeys(event for part in parts for event in part.events)),
+            plan=of("plan", lambda plans: plans[0] if len(plans) == 1 else None),
+        )
 
     def _part(self, rows: Side, cols: Side) -> "SumOperator":
         return SumOperator(*(part._part(rows, cols) for part in self.parts))

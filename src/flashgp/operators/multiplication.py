@@ -61,7 +61,7 @@ class Orders:
 
     Fields: plan, run exactly; memory, the budget of plans that are made here; deterministic, whether these leave the
     measured rates out and all runs on one thread (foundations/determinism.py); backend, one that computes everything,
-    without plans; route, forced on plans that are made here.
+    without plans; route, forced on plans that are made here; notes, lines for every report.
     """
 
     plan: ProductPlan | None = None
@@ -69,6 +69,7 @@ class Orders:
     deterministic: bool = False
     backend: Backend | None = None
     route: str | None = None
+    notes: tuple[str, ...] = ()
 
     def transposed(self) -> "Orders":
         """The same for the transpose: its plan has rows and columns exchanged."""
@@ -178,7 +179,7 @@ def product_report(operator: "CovarianceOperator") -> Report:
     """What the last product of an operator took, beside what was predicted; empty before the first one."""
     run = operator.products.last
     if run is None:
-        return Report(device=str(operator.device))
+        return Report(device=str(operator.device), events=list(operator.orders.notes))
     plan, workspace = run.plan, run.workspace
     return Report(
         route="recomputed" if plan is None else plan.route,
@@ -190,7 +191,7 @@ def product_report(operator: "CovarianceOperator") -> Report:
         predicted_seconds=None if plan is None else plan.seconds / plan.products,
         seconds=run.seconds,
         compile_seconds=workspace.compile_seconds or None,
-        events=list(workspace.events),
+        events=[*operator.orders.notes, *workspace.events],
         plan=plan,
     )
 
