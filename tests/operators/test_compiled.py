@@ -123,6 +123,20 @@ def test_products_from_the_left_are_those_of_the_transpose(rectangular: bool) ->
             assert all(torch.allclose(one, two, rtol=1e-11, atol=1e-11) for one, two in zip(*slopes, strict=True))
 
 
+@pytest.mark.parametrize("rectangular", [False, True])
+def test_the_transpose_multiplies_from_both_sides(rectangular: bool) -> None:
+    kernel = fgp.kernels.RBF(0.7)
+    x, z = numbers(6, 2), numbers(4, 2, seed=1) if rectangular else None
+    u, v = numbers(6, 3, seed=2), numbers(5, 4 if rectangular else 6, seed=3)
+
+    def both(operator: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return operator.T @ u, v @ operator.mT, operator.T.T @ (operator.T @ u)
+
+    found = torch.compile(lambda x, z: both(kernel.operator(x, z)), fullgraph=True, backend="aot_eager")(x, z)
+    for one, two in zip(found, both(kernel.operator(x, z)), strict=True):
+        assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)
+
+
 def test_products_that_look_alike_are_refused_and_matmul_tells_them_apart() -> None:
     """K @ V and V @ K reach the operator as the same call: where both fit and differ, neither is guessed."""
     kernel, x, z, square = fgp.kernels.RBF(0.7), numbers(6, 2), numbers(6, 2, seed=1), numbers(6, 6, seed=2)

@@ -23,13 +23,36 @@ __all__ = ["CompiledOperator"]
 
 
 class CompiledOperator:
-    """`k.operator(x1, x2)` as torch.compile sees it: it multiplies; everything else belongs outside."""
+    """`k.operator(x1, x2)` as torch.compile sees it: it multiplies, also transposed; everything else belongs outside.
+
+    Fields: plan, as text, "" for none; swapped, whether this is the transpose of the covariance of x1 with x2.
+    """
 
     def __init__(
-        self, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: object | None = None, deterministic: bool = False
+        self, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: str, deterministic: bool, swapped: bool = False
     ) -> None:
-        self.kernel, self.x1, self.x2 = kernel, _promoted(x1), None if x2 is None else _promoted(x2)
-        self.plan, self.deterministic = "" if plan is None else checked_plan(plan).text, deterministic
+        self.kernel, self.x1, self.x2 = kernel, x1, x2
+        self.plan, self.deterministic, self.swapped = plan, deterministic, swapped
+
+    @classmethod
+    def of(
+        cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: object | None, deterministic: bool
+    ) -> "CompiledOperator":
+        """Raises: DomainError for a plan that is none."""
+        text = "" if plan is None else checked_plan(plan).text
+        return cls(kernel, _promoted(x1), None if x2 is None else _promoted(x2), text, deterministic)
+
+    @property
+    def T(self) -> "CompiledOperator":
+        return CompiledOperator(self.kernel, self.x1, self.x2, self.plan, self.deterministic, not self.swapped)
+
+    mT = T  # noqa: N815 - as in torch
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The numbers of rows and columns."""
+        n, m = self.x1.shape[-2], (self.x1 if self.x2 is None else self.x2).shape[-2]
+        return (m, n) if self.swapped else (n, m)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
@@ -44,7 +67,7 @@ class CompiledOperator:
         if isinstance(one, CompiledOperator):
             return one.times(two)
         if func is not torch.matmul:
-            n, m = two.x1.shape[-2], (two.x1 if two.x2 is None else two.x2).shape[-2]
+            n, m = two.sides
             ahead, behind = one.shape[-1 if one.dim() == 1 else -2] == m, one.shape[-1] == n
             if ahead and behind and not (two.x2 is None and one.dim() == 1):
                 raise TypeError(
@@ -62,7 +85,14 @@ class CompiledOperator:
             matrix = matrix.float()  # as in eager mode
         raws = list(self.kernel.parameters())
         out = torch.ops.flashgp.product(
-            self.kernel.token, self.x1, self.x2, matrix, raws, self.plan, self.deterministic, transposed
+            self.kernel.token,
+            self.x1,
+            self.x2,
+            matrix,
+            raws,
+            self.plan,
+            self.deterministic,
+            transposed != self.swapped,
         )
         return out.squeeze(-1) if right.dim() == 1 else out
 

@@ -167,7 +167,7 @@ class CovarianceOperator(LinearOperator):
         kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: object | None, deterministic: bool
     ) -> Any:
         """What torch.compile sees in its place."""
-        return CompiledOperator(kernel, x1, x2, plan, deterministic)
+        return CompiledOperator.of(kernel, x1, x2, plan, deterministic)
 
     @property
     def symmetric(self) -> bool:
