@@ -158,6 +158,10 @@ def test_factors_get_a_float64_head_where_float32_has_none(monkeypatch):
     many.take_factors()
     many(many.vector())
     assert not many.headed
+    assert 0 < many.corrections <= large_objective.ROUGH_CORRECTIONS
+    assert not many.rough_factors
+    monkeypatch.setattr(large_objective, "ROUGH_CORRECTIONS", 0)
+    assert many.rough_factors
     monkeypatch.setattr(large_objective, "HEAD_AFTER", -1)
     many(many.vector())
     assert many.headed
@@ -169,8 +173,7 @@ def test_a_fit_whose_float32_factors_were_rough_makes_none_for_its_posterior(sma
     gp = prior()
     plan = dataclasses.replace(fgp.plan(gp, n=300, d=3, dtype=torch.float32), training="recomputed")
     assert fgp.fit(gp, x, y, plan=plan).report.dtype == "float32"
-    headed = property(lambda self: True, lambda self, value: None)
-    monkeypatch.setattr(LargeObjective, "headed", headed, raising=False)
+    monkeypatch.setattr(LargeObjective, "rough_factors", True)
     with pytest.warns(fgp.FlashGPWarning, match="were too rough near these parameters; a float64 Cholesky"):
         found = fgp.fit(gp, x, y, plan=plan)
     assert found.report.dtype == "float64"

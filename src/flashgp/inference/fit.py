@@ -262,7 +262,7 @@ def fit(
             gp, x, y, solver=None, tolerance=tolerance, time_limit=limit, memory=None, plan=plan, seed=seed,
             deterministic=deterministic, progress=None, device=device, dtype=None, jitter=jitter, differentiable=False,
             interrupted=lambda: cut.append("interrupted in the last solve: its best weights so far are returned"),
-            single=large is None or not large.headed,
+            single=large is None or not large.rough_factors,
         )  # fmt: skip
 
     try:

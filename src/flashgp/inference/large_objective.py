@@ -60,6 +60,9 @@ MOST_ITERATIONS = 10_000
 PRECISE_PASSES = 8  # float32 passes that one in float64 takes as long as
 TRAINING_SLACK = 4.0  # a gradient wants an estimate of its error: the bound (M-83) of a factor is a thousand times that
 HEAD_AFTER = 8  # iterations of a solve with a float32 factor, about what a float64 head costs
+# Iterations of a gradient's solve, which is a loose one, with a float32 factor. More, and the weights' solve takes some
+# dozens or stagnates, and every variance has to be corrected: a float64 factor is quicker then, where it fits.
+ROUGH_CORRECTIONS = 5
 EXACT_RESIDUAL = 1e-9  # relative: no less is asked for, also where there is no noise to bound the error by
 ROUGH_RESIDUAL = 1e-2  # beyond which a gradient that has to do says so
 USELESS_RESIDUAL = 0.5  # an answer with a larger one is no answer
@@ -89,7 +92,7 @@ class LargeObjective(FlatObjective):
         MOST_ITERATIONS where it does not fit; deadline: of all work, a time of `time.perf_counter`.
     Fields: iterations and passes over the pairs of all solves so far; residual, the largest relative one of the last;
     factored, whether a factor has taken over; headed, whether its first columns are float64, since float32 alone was
-    too rough.
+    too rough; corrections, the iterations of the last solve with a factor of float32 alone.
     """
 
     def __init__(
@@ -120,6 +123,12 @@ class LargeObjective(FlatObjective):
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
         self._last: Tensor | None = None
         self.factored = self.headed = False
+        self.corrections = 0
+
+    @property
+    def rough_factors(self) -> bool:
+        """Whether a float32 factor near these parameters is known to fail, or to need many corrections."""
+        return self.headed or self.corrections > ROUGH_CORRECTIONS
 
     def take_factors(self, *, headed: bool = False) -> None:
         """Gradients by factors from now on, and with more probes: each costs n^2 beside the factor's n^3 / 3."""
@@ -234,8 +243,10 @@ class LargeObjective(FlatObjective):
         probes, other = factor.times(normal), factor.half_solve_transposed(normal)
         before = self.iterations
         self._check(self._solve(method, torch.cat([residual, probes], dim=-1), MOST_ITERATIONS))
-        if not self.headed and self.iterations - before > HEAD_AFTER:
-            self._take_head(f"{self.iterations - before} float64 corrections")
+        if not self.headed:
+            self.corrections = self.iterations - before
+            if self.corrections > HEAD_AFTER:
+                self._take_head(f"{self.corrections} float64 corrections")
         return self._answers, other
 
     def _factor(
