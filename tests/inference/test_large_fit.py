@@ -123,6 +123,21 @@ def test_a_solve_that_gets_nowhere_is_no_gradient(monkeypatch):
         large(large.vector())
 
 
+def test_a_gradient_that_has_to_do_is_said(monkeypatch):
+    """A solve that ends short of its goal, but is an answer, gives a gradient and a line in the report."""
+    x, y = table(150)
+    for name in ("TRAINING_ERROR", "EXACT_RESIDUAL"):
+        monkeypatch.setattr(large_objective, name, 0.0)
+    _, sharp = objectives(prior(), x, y)
+    assert numpy.isfinite(sharp(sharp.vector())[1]).all()
+    assert not any("some gradients ended" in event for event in sharp.settings.workspace.events)
+    monkeypatch.setattr(large_objective, "ROUGH_RESIDUAL", 0.0)
+    _, rough = objectives(prior(), x, y)
+    assert numpy.isfinite(rough(rough.vector())[1]).all()
+    (line,) = [event for event in rough.settings.workspace.events if "some gradients ended" in event]
+    assert "ended (stagnated) with relative residuals above 0" in line
+
+
 def test_a_factor_takes_over_when_iterations_take_as_long():
     """With P = L L^T probes are draws of the model: the same expectation, by another route, which the report names."""
     x, y = table(150, noise=1e-3)
