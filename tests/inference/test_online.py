@@ -340,7 +340,7 @@ def test_drift_is_seen_and_the_factor_made_anew() -> None:
     x, y = data(60)
     gp, post = model(), model().condition(x[:40], y[:40]).append(x[40:41], y[40:41])
     post.factor._panels[0].rows[20, 3] += 1e-3
-    post.representer_weights = post.factor.solve(post.residual)
+    post._weights = None
     for i in range(41, 60):
         post = post.append(x[i : i + 1], y[i : i + 1])
     assert post.learned.refactorised == 1
@@ -463,3 +463,29 @@ def test_posteriors_without_one_float64_factor() -> None:
         for update in (lambda post=post: post.append(x[:1], y[:1]), lambda post=post: post.drop([0])):
             with pytest.raises(DomainError, match=message):
                 update()
+
+
+def test_weights_wait_until_they_are_asked_for() -> None:
+    """The mean at a few points and the likelihood come from z = L^-1 r; many points, and gradients, take the weights."""
+    x, y = data(60)
+    batch = model().condition(x, y)
+    post = model().condition(x[:40], y[:40]).append(x[40:], y[40:])
+    at = x[:3] + 0.1
+    few = post.predict(at)
+    assert relative(few.mean, batch.predict(at).mean) < 1e-10
+    assert relative(few.variance, batch.predict(at).variance) < 1e-9
+    assert relative(post.log_marginal_likelihood(), batch.log_marginal_likelihood()) < 1e-12
+    assert post._weights is None
+    slopes = []
+    for one in (post, batch):
+        leaf = at.clone().requires_grad_()
+        slopes.append(torch.autograd.grad(one.predict(leaf).mean.sum(), leaf)[0])
+    assert relative(*slopes) < 1e-10
+    assert post._weights is not None
+    assert relative(post.representer_weights, batch.representer_weights) < 1e-8
+    many = torch.cat([at] * 6)
+    assert relative(post.drop([0]).predict(many).mean, batch.drop([0]).predict(many).mean) < 1e-10
+    certain = model().condition(x[:40], y[:40], deterministic=True).append(x[40:], y[40:])
+    first = certain.predict(at).mean
+    assert certain._weights is not None, "its bits must not depend on what was asked for before"
+    assert torch.equal(certain.predict(at).mean, first)

@@ -305,3 +305,18 @@ def test_a_compiler_that_fails_is_told_and_left_alone(
     made = Rotations()
     assert not made.wait()
     assert "could not be compiled" in caplog.text
+
+
+def test_some_rows_are_those_of_the_factor() -> None:
+    """Also where they lie in several panels, and whatever stands right of the diagonal."""
+    K = matrix(230)
+    factor = factor_of(K[:70, :70])
+    for start in range(70, 230, 40):
+        stop = start + 40
+        factor, _, _ = factor.bordered(K[start:stop, :start], K[start:stop, start:stop])
+    assert factor.panels > 1
+    for panel in factor._panels:
+        panel.triangle.masked_fill_(torch.ones_like(panel.triangle).triu(1).bool(), float("nan"))
+    lower = factor.lower
+    for start, stop in ((0, 5), (60, 80), (0, 230), (225, 230), (100, 100)):
+        assert torch.equal(factor.some_rows(start, stop), lower[start:stop, :stop])

@@ -1,9 +1,9 @@
 """Learning online: rows join and leave a posterior in O(n^2), with the hyperparameters as they are.
 
 Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
-whitened residual z = L^-1 r is kept, so that appended rows only add to it, and the weights are L^-T z, anew each time:
-no error is handed from one set of weights to the next. A few rows of the new residual r - K a are computed in every
-update, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew.
+whitened residual z = L^-1 r is kept, so that appended rows only add to it. The weights L^-T z wait until they are asked
+for: predictions at a few points take the mean from z. Every few updates some rows of L L^T and of L z are held against
+K and r, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew.
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
 noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.determinism import deterministic_where, deterministically
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report, counted
 from flashgp.foundations.workspace import Workspace
@@ -45,12 +46,14 @@ __all__ = [
     "like_own",
     "replace_rows",
     "slide",
+    "weights_of",
 ]
 
 F64 = torch.float64
-CHECKED_ROWS = 8  # of the residual, in every update
+CHECK_EVERY, CHECKED_ROWS = 4, 16  # updates, and rows of the factor and of L z that are then looked at
 FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
-DRIFT = 100.0  # times sqrt(n) eps: a backward error of the weights beyond it is not that of a fresh factor
+MANY_ROWS = ONE_THREAD_ROWS + 1
+DRIFT = 100.0  # times sqrt(n) eps: a backward error beyond it is not that of a fresh factor
 ONLINE = "online: "  # how the line of a report begins
 
 
@@ -58,16 +61,24 @@ ONLINE = "online: "  # how the line of a report begins
 class Learned:
     """What happened to a posterior since it was conditioned.
 
-    Fields: appended, dropped, refactorised, refined, how often; turn, the row whose residual is computed next;
-    whitened, L^-1 of the residual, (u, p), None where it was not needed yet.
+    Fields: appended, dropped, refactorised, refined, how often; updates since the last look at the factor; turn, the
+    row that is looked at next; whitened, L^-1 of the residual, (u, p), None where it was not needed yet.
     """
 
     appended: int = 0
     dropped: int = 0
     refactorised: int = 0
     refined: int = 0
+    updates: int = 0
     turn: int = 0
     whitened: Tensor | None = None
+
+    def looked_at(self, count: int) -> slice | None:
+        """The rows, of so many, that the next update looks at; None where it does not."""
+        if self.updates + 1 < CHECK_EVERY:
+            return None
+        start = self.turn if self.turn < count else 0
+        return slice(start, min(start + CHECKED_ROWS, count))
 
     @property
     def event(self) -> str:
@@ -208,7 +219,7 @@ def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Poste
     few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
     # Reflections are many small products, however many rows go.
     quiet = quiet_openblas() if few or gone is not None else nullcontext()
-    with one_thread(0 if few else ONE_THREAD_ROWS + 1), quiet:
+    with one_thread(0 if few else MANY_ROWS), quiet:
         return _updated_now(post, gone, new)
 
 
@@ -230,30 +241,32 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     rows_new = None if new is None else post.gp.kernel.rows(new.x)
     rows = post.rows if table.kept is None else post.rows.take(table.kept)
     rows = rows if rows_new is None else rows.followed_by(rows_new)
-    form, count = gp.kernel.form, rows.count
-    checked = torch.arange(post.learned.turn, post.learned.turn + min(CHECKED_ROWS, count), device=device) % count
-    some = rows.take(checked)
-    probes = some if rows_new is None else rows_new.followed_by(some)
-    block = TorchTiles().block(form, post.theta, probes, rows, dtype=F64, workspace=workspace)
-    block = block.expand(probes.count, count)
-    own = block[probes.count - len(checked) :]
-    factor, whitened = _changed(post, table, block[: probes.count - len(checked)], workspace)
-    weights = factor.back_solve(whitened)
-    drift, relative = _drift(own, checked, weights, table)
-    anew = not drift <= DRIFT * count**0.5 * torch.finfo(F64).eps
-    if anew:
+    form = gp.kernel.form
+
+    def covariance(some: Rows, others: Rows) -> Tensor:
+        block = TorchTiles().block(form, post.theta, some, others, dtype=F64, workspace=workspace)
+        return block.expand(some.count, others.count)
+
+    factor, whitened = _changed(post, table, None if rows_new is None else covariance(rows_new, rows), workspace)
+    before, known = post.report, post.learned
+    anew, relative, checked = False, before.relative_residual, known.looked_at(rows.count)
+    if checked is not None:
+        some = rows.part(checked.start, checked.stop)
+        own = covariance(some, some)
+        drift, relative = _drift(own, checked, factor, whitened, table)
+        anew = not drift <= DRIFT * rows.count**0.5 * torch.finfo(F64).eps
+    if anew and checked is not None:
         table = replace(table, noise=table.noise - factor.jitter)
         settings = DirectSettings(TorchTiles(), F64, None, repair=lambda: gp.repairable(x, y), workspace=workspace)
         factor = PanelFactor.of(factorise_covariance(settings, form, post.theta, rows, table.noise))
         table = replace(table, noise=table.noise + factor.jitter)
         whitened = factor.half_solve(table.residual)
-        weights = factor.back_solve(whitened)
-        relative = _drift(own, checked, weights, table)[1]
-    before, known = post.report, post.learned
+        relative = _drift(own, checked, factor, whitened, table)[1]
     learned = replace(
         known, appended=known.appended + (0 if new is None else len(new)),
         dropped=known.dropped + (0 if gone is None else len(gone)), refactorised=known.refactorised + anew,
-        turn=(known.turn + CHECKED_ROWS) % count, whitened=whitened,
+        updates=known.updates + 1 if checked is None else 0, turn=known.turn if checked is None else checked.stop,
+        whitened=whitened,
     )  # fmt: skip
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
@@ -262,15 +275,17 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     )  # fmt: skip
     report.seconds = time.perf_counter() - started
     return type(post)(
-        gp, x, y, rows, post.theta, factor, weights, table.residual, report,
+        gp, x, y, rows, post.theta, factor, None, table.residual, report,
         replicates=table.replicates, choice=post.choice, learned=learned,
     )  # fmt: skip
 
 
-def _changed(post: "Posterior", table: "_Table", block: Tensor, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
+def _changed(
+    post: "Posterior", table: "_Table", block: Tensor | None, workspace: Workspace
+) -> tuple[PanelFactor, Tensor]:
     """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
     assert post.factor is not None
-    factor, whitened, appended = PanelFactor.of(post.factor), post.learned.whitened, block.shape[0]
+    factor, whitened, appended = PanelFactor.of(post.factor), post.learned.whitened, 0 if block is None else len(block)
     if table.kept is not None:
         factor = factor.part(
             table.kept, table.added, spare=appended, compiled=not post.choice.deterministic, workspace=workspace
@@ -279,7 +294,7 @@ def _changed(post: "Posterior", table: "_Table", block: Tensor, workspace: Works
     staying = factor.count
     if whitened is None:
         whitened = factor.half_solve(table.residual[:staying])
-    if not appended:
+    if block is None:
         return factor, whitened
     corner = block[:, staying:].clone()
     corner.diagonal().add_(table.noise[staying:])
@@ -379,15 +394,34 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
     return _Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added)
 
 
-def _drift(block: Tensor, checked: Tensor, weights: Tensor, table: _Table) -> tuple[float, float | None]:
-    """How wrong the weights are by some rows of the residual, eq. (M-113).
+def _drift(
+    own: Tensor, checked: slice, factor: PanelFactor, whitened: Tensor, table: _Table
+) -> tuple[float, float | None]:
+    """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113).
 
-    Args: block: K of the checked rows with all, (c, n); checked: which they are, (c,).
-    Returns: the largest backward error of these rows, and an estimate of |r - K a| / |r| over all.
+    Args: own: K of the checked rows, (c, c); checked: which they are; whitened: z, (n, p).
+    Returns: the largest backward error of these rows, and an estimate of |r - L z| / |r| over all.
     """
-    residual, noise = table.residual[checked], table.noise[checked].unsqueeze(-1)
-    error = residual - block @ weights - noise * weights[checked]
-    size = block.abs() @ weights.abs() + noise * weights[checked].abs() + residual.abs()
-    drift = float((error.abs() / size.clamp_min(torch.finfo(F64).tiny)).max())
+    lower, z = factor.some_rows(checked.start, checked.stop), whitened[: checked.stop]
+    matrix, residual = own.clone(), table.residual[checked]
+    matrix.diagonal().add_(table.noise[checked])
+    size = lower.abs()
+    wrong = (matrix.sub_(lower @ lower.mT).abs_() / (size @ size.mT)).max()
+    error = residual - lower @ z
+    least = torch.finfo(F64).tiny
+    wrong = torch.maximum(wrong, (error.abs() / (size @ z.abs() + residual.abs()).clamp_min(least)).max())
     whole = float(table.residual.norm())
-    return drift, float(error.norm()) * (len(table.residual) / len(checked)) ** 0.5 / whole if whole > 0.0 else None
+    share = (len(table.residual) / len(own)) ** 0.5 / whole if whole > 0.0 else None
+    return float(wrong), None if share is None else float(error.norm()) * share
+
+
+@ordinary_tensors
+@exact_precision
+@torch.no_grad()
+def weights_of(post: "Posterior") -> Tensor:
+    """L^-T z, what an update left to do until it is asked for. Cost: n^2 flops."""
+    whitened = post.learned.whitened
+    assert post.factor is not None
+    assert whitened is not None
+    with deterministically(post.choice.deterministic), one_thread(0 if post.x.device.type == "cpu" else MANY_ROWS):
+        return PanelFactor.of(post.factor).back_solve(whitened)

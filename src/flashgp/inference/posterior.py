@@ -69,7 +69,7 @@ class Posterior:
         rows: Rows,
         theta: tuple[Tensor, ...],
         factor: TriangularFactor | None,
-        representer_weights: Tensor,
+        representer_weights: Tensor | None,
         residual: Tensor,
         report: Report,
         differentiable: bool = False,
@@ -84,7 +84,7 @@ class Posterior:
         self.rows = rows
         self.theta = theta
         self.factor = factor
-        self.representer_weights = representer_weights
+        self._weights = representer_weights
         self.residual = residual
         self.report = report
         self.differentiable = differentiable
@@ -99,6 +99,21 @@ class Posterior:
     @property
     def plan(self) -> Plan | None:
         return self.report.plan
+
+    @property
+    def representer_weights(self) -> Tensor:
+        """K^-1 (y - m), (*batch, u, outputs or 1), float64; after an update n^2 flops when they are first asked for."""
+        if self._weights is None:
+            self._weights = online.weights_of(self)
+        return self._weights
+
+    @property
+    def whitened(self) -> Tensor | None:
+        """L^-1 (y - m), (u, outputs or 1), while it spares the weights: after an update, until these are asked for.
+
+        None for a deterministic posterior: its answers must not depend on what was asked for before.
+        """
+        return self.learned.whitened if self._weights is None and not self.choice.deterministic else None
 
     @property
     def count(self) -> int:
@@ -244,7 +259,7 @@ class Posterior:
             row_variance: (k,), where the rows before have variances of their own; row_weight: (k,), ones by default.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite, or a posterior without one float64
             factor; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
-        Cost: n^2 (k + outputs) flops; k rows of memory, at times a panel of n / 2 spare ones.
+        Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for.
         """
         return online.append(self, x, y, row_variance, row_weight)
 
@@ -327,7 +342,7 @@ class Posterior:
 
     @property
     def batch_shape(self) -> torch.Size:
-        return self.representer_weights.shape[:-2]
+        return self.residual.shape[:-2]
 
     @deterministic_where(lambda self: self.choice.deterministic)
     def log_marginal_likelihood(self) -> Tensor:
@@ -339,9 +354,11 @@ class Posterior:
         """
         if not self.count:
             return torch.zeros(self.batch_shape, dtype=torch.float64, device=self.x.device)
-        n, p = self.representer_weights.shape[-2:]
+        n, p = self.residual.shape[-2:]
         if self.factor is not None:
-            fit = (self.residual * self.representer_weights).sum((-2, -1))
+            z = self.whitened
+            product = self.residual * self.representer_weights if z is None else z.square()
+            fit = product.sum((-2, -1))
             log_determinant: Tensor | float = self.factor.log_determinant
         else:
             if self._likelihood_parts is None:

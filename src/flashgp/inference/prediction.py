@@ -74,6 +74,7 @@ class Prediction:
         self._sampled: tuple[Tensor, ...] | None = None  # standard error, lower and upper of sampled variances
         self._limit: int | None = None  # bytes that solves may take
         self._cross: Tensor | None = None  # K_sx of a few points, from the mean to the variance
+        self._solved_cross: Tensor | None = None  # L^-1 K_xs, likewise
         self._workspace = Workspace()
         self._graph = False  # whether what is kept carries gradients
         condition = posterior.report
@@ -199,7 +200,7 @@ class Prediction:
     def _forget_without_graph(self) -> None:
         """What was computed without gradients is computed again once they are asked for."""
         if self._wants_graph() and not self._graph:
-            self._mean = self._variance = self._sampled = self._cross = None
+            self._mean = self._variance = self._sampled = self._cross = self._solved_cross = None
             self._graph = True
 
     @exact_precision
@@ -237,15 +238,19 @@ class Prediction:
         post = self._posterior
         prior = evaluate_mean(post.gp.mean, self._x, self._outputs)
         prior = prior if self._outputs is not None else prior.unsqueeze(-1)
-        weights = post.representer_weights
         if not post.count:
             batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
-            return prior.expand(*batch, self._x.shape[-2], weights.shape[-1])
+            return prior.expand(*batch, self._x.shape[-2], post.residual.shape[-1])
         cross = post.covariance_to(rows, torch.float64, self._workspace, plan)
-        if cross.shape.numel() <= KEPT_NUMBERS:
-            self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
-            return prior + self._cross @ weights
-        return prior + cross @ weights
+        if cross.shape.numel() > KEPT_NUMBERS:
+            return prior + cross @ post.representer_weights
+        self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
+        z = post.whitened if self._x.shape[:-1].numel() <= FEW_POINTS and not self._wants_graph() else None
+        if z is None:
+            return prior + self._cross @ post.representer_weights
+        assert post.factor is not None
+        self._solved_cross = post.factor.half_solve(self._cross.mT)  # as quick as the weights, and the variance's too
+        return prior + self._solved_cross.mT @ z
 
     def _error_bound(self, rows: Rows) -> float | None:
         """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
@@ -396,6 +401,8 @@ class Prediction:
 
     def _half(self, rows: Rows) -> Tensor:
         """L^-1 K_xs, (*batch, n, n_test), for a strip of test rows."""
+        if self._solved_cross is not None and self._solved_cross.shape[-1] == rows.count:
+            return self._solved_cross
         factor = self._posterior.factor
         assert factor is not None
         # Rows of K_sx are contiguous, so its transpose is what LAPACK wants: no copy.

@@ -24,30 +24,40 @@ ONE_THREAD_ROWS = 400  # up to here a second thread does not make a factorisatio
 
 
 @functools.lru_cache(maxsize=1)
-def _openblas() -> Any:
+def _openblas() -> list[Any]:
+    """The controllers of every OpenBLAS that is loaded."""
     import scipy.linalg  # noqa: F401 - loads SciPy's library, so that it is found
     from threadpoolctl import ThreadpoolController
 
-    return ThreadpoolController().select(internal_api="openblas")
+    return list(ThreadpoolController().select(internal_api="openblas").lib_controllers)
 
 
 _lock = threading.Lock()
-_inside: list[Any] = []  # one entry per optimisation that runs now; the first holds the limiter
+_inside = 0  # such blocks that run now
+_before: list[int] = []  # the counts of each library before the first of them
 
 
 @contextmanager
 def quiet_openblas() -> Iterator[None]:
-    """OpenBLAS uses one thread while any such block runs, and what it used before after the last of them."""
+    """OpenBLAS uses one thread while any such block runs, and what it used before after the last of them.
+
+    Cost: some microseconds.
+    """
+    global _inside
     with _lock:
-        _inside.append(_openblas().limit(limits=1) if not _inside else None)
+        _inside += 1
+        if _inside == 1:
+            _before[:] = [library.num_threads for library in _openblas()]
+            for library in _openblas():
+                library.set_num_threads(1)
     try:
         yield
     finally:
         with _lock:
-            limiter = _inside[0]
-            _inside.pop()
+            _inside -= 1
             if not _inside:
-                limiter.restore_original_limits()
+                for library, count in zip(_openblas(), _before, strict=True):
+                    library.set_num_threads(count)
 
 
 class one_thread:  # noqa: N801 - used like contextlib's

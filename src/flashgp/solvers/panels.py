@@ -155,6 +155,15 @@ class PanelFactor:
             whole[panel.start : panel.stop, panel.start : panel.stop] = panel.triangle.tril()
         return whole
 
+    def some_rows(self, start: int, stop: int) -> Tensor:
+        """Rows start to stop of L, (stop - start, stop), zero right of the diagonal. Cost: so many numbers."""
+        found = torch.zeros(stop - start, stop, dtype=self.dtype, device=self.device)
+        for panel in self._panels:
+            first, last = max(start, panel.start), min(stop, panel.stop)
+            if first < last:
+                found[first - start : last - start, :last] = panel.rows[first - panel.start : last - panel.start, :last]
+        return found.tril_(start)
+
     @property
     def log_determinant(self) -> Tensor:
         """log |K|, (), float64. Cost: O(n)."""
