@@ -466,7 +466,7 @@ def test_posteriors_without_one_float64_factor() -> None:
 
 
 def test_weights_wait_until_they_are_asked_for() -> None:
-    """The mean at a few points and the likelihood come from z = L^-1 r; many points, and gradients, take the weights."""
+    """The mean at a few points and the likelihood come from z = L^-1 r; many points and gradients take the weights."""
     x, y = data(60)
     batch = model().condition(x, y)
     post = model().condition(x[:40], y[:40]).append(x[40:], y[40:])
