@@ -22,6 +22,7 @@ from flashgp.cli.application import application
 from flashgp.cli.console import Console
 from flashgp.cli.model import TableModel
 from flashgp.cli.scores import Scores
+from flashgp.inference.posterior import Posterior
 from flashgp.scaling import Scaling
 
 NASTY = "<script>alert(1)</script>"
@@ -339,6 +340,21 @@ def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> 
     run(*common)
     assert list(read(out)) == ["mean"]
     assert "RMSE" in run(*common).stdout
+    run(*common, "--memory", "1GiB")
+    assert np.allclose(read(out)["mean"], mean, rtol=1e-12)
+
+
+def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = []
+    original = Posterior.predict
+
+    def predict(self: Posterior, x: Any, **options: Any) -> Any:
+        budgets.append(options.get("memory"))
+        return original(self, x, **options)
+
+    monkeypatch.setattr(Posterior, "predict", predict)
+    run("fit", folder / "table.csv", "-t", "y", "--test-fraction", "0.2", "--starts", "1", "--memory", "1GiB")
+    assert budgets == ["1GiB"]
 
 
 def test_a_table_without_the_target_is_not_scored(folder: Path, tmp_path: Path) -> None:
@@ -519,6 +535,7 @@ def test_bad_usage_is_code_2(folder: Path, arguments: list[str], said: str) -> N
         (["fit", "{t}", "-t", "y", "--kernel", "RBF(active_dims=[nope])"], "must name inputs"),
         (["fit", "{t}", "-t", "y", "--device", "abacus"], "--device"),
         (["fit", "{t}", "-t", "y", "--memory", "1KiB"], "needs"),
+        (["predict", "{f}/model.safetensors", "{t}", "--out", "{f}/p.csv", "--memory", "1KiB"], "needs"),
         (["predict", "{t}", "{f}/other.csv", "--out", "{f}/p.csv"], "table.csv"),
         (["predict", "{f}/model.safetensors", "{f}/absent.csv", "--out", "{f}/p.csv"], "No such file"),
     ],

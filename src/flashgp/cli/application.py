@@ -200,6 +200,7 @@ def predict(
         Literal["error", "drop"] | None,
         typer.Option("--missing", help="Rows with missing inputs: refuse, or predict nan; as in the fit if left out."),
     ] = None,
+    memory: Memory = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
     as_json: AsJson = False,
@@ -213,7 +214,9 @@ def predict(
     """
     if interval is not None and not 0.0 < interval < 1.0:
         raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--interval")
-    options = PredictOptions(model, table, out, std, interval, unseen, missing, delimiter, decimal, variance)
+    options = PredictOptions(
+        model, table, out, std, interval, unseen, missing, delimiter, decimal, variance, _memory(memory)
+    )
     _run(lambda console: run_predict(options, console), as_json, quiet, debug)
 
 

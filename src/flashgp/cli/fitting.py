@@ -315,7 +315,7 @@ def _outcome(
     scaling = prepared.scaling
     if prepared.test is not None:
         observed = prepared.y[prepared.test]
-        mean, std = model.predict(prepared.data.x[prepared.test])
+        mean, std = model.predict(prepared.data.x[prepared.test], options.data.memory)
     elif result.posterior.factor is None:
         observed = mean = std = np.empty(0)
     else:

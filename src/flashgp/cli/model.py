@@ -43,17 +43,17 @@ class TableModel:
     scaling: Scaling
     kernel: str
 
-    def predict(self, x: _Numbers) -> tuple[_Numbers, _Numbers]:
+    def predict(self, x: _Numbers, memory: str | None = None) -> tuple[_Numbers, _Numbers]:
         """Mean and standard deviation of new observations at encoded rows (n, d), each (n,), in units of the target."""
-        found = self.answers(x)
+        found = self.answers(x, memory=memory)
         return found.mean, found.std
 
-    def answers(self, x: _Numbers, variance: str = "auto") -> "Answers":
-        """The same with where the deviations come from; variance: as `Posterior.predict`."""
+    def answers(self, x: _Numbers, variance: str = "auto", memory: str | None = None) -> "Answers":
+        """The same with where the deviations come from; variance, memory: as `Posterior.predict`."""
         post = self.posterior
         rows = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x))).to(post.x.device, post.x.dtype)
         with torch.no_grad():
-            prediction = post.predict(rows, variance=variance)
+            prediction = post.predict(rows, variance=variance, memory=memory)
             mean = prediction.mean.cpu().double().numpy()
             std = prediction.observation_variance.sqrt().cpu().double().numpy()
             error = prediction.variance_standard_error

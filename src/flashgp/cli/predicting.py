@@ -35,6 +35,7 @@ class PredictOptions:
     delimiter: str | None = None
     decimal: str | None = None
     variance: str = "auto"
+    memory: str | None = None
 
 
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         console.note(
             f"{table.rows - len(data.rows):,} rows with missing inputs have nan in every column of the result."
         )
-    answers = model.answers(data.x, options.variance)
+    answers = model.answers(data.x, options.variance, options.memory)
     mean, std = answers.mean, answers.std
     columns: dict[str, npt.NDArray[Any]] = {"mean": _in_order(mean, data.rows, table.rows)}
     if options.std:
