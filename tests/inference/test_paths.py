@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
-from flashgp.inference import prior_draws
+from flashgp.bench.memory import PeakMeter
+from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
+from flashgp.foundations.machine import parse_bytes
+from flashgp.inference import paths, prior_draws
 from inference.plain_gp import F64, PlainGP, data
 
 K = fgp.kernels
@@ -264,3 +266,23 @@ def test_counts() -> None:
             post.paths(count)
     with pytest.raises(DomainError, match="`count` must be a whole number of features"):
         post.paths(2, features=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.float32}, {"solver": "cg"}], ids=str)
+def test_memory_is_announced_and_what_does_not_fit_refused(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = data(1500)
+    post = gp_of(K.RBF(0.7)).condition(x, y, **options)  # type: ignore[arg-type]
+    post.paths(2, seed=0)
+    with PeakMeter() as meter:
+        report = post.paths(1024, seed=0).report
+    assert report.predicted_bytes is not None
+    assert meter.peak_bytes <= 1.1 * report.predicted_bytes + parse_bytes("64MiB")
+    assert meter.peak_bytes >= 0.4 * report.predicted_bytes
+    monkeypatch.setattr(paths, "available_bytes", lambda device: report.predicted_bytes // 4)
+    monkeypatch.setattr(paths, "UNCHECKED_BYTES", 0)
+    with pytest.raises(MemoryBudgetError, match="draw at most 256 at a time") as caught:
+        post.paths(1024, seed=0)
+    assert caught.value.needed_bytes == report.predicted_bytes
+    assert post.paths(256, seed=0).count == 256

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
-from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
+from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
+from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
-from flashgp.foundations.report import Report
+from flashgp.foundations.report import Report, readable_bytes
 from flashgp.inference.prior_draws import FeatureDraws, PriorDraws, prior_covariance, prior_draws
 from flashgp.inference.solves import mean_goal
 from flashgp.means import evaluate_mean
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Paths", "draw_paths", "draw_seed", "representers"]
 
 NOTABLE = 0.05  # a share of the prior variance that is missing and deserves a warning
+# At the peak for each number of the right-hand sides, with a float64 factor and with solves: draws, targets, solvers'.
+FACTOR_NUMBERS, SOLVE_NUMBERS = 9, 22
+UNCHECKED_BYTES = 2**28  # below which the free memory is not asked for
 TOLERANCE = 1e-3  # standard deviations of an observation, to which a float32 factor is corrected
 
 
@@ -122,6 +126,7 @@ def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -
         route=post.report.route, device=str(x.device), dtype=post.report.dtype, jitter=post.report.jitter
     )  # fmt: skip
     report.events += [EVENT] if post.choice.deterministic else []
+    report.predicted_bytes = _checked_bytes(post, count * outputs)
     with torch.set_grad_enabled(post.differentiable):
         prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
         if prior.error is not None:
@@ -138,6 +143,22 @@ def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -
             report.error_bound = _bound(post, targets, report.relative_residual)
     report.seconds = time.perf_counter() - started
     return Paths(post, prior, weights, count, report)
+
+
+def _checked_bytes(post: "Posterior", columns: int) -> int:
+    """What so many right-hand sides take at the peak. Raises: MemoryBudgetError where that is not free."""
+    numbers = FACTOR_NUMBERS if post.solves is None else SOLVE_NUMBERS
+    one = 8 * numbers * post.distinct * max(1, post.batch_shape.numel())
+    needed = one * columns
+    if needed > UNCHECKED_BYTES and needed > (free := available_bytes(post.x.device)):
+        raise MemoryBudgetError(
+            f"`count` asks for {columns:,} solves with {post.distinct:,} rows at once, which need "
+            f"{readable_bytes(needed)} with {readable_bytes(free)} free; draw at most {free // one:,} at a time, with "
+            "seeds of their own",
+            needed_bytes=needed,
+            available_bytes=free,
+        )
+    return needed
 
 
 def draw_seed(seed: int | None) -> int:

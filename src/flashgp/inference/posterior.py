@@ -244,7 +244,8 @@ class Posterior:
                 in `f.report`. A kernel without random features takes as many pivots of the training rows instead.
             seed: of all randomness; without one a single integer is drawn from torch's default generator.
         Returns: a function of points (*batch, n_test, d), with values (count, *batch, n_test[, outputs]).
-        Raises: DomainError for counts that are none, or a kernel without features and no data.
+        Raises: DomainError for counts that are none, or a kernel without features and no data; MemoryBudgetError where
+            so many solves at once do not fit in what is free.
         Cost: one solve with count outputs right-hand sides; then n (d + count outputs) per point.
         Source: Wilson, Borovitskiy, Terenin, Mostowsky & Deisenroth (2020), eq. 13.
         """
