@@ -468,7 +468,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         def __getattr__(self, name: str) -> Any:
             return getattr(self.file, name)
 
-    replacing = container._replacing
+    replacing = container.replacing
 
     @container.contextlib.contextmanager
     def full(name: str) -> Any:
@@ -476,7 +476,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
             yield Full(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(container, "_replacing", full)
+        patch.setattr(container, "replacing", full)
         with pytest.raises(fgp.DomainError, match="No space left on device"):
             fgp.save(small(mean=fgp.means.Zero()), path)
     with monkeypatch.context() as patch:

@@ -8,12 +8,12 @@ import base64
 import html
 import io
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError, ShapeError
 
 if TYPE_CHECKING:
@@ -160,23 +160,12 @@ class Page:
 
 
 def write_page(path: str | os.PathLike[str], page: Page) -> None:
-    """Write a page, whole or not at all: under another name first, then renamed.
+    """Write a page, whole or not at all.
 
     Raises: DomainError for a file that cannot be written; nothing is left behind.
     """
-    final = os.path.realpath(os.fspath(path))
-    folder, base = os.path.split(final)
-    temporary = os.path.join(folder, f".{base[:100]}.{secrets.token_hex(8)}.tmp")
     try:
-        try:
-            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-                file.write(page.html())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, final)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, page.html().encode())
     except OSError as error:
         raise DomainError(
             f"`path` must be a file that can be written, got {os.fspath(path)!r} ({error.strerror or error}); "

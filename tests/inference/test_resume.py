@@ -134,7 +134,7 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_not_the_fit(tmp_path: Path, m
     x, y = data(8)
     path = tmp_path / "log"
     whole = trajectory(fgp.fit(model(), x, y, max_iterations=6))
-    write, calls = checkpoints.write_atomically, []
+    write, calls = checkpoints.write_whole, []
 
     def full(*arguments: object) -> None:
         calls.append(1)
@@ -142,7 +142,7 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_not_the_fit(tmp_path: Path, m
             raise OSError(28, "No space left on device")
         write(*arguments)
 
-    monkeypatch.setattr(checkpoints, "write_atomically", full)
+    monkeypatch.setattr(checkpoints, "write_whole", full)
     for room in (6, 10**6):  # once, and for good
         calls.clear()
         path.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError
 
 __all__ = ["commit", "environment", "hardware", "read_record", "versions", "write_record"]
@@ -115,15 +116,7 @@ def write_record(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> di
     text = dumps(record) + "\n"
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(target, text.encode())
     written: dict[str, Any] = json.loads(text)
     return written
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from flashgp.files.bounded_json import bounded_json
+from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.table.json_fields import json_fields, refused
 
@@ -106,7 +106,7 @@ def write_container(path: str, entries: Mapping[str, Entry], config: str, metada
             f"{len(header):,}; store less metadata"
         )
     try:
-        with _replacing(path) as file:
+        with replacing(path) as file:
             file.write(header)
             for name in names:
                 checksum = hashlib.sha256()
@@ -145,35 +145,6 @@ def _header(entries: Mapping[str, Entry], checksums: Mapping[str, str], config: 
 def _seal(texts: Mapping[str, str], fields: Mapping[str, Any]) -> str:
     """The checksum of everything in the header but itself."""
     return hashlib.sha256(json.dumps([texts, fields], sort_keys=True).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[BinaryIO]:
-    """A new file beside the named one that takes its place when the block succeeds and vanishes otherwise."""
-    final = os.path.realpath(path)  # a link goes on pointing at the new content
-    folder, base = os.path.split(final)
-    if os.path.isdir(final):
-        raise IsADirectoryError(f"{path} is a folder")
-    temporary = os.path.join(folder, f".{base[:100]}.{secrets.token_hex(8)}.tmp")
-    with contextlib.ExitStack() as undo:
-        with open(temporary, "xb") as file:
-            undo.callback(_remove, temporary)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-        undo.pop_all()
-    with contextlib.suppress(OSError):  # make the renaming itself durable where the system can
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.remove(path)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
@@ -109,15 +109,7 @@ def keep_profile(profile: MachineProfile) -> None:
     path = profile_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=path.stem, suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(profile.to_json())
-            os.replace(temporary, path)  # readers see the old file or the new one, never a part
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_whole(path, profile.to_json().encode())
     except OSError as error:
         warnings.warn(
             f"the machine profile could not be kept in {path.parent} ({error}): it is used in this process only; make "

@@ -1,7 +1,7 @@
 """The checkpoint of `fit`: a log of every evaluation. L-BFGS-B is deterministic, so replaying the log resumes exactly.
 
 One safetensors file: for each run the vectors, values and gradients in order, and a fingerprint of data and model.
-Written to a temporary file and moved into place, so that a kill at any moment leaves a whole file.
+Written whole or not at all, so that a kill at any moment leaves a whole file.
 """
 
 import hashlib
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy
 
+from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 
-__all__ = ["EvaluationLog", "fingerprint", "write_atomically"]
+__all__ = ["EvaluationLog", "fingerprint"]
 
 SECONDS_BETWEEN_WRITES = 1.0
 
@@ -31,19 +32,6 @@ def fingerprint(*parts: object) -> str:
             text = repr(part)
             digest.update(f"{len(text)}:{text}".encode())
     return digest.hexdigest()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class EvaluationLog:
@@ -126,7 +114,7 @@ class EvaluationLog:
             arrays[f"{run}/theta"] = numpy.stack([e[0] for e in entries])
             arrays[f"{run}/value"] = numpy.array([e[1] for e in entries])
             arrays[f"{run}/gradient"] = numpy.stack([e[2] for e in entries])
-        write_atomically(self.path, save(arrays, {"flashgp_checkpoint": json.dumps({"version": 2, "mark": self.mark})}))
+        write_whole(self.path, save(arrays, {"flashgp_checkpoint": json.dumps({"version": 2, "mark": self.mark})}))
         self._written = time.monotonic()
 
     def _read(self, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:

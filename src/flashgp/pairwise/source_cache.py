@@ -20,6 +20,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
+from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.forks import no_forks
 
@@ -130,11 +131,4 @@ def _write(path: Path, text: str) -> None:
             return
     except OSError:
         pass
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, data, mode=0o600)

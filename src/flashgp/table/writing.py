@@ -4,17 +4,17 @@ The file appears under its name only when it is complete and on disk: it is writ
 synced, then renamed.
 """
 
-import contextlib
 import csv
 import gzip
 import io
 import os
-import secrets
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from flashgp.foundations.atomic import replacing
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import quoted
@@ -48,7 +48,7 @@ def write_predictions(path: str | os.PathLike[str], columns: Mapping[str, npt.ND
             f"`columns` must be one or more arrays of one length, got {shapes}; pass arrays that belong together."
         )
     try:
-        with _replacing(name) as file:
+        with replacing(name) as file:
             if suffix == ".parquet":
                 pyarrow = require_pyarrow(name)
                 table = pyarrow.table(
@@ -121,38 +121,3 @@ def _cells(values: npt.NDArray[Any]) -> list[str]:
         return [str(value) for value in values.tolist()]
     # float32 and float16 in their own shortest digits, not those of the float64 nearby.
     return [str(value) for value in values]
-
-
-@contextlib.contextmanager
-def _replacing(name: str) -> Iterator[BinaryIO]:
-    """A new file beside the named one that takes its place when the block succeeds and vanishes otherwise."""
-    # A link is followed, so that it goes on pointing at the new content.
-    final = os.path.realpath(name)
-    folder, base = os.path.split(final)
-    if os.path.isdir(final):
-        raise IsADirectoryError(f"{name} is a folder")
-    temporary = os.path.join(folder, f".{base[:100]}.{secrets.token_hex(8)}.tmp")
-    with contextlib.ExitStack() as undo:
-        with open(temporary, "xb") as file:
-            undo.callback(_remove, temporary)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-        undo.pop_all()
-    _sync_folder(folder)
-
-
-def _remove(temporary: str) -> None:
-    with contextlib.suppress(OSError):
-        os.remove(temporary)
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the renaming itself durable where the system can; others order it themselves."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -1,0 +1,84 @@
+"""Files are written whole or not at all, also where the process is killed in the middle."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashgp.foundations import atomic
+from flashgp.foundations.atomic import replacing, write_whole
+
+
+@pytest.fixture(params=["as the system has it", "by name"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "by name":
+        monkeypatch.setattr(atomic, "_NAMELESS", None)
+    return str(request.param)
+
+
+def test_the_new_content_or_the_old(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old"
+    with replacing(path) as file:
+        file.write(b"new")
+        file.seek(0)
+        assert file.read() == b"new"
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_links_folders_and_permissions(way: str, tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    write_whole(link, b"content", mode=0o600)
+    assert link.is_symlink()
+    assert target.read_bytes() == b"content"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path, b"")
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "absent" / "file", b"")
+    write_whole(tmp_path / ("n" * 200), b"a long name")
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_an_error_while_renaming_leaves_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*paths: str) -> None:
+        raise PermissionError("made up")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError, match="made up"):
+        write_whole(tmp_path / "file", b"content")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_killed_process_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, source_environment: dict[str, str]
+) -> None:
+    if atomic._nameless(str(tmp_path), 0o666) is None:
+        pytest.skip("the file system has no files without a name")
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    program = (
+        "import sys, time\nfrom flashgp.foundations.atomic import replacing\n"
+        "with replacing(sys.argv[1]) as file:\n"
+        "    file.write(b'half'); file.flush(); print('written', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True, env=source_environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.read_bytes() == b"old"
