@@ -7,11 +7,13 @@ import flashgp as fgp
 from flashgp.foundations.expression import Symbol, exp, number, parameter, product, squared_distance
 from flashgp.foundations.form import Form
 from flashgp.kernels import Kernel, SpectralMixture
+from flashgp.pairwise import slopes
+from flashgp.pairwise.cpu import precision
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.cpu.generation import generated_source
 from flashgp.pairwise.cpu.layout import layout_of
 from flashgp.pairwise.cpu.small import small_layout
-from flashgp.pairwise.families import LEAST_MEMBERS, Indexed, indexed
+from flashgp.pairwise.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
 from pairwise.test_cpu import check, check_product, numbers
 
 k = fgp.kernels
@@ -114,6 +116,40 @@ def test_generated_text_does_not_grow() -> None:
     text = {q: generated_source(form, small_layout(form), "float64") for q, form in of.items()}
     assert text[LEAST_MEMBERS] == text[32] == text[20]
     assert len(text[32].splitlines()) <= 1.1 * len(text[2].splitlines())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_distances_of_a_family_move_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounding does to a covariance, eq. (M-75), is what moving every distance alone says."""
+    form = KERNELS[name].form
+    every = tuple(i for i, kind in enumerate(form.statistics) if kind == "distance")
+    runs = distance_runs(form)
+    assert len(runs) < len(every)
+    assert runs.count(every) == 1
+    rows = KERNELS[name].rows(numbers(60, 13 if name == "many columns" else 2)).detach()
+    theta = [t.item() for t in KERNELS[name].theta()]
+    reach = [4.0 * float(f.square().sum(-1).max()) for f in rows.features]
+    found = precision.sensitivity(form, theta, rows, rows, reach)
+    for module in (precision, slopes):
+        monkeypatch.setattr(module, "distance_runs", lambda form: (*((i,) for i in every), every))
+    alone = precision.sensitivity(form, theta, rows, rows, reach)
+    for one, two in ((found.by_coordinate, alone.by_coordinate), (found.by_square, alone.by_square)):
+        assert one == pytest.approx(two, rel=1e-6)
+        assert max(one) > 0
+    values = torch.tensor([theta], dtype=F64)
+    separately = slopes.rounding_slopes(form, values)
+    monkeypatch.undo()
+    together = slopes.rounding_slopes(form, values)
+    assert {k: [float(v) for v in pair] for k, pair in together.items()} == {
+        k: pytest.approx([float(v) for v in pair], rel=1e-6) for k, pair in separately.items()
+    }
+
+
+def test_a_nonlinear_sum_moves_its_distances_alone() -> None:
+    total = sum((parameter(q) * exp(-squared_distance(q)) for q in range(4)), number(0))
+    form = Form(exp(total), ("distance",) * 4, 0, 4)
+    assert len(seen(form).families) == 1
+    assert distance_runs(form) == ((0,), (1,), (2,), (3,), (0, 1, 2, 3))
 
 
 @needs_numba

@@ -17,7 +17,7 @@ from fractions import Fraction
 from flashgp.foundations.expression import Atom, Expression, Function, Symbol, number
 from flashgp.foundations.form import Form
 
-__all__ = ["LEAST_MEMBERS", "Family", "Indexed", "Slope", "indexed"]
+__all__ = ["LEAST_MEMBERS", "Family", "Indexed", "Slope", "distance_runs", "indexed"]
 
 LEAST_MEMBERS = 4  # fewer terms are written out: straight-line code of that length compiles as quickly
 _REPEATED = ("distance", "product", "parameter")  # what a repeated term may name
@@ -89,6 +89,24 @@ def indexed(form: Form, labels: Sequence[Hashable]) -> Indexed:
     Cost: some operations per term, kept per form and labels.
     """
     return _indexed(form, tuple(labels))
+
+
+@functools.lru_cache(maxsize=512)
+def distance_runs(form: Form) -> tuple[tuple[int, ...], ...]:
+    """Which distances to move together, so that every one is once moved alone as far as its slope can tell.
+
+    All of a family at once where G is linear in its sum: dG/dS dh/dx_q does not change with the other members. Last
+    comes a run of all distances.
+    """
+    found = indexed(form, form.statistics)
+    runs: list[tuple[int, ...]] = []
+    for family in (None, *range(len(found.families))):
+        together = family is not None and found.families[family].symbol not in found.slope_of_sum(family).symbols
+        for new in found.owned("statistic", family):
+            if found.kinds[new] == "distance":
+                runs += [found.statistics[new]] if together else [(k,) for k in found.statistics[new]]
+    every = tuple(k for k, kind in enumerate(form.statistics) if kind == "distance")
+    return tuple(runs) if every in runs else (*runs, every)
 
 
 @functools.lru_cache(maxsize=512)
