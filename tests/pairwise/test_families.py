@@ -112,9 +112,9 @@ def test_other_columns_are_another_family() -> None:
 
 def test_generated_text_does_not_grow() -> None:
     """One text for every number of components, hardly longer than that of two."""
-    of = {q: mixture(q).form for q in (2, LEAST_MEMBERS, 20, 32)}
+    of = {q: mixture(q).form for q in (2, LEAST_MEMBERS, 32, 90)}
     text = {q: generated_source(form, small_layout(form), "float64") for q, form in of.items()}
-    assert text[LEAST_MEMBERS] == text[32] == text[20]
+    assert text[LEAST_MEMBERS] == text[32] == text[90]
     assert len(text[32].splitlines()) <= 1.1 * len(text[2].splitlines())
 
 
@@ -161,7 +161,7 @@ def test_loops_agree_with_the_portable_tiles(name: str) -> None:
 
 
 @needs_numba
-@pytest.mark.parametrize("components", [LEAST_MEMBERS, 32])
+@pytest.mark.parametrize("components", [LEAST_MEMBERS, 33])
 def test_any_number_of_components(components: int) -> None:
     check(mixture(components), numbers(301, 2), None, F64, 1e-13)
     check(mixture(components), numbers(301, 2), numbers(33, 2, seed=4), F32, 1e-6)
