@@ -231,12 +231,7 @@ class _Loops:
         code = self._code(f"_{family}")
         value = code.value(self.families[family].term)
         self.constants.update(ZERO=0.0)
-        return [
-            "for r in range(4):",
-            "    for j in range(nj):",
-            f"        {target}[r, j] = ZERO",
-            *self.members(family, code, [f"{target}[r, j] += {value}"]),
-        ]
+        return self.members(family, code, [f"{target}[r, j] = ({target}[r, j] if q > 0 else ZERO) + {value}"])
 
     def covariances(self) -> tuple[ScalarCode, list[str], list[str]]:
         """K[r, j] of four rows: the code of the profile, buffers, and lines."""
