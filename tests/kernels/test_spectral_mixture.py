@@ -113,7 +113,7 @@ REFUSED: list[tuple[str, Any, type[FlashGPError], list[str]]] = [
     ("a number as weights", lambda: SpectralMixture(1.0, [[1.0]], [[1.0]]), ShapeError, ["`means`", "weights"]),
     ("a negative weight", lambda: SpectralMixture([-1.0], [1.0], [1.0]), DomainError, ["`weights`", "positive"]),
     ("a negative scale", lambda: SpectralMixture([1.0], [1.0], [-1.0]), DomainError, ["`scales`", "positive"]),
-    ("too many", lambda: SpectralMixture([1.0] * 33, [1.0] * 33, [1.0] * 33), DomainError, ["at most 32", "33"]),
+    ("too many", lambda: SpectralMixture([1.0] * 129, [1.0] * 129, [1.0] * 129), DomainError, ["at most 128", "129"]),
     ("columns", lambda: SpectralMixture([1.0], [1.0], [1.0]).operator(random(3, 2)), ShapeError, ["`means`"]),
     ("none", lambda: SpectralMixture.from_data(random(5, 1), random(5), 0), DomainError, ["`components`", "0"]),
     ("one row", lambda: SpectralMixture.from_data(random(1, 1), random(1)), ShapeError, ["`x`", "(1, 1)"]),

@@ -18,6 +18,7 @@ from flashgp import kernels
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.expression import cos, log1p, parameter, sin, squared_distance
 from flashgp.foundations.form import Form
+from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import REGISTRY
 from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.triton import TritonTiles, launch
@@ -67,6 +68,15 @@ def test_float64_goes_to_the_torch_tiles() -> None:
     assert torch.equal(
         TRITON.product(kernel.form, [], rows, None, torch.ones(3, 1).double()), torch.full((3, 1), 3.0).double()
     )
+
+
+def test_many_statistics_go_to_the_torch_tiles() -> None:
+    """A kernel has lines and arguments for each: longer ones are not generated, and the report says what ran."""
+    kernel = kernels.SpectralMixture([1.0] * 65, [0.3] * 65, [0.1] * 65)
+    rows, right = kernel.rows(torch.rand(3, 1)).detach(), torch.ones(3, 1)
+    theta, workspace = [t.detach() for t in kernel.theta()], Workspace()
+    TRITON.product(kernel.form, theta, rows, None, right, workspace=workspace)
+    assert workspace.backend == "torch tiles"
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,10 @@ Number = Union[int, Fraction]  # noqa: UP007 - used at run time in isinstance-li
 
 @dataclass(frozen=True)
 class Symbol:
-    """A variable of a profile: distance (r), product, match, opaque, parameter, left or right; index counts within."""
+    """A variable of a profile: distance (r), product, match, opaque, parameter, left or right; index counts within.
+
+    In generated code also "sum": what stands for a sum over an index (pairwise/families.py).
+    """
 
     kind: str
     index: int

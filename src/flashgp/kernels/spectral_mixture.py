@@ -18,7 +18,7 @@ from flashgp.kernels.spectrum import mixture_of, spectrum_of
 
 __all__ = ["SpectralMixture"]
 
-MOST_COMPONENTS = 32  # each is two statistics and its own line in every generated program
+MOST_COMPONENTS = 128  # torch tiles hold the two statistics of every component at once
 
 
 class SpectralMixture(Leaf):
@@ -33,7 +33,7 @@ class SpectralMixture(Leaf):
         means: frequencies, (Q, d) or (*batch, Q, d), (Q,) for one column; cycles per unit of x.
         scales: positive, of the shape of means; cycles per unit of x.
         active_dims: the columns of x it acts on; None for all.
-    Raises: ShapeError for means or scales of another shape, DomainError for more than 32 components.
+    Raises: ShapeError for means or scales of another shape, DomainError for more than 128 components.
     Cost: 2 Q statistics per pair.
     Source: Wilson & Adams (2013), Gaussian process kernels for pattern discovery and extrapolation, eq. 12.
     """
@@ -80,7 +80,7 @@ class SpectralMixture(Leaf):
             x: points, shape (n, d); y: targets, shape (n,). At most 4096 rows are used, evenly spread.
             components: Q; seed: of the frequencies that are tried in more than one dimension.
         Returns: a kernel whose weights sum to the variance of y.
-        Raises: ShapeError, DomainError for data that do not fit together or components not in 1 to 32.
+        Raises: ShapeError, DomainError for data that do not fit together or components not in 1 to 128.
         Cost: O(n F Q) with F = 2048 frequencies.
         """
         if not isinstance(components, int) or isinstance(components, bool) or not 1 <= components <= MOST_COMPONENTS:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form
+from flashgp.pairwise.families import distance_runs
 from flashgp.pairwise.numpy_program import numpy_partials
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.tile_code import Scalar
@@ -50,7 +51,7 @@ def rounding_slopes(form: Form, theta: Tensor) -> dict[int, tuple[Tensor, Tensor
         hundred numbers per member.
     """
     distances = [k for k, kind in enumerate(form.statistics) if kind == "distance"]
-    runs = [*([k] for k in distances), distances]
+    runs = distance_runs(form)
     grid = torch.exp2(torch.arange(GRID_FIRST, GRID_LAST, dtype=torch.float64, device=theta.device))
     one = torch.ones((theta.shape[0], len(runs), len(GRID)), dtype=torch.float64, device=theta.device)
     statistics = []
@@ -91,8 +92,7 @@ def _depends_on_theta(form: Form) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _slopes(form: Form, theta: tuple[float, ...]) -> dict[int, float]:
     distances = [k for k, kind in enumerate(form.statistics) if kind == "distance"]
-    # Every distance alone, the others 0, then all together.
-    runs = [*([k] for k in distances), distances]
+    runs = distance_runs(form)  # every distance alone, the others 0, then all together
     shape = (len(runs), len(GRID))
     statistics = []
     for k, kind in enumerate(form.statistics):

@@ -29,11 +29,11 @@ from flashgp.pairwise.cpu.layout import (
 from flashgp.pairwise.cpu.pool import run_together, workers
 from flashgp.pairwise.cpu.readiness import NotReadyError, made_ready
 from flashgp.pairwise.cpu.tile_list import EveryTile, every_tile
+from flashgp.pairwise.families import indexed
 from flashgp.pairwise.near import NearTiles
-from flashgp.pairwise.program import program_of
 from flashgp.pairwise.source_cache import warn_not_kept
 
-__all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "is_cached"]
+__all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "is_cached", "paired"]
 
 CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled loops"  # in reports
@@ -82,7 +82,10 @@ class CompiledPairs:
         self.form, self.layout, self.arguments = form, layout, arguments
         self.n, self.m, self.widths, self.size, self.symmetric = n, m, widths, size, symmetric
         self.real = numpy.float32 if dtype == torch.float32 else numpy.float64
-        self.theta: Array = numpy.array(theta, dtype=self.real)
+        self.indexed = indexed(form, layout)
+        # Parameters in the order of the loops; `_pulled` brings their derivatives back to that of the form.
+        self._places = [k for numbers in self.indexed.parameters for k in numbers]
+        self.theta: Array = numpy.array([theta[k] for k in self._places], dtype=self.real)
         self.module: ModuleType = compiled(form, layout, dtype)
 
     @classmethod
@@ -111,15 +114,17 @@ class CompiledPairs:
         size = block_size(layout, rows) if tiles is None else tiles.size
         real = numpy.float32 if dtype == torch.float32 else numpy.float64
         arguments: list[Any] = []
-        for index, (statistic, centre) in enumerate(zip(layout, centres, strict=True)):
-            sides = [side.features[index].numpy() for side in ((rows,) if cols is None else (rows, other))]
+        given = (rows,) if cols is None else (rows, other)
+        for numbers in indexed(form, layout).statistics:
+            statistic = layout[numbers[0]]
+            sides = [[side.features[k].numpy() for k in numbers] for side in given]
             if statistic.kind == "match":
-                sides = narrow_codes(*sides)
-            left, *others = (_packed(side, centre, statistic, size, real) for side in sides)
-            right = others[0] if others else left
-            arguments += [left[0], right[0]]
-            if len(left) > 1:
-                arguments += [left[1], right[1], _least(left[1], right[1], real)]
+                left, *others = (
+                    [packed_columns(c, size, numpy.int32)[None]] for c in narrow_codes(*(s for (s,) in sides))
+                )
+            else:
+                left, *others = (packed(s, [centres[k] for k in numbers], statistic, size, real) for s in sides)
+            arguments += paired(left, others[0] if others else left, len(numbers) > 1, real)
         for a, b in zip(rows.scalars, other.scalars, strict=True):
             arguments += [packed_columns(side.numpy(), size, real) for side in (a, b)]
         widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
@@ -167,27 +172,32 @@ class CompiledPairs:
         outs = self._run(name, weights, lambda: self._room(slots))
         self.arguments = ()
         weights.clear()
-        theta = _sum([out.pop() for out in outs])[: self.form.parameter_count]
+        theta = numpy.zeros(self.form.parameter_count)
+        theta[self._places] = _sum([out.pop() for out in outs])[: self.form.parameter_count]
         workers = [dict(zip(slots, out, strict=True)) for out in outs]
         outs.clear()
-        count = len(self.form.statistics)
-        by_rows: list[Array | None] = [None] * (count + self.form.scalar_count)
+        own = self.indexed.statistics
+        by_rows: list[Array | None] = [None] * (len(self.form.statistics) + self.form.scalar_count)
         by_cols = by_rows if self.symmetric else list(by_rows)
         for slot in list(workers[0]):  # one after another: what is laid out is given back
             of_cols, at = slot
             total = _sum([sums.pop(slot) for sums in workers])
-            found = _unpacked(total, self.m if of_cols else self.n)
-            (by_cols if of_cols else by_rows)[at] = found if at < count else found[:, 0]
+            count, found = self.m if of_cols else self.n, by_cols if of_cols else by_rows
+            if at >= len(own):
+                found[len(self.form.statistics) + at - len(own)] = _unpacked(total, count)[:, 0]
+                continue
+            for member, k in enumerate(own[at]):
+                found[k] = _unpacked(total[member] if len(own[at]) > 1 else total, count)[:, : self.widths[k]]
         return by_rows, by_cols, theta
 
     def _slots(self) -> list[tuple[bool, int]]:
-        """(whether of the columns, number among statistics and scalars) of every array that a gradient adds to.
+        """(whether of the columns, number among the loops' statistics and scalars) of what a gradient adds to.
 
         In the order of the generated functions. When symmetric, both sides are the rows.
         """
-        count, sided = len(self.form.statistics), not self.symmetric
+        count, sided = len(self.indexed.statistics), not self.symmetric
         slots: list[tuple[bool, int]] = []
-        for symbol in program_of(self.form).present:
+        for symbol in (slope.symbol for slope in self.indexed.slopes):
             if symbol.kind in ("left", "right"):
                 slots.append((sided and symbol.kind == "right", count + symbol.index))
             elif symbol.kind != "parameter":
@@ -201,7 +211,10 @@ class CompiledPairs:
             of_cols, at = slot
             blocks = -(-(self.m if of_cols else self.n) // self.size)
             if slot not in found:
-                found[slot] = numpy.zeros((blocks, self.widths[at] if at < len(self.widths) else 1, self.size))
+                numbers = self.indexed.statistics[at] if at < len(self.indexed.statistics) else ()
+                width = max((self.widths[k] for k in numbers), default=1)
+                members = (len(numbers),) if len(numbers) > 1 else ()
+                found[slot] = numpy.zeros((*members, blocks, width, self.size))
         return [*(found[slot] for slot in slots), numpy.zeros(max(1, self.form.parameter_count))]
 
     # -- tiles and threads --------------------------------------------------------------------------------------------
@@ -301,15 +314,20 @@ def _sum(parts: list[Array]) -> Array:
     return total
 
 
-def _packed(feature: Array, centre: Array, statistic: Statistic, size: int, real: type) -> list[Array]:
-    if statistic.kind == "match":
-        return [packed_columns(feature, size, numpy.int32)]
-    return packed(feature, centre, statistic, size, real)
+def paired(left: Sequence[Array], right: Sequence[Array], family: bool, real: type) -> list[Any]:
+    """What the loops take of one statistic, packed: both sides, without the axis of members where it has none.
 
-
-def _least(left: Array, right: Array, real: type) -> Any:
-    """Squared distances up to this are rounding, and are 0: equal rows have distance exactly 0."""
-    return real(2.0 * numpy.finfo(real).eps * (float(left.max()) + float(right.max())))
+    With norms also the squared distances up to which they are rounding, and taken as 0: equal rows have distance
+    exactly 0.
+    """
+    found: list[Any] = []
+    for one, other in zip(left, right, strict=True):
+        found += [one, other] if family else [one[0], other[0]]
+    if len(left) > 1:
+        reach = left[1].max((1, 2)).astype(float) + right[1].max((1, 2))
+        least = (2.0 * numpy.finfo(real).eps * reach).astype(real)
+        found.append(least if family else least[0])
+    return found
 
 
 def _unpacked(blocks: Array, count: int) -> Array:

@@ -21,6 +21,7 @@ import torch
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.cpu.precision import Sensitivity, sensitivity
+from flashgp.pairwise.families import indexed
 from flashgp.pairwise.program import program_of
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 
 Array = numpy.ndarray
 
+CAREFUL_FIRST = ("split", "inline", "differences", "dot", "match")
 INLINE = 8  # columns unrolled in the pair loop; a kernel of more compiles once for all numbers of columns
 ROWS = 4  # rows evaluated together
 UNIT = 2.0**-24  # the rounding of one float32 number
@@ -92,7 +94,17 @@ def layout_of(
             statistics = [
                 Statistic(s.kind, "split", s.columns) if f else s for s, f in zip(statistics, far, strict=True)
             ]
-    return tuple(statistics), centres, torch.float32 if narrow else torch.float64
+    return _alike(form, statistics), centres, torch.float32 if narrow else torch.float64
+
+
+def _alike(form: Form, statistics: Sequence[Statistic]) -> tuple[Statistic, ...]:
+    """Statistics of one family in one way, the most careful that one of them asks for: one loop takes them all."""
+    found = list(statistics)
+    for numbers in indexed(form, [(s.kind, s.columns) for s in statistics]).statistics:
+        careful = min((statistics[k] for k in numbers), key=lambda s: CAREFUL_FIRST.index(s.way))
+        for k in numbers:
+            found[k] = careful
+    return tuple(found)
 
 
 def _statistic(form: Form, k: int, d: int, found: Sensitivity, reach: float) -> Statistic:
@@ -134,25 +146,38 @@ def block_size(layout: tuple[Statistic, ...], rows: Rows) -> int:
     return NARROW_BLOCK if columns > MANY_COLUMNS else BLOCK
 
 
-def packed(feature: Array, centre: Array, statistic: Statistic, block: int, real: type) -> list[Array]:
-    """Arrays (blocks, columns, B) of a feature, and (blocks, B) of its squared norms where they are needed."""
-    n, d = feature.shape
+def packed(
+    features: Sequence[Array], centres: Sequence[Array], statistic: Statistic, block: int, real: type
+) -> list[Array]:
+    """Arrays (members, blocks, columns, B) of features, and (members, blocks, B) of squared norms where needed.
+
+    The members are taken by one loop. Where columns are not unrolled, those of fewer are padded with zeros.
+    """
+    n, d = len(features[0]), max(feature.shape[1] for feature in features)
     split, dot = statistic.way == "split", statistic.way == "dot" and statistic.kind == "distance"
     count = 2 * d if split else d + (-d % 4 if statistic.columns == 0 else 0)
     blocks = -(-n // block)
-    out = numpy.zeros((blocks, count, block), real)
-    norms = numpy.zeros((blocks, block), real)
+    out = numpy.zeros((len(features), blocks, count, block), real)
+    norms = numpy.zeros((len(features), blocks, block), real) if dot else numpy.zeros(0)
+    for member, (feature, centre) in enumerate(zip(features, centres, strict=True)):
+        _pack(feature, centre, out[member], norms[member] if dot else None, split)
+    return [out, norms] if dot else [out]
+
+
+def _pack(feature: Array, centre: Array, out: Array, norms: Array | None, split: bool) -> None:
+    """One feature into its place; `split`: what its columns lost by rounding beside them."""
+    d = feature.shape[1]
+    blocks, _, block = out.shape
     step = max(1, PACKED_ROWS // block)  # blocks at a time: no copy of all rows beside the packed one
     for first in range(0, blocks, step):
         part = slice(first, first + step)
         moved = feature[first * block : (first + step) * block] - centre
-        values = moved.astype(real, copy=False)
+        values = moved.astype(out.dtype, copy=False)
         fill_columns(out[part, :d], values.T)
         if split:
             fill_columns(out[part, d:], (moved - values).T)
-        if dot:
+        if norms is not None:
             fill_columns(norms[part], numpy.square(values, dtype=numpy.float64).sum(-1))
-    return [out, norms] if dot else [out]
 
 
 def narrow_codes(*sides: Array) -> list[Array]:

@@ -5,12 +5,14 @@ the profile at the values of theta, and by where the data lie. Both are looked a
 among them, are paired with themselves, every distance run from nothing to the largest there is, and with other rows.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.pairwise.families import distance_runs
 from flashgp.pairwise.numpy_program import numpy_partials
 from flashgp.pairwise.program import program_of
 
@@ -18,6 +20,7 @@ __all__ = ["Sensitivity", "sensitivity"]
 
 Array = numpy.ndarray
 SAMPLED_ROWS, SAMPLED_PARTNERS = 16, 16
+LARGER = 1.001  # times the largest row of a sample: one up to that adds nothing to it
 DISTANCES = 128  # values of a distance, each twice the one before: a profile changes within one in a few of them
 
 
@@ -41,9 +44,8 @@ def sensitivity(form: Form, theta: Sequence[float], rows: Rows, cols: Rows, reac
     Args: reach: per statistic, the largest squared distance of a feature from the centre (0 for others).
     """
     left, right = _sample(form, rows, SAMPLED_ROWS), _sample(form, cols, SAMPLED_PARTNERS)
-    distances = [k for k, kind in enumerate(form.statistics) if kind == "distance"]
     # Runs: every distance alone, then all together; the other distances are 0, everything else is a row with itself.
-    runs = [*([k] for k in distances), distances] if len(distances) > 1 else [distances]
+    runs = distance_runs(form)
     own, pairs = len(runs) * DISTANCES, len(right)
     shape = (len(left), own + pairs)
     statistics, sizes = [], {}
@@ -95,12 +97,18 @@ def _sample(form: Form, rows: Rows, count: int) -> Array:
     """Positions over the whole table, and of the largest row of every inner product and row scalar.
 
     The far rows of a table may be few: even spacing would miss them. Distances need none: they run up to the largest.
+    Features on a circle need none either: all rows are as large.
     """
-    positions = numpy.linspace(0, rows.count - 1, count).astype(numpy.int64)
+    positions = list(numpy.linspace(0, rows.count - 1, count).astype(numpy.int64))
     products = (f.numpy() for kind, f in zip(form.statistics, rows.features, strict=True) if kind == "product")
-    largest = [int(numpy.einsum("ij,ij->i", f, f).argmax()) for f in products]
-    largest += [int(numpy.abs(a.numpy()).argmax()) for a in rows.scalars]
-    return numpy.unique([*positions, *largest])
+    sizes = itertools.chain(
+        (numpy.einsum("ij,ij->i", f, f) for f in products), (numpy.abs(a.numpy()) for a in rows.scalars)
+    )
+    for size in sizes:
+        largest = int(size.argmax())
+        if not size[largest] <= LARGER * size[positions].max():
+            positions.append(largest)
+    return numpy.unique(positions)
 
 
 def _largest(values: Array) -> float:

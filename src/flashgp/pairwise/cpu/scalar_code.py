@@ -13,11 +13,13 @@ LOG2_E = math.log2(math.e)
 class ScalarCode:
     """Collects assignments for expressions over q (squared distances), s, m, a, b and p, in one floating type.
 
-    Names: q0 s1 m2 for statistics, a0 and b0 for row scalars, p0 for parameters. What does not depend on the pair is
-    collected in `prelude`, numbers in `constants` (name to value): a literal would be a double.
+    Names: q0 s1 m2 for statistics, a0 and b0 for row scalars, p0 for parameters, z0 for sums of families. What does not
+    depend on the pair is collected in `prelude`, numbers in `constants` (name to value): a literal would be a double.
+    `mark` ends the names of what is assigned: those of two collections in one function differ by it.
     """
 
-    def __init__(self, constants: dict[str, float]) -> None:
+    def __init__(self, constants: dict[str, float], mark: str = "") -> None:
+        self._mark = mark
         self.prelude: list[str] = []
         self.body: list[str] = []
         self.constants = constants
@@ -41,7 +43,7 @@ class ScalarCode:
 
     def _assign(self, text: str, pairwise: bool) -> str:
         lines = self.body if pairwise else self.prelude
-        name = f"{'v' if pairwise else 'w'}{len(lines)}"
+        name = f"{'v' if pairwise else 'w'}{len(lines)}{self._mark}"
         lines.append(f"{name} = {text}")
         return name
 
@@ -74,7 +76,7 @@ class ScalarCode:
     def _atom(self, atom: Atom) -> tuple[str, bool]:
         match atom:
             case Symbol(kind, index):
-                letter = {"product": "s", "match": "m", "left": "a", "right": "b", "parameter": "p"}[kind]
+                letter = {"product": "s", "match": "m", "left": "a", "right": "b", "parameter": "p", "sum": "z"}[kind]
                 return f"{letter}{index}", atom.pairwise
             case Function("exp", argument):
                 inner = self.value(argument, LOG2_E)

@@ -14,6 +14,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.engine import CompiledPairs
 from flashgp.pairwise.cpu.layout import Statistic, narrow_codes
+from flashgp.pairwise.families import indexed
 from flashgp.pairwise.small import Pulled, SmallProblem
 
 __all__ = ["CompiledProblem", "small_layout"]
@@ -43,13 +44,17 @@ class CompiledProblem(SmallProblem):
         workspace: Workspace | None = None,
     ) -> None:
         size = SMALL_BLOCK if count > ONE_BLOCK else -(-count // LANES) * LANES
+        layout = small_layout(form)
         arguments = []
-        columns = (f.T if f.ndim == 2 else narrow_codes(f)[0] for f in features)
-        for one in (*(_blocks(f, size) for f in columns), *(_blocks(a[None], size)[:, 0] for a in scalars)):
+        columns = [f.T if f.ndim == 2 else narrow_codes(f)[0] for f in features]
+        for numbers in indexed(form, layout).statistics:
+            one = _blocks(columns[numbers[0]], size) if len(numbers) == 1 else _stacked(columns, numbers, size)
             arguments += [one, one]
+        for scalar in scalars:
+            arguments += [_blocks(scalar[None], size)[:, 0]] * 2
         widths = [f.shape[1] if f.ndim == 2 else 0 for f in features]
         self._pairs = CompiledPairs(
-            form, theta, small_layout(form), arguments, count, count, widths, size, torch.float64, True, workspace
+            form, theta, layout, arguments, count, count, widths, size, torch.float64, True, workspace
         )
         self.matrix = torch.empty(count, count, dtype=torch.float64).numpy()  # NumPy would ask for huge pages
         self._pairs.block(self.matrix)
@@ -57,6 +62,15 @@ class CompiledProblem(SmallProblem):
     def pull(self, slope: Array) -> list[Pulled]:
         by_rows, _, by_theta = self._pairs.block_gradient(slope)
         return [*by_rows, *by_theta.tolist()]
+
+
+def _stacked(columns: Sequence[Array], numbers: Sequence[int], size: int) -> Array:
+    """(d, n) of the members of a family to (members, blocks, d in fours, size), padded with zeros."""
+    parts = [_blocks(columns[k], size) for k in numbers]
+    out = numpy.zeros((len(parts), len(parts[0]), max(part.shape[1] for part in parts), size))
+    for member, part in zip(out, parts, strict=True):
+        member[:, : part.shape[1]] = part
+    return out
 
 
 def _blocks(columns: Array, size: int) -> Array:

@@ -1,9 +1,9 @@
 """The GPU backend: products and gradients over pairs in generated Triton kernels, float32, nothing stored.
 
 It serves float32 on CUDA devices. What it hands to the torch tiles, explicitly: float64 jobs (a GPU's float64 rate
-leaves nothing to gain), `diagonal` and `diagonal_gradient` (n numbers), tables without rows or columns. Derivatives of
-second order are the operators' matter and run there on the torch tiles. Tensors on a CPU are refused, unless Triton
-interprets its kernels (TRITON_INTERPRET=1, for tests).
+leaves nothing to gain), `diagonal` and `diagonal_gradient` (n numbers), tables without rows or columns, forms of more
+than MOST_STATISTICS statistics. Derivatives of second order are the operators' matter and run there on the torch
+tiles. Tensors on a CPU are refused, unless Triton interprets its kernels (TRITON_INTERPRET=1, for tests).
 
 Launches go to the current stream, buffers come from PyTorch's allocator, nothing waits for the device; a call can be
 captured in a CUDA graph once its kernels are compiled (call it once before). Equal calls give equal bits.
@@ -39,6 +39,7 @@ from flashgp.pairwise.triton.tile_source import power_of_two
 
 __all__ = ["HELD", "TritonTiles"]
 
+MOST_STATISTICS = 128  # each has lines of its own in a kernel, and arguments
 HELD = 32  # columns of left and right that the reverse kernel keeps in registers; more are read again in every tile
 
 
@@ -230,6 +231,8 @@ def _not_ours(form: Form, dtype: torch.dtype, rows: Rows, cols: Rows | None) -> 
     Raises: BackendUnavailableError when neither does: no Triton, or float32 on a device without it.
     """
     if not form.fusable or dtype != torch.float32 or rows.count == 0 or (cols is not None and cols.count == 0):
+        return True
+    if len(form.statistics) > MOST_STATISTICS:
         return True
     if cols is not None and cols.device != rows.device:
         raise DomainError(

@@ -1,0 +1,210 @@
+"""Repeated terms of a profile as loops over an index: found, evaluated and pulled back like terms written out."""
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.expression import Symbol, exp, number, parameter, product, squared_distance
+from flashgp.foundations.form import Form
+from flashgp.kernels import Kernel, SpectralMixture
+from flashgp.pairwise import slopes
+from flashgp.pairwise.cpu import precision
+from flashgp.pairwise.cpu.backend import cpu_tiles_missing
+from flashgp.pairwise.cpu.generation import generated_source
+from flashgp.pairwise.cpu.layout import layout_of
+from flashgp.pairwise.cpu.small import small_layout
+from flashgp.pairwise.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
+from pairwise.test_cpu import check, check_product, numbers
+
+k = fgp.kernels
+F32, F64 = torch.float32, torch.float64
+needs_numba = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
+
+
+def uniform(*shape: int, seed: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def mixture(components: int, d: int = 2, seed: int = 0) -> SpectralMixture:
+    means, scales = uniform(components, d, seed=seed + 1), 0.1 + 0.2 * uniform(components, d, seed=seed + 2)
+    return SpectralMixture(0.1 + uniform(components, seed=seed), means, scales)
+
+
+def sum_of(kernels: list[Kernel]) -> Kernel:
+    total = kernels[0]
+    for kernel in kernels[1:]:
+        total = total + kernel
+    return total
+
+
+# Three families under sums and products, one with powers of a parameter of each member, beside what is none; and
+# features of 9 to 13 columns, which one loop takes.
+KERNELS = {
+    "mixture": mixture(5),
+    "families and others": 2.0 * mixture(5) * mixture(4, seed=3)
+    + sum_of([(1.0 + i) * k.RationalQuadratic(1.0 + i, 0.3 + 0.1 * i) for i in range(4)])
+    + k.Linear(),
+    "many columns": sum_of([(1.0 + i) * k.RBF(2.0, active_dims=list(range(9 + i))) for i in range(5)]),
+}
+FAMILIES = {"mixture": [5], "families and others": [4, 5, 4], "many columns": [5]}
+
+
+def seen(form: Form) -> Indexed:
+    return indexed(form, small_layout(form))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_families_are_found(name: str) -> None:
+    """Every statistic and parameter has one place, and the terms of all members are those of the profile."""
+    form = KERNELS[name].form
+    found = seen(form)
+    assert sorted(f.count for f in found.families) == sorted(FAMILIES[name])
+    assert sorted(number for numbers in found.statistics for number in numbers) == list(range(len(form.statistics)))
+    assert sorted(number for numbers in found.parameters for number in numbers) == list(range(form.parameter_count))
+    for family in found.families:
+        for member in range(family.count):
+            rename = {}
+            for symbol in family.term.symbols:
+                numbers_of = found.parameters if symbol.kind == "parameter" else found.statistics
+                rename[symbol] = Symbol(symbol.kind, numbers_of[symbol.index][member])
+            assert family.term.renamed(rename).key in form.profile.key
+
+
+def test_a_spectral_mixture_is_one_term() -> None:
+    found = seen(mixture(7).form)
+    assert found.families[0].term == parameter(0) * exp(-squared_distance(0) / 2) * product(1)
+    assert found.profile.key == "1*sum[0]^1"
+    assert found.statistics == (tuple(range(0, 14, 2)), tuple(range(1, 14, 2)))
+    assert found.parameters == (tuple(range(7)),)
+    assert found.slope_of_sum(0) == number(1)
+
+
+@pytest.mark.parametrize(
+    ("profile", "statistics"),
+    [
+        (sum((parameter(q) * squared_distance(q) for q in range(LEAST_MEMBERS - 1)), number(0)), LEAST_MEMBERS - 1),
+        (sum((parameter(q) * exp(-squared_distance(0) * (q + 1)) for q in range(5)), number(0)), 1),
+        (sum((parameter(0) * exp(-squared_distance(q)) for q in range(5)), number(0)), 5),
+        (sum((parameter(q) * exp(-squared_distance(q) * (q + 1)) for q in range(5)), number(0)), 5),
+        (sum((squared_distance(q) for q in range(5)), number(0)) + product(5) * exp(squared_distance(2)), 6),
+    ],
+    ids=["few terms", "a statistic of all", "a parameter of all", "other numbers", "named elsewhere"],
+)
+def test_no_family(profile: object, statistics: int) -> None:
+    """Terms that differ in more than their own symbols stay as they are."""
+    kinds = tuple("product" if Symbol("product", s) in profile.symbols else "distance" for s in range(statistics))  # type: ignore[attr-defined]
+    form = Form(profile, kinds, 0, 5)  # type: ignore[arg-type]
+    found = seen(form)
+    # Of those named elsewhere one is left out, the others are a family.
+    assert [f.count for f in found.families] == ([4] if statistics == 6 else [])
+    if not found.families:
+        assert found.profile is form.profile
+
+
+def test_other_columns_are_another_family() -> None:
+    """What is unrolled in the text must be alike in it."""
+    kernel = sum_of([k.RBF(1.0, active_dims=[0]) for _ in range(4)] + [k.RBF(1.0) for _ in range(4)])
+    x = numbers(20, 2)
+    rows = kernel.rows(x).detach()
+    layout, _, _ = layout_of(kernel.form, [t.item() for t in kernel.theta()], rows, rows, F64)
+    assert [f.count for f in indexed(kernel.form, layout).families] == [4, 4]
+
+
+def test_generated_text_does_not_grow() -> None:
+    """One text for every number of components, hardly longer than that of two."""
+    of = {q: mixture(q).form for q in (2, LEAST_MEMBERS, 32, 90)}
+    text = {q: generated_source(form, small_layout(form), "float64") for q, form in of.items()}
+    assert text[LEAST_MEMBERS] == text[32] == text[90]
+    assert len(text[32].splitlines()) <= 1.1 * len(text[2].splitlines())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_distances_of_a_family_move_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounding does to a covariance, eq. (M-75), is what moving every distance alone says."""
+    form = KERNELS[name].form
+    every = tuple(i for i, kind in enumerate(form.statistics) if kind == "distance")
+    runs = distance_runs(form)
+    assert len(runs) < len(every)
+    assert runs.count(every) == 1
+    rows = KERNELS[name].rows(numbers(60, 13 if name == "many columns" else 2)).detach()
+    theta = [t.item() for t in KERNELS[name].theta()]
+    reach = [4.0 * float(f.square().sum(-1).max()) for f in rows.features]
+    found = precision.sensitivity(form, theta, rows, rows, reach)
+    for module in (precision, slopes):
+        monkeypatch.setattr(module, "distance_runs", lambda form: (*((i,) for i in every), every))
+    alone = precision.sensitivity(form, theta, rows, rows, reach)
+    for one, two in ((found.by_coordinate, alone.by_coordinate), (found.by_square, alone.by_square)):
+        assert one == pytest.approx(two, rel=1e-6)
+        assert max(one) > 0
+    values = torch.tensor([theta], dtype=F64)
+    separately = slopes.rounding_slopes(form, values)
+    monkeypatch.undo()
+    together = slopes.rounding_slopes(form, values)
+    assert {k: [float(v) for v in pair] for k, pair in together.items()} == {
+        k: pytest.approx([float(v) for v in pair], rel=1e-6) for k, pair in separately.items()
+    }
+
+
+def test_a_nonlinear_sum_moves_its_distances_alone() -> None:
+    total = sum((parameter(q) * exp(-squared_distance(q)) for q in range(4)), number(0))
+    form = Form(exp(total), ("distance",) * 4, 0, 4)
+    assert len(seen(form).families) == 1
+    assert distance_runs(form) == ((0,), (1,), (2,), (3,), (0, 1, 2, 3))
+
+
+@needs_numba
+@pytest.mark.parametrize("name", KERNELS)
+def test_loops_agree_with_the_portable_tiles(name: str) -> None:
+    d = 13 if name == "many columns" else 2
+    for n, m in [(1, None), (7, 5), (301, None), (530, 33)]:
+        check(KERNELS[name], numbers(n, d, seed=1), None if m is None else numbers(m, d, seed=2), F64, 1e-13)
+
+
+@needs_numba
+@pytest.mark.parametrize("components", [LEAST_MEMBERS, 33])
+def test_any_number_of_components(components: int) -> None:
+    check(mixture(components), numbers(301, 2), None, F64, 1e-13)
+    check(mixture(components), numbers(301, 2), numbers(33, 2, seed=4), F32, 1e-6)
+
+
+@needs_numba
+def test_one_far_component_costs_no_digits() -> None:
+    """Where one member's columns must be split, those of all are."""
+    kernel = mixture(5)
+    with torch.no_grad():
+        scales = kernel.scales.value.clone()
+        scales[2] *= 200.0
+    kernel = SpectralMixture(kernel.weights.value.detach(), kernel.means.value.detach(), scales)
+    x = numbers(400, 2)
+    x[200:] = x[:200] + 0.002 * numbers(200, 2, seed=9)
+    rows, theta = kernel.rows(x).detach(), [t.item() for t in kernel.theta()]
+    layout, _, dtype = layout_of(kernel.form, theta, rows, rows, F32)
+    assert {s.way for s in layout if s.kind == "distance"} == {"split"}
+    assert dtype == F32
+    check_product(kernel, x, None, F32, 1e-6)
+
+
+@needs_numba
+@pytest.mark.parametrize("n", [40, 150])
+def test_the_small_problem(n: int) -> None:
+    """Matrix and pullback of a small exact problem, eq. (M-23), with members of different width."""
+    from flashgp.pairwise.cpu.small import CompiledProblem
+    from flashgp.pairwise.torch_tiles import TorchTiles
+
+    for name in ("mixture", "many columns"):
+        kernel = KERNELS[name]
+        rows = kernel.rows(numbers(n, 13 if name == "many columns" else 2)).detach()
+        theta = [t.detach() for t in kernel.theta()]
+        features = [f.numpy() for f in rows.features]
+        problem = CompiledProblem(kernel.form, [t.item() for t in theta], features, n)
+        dense = TorchTiles().block(kernel.form, theta, rows, None, dtype=F64)
+        upper = torch.from_numpy(problem.matrix).triu()
+        torch.testing.assert_close(upper, dense.triu(), rtol=0, atol=1e-13 * float(dense.abs().max()))
+        slope = numbers(n, n, seed=3)
+        slope = slope + slope.mT
+        wanted = TorchTiles().block_gradient(kernel.form, theta, rows, None, slope)
+        pulled = problem.pull(slope.numpy())
+        for one, two in zip(pulled, [*wanted.rows, *wanted.theta], strict=True):
+            assert two is not None
+            got = torch.as_tensor(one, dtype=F64)
+            torch.testing.assert_close(got.reshape(two.shape), two, rtol=0, atol=1e-11 * n * float(two.abs().max()))
