@@ -27,6 +27,7 @@ from flashgp.foundations.report import Report, counted
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
+from flashgp.inference.online_solves import ONLINE, Change, updated_by_solves
 from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
@@ -51,7 +52,6 @@ F64 = torch.float64
 CHECKED_ROWS = 8  # of the residual, in every update
 FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
 DRIFT = 100.0  # times sqrt(n) eps: a backward error of the weights beyond it is not that of a fresh factor
-ONLINE = "online: "  # how the line of a report begins
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,8 @@ class Learned:
     """What happened to a posterior since it was conditioned.
 
     Fields: appended, dropped, refactorised, refined, how often; turn, the row whose residual is computed next;
-    whitened, L^-1 of the residual, (u, p), None where it was not needed yet.
+    whitened, L^-1 of the residual, (u, p), None where it was not needed yet. Of solves: usual_iterations, of one that
+    was prepared for its rows; made, what is prepared; last, what the report says of the last one.
     """
 
     appended: int = 0
@@ -68,6 +69,9 @@ class Learned:
     refined: int = 0
     turn: int = 0
     whitened: Tensor | None = None
+    usual_iterations: int | None = None
+    made: str = "the factor"
+    last: str = ""
 
     @property
     def event(self) -> str:
@@ -76,7 +80,7 @@ class Learned:
         refined = f", hyperparameters refined {counted(self.refined, 'time')}" if self.refined else ""
         return (
             f"{ONLINE}{counted(self.appended, 'row')} appended and {self.dropped:,} dropped since conditioning, "
-            f"the factor made anew {made_anew}{refined}"
+            f"{self.made} made anew {made_anew}{refined}{self.last}"
         )
 
 
@@ -181,7 +185,7 @@ def _indices(indices: Any, n: int) -> Tensor:
 
 
 def check_updatable(post: "Posterior") -> None:
-    """Raises: DomainError for a posterior without one float64 factor."""
+    """Raises: DomainError for a posterior that cannot learn online."""
     if post.differentiable:
         raise DomainError(
             "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
@@ -189,11 +193,6 @@ def check_updatable(post: "Posterior") -> None:
     if post.batch_shape:
         raise DomainError(
             f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}; condition each alone"
-        )
-    if post.count and (post.factor is None or post.factor.dtype != F64):
-        raise DomainError(
-            f"`posterior` must have a float64 factor to learn online, got the route {post.report.route!r}; condition "
-            'with dtype=torch.float64, or solver="cholesky" and a larger memory='
         )
 
 
@@ -206,6 +205,7 @@ def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Poste
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
     check_updatable(post)
     few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
+    few = few and post.float64_factor is not None  # solves keep all cores busy
     # Reflections are many small products, however many rows go.
     quiet = quiet_openblas() if few or gone is not None else nullcontext()
     with one_thread(0 if few else ONE_THREAD_ROWS + 1), quiet:
@@ -223,13 +223,28 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     gp = _prior_of(post.gp, n, kept, new)
     x = _stacked(post.x, kept, None if new is None else new.x)
     y = _stacked(post.y, kept, None if new is None else new.y)
-    if post.factor is None or (kept is not None and not len(kept)):
-        return _afresh(post, gp, x, y, new)
+    before, known = post.report, post.learned
+    learned = replace(
+        known, appended=known.appended + (0 if new is None else len(new)),
+        dropped=known.dropped + (0 if gone is None else len(gone)),
+    )  # fmt: skip
+    if not post.count or (kept is not None and not len(kept)):
+        return _afresh(post, gp, x, y, learned)
     table = _table(post, gp, x, y, kept, new)
-    workspace = Workspace()
     rows_new = None if new is None else post.gp.kernel.rows(new.x)
     rows = post.rows if table.kept is None else post.rows.take(table.kept)
     rows = rows if rows_new is None else rows.followed_by(rows_new)
+    if post.float64_factor is None:
+        change = Change(rows, table.residual, table.noise, table.kept, table.added)
+        found = updated_by_solves(post, change, learned)
+        if found is None:
+            learned = replace(learned, refactorised=learned.refactorised + 1)
+            return _afresh(post, gp, x, y, learned)
+        return type(post)(
+            gp, x, y, rows, post.theta, found.factor, found.weights, table.residual, found.report,
+            replicates=table.replicates, solves=found.solves, choice=post.choice, learned=found.learned,
+        )  # fmt: skip
+    workspace = Workspace()
     form, count = gp.kernel.form, rows.count
     checked = torch.arange(post.learned.turn, post.learned.turn + min(CHECKED_ROWS, count), device=device) % count
     some = rows.take(checked)
@@ -249,12 +264,9 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         whitened = factor.half_solve(table.residual)
         weights = factor.back_solve(whitened)
         relative = _drift(own, checked, weights, table)[1]
-    before, known = post.report, post.learned
     learned = replace(
-        known, appended=known.appended + (0 if new is None else len(new)),
-        dropped=known.dropped + (0 if gone is None else len(gone)), refactorised=known.refactorised + anew,
-        turn=(known.turn + CHECKED_ROWS) % count, whitened=whitened,
-    )  # fmt: skip
+        learned, refactorised=known.refactorised + anew, turn=(known.turn + CHECKED_ROWS) % count, whitened=whitened
+    )
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
         relative_residual=relative, jitter=float(factor.jitter) or None, peak_bytes=workspace.peak_bytes,
@@ -310,25 +322,24 @@ def _stacked(own: Tensor, kept: Tensor | None, more: Tensor | None) -> Tensor:
     return own if more is None else torch.cat([own, more])
 
 
-def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, new: _New | None) -> "Posterior":
-    """Nothing is left: the prior, or the new rows alone."""
+def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -> "Posterior":
+    """Nothing is left, the prior or the new rows alone; or what is kept does not go on to these rows."""
     from flashgp.inference.conditioning import condition
 
+    by_solves = post.count > 0 and post.float64_factor is None  # as it was asked for: a float64 factor may not fit
+    single = torch.float32 if by_solves and post.factor is not None else None
     made = condition(
-        gp, x, y, solver=None, tolerance=1e-3, time_limit=None, memory=None, plan=None, seed=post.choice.seed,
-        deterministic=post.choice.deterministic, progress=None, device=None, dtype=F64, jitter=None,
-        differentiable=False,
+        gp, x, y, solver=post.plan.solver if by_solves and post.plan is not None else None,
+        tolerance=post.choice.tolerance, time_limit=None, memory=None, plan=None, seed=post.choice.seed,
+        deterministic=post.choice.deterministic, progress=None, device=None, dtype=single if by_solves else F64,
+        jitter=None, differentiable=False,
     )  # fmt: skip
-    learned = post.learned
-    return carried_on(
-        made, replace(learned, appended=learned.appended + (0 if new is None else len(new)),
-                      dropped=learned.dropped + post.count),
-    )  # fmt: skip
+    return carried_on(made, learned)
 
 
 def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
     """A posterior that was conditioned anew as the continuation of what had been learned before; it says so."""
-    made.learned = replace(learned, turn=0, whitened=None)
+    made.learned = replace(learned, turn=0, whitened=None, usual_iterations=None, made="the factor", last="")
     made.report.events.append(made.learned.event)
     return made
 
@@ -349,8 +360,8 @@ class _Table:
 
 
 def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> _Table:
-    assert post.factor is not None
-    device, jitter = x.device, float(post.factor.jitter)
+    # Solves are of the matrix without the jitter of a factor that helps them.
+    device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
     joined = post.replicates
     if joined is None:
         residual = _stacked(post.residual, kept, None if new is None else post.gp.residual(new.x, new.y))
