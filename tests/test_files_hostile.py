@@ -208,13 +208,13 @@ def test_features_that_do_not_fit_into_memory(path: Path, genuine: bytes, monkey
 # -- versions ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [("4", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save"), (1, "save")],
+    [("5", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save"), (1, "save")],
 )
 def test_other_versions(path: Path, genuine: bytes, version: Any, advice: str) -> None:
     header, body = parts(genuine)
     header["__metadata__"] = {"format": "flashgp", "format_version": version, "of the future": "unknown"}
     message = refusal(path, joined(header, body))
-    assert "`format_version` of the model file must be 1 or 2 or 3" in message
+    assert "`format_version` of the model file must be 1 or 2 or 3 or 4" in message
     assert advice in message
 
 

@@ -30,7 +30,7 @@ __all__ = ["Container", "Entry", "lower_triangle", "open_container", "whole", "w
 
 FORMAT = "flashgp"
 FORMAT_VERSION = 4
-# 1 always has a factor, and plans of two routes; before 3 nothing is known of learning online, before 4 of the tolerance
+# 1 always has a factor, and plans of two routes; nothing is known of learning online before 3, of a tolerance before 4
 READABLE = (1, 2, 3, 4)
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_DIMS = 16

@@ -37,7 +37,7 @@ from flashgp.files.validation import (
     refusing,
 )
 from flashgp.foundations.errors import DomainError, FlashGPWarning
-from flashgp.inference.online import NOTHING_LEARNED, Learned
+from flashgp.inference.learned import NOTHING_LEARNED, Learned
 from flashgp.inference.planning import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.replicates import join

@@ -3,7 +3,8 @@
 Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
 whitened residual z = L^-1 r is kept, so that appended rows only add to it, and the weights are L^-T z, anew each time:
 no error is handed from one set of weights to the next. A few rows of the new residual r - K a are computed in every
-update, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew.
+update, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew. Without a float64
+factor the weights are solved for again (online_solves.py).
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
 noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
@@ -23,11 +24,12 @@ from flashgp.foundations.checks import as_float_tensor, check_points, check_targ
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
-from flashgp.foundations.report import Report, counted
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
+from flashgp.inference.learned import ONLINE, Learned
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
-from flashgp.inference.online_solves import ONLINE, Change, updated_by_solves
+from flashgp.inference.online_solves import Change, updated_by_solves
 from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
 __all__ = [
-    "NOTHING_LEARNED",
-    "Learned",
     "append",
     "carried_on",
     "check_updatable",
@@ -52,39 +52,6 @@ F64 = torch.float64
 CHECKED_ROWS = 8  # of the residual, in every update
 FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
 DRIFT = 100.0  # times sqrt(n) eps: a backward error of the weights beyond it is not that of a fresh factor
-
-
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """What happened to a posterior since it was conditioned.
-
-    Fields: appended, dropped, refactorised, refined, how often; turn, the row whose residual is computed next;
-    whitened, L^-1 of the residual, (u, p), None where it was not needed yet. Of solves: usual_iterations, of one that
-    was prepared for its rows; made, what is prepared; last, what the report says of the last one.
-    """
-
-    appended: int = 0
-    dropped: int = 0
-    refactorised: int = 0
-    refined: int = 0
-    turn: int = 0
-    whitened: Tensor | None = None
-    usual_iterations: int | None = None
-    made: str = "the factor"
-    last: str = ""
-
-    @property
-    def event(self) -> str:
-        """The line of the report."""
-        made_anew = "never" if not self.refactorised else counted(self.refactorised, "time")
-        refined = f", hyperparameters refined {counted(self.refined, 'time')}" if self.refined else ""
-        return (
-            f"{ONLINE}{counted(self.appended, 'row')} appended and {self.dropped:,} dropped since conditioning, "
-            f"{self.made} made anew {made_anew}{refined}{self.last}"
-        )
-
-
-NOTHING_LEARNED = Learned()
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,9 +231,8 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         whitened = factor.half_solve(table.residual)
         weights = factor.back_solve(whitened)
         relative = _drift(own, checked, weights, table)[1]
-    learned = replace(
-        learned, refactorised=known.refactorised + anew, turn=(known.turn + CHECKED_ROWS) % count, whitened=whitened
-    )
+    turn = (known.turn + CHECKED_ROWS) % count
+    learned = replace(learned, refactorised=known.refactorised + anew, turn=turn, whitened=whitened)
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
         relative_residual=relative, jitter=float(factor.jitter) or None, peak_bytes=workspace.peak_bytes,
@@ -326,12 +292,14 @@ def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -
     """Nothing is left, the prior or the new rows alone; or what is kept does not go on to these rows."""
     from flashgp.inference.conditioning import condition
 
-    by_solves = post.count > 0 and post.float64_factor is None  # as it was asked for: a float64 factor may not fit
-    single = torch.float32 if by_solves and post.factor is not None else None
+    solver: str | None = None
+    dtype: torch.dtype | None = F64
+    if post.count and post.float64_factor is None:  # as it was asked for: a float64 factor may not fit
+        solver = None if post.plan is None else post.plan.solver
+        dtype = None if post.factor is None else torch.float32
     made = condition(
-        gp, x, y, solver=post.plan.solver if by_solves and post.plan is not None else None,
-        tolerance=post.choice.tolerance, time_limit=None, memory=None, plan=None, seed=post.choice.seed,
-        deterministic=post.choice.deterministic, progress=None, device=None, dtype=single if by_solves else F64,
+        gp, x, y, solver=solver, tolerance=post.choice.tolerance, time_limit=None, memory=None, plan=None,
+        seed=post.choice.seed, deterministic=post.choice.deterministic, progress=None, device=None, dtype=dtype,
         jitter=None, differentiable=False,
     )  # fmt: skip
     return carried_on(made, learned)

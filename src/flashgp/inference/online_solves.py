@@ -22,6 +22,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, counted, readable_bytes, readable_seconds
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.learned import ONLINE, Learned
 from flashgp.inference.solves import Kept, Solves, mean_goal, methods_of, record
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
@@ -39,13 +40,11 @@ from flashgp.solvers.low_rank_update import MOST_RANK_GROWTH, carried
 from flashgp.solvers.panels import PanelFactor
 
 if TYPE_CHECKING:
-    from flashgp.inference.online import Learned
     from flashgp.inference.posterior import Posterior
 
-__all__ = ["ONLINE", "Change", "Updated", "updated_by_solves"]
+__all__ = ["Change", "Updated", "updated_by_solves"]
 
 F64, F32 = torch.float64, torch.float32
-ONLINE = "online: "  # how the lines of a report begin that the next update replaces
 OF_THE_OLD = (ONLINE, "log determinant from ", "the likelihood ", "the stored tiles would take ")
 CLEARLY_MORE = 1.5  # times the iterations of a solve that was prepared for its rows; a warm start takes fewer
 LEAST_LIMIT = 10  # iterations that no preparation is thrown away for: it takes as long
@@ -81,10 +80,10 @@ class Updated:
     weights: Tensor
     solves: Solves
     report: Report
-    learned: "Learned"
+    learned: Learned
 
 
-def updated_by_solves(post: "Posterior", change: Change, learned: "Learned") -> Updated | None:
+def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Updated | None:
     """The weights of the rows there are now, to the tolerance of conditioning.
 
     Args: learned: counts of the rows so far, with this update.
@@ -117,7 +116,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: "Learned") -> 
     else:
         found = _carried_over(post, old, change, border, system)
         limited = found is not None
-        solves = found or Solves(system, methods_of(post.plan), old.seed)
+        solves = found or _unprepared(post, old, system)
     usual = learned.usual_iterations if learned.usual_iterations is not None else post.report.iterations
     stopping = mean_goal(system, post.choice.tolerance)
     solution: Solution | None = None
@@ -132,7 +131,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: "Learned") -> 
             return None
         if anew:
             events.append(f"{_prepared(post)} no longer fits, {_why(solution, usual)}: made anew")
-            solves = Solves(system, methods_of(post.plan), old.seed)
+            solves = _unprepared(post, old, system)
     if anew:
         last = solves.solve(change.residual, stopping.goal, start=start if solution is None else solution.value)
         usual = max(usual or 0, last.iterations)
@@ -250,9 +249,7 @@ def _carried_over(
     post: "Posterior", old: Solves, change: Change, border: Tensor, system: CovarianceSystem
 ) -> Solves | None:
     """The methods with what the first one keeps carried over; None where there is nothing that could be."""
-    # The method that got there goes first: one that stagnated on these rows would do so again.
-    first = next((one for one in old.methods if one.name == old.finished_by), old.methods[0])
-    others = [one for one in old.methods if one is not first]
+    first, *others = _in_turn(old.methods, old)
     ready: Prepared | None = first.ready
     staying, device = change.staying(post.distinct), change.noise.device
     grown = torch.zeros(staying, dtype=torch.bool, device=device) if change.added is None else change.added > 0
@@ -271,6 +268,16 @@ def _carried_over(
         return None
     methods = [Kept(first.solver, first.name, ready), *(Kept(one.solver, one.name) for one in others)]
     return Solves(system, methods, old.seed, anchors)
+
+
+def _in_turn(methods: list[Kept], old: Solves) -> list[Kept]:
+    """The method that got there last goes first: one that stagnated on these rows would do so again."""
+    return sorted(methods, key=lambda one: one.name != old.finished_by)
+
+
+def _unprepared(post: "Posterior", old: Solves, system: CovarianceSystem) -> Solves:
+    """Nothing is carried over."""
+    return Solves(system, _in_turn(methods_of(post.plan), old), old.seed)
 
 
 def _low_rank(

@@ -23,9 +23,9 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference import online
 from flashgp.inference.fantasies import Fantasies, fantasize
 from flashgp.inference.gp import GP
+from flashgp.inference.learned import NOTHING_LEARNED, Learned
 from flashgp.inference.leave_one_out import LeaveOneOut, left_out
 from flashgp.inference.likelihood_gradient import LOG_2PI
-from flashgp.inference.online import NOTHING_LEARNED, Learned
 from flashgp.inference.paths import Paths, draw_paths
 from flashgp.inference.planning import check_prediction_plan, plan_for, price_of_variance
 from flashgp.inference.prediction import Prediction
@@ -246,9 +246,9 @@ class Posterior:
             row_variance: (k,), where the rows before have variances of their own; row_weight: (k,), ones by default.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite, a batch or a differentiable
             posterior; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
-        Cost: n^2 (k + outputs) flops; k rows of memory, at times a panel of n / 2 spare ones. Without a float64 factor a
-            solve from the old weights, to the tolerance of conditioning: about two thirds of its iterations, and little
-            of its preparation (online_solves.py).
+        Cost: n^2 (k + outputs) flops; k rows of memory, at times a panel of n / 2 spare ones. Without a float64 factor
+            a solve from the old weights, to the tolerance of conditioning: about two thirds of its iterations, and
+            little of its preparation (online_solves.py).
         """
         return online.append(self, x, y, row_variance, row_weight)
 
