@@ -16,6 +16,7 @@ from flashgp.inference import online_solves
 from flashgp.operators.stored import StoredTiles
 from flashgp.solvers.alternating_projections import PreparedProjections
 from flashgp.solvers.contract import Limits
+from flashgp.solvers.low_rank import LowRank
 from inference.plain_gp import data, model
 
 F64 = torch.float64
@@ -139,7 +140,18 @@ def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
     x, y = repeated()
     post = conditioned(model(), x, y, way)
     assert post.distinct == 112
-    agree(post.drop(gone))
+    found = post.drop(gone)
+    agree(found)
+    ready = found.solves.methods[0].ready
+    if isinstance(ready, PreparedProjections):
+        parts = zip(ready.blocks, ready.factors, strict=True)
+        noise = torch.cat([(factor.lower.square().sum(1) - found.solves.system.diagonal()[b]) for b, factor in parts])
+        assert torch.allclose(noise, found.noise, atol=1e-12)
+    elif isinstance(ready.preconditioner, LowRank):
+        assert torch.equal(ready.preconditioner.noise, found.noise)
+    else:
+        lower = ready.preconditioner.lower
+        assert torch.allclose(lower.square().sum(1) - found.solves.system.diagonal(), found.noise, atol=1e-5)
     agree(post.append(x[3:4], y[5:6]).drop(gone))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgp.solvers import Goal
+from flashgp.solvers import Goal, low_rank_update
 from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.low_rank import LowRank, partial_cholesky
@@ -106,6 +106,17 @@ def test_no_more_pivots_than_there_is_room_for(table: Table, monkeypatch: pytest
     table.change(torch.arange(150), torch.arange(180, 200))
     assert table.low.rank == 33
     table.check(1e-9)
+
+
+def test_new_columns_are_orthogonal_to_the_others(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where little of them is left: twice is enough."""
+    monkeypatch.setattr(low_rank_update, "LITTLE_KNOWN", 0.0)
+    table.noise = table.noise * 1e-9
+    low = Table(table.x, table.noise, 150, 30)
+    low.change(torch.arange(150), torch.arange(150, 170))
+    assert low.low.rank == 50
+    Q = low.low.basis @ torch.eye(50, dtype=F64)
+    assert torch.allclose(Q.mT @ Q, torch.eye(50, dtype=F64), atol=1e-13)
 
 
 def test_few_more_iterations_than_a_fresh_one(table: Table) -> None:
