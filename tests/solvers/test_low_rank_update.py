@@ -109,7 +109,7 @@ def test_no_more_pivots_than_there_is_room_for(table: Table, monkeypatch: pytest
 
 
 def test_new_columns_are_orthogonal_to_the_others(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where little of them is left: twice is enough."""
+    """Also where hardly anything of them is left."""
     monkeypatch.setattr(low_rank_update, "LITTLE_KNOWN", 0.0)
     table.noise = table.noise * 1e-9
     low = Table(table.x, table.noise, 150, 30)

@@ -109,9 +109,7 @@ def _grown(
     more = torch.linalg.solve_triangular(lower, rest.mT, upper=False).mT
     outside = more / deviation
     inside = basis.mT @ outside
-    outside = outside - basis @ inside
-    again = basis.mT @ outside  # once more: what is left may be small
-    X, corner = torch.linalg.qr(outside - basis @ again)
+    X, corner = torch.linalg.qr(outside - basis @ inside)  # once is enough: much is left where little was known
     below = corner.new_zeros(len(corner), inner.shape[1])
-    inner = torch.cat([torch.cat([inner, inside + again], dim=1), torch.cat([below, corner], dim=1)])
+    inner = torch.cat([torch.cat([inner, inside], dim=1), torch.cat([below, corner], dim=1)])
     return basis.beside(X), inner, lower, more.square().sum(1)
