@@ -208,13 +208,13 @@ def test_features_that_do_not_fit_into_memory(path: Path, genuine: bytes, monkey
 # -- versions ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [("4", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save"), (1, "save")],
+    [("5", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save"), (1, "save")],
 )
 def test_other_versions(path: Path, genuine: bytes, version: Any, advice: str) -> None:
     header, body = parts(genuine)
     header["__metadata__"] = {"format": "flashgp", "format_version": version, "of the future": "unknown"}
     message = refusal(path, joined(header, body))
-    assert "`format_version` of the model file must be 1 or 2 or 3" in message
+    assert "`format_version` of the model file must be 1 or 2 or 3 or 4" in message
     assert advice in message
 
 
@@ -397,8 +397,10 @@ CONFIGS: dict[str, tuple[Callable[[Any], None], str]] = {
     "a plan": (_set("report", "plan", "n", "five"), "`report.plan.n`"),
     "a plan of another dtype": (_set("report", "plan", "dtype", "int8"), "`report.plan`"),
     "events": (_set("report", "events", "abc"), "`report.events`"),
-    "the seed of solves": (_set("solves", {"seed": 0.5, "deterministic": False}), "`solves.seed` of"),
-    "how solves are planned": (_set("solves", {"seed": 0, "deterministic": 1}), "`solves.deterministic` of"),
+    "the seed of solves": (_set("solves", "seed", 0.5), "`solves.seed` of"),
+    "how solves are planned": (_set("solves", "deterministic", 1), "`solves.deterministic` of"),
+    "the tolerance of solves": (_set("solves", "tolerance", 0.0), "`solves.tolerance` of"),
+    "a tolerance of no number": (_set("solves", "tolerance", "1e-3"), "`solves.tolerance` of"),
     "solves of another version": (_set("solves", {"seed": 0}), "`solves.deterministic` of .* must be present"),
     "how much was learned": (_set("learned", "appended", -1), "`learned.appended` of"),
     "learned by halves": (_set("learned", "refined", 0.5), "`learned.refined` of"),

@@ -451,14 +451,12 @@ def test_a_duplicate_without_noise_is_refused() -> None:
     agree(post.append(x[15:], y[15:]), gp.condition(x, y))
 
 
-def test_posteriors_without_one_float64_factor() -> None:
+def test_batches_and_graphs_are_refused() -> None:
     x, y = data(30)
     batched = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(torch.tensor([0.1, 0.2])))
     for post, message in (
         (model().condition(x, y, differentiable=True), "differentiable=True"),
         (batched.condition(x, y), "a batch of shape"),
-        (model().condition(x, y, dtype=torch.float32), "float64 factor to learn online, got the route 'refined'"),
-        (model().condition(x, y, solver="cg"), "float64 factor to learn online"),
     ):
         for update in (lambda post=post: post.append(x[:1], y[:1]), lambda post=post: post.drop([0])):
             with pytest.raises(DomainError, match=message):

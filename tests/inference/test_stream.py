@@ -214,8 +214,8 @@ def test_arguments_that_are_no_counts() -> None:
     ):
         with pytest.raises(DomainError, match=f"`{next(iter(options))}` must be a whole number from 1 on"):
             fgp.Stream(post, **options)
-    with pytest.raises(DomainError, match="float64 factor to learn online"):
-        fgp.Stream(model(3).condition(x, y, dtype=torch.float32))
+    with pytest.raises(DomainError, match="must be detached to learn online"):
+        fgp.Stream(model(3).condition(x, y, differentiable=True))
     with pytest.raises(DomainError, match="`posterior` must be a Posterior"):
         fgp.Stream(model(3))  # type: ignore[arg-type]
     for steps in (0, 1.5, True):

@@ -276,6 +276,19 @@ def test_what_learning_online_must_reach() -> None:
         ({"error": 1e-7}, False),
     ):
         assert [row["met"] for row in claim.rows({"a": used | worse})] == [met]
+    appended = {"appended": 16, "seconds": 10.0, "peer_seconds": 20.0, "iterations": 15, "peer_iterations": 30,
+                "bound": 9e-5, "peer_bound": 8e-5, "error": 1e-6}  # fmt: skip
+    beyond = {"status": "done", "what": "beyond", "n": 20_000, "route": "stored", "asked": 1e-4, "error": 1e-6,
+              "steps": [appended]}  # fmt: skip
+    for worse, met in (
+        ({}, True),
+        ({"seconds": 14.0}, False),
+        ({"bound": 1.1e-4}, False),
+        ({"error": 2e-4}, False),
+    ):
+        (row,) = claim.rows({"a": beyond | {"steps": [appended | worse]}})
+        assert row["met"] is met
+    assert (row["seconds"], row["error"]) == (10.0, 2e-4)
     sizes = {"status": "done", "what": "sizes", "n": 100, "most": 6000, "neighbours": 1.2, "error": 1e-10}
     assert claim.rows({"a": sizes})[0]["met"] is True
     assert claim.rows({"a": sizes | {"neighbours": 1.4}})[0]["met"] is False

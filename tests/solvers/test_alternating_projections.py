@@ -104,3 +104,28 @@ def test_blocks_that_need_a_shift() -> None:
     solution = AlternatingProjections(block_size=30).prepare(system).solve(rhs, Goal(1e-6))
     assert solution.events[0] == "alternating projections: 1 of 2 blocks are projected on with a shift"
     assert float((rhs - system.K @ solution.value).norm() / rhs.norm()) <= 1e-6
+
+
+@pytest.mark.parametrize("gone", [[], [0], list(range(30, 60)), [5, 40, 41, 89]], ids=len)
+@pytest.mark.parametrize("new", [0, 3, 50])
+def test_blocks_of_other_rows(gone: list[int], new: int) -> None:
+    """Factors of blocks whose rows are the same are shared; the answer is that of the new system, eq. (M-82)."""
+    x = points(140, 2)
+    K, noise = matern(x, 0.1), 10.0 ** (-points(140, 1, seed=3)[:, 0])
+    prepared = AlternatingProjections(block_size=32, first=F64).prepare(DenseSystem(K[:90, :90], noise[:90]))
+    kept = torch.tensor([i for i in range(90) if i not in gone])
+    rows = torch.cat([kept, torch.arange(90, 90 + new)])
+    noise[20] += 1.0
+    changed = kept == 20
+    system = DenseSystem(K[rows][:, rows], noise[rows])
+    followed = prepared.followed(system, kept if gone else None, changed)
+    assert [b.start for b in followed.blocks] == [0, *(b.stop for b in followed.blocks[:-1])]
+    assert followed.blocks[-1].stop == len(rows)
+    assert all(b.stop - b.start <= 32 for b in followed.blocks)
+    for block, factor in zip(followed.blocks, followed.factors, strict=True):
+        assert torch.allclose(factor.lower @ factor.lower.mT, system.A[block, block], atol=1e-12)
+    shared = {id(factor) for factor in prepared.factors} & {id(factor) for factor in followed.factors}
+    assert len(shared) == {0: 2, 1: 2, 30: 1, 4: 0}[len(gone)]
+    rhs = normal(len(rows), 2)
+    found = followed.solve(rhs, Goal(1e-10))
+    assert torch.allclose(system.A @ found.value, rhs, atol=1e-8)

@@ -320,3 +320,27 @@ def test_some_rows_are_those_of_the_factor() -> None:
     lower = factor.lower
     for start, stop in ((0, 5), (60, 80), (0, 230), (225, 230), (100, 100)):
         assert torch.equal(factor.some_rows(start, stop), lower[start:stop, :stop])
+
+
+@pytest.mark.parametrize("way", ["reflections", "portable"], indirect=True)
+def test_float32(way: str) -> None:
+    """Every step of eqs. (M-111) and (M-112), to the precision of float32."""
+    K = matrix(160).float()
+    factor = PanelFactor.of(factorise(lambda: K[:120, :120].clone()))
+    kept = torch.tensor([i for i in range(120) if i not in (0, 17, 60, 61, 119)])
+    factor = factor.part(kept)
+    least = torch.full((40,), 0.02)
+    factor, _, _ = factor.bordered(K[120:, kept], K[120:, 120:], least=least)
+    rows = torch.cat([kept, torch.arange(120, 160)])
+    lower = torch.linalg.cholesky(K[rows][:, rows].double())
+    size = len(rows) * torch.finfo(torch.float32).eps * float(lower.abs().max())
+    assert factor.dtype == torch.float32
+    assert float((factor.lower - lower).abs().max()) < 10 * size
+    for t in (1, 3):
+        rhs = torch.randn(len(rows), t, generator=torch.Generator().manual_seed(0))
+        half = torch.linalg.solve_triangular(lower, rhs.double(), upper=False)
+        back = torch.linalg.solve_triangular(lower.mT, rhs.double(), upper=True)
+        assert float((factor.half_solve(rhs) - half).abs().max()) < 10 * size
+        assert float((factor.back_solve(rhs) - back).abs().max()) < 10 * size
+    with pytest.raises(NotPositiveDefiniteError, match="repeats one of them"):
+        factor.bordered(K[120:121, rows], K[120:121, 120:121], least=least[:1] + 10.0)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashgp.foundations.errors import DomainError
 from flashgp.inference.stream import Stream
 from flashgp.table import Missing, read_table
 
@@ -48,11 +47,6 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     require_writable(out, "--out" if options.out is not None else "MODEL")
     model = TableModel.load(options.model)
     before = model.posterior
-    if before.count and (before.factor is None or before.factor.dtype != torch.float64):
-        raise DomainError(
-            f"{options.model!r} must hold a float64 factor to learn rows, got a model of the route "
-            f"{before.report.route!r}; fit again with --dtype float64 (and as much memory as `flashgp plan` says)"
-        )
     encoding = model.encoding
     table = read_table(options.table, header=encoding.header, delimiter=options.delimiter, decimal=options.decimal)
     data = encoding.apply(table, need_target=True, missing=options.missing)

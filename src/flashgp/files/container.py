@@ -29,8 +29,9 @@ from flashgp.table.json_fields import json_fields, refused
 __all__ = ["Container", "Entry", "lower_triangle", "open_container", "whole", "write_container"]
 
 FORMAT = "flashgp"
-FORMAT_VERSION = 3
-READABLE = (1, 2, 3)  # 1 always has a factor, and plans of two routes; before 3 nothing is known of learning online
+FORMAT_VERSION = 4
+# 1 always has a factor, and plans of two routes; nothing is known of learning online before 3, of a tolerance before 4
+READABLE = (1, 2, 3, 4)
 MOST_HEADER_BYTES = 16 * 2**20
 MOST_DIMS = 16
 MOST_ENTRIES = 2**62  # of one tensor, an empty dimension counted as one

@@ -10,6 +10,7 @@ dotted path from the GP: "kernel.module", "kernel.kernels.1.module", "mean". `lo
 functions of Custom by "kernel.function".
 """
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -36,7 +37,7 @@ from flashgp.files.validation import (
     refusing,
 )
 from flashgp.foundations.errors import DomainError, FlashGPWarning
-from flashgp.inference.online import NOTHING_LEARNED, Learned
+from flashgp.inference.learned import NOTHING_LEARNED, Learned
 from flashgp.inference.planning import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.replicates import join
@@ -51,7 +52,7 @@ __all__ = ["load", "load_metadata", "save"]
 
 NO_MODULES: Mapping[str, "nn.Module | Callable[..., torch.Tensor]"] = MappingProxyType({})
 _CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "torch")
-_SOLVES = ("deterministic", "seed")
+_SOLVES = ("deterministic", "seed", "tolerance")
 _LEARNED = ("appended", "dropped", "refactorised", "refined")
 _MOST = 2**53  # of a count
 _DATA = ("representer_weights", "residual", "x", "y")
@@ -139,7 +140,7 @@ def load(
         reader.require_all_read()
         check_values(data, factor)
         report = json_report(config["report"], container.version)
-        choice = _choice(config["solves"]) if container.version > 1 else SolverChoice()
+        choice = _choice(config["solves"], container.version) if container.version > 1 else SolverChoice()
         learned = _learned(config["learned"]) if container.version > 2 else NOTHING_LEARNED
         check_rows(gp, data["x"])
         if group is not None:
@@ -161,13 +162,16 @@ def load(
         )  # fmt: skip
 
 
-def _choice(value: Any) -> SolverChoice:
-    """How solves go on. Raises: ModelFileError."""
-    fields = json_fields(value, "solves", _SOLVES)
+def _choice(value: Any, version: int) -> SolverChoice:
+    """How solves go on; before version 4 to the tolerance that is the default. Raises: ModelFileError."""
+    fields = json_fields(value, "solves", _SOLVES if version > 3 else _SOLVES[:2])
     if type(fields["seed"]) is not int or abs(fields["seed"]) >= 2**62:
         raise refused("solves.seed", "a whole number", fields["seed"])
     if not isinstance(fields["deterministic"], bool):
         raise refused("solves.deterministic", "true or false", fields["deterministic"])
+    tolerance = fields.get("tolerance", 1.0)
+    if not isinstance(tolerance, float) or not 0.0 < tolerance < math.inf:
+        raise refused("solves.tolerance", "a positive number", tolerance)
     return SolverChoice(**fields)
 
 

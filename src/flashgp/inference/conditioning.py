@@ -74,7 +74,7 @@ def condition(
             f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; "
             "for example 1e-3"
         )
-    choice = SolverChoice(seed, deterministic)
+    choice = SolverChoice(seed, deterministic, float(tolerance))
     limits = limits_of(time_limit, started, progress, interrupted)
     events = promotions(x=x, y=y)
     x = check_points(x, "x")

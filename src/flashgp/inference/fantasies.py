@@ -167,7 +167,7 @@ def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int 
         raise DomainError(f"`samples` must be a whole number from 1 on, got {samples!r}; or give y=")
     if post.batch_shape:
         raise DomainError(f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}")
-    if post.count and (post.factor is None or post.factor.dtype != F64):
+    if post.count and post.float64_factor is None:
         raise DomainError(
             f"`posterior` must have a float64 factor for fantasies, got the route {post.report.route!r}; condition "
             'with dtype=torch.float64, or solver="cholesky" and a larger memory='

@@ -3,7 +3,8 @@
 Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
 whitened residual z = L^-1 r is kept, so that appended rows only add to it. The weights L^-T z wait until they are asked
 for: predictions at a few points take the mean from z. Every few updates some rows of L L^T and of L z are held against
-K and r, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew.
+K and r, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew. Without a float64
+factor the weights are solved for again (online_solves.py).
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
 noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
@@ -24,10 +25,12 @@ from flashgp.foundations.determinism import deterministic_where, deterministical
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
-from flashgp.foundations.report import Report, counted
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
+from flashgp.inference.learned import ONLINE, Learned
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
+from flashgp.inference.online_solves import Change, updated_by_solves
 from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
 __all__ = [
-    "NOTHING_LEARNED",
-    "Learned",
     "append",
     "carried_on",
     "check_updatable",
@@ -50,48 +51,9 @@ __all__ = [
 ]
 
 F64 = torch.float64
-CHECK_EVERY, CHECKED_ROWS = 4, 16  # updates, and rows of the factor and of L z that are then looked at
 FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
 MANY_ROWS = ONE_THREAD_ROWS + 1
 DRIFT = 100.0  # times sqrt(n) eps: a backward error beyond it is not that of a fresh factor
-ONLINE = "online: "  # how the line of a report begins
-
-
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """What happened to a posterior since it was conditioned.
-
-    Fields: appended, dropped, refactorised, refined, how often; updates since the last look at the factor; turn, the
-    row that is looked at next; whitened, L^-1 of the residual, (u, p), None where it was not needed yet.
-    """
-
-    appended: int = 0
-    dropped: int = 0
-    refactorised: int = 0
-    refined: int = 0
-    updates: int = 0
-    turn: int = 0
-    whitened: Tensor | None = None
-
-    def looked_at(self, count: int) -> slice | None:
-        """The rows, of so many, that the next update looks at; None where it does not."""
-        if self.updates + 1 < CHECK_EVERY:
-            return None
-        start = self.turn if self.turn < count else 0
-        return slice(start, min(start + CHECKED_ROWS, count))
-
-    @property
-    def event(self) -> str:
-        """The line of the report."""
-        made_anew = "never" if not self.refactorised else counted(self.refactorised, "time")
-        refined = f", hyperparameters refined {counted(self.refined, 'time')}" if self.refined else ""
-        return (
-            f"{ONLINE}{counted(self.appended, 'row')} appended and {self.dropped:,} dropped since conditioning, "
-            f"the factor made anew {made_anew}{refined}"
-        )
-
-
-NOTHING_LEARNED = Learned()
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +154,7 @@ def _indices(indices: Any, n: int) -> Tensor:
 
 
 def check_updatable(post: "Posterior") -> None:
-    """Raises: DomainError for a posterior without one float64 factor."""
+    """Raises: DomainError for a posterior that cannot learn online."""
     if post.differentiable:
         raise DomainError(
             "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
@@ -200,11 +162,6 @@ def check_updatable(post: "Posterior") -> None:
     if post.batch_shape:
         raise DomainError(
             f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}; condition each alone"
-        )
-    if post.count and (post.factor is None or post.factor.dtype != F64):
-        raise DomainError(
-            f"`posterior` must have a float64 factor to learn online, got the route {post.report.route!r}; condition "
-            'with dtype=torch.float64, or solver="cholesky" and a larger memory='
         )
 
 
@@ -217,6 +174,7 @@ def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Poste
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
     check_updatable(post)
     few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
+    few = few and post.float64_factor is not None  # solves keep all cores busy
     # Reflections are many small products, however many rows go.
     quiet = quiet_openblas() if few or gone is not None else nullcontext()
     with one_thread(0 if few else MANY_ROWS), quiet:
@@ -234,21 +192,34 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     gp = _prior_of(post.gp, n, kept, new)
     x = _stacked(post.x, kept, None if new is None else new.x)
     y = _stacked(post.y, kept, None if new is None else new.y)
-    if post.factor is None or (kept is not None and not len(kept)):
-        return _afresh(post, gp, x, y, new)
+    before, known = post.report, post.learned
+    learned = replace(
+        known, appended=known.appended + (0 if new is None else len(new)),
+        dropped=known.dropped + (0 if gone is None else len(gone)),
+    )  # fmt: skip
+    if not post.count or (kept is not None and not len(kept)):
+        return _afresh(post, gp, x, y, learned)
     table = _table(post, gp, x, y, kept, new)
-    workspace = Workspace()
     rows_new = None if new is None else post.gp.kernel.rows(new.x)
     rows = post.rows if table.kept is None else post.rows.take(table.kept)
     rows = rows if rows_new is None else rows.followed_by(rows_new)
-    form = gp.kernel.form
+    if post.float64_factor is None:
+        change = Change(rows, table.residual, table.noise, table.kept, table.added)
+        found = updated_by_solves(post, change, learned)
+        if found is None:
+            learned = replace(learned, refactorised=learned.refactorised + 1)
+            return _afresh(post, gp, x, y, learned)
+        return type(post)(
+            gp, x, y, rows, post.theta, found.factor, found.weights, table.residual, found.report,
+            replicates=table.replicates, solves=found.solves, choice=post.choice, learned=found.learned,
+        )  # fmt: skip
+    workspace, form = Workspace(), gp.kernel.form
 
     def covariance(some: Rows, others: Rows) -> Tensor:
         block = TorchTiles().block(form, post.theta, some, others, dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
     factor, whitened = _changed(post, table, None if rows_new is None else covariance(rows_new, rows), workspace)
-    before, known = post.report, post.learned
     anew, relative, checked = False, before.relative_residual, known.looked_at(rows.count)
     if checked is not None:
         some = rows.part(checked.start, checked.stop)
@@ -263,10 +234,8 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         whitened = factor.half_solve(table.residual)
         relative = _drift(own, checked, factor, whitened, table)[1]
     learned = replace(
-        known, appended=known.appended + (0 if new is None else len(new)),
-        dropped=known.dropped + (0 if gone is None else len(gone)), refactorised=known.refactorised + anew,
+        learned, refactorised=known.refactorised + anew, whitened=whitened,
         updates=known.updates + 1 if checked is None else 0, turn=known.turn if checked is None else checked.stop,
-        whitened=whitened,
     )  # fmt: skip
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
@@ -325,25 +294,26 @@ def _stacked(own: Tensor, kept: Tensor | None, more: Tensor | None) -> Tensor:
     return own if more is None else torch.cat([own, more])
 
 
-def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, new: _New | None) -> "Posterior":
-    """Nothing is left: the prior, or the new rows alone."""
+def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -> "Posterior":
+    """Nothing is left, the prior or the new rows alone; or what is kept does not go on to these rows."""
     from flashgp.inference.conditioning import condition
 
+    solver: str | None = None
+    dtype: torch.dtype | None = F64
+    if post.count and post.float64_factor is None:  # as it was asked for: a float64 factor may not fit
+        solver = None if post.plan is None else post.plan.solver
+        dtype = None if post.factor is None else torch.float32
     made = condition(
-        gp, x, y, solver=None, tolerance=1e-3, time_limit=None, memory=None, plan=None, seed=post.choice.seed,
-        deterministic=post.choice.deterministic, progress=None, device=None, dtype=F64, jitter=None,
-        differentiable=False,
+        gp, x, y, solver=solver, tolerance=post.choice.tolerance, time_limit=None, memory=None, plan=None,
+        seed=post.choice.seed, deterministic=post.choice.deterministic, progress=None, device=None, dtype=dtype,
+        jitter=None, differentiable=False,
     )  # fmt: skip
-    learned = post.learned
-    return carried_on(
-        made, replace(learned, appended=learned.appended + (0 if new is None else len(new)),
-                      dropped=learned.dropped + post.count),
-    )  # fmt: skip
+    return carried_on(made, learned)
 
 
 def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
     """A posterior that was conditioned anew as the continuation of what had been learned before; it says so."""
-    made.learned = replace(learned, turn=0, whitened=None)
+    made.learned = replace(learned, turn=0, whitened=None, usual_iterations=None, made="the factor", last="")
     made.report.events.append(made.learned.event)
     return made
 
@@ -364,8 +334,8 @@ class _Table:
 
 
 def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> _Table:
-    assert post.factor is not None
-    device, jitter = x.device, float(post.factor.jitter)
+    # Solves are of the matrix without the jitter of a factor that helps them.
+    device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
     joined = post.replicates
     if joined is None:
         residual = _stacked(post.residual, kept, None if new is None else post.gp.residual(new.x, new.y))

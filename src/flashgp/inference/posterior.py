@@ -23,9 +23,9 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference import online
 from flashgp.inference.fantasies import Fantasies, fantasize
 from flashgp.inference.gp import GP
+from flashgp.inference.learned import NOTHING_LEARNED, Learned
 from flashgp.inference.leave_one_out import LeaveOneOut, left_out
 from flashgp.inference.likelihood_gradient import LOG_2PI
-from flashgp.inference.online import NOTHING_LEARNED, Learned
 from flashgp.inference.paths import Paths, draw_paths
 from flashgp.inference.planning import check_prediction_plan, plan_for, price_of_variance
 from flashgp.inference.prediction import Prediction
@@ -95,6 +95,11 @@ class Posterior:
         self._probes: VarianceProbes | None = None
         self.told_of_samples = False  # whether a warning has said that variances are sampled
         self._likelihood_parts: tuple[Tensor, float] | None = None  # without a factor, once it was asked for
+
+    @property
+    def float64_factor(self) -> TriangularFactor | None:
+        """The factor where it is float64, so that it answers everything alone; None beside solves, or without data."""
+        return self.factor if self.factor is not None and self.factor.dtype == torch.float64 else None
 
     @property
     def plan(self) -> Plan | None:
@@ -206,7 +211,7 @@ class Posterior:
     @property
     def _route(self) -> str:
         """The route that gives variances, by what there is: a hand-over may have changed the plan's."""
-        if not self.count or self.batch_shape or (self.factor is not None and self.factor.dtype == torch.float64):
+        if not self.count or self.batch_shape or self.float64_factor is not None:
             return "direct"
         if self.factor is not None:
             return "refined"
@@ -258,9 +263,11 @@ class Posterior:
         Args:
             x: (k, d); y: (k,) or (k, outputs); as `gp.condition` takes them, joined to the rows there are by torch.cat.
             row_variance: (k,), where the rows before have variances of their own; row_weight: (k,), ones by default.
-        Raises: ShapeError, DomainError for rows that do not fit or are not finite, or a posterior without one float64
-            factor; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
+        Raises: ShapeError, DomainError for rows that do not fit or are not finite, a batch or a differentiable
+            posterior; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
         Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for.
+            Without a float64 factor a solve from the old weights, to the tolerance of conditioning: about two thirds
+            of its iterations, and little of its preparation (online_solves.py).
         """
         return online.append(self, x, y, row_variance, row_weight)
 
@@ -268,8 +275,8 @@ class Posterior:
         """The posterior without some rows, eq. (M-112); without any row it is the prior.
 
         Args: indices: numbers of rows of `post.x`, from 0 on, each once.
-        Raises: DomainError for numbers that are out of range or repeat, or a posterior without one float64 factor.
-        Cost: 2 n^2 flops for each row, from the first that goes on; n^2 numbers.
+        Raises: DomainError for numbers that are out of range or repeat, a batch or a differentiable posterior.
+        Cost: 2 n^2 flops for each row, from the first that goes on; n^2 numbers. Without a float64 factor as `append`.
         """
         return online.drop(self, indices)
 
@@ -316,14 +323,13 @@ class Posterior:
     @property
     def solves(self) -> Solves | None:
         """A^-1 by solves, where there is no factor or one in float32; None where a factor is all that is needed."""
-        exact = self.factor is not None and self.factor.dtype == torch.float64
-        if not self.count or exact or self.batch_shape:
+        if not self.count or self.float64_factor is not None or self.batch_shape:
             return None
         if self._solves is None:  # of a model file: what they keep is made again
             noise = self._likelihood.diagonal(self.distinct, self.x.device)
             self._solves = Solves.of(
                 self._plan_that_fits(), self.gp.kernel.form, self.theta, self.rows, noise, factor=self.factor,
-                choice=self.choice,
+                choice=self.choice, reflected=self.learned.dropped > 0,
             )  # fmt: skip
         return self._solves
 

@@ -36,7 +36,17 @@ from flashgp.solvers.fallback import NEXT, solve_in_turn
 from flashgp.solvers.lanczos import LogDeterminant, log_determinant
 from flashgp.solvers.low_rank import LowRank
 
-__all__ = ["SolverChoice", "Solves", "Stopping", "limits_of", "mean_goal", "record", "unfinished"]
+__all__ = [
+    "Kept",
+    "SolverChoice",
+    "Solves",
+    "Stopping",
+    "limits_of",
+    "mean_goal",
+    "methods_of",
+    "record",
+    "unfinished",
+]
 
 F64 = torch.float64
 RELATIVE_FLOOR = 1e-13  # a residual that small is as good as float64 gives, whatever its bound says
@@ -80,17 +90,19 @@ def limits_of(
 
 @dataclass(frozen=True)
 class SolverChoice:
-    """How solves were asked for, beside the plan: the seed of a method's draws, and whether all that a posterior
-    answers has to be deterministic (foundations/determinism.py)."""
+    """How solves were asked for, beside the plan: the seed of a method's draws, whether all that a posterior answers
+    has to be deterministic (foundations/determinism.py), and the tolerance of the mean, in standard deviations of an
+    observation."""
 
     seed: int = 0
     deterministic: bool = False
+    tolerance: float = 1e-3
 
 
 DEFAULT_CHOICE = SolverChoice()
 
 
-class _Kept(Solver):
+class Kept(Solver):
     """A method whose preparation is kept for later solves, or is at hand."""
 
     def __init__(self, solver: Solver | None, name: str, ready: Prepared | None = None) -> None:
@@ -106,11 +118,16 @@ class _Kept(Solver):
 class Solves:
     """A^-1 of the training rows.
 
-    Fields: system; methods, in turn, each prepared once; seed of their draws.
+    Fields: system; methods, in turn, each prepared once; seed of their draws; anchors, the pivots of a preconditioner
+    that was carried over from other rows (online_solves.py), None where they are rows of the system; finished_by, the
+    name of the method that the last solve ended with, "" before the first.
     """
 
-    def __init__(self, system: CovarianceSystem, methods: Sequence[_Kept], seed: int) -> None:
-        self.system, self.methods, self.seed = system, list(methods), seed
+    def __init__(
+        self, system: CovarianceSystem, methods: Sequence[Kept], seed: int, anchors: Rows | None = None
+    ) -> None:
+        self.system, self.methods, self.seed, self.anchors = system, list(methods), seed, anchors
+        self.finished_by = ""
 
     @classmethod
     def of(
@@ -124,24 +141,31 @@ class Solves:
         factor: TriangularFactor | None = None,
         choice: SolverChoice = DEFAULT_CHOICE,
         workspace: Workspace | None = None,
+        reflected: bool = False,
     ) -> "Solves":
-        """As a plan says: on the tiles it stores or computes again, or with the factor it made."""
+        """As a plan says: on the tiles it stores or computes again, or with the factor it made; reflected: as
+        CholeskyPreconditioner."""
         orders = Orders(deterministic=choice.deterministic)
         operator = CovarianceOperator(form, theta, rows, None, F64, workspace, orders)
         system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored")
         if factor is not None:
-            ready = PreparedConjugateGradients(
-                system, CholeskyPreconditioner(factor, system), name="refinement", first=F64, window=FACTOR_WINDOW
-            )
-            return cls(system, [_Kept(None, "refinement", ready)], choice.seed)
-        rank = None if plan is None else plan.rank
-        methods = [_Kept(one, one.name) for one in (ConjugateGradients(rank), AlternatingProjections())]
-        methods = methods[::-1] if plan is not None and plan.solver == "alternating_projections" else methods
-        return cls(system, methods, choice.seed)
+            return cls.refining(system, factor, choice.seed, reflected=reflected)
+        return cls(system, methods_of(plan), choice.seed)
+
+    @classmethod
+    def refining(
+        cls, system: CovarianceSystem, factor: TriangularFactor, seed: int, *, reflected: bool = False
+    ) -> "Solves":
+        """With a factor at hand; reflected: as CholeskyPreconditioner."""
+        preconditioner = CholeskyPreconditioner(factor, system, reflected=reflected)
+        ready = PreparedConjugateGradients(system, preconditioner, name="refinement", first=F64, window=FACTOR_WINDOW)
+        return cls(system, [Kept(None, "refinement", ready)], seed)
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
         """A^-1 rhs for rhs (n, t), float64, by the methods in turn. Raises: as `solve_in_turn`."""
-        return solve_in_turn(self.system, rhs, goal, self.methods, start=start, limits=limits, seed=self.seed)
+        solution = solve_in_turn(self.system, rhs, goal, self.methods, start=start, limits=limits, seed=self.seed)
+        self.finished_by = solution.solver
+        return solution
 
     @contextlib.contextmanager
     def charged_to(self, workspace: Workspace, limit: int | None) -> Iterator[None]:
@@ -171,6 +195,13 @@ class Solves:
         assert isinstance(ready.preconditioner, LowRank)
         # Probes have a stream of their own: the pivots were drawn from that of the seed itself.
         return log_determinant(self.system, ready.preconditioner, seed=self.seed + PROBE_SEED)
+
+
+def methods_of(plan: Plan | None) -> list[Kept]:
+    """Iterative methods in the order of a plan."""
+    rank = None if plan is None else plan.rank
+    methods = [Kept(one, one.name) for one in (ConjugateGradients(rank), AlternatingProjections())]
+    return methods[::-1] if plan is not None and plan.solver == "alternating_projections" else methods
 
 
 # -- what a report says ----------------------------------------------------------------------------------------------

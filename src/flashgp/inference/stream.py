@@ -102,7 +102,8 @@ class Stream:
             leaves them as they are.
     Fields: posterior, as of now; metrics.
     Raises: DomainError for counts that are none, or a posterior that cannot learn online.
-    Cost: of a step O(n^2) for each row, of a refinement about 1.3 n^3 flops a step. Making one takes 0.1 s, with a
+    Cost: of a step O(n^2) for each row (without a float64 factor solves: of the variance, and of the weights from the
+        old ones), of a refinement about 1.3 n^3 flops a step. Making one takes 0.1 s, with a
         window a second or more in a new process: what the first steps would load, and make late, is loaded then.
     """
 

@@ -88,6 +88,33 @@ class PreparedProjections(Prepared):
         self.method, self.system = method, system
         self.blocks, self.factors, self.events = blocks, factors, events
 
+    def followed(self, system: System, kept: Tensor | None, changed: Tensor) -> "PreparedProjections":
+        """The same for a system of the rows `kept`, increasing, None for all, and of others behind them.
+
+        Args: changed: of the rows kept, (k,) booleans, whose noise is another one.
+        Cost: a factor of every block whose rows changed, and of the last one; the others are shared.
+        """
+        kept = torch.arange(self.system.count, device=system.device) if kept is None else kept
+        starts = torch.tensor([rows.start for rows in self.blocks] + [self.system.count], device=kept.device)
+        places = torch.searchsorted(kept, starts).tolist()
+        blocks, factors = [], []
+        for rows, factor, start, stop in zip(self.blocks, self.factors, places[:-1], places[1:], strict=True):
+            if stop == start:
+                continue
+            same = stop - start == rows.stop - rows.start and not bool(changed[start:stop].any())
+            blocks.append(slice(start, stop))
+            factors.append(factor if same else None)
+        begin = len(kept)
+        if begin < system.count and blocks and system.count - blocks[-1].start <= self.method.block_size:
+            begin = blocks.pop().start
+            factors.pop()
+        while begin < system.count:
+            blocks.append(slice(begin, min(system.count, begin + self.method.block_size)))
+            factors.append(None)
+            begin = blocks[-1].stop
+        made = [factor or _factor(system, rows) for rows, factor in zip(blocks, factors, strict=True)]
+        return PreparedProjections(self.method, system, blocks, made, self.events)
+
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
         """As `Prepared.solve`; an iteration is one block."""
 

@@ -41,6 +41,7 @@ class TriangularFactor(Protocol):
     def log_determinant(self) -> Tensor: ...
     def solve(self, rhs: Tensor) -> Tensor: ...
     def half_solve(self, rhs: Tensor) -> Tensor: ...
+    def back_solve(self, rhs: Tensor) -> Tensor: ...
 
 
 @dataclass
@@ -69,12 +70,15 @@ class Factor:
 
         `torch.cholesky_solve` would copy it: a second n x n buffer that no plan announced.
         """
-        half = torch.linalg.solve_triangular(self.lower, rhs, upper=False)
-        return torch.linalg.solve_triangular(self.lower.mT, half, upper=True)
+        return self.back_solve(self.half_solve(rhs))
 
     def half_solve(self, rhs: Tensor) -> Tensor:
         """L^-1 rhs for rhs (*batch, n, t). Cost: n^2 t flops."""
         return torch.linalg.solve_triangular(self.lower, rhs, upper=False)
+
+    def back_solve(self, rhs: Tensor) -> Tensor:
+        """L^-T rhs, as `half_solve`."""
+        return torch.linalg.solve_triangular(self.lower.mT, rhs, upper=True)
 
     def inverse_(self) -> Tensor:
         """K^-1 in the factor's own memory; the factor must not be used afterwards. Cost: 2/3 n^3 flops."""

@@ -7,6 +7,7 @@ the factor, is of A plus a shift (M-31); the system that is solved is the given 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -57,27 +58,40 @@ def rounding_slack(system: System, trace: float, dtype: torch.dtype, jitter: flo
 def solve_scaled(matrix: Tensor, v: Tensor, *, upper: bool) -> Tensor:
     """A triangular solve in the matrix's dtype for v (n, t), float64; columns are brought to size 1, since float32 has
     little range."""
+    return _scaled(lambda rhs: torch.linalg.solve_triangular(matrix, rhs, upper=upper), v, matrix.dtype)
+
+
+def _scaled(solve: Callable[[Tensor], Tensor], v: Tensor, dtype: torch.dtype) -> Tensor:
     if not len(v):
         return v
     size = v.abs().amax(0).clamp_min(torch.finfo(F64).tiny)
-    return torch.linalg.solve_triangular(matrix, (v / size).to(matrix.dtype), upper=upper).double() * size
+    return solve((v / size).to(dtype)).double() * size
 
 
 class CholeskyPreconditioner(Preconditioner):
-    """L of a factorisation of A in float32 or float64, with the slack of its rounding, eq. (M-83)."""
+    """L of a factorisation of A in float32 or float64, with the slack of its rounding, eq. (M-83).
 
-    def __init__(self, factor: TriangularFactor, system: System) -> None:
-        self.lower, self.jitter = factor.lower, float(factor.jitter)
+    Args: reflected: whether rows have been taken out of the factor, (M-112), whose rounding (M-83) does not bound: no
+        slack is known then.
+    """
+
+    def __init__(self, factor: TriangularFactor, system: System, *, reflected: bool = False) -> None:
+        self.factor, self.jitter = factor, float(factor.jitter)
         self.exact = factor.dtype == F64
         trace = float((system.diagonal() + system.noise).sum())
-        self.slack = rounding_slack(system, trace, self.lower.dtype, self.jitter)
+        self.slack = math.inf if reflected else rounding_slack(system, trace, factor.dtype, self.jitter)
 
     def half_solve(self, v: Tensor) -> Tensor:
-        return solve_scaled(self.lower, v, upper=False)
+        return _scaled(self.factor.half_solve, v, self.factor.dtype)
 
     def half_solve_transposed(self, v: Tensor) -> Tensor:
-        return solve_scaled(self.lower.mT, v, upper=True)
+        return _scaled(self.factor.back_solve, v, self.factor.dtype)
+
+    @property
+    def lower(self) -> Tensor:
+        """L itself; it may be put together for this call."""
+        return self.factor.lower
 
     def times(self, v: Tensor) -> Tensor:
         """L v for v (n, t), float64: draws of the model from normal ones."""
-        return (self.lower @ v.to(self.lower.dtype)).double()
+        return (self.lower @ v.to(self.factor.dtype)).double()

@@ -134,7 +134,8 @@ class Solution:
 
     Fields: value (n, t), float64; relative_residual (t,), |b - A x| / |b|, measured in float64 at the end, not from a
     recurrence; energy_bound (t,), a rigorous bound of |e|_A; iterations; passes over the pairs, also of parts of
-    them; seconds; stopped, why it ended; events, one line for every change of route or precision.
+    them; seconds; stopped, why it ended; events, one line for every change of route or precision; solver, the name of
+    the method that ran last, where several may have.
     """
 
     value: Tensor
@@ -145,6 +146,7 @@ class Solution:
     seconds: float
     stopped: StopReason
     events: list[str] = field(default_factory=list)
+    solver: str = ""
 
 
 class Prepared(ABC):

@@ -42,6 +42,7 @@ def solve_in_turn(
     ready = prepared or {}
     events: list[str] = []
     found: list[Solution] = []
+    last = ""
     stopped: StopReason | None = None
     for solver, following in zip(solvers, [*solvers[1:], None], strict=True):
         if found and limits.out_of_time():
@@ -58,6 +59,7 @@ def solve_in_turn(
         solution = method.solve(rhs, goal, start=found[-1].value if found else start, limits=limits)
         events += solution.events
         found.append(solution)
+        last = solver.name
         stopped = solution.stopped
         if stopped not in NEXT:
             break
@@ -71,6 +73,7 @@ def solve_in_turn(
         passes=sum(one.passes for one in found),
         seconds=sum(one.seconds for one in found),
         events=events,
+        solver=last,
     )
 
 

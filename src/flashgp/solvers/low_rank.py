@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioner import Preconditioner
 
@@ -38,7 +39,7 @@ class PartialCholesky:
 
     Fields: factor F (n, k), float64; pivots (k,), int64; left (n,), the diagonal of K - F F^T; ended, why it has k
     columns: the trace left is small enough, the limit, no decay, nothing above rounding left, or pivots were given;
-    mean_diagonal, of K.
+    mean_diagonal, of K; triangle T (k, k), lower, with F^T = T^-1 K_p,: for any row, eq. (M-115).
     """
 
     factor: Tensor
@@ -46,6 +47,7 @@ class PartialCholesky:
     left: Tensor
     mean_diagonal: float
     ended: EndReason
+    triangle: Tensor
 
     @property
     def rank(self) -> int:
@@ -113,6 +115,7 @@ class _Growing:
         self.mean = float(self.left.mean()) if system.count else 0.0
         self.floor = system.count * EPS * self.largest  # of a diagonal entry that is more than rounding
         self.pivots: list[Tensor] = []
+        self.corners: list[Tensor] = []  # the rows of T, of each block of pivots
         self.rank = 0
 
     @property
@@ -161,12 +164,19 @@ class _Growing:
         self.left.sub_(added.square().sum(0)).clamp_min_(0.0)
         self.left[index] = 0.0
         self.pivots.append(index)
+        self.corners.append(torch.cat([known[:, index].mT, lower], dim=1))
         self.rank += len(index)
 
     def finished(self, ended: EndReason) -> PartialCholesky:
         none = torch.empty(0, dtype=torch.int64, device=self.left.device)
         pivots = torch.cat([none, *self.pivots])
-        return PartialCholesky(self.rows[: self.rank].mT, pivots, self.left, self.mean, ended)
+        triangle = torch.zeros(self.rank, self.rank, dtype=F64, device=self.left.device)
+        place = 0
+        for corner in self.corners:
+            height, width = corner.shape
+            triangle[place : place + height, :width] = corner
+            place += height
+        return PartialCholesky(self.rows[: self.rank].mT, pivots, self.left, self.mean, ended, triangle)
 
 
 class LowRank(Preconditioner):
@@ -181,16 +191,20 @@ class LowRank(Preconditioner):
 
     Args:
         partial: F; noise (n,), float64.
-    Fields: rank; trace, of K - F F^T; slack; noise, D.
+    Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; triangle, left, mean_diagonal as in
+    PartialCholesky.
     Cost: 4 n k^2 flops and two more n x k buffers while it is made, one kept; a half solve 4 n k t flops, or 8 n k t
         where digits would be lost.
     """
 
     exact = True
+    _basis: "Tensor | CarriedBasis"
 
     def __init__(self, partial: PartialCholesky, noise: Tensor) -> None:
         self.rank, self.trace = partial.rank, partial.trace
-        self._take(partial, noise)
+        self.pivots, self.triangle, self.left = partial.pivots, partial.triangle, partial.left
+        self.mean_diagonal = partial.mean_diagonal
+        self._take(noise)
         self._basis, self._inner = torch.linalg.qr(partial.factor / self._deviation)
         self._rotation, self._singular, _ = torch.linalg.svd(self._inner)
         self._stretched()
@@ -199,7 +213,7 @@ class LowRank(Preconditioner):
         """The same F, which is not kept, with another D: where both are multiples of the identity, Q and the directions
         of R stay, and nothing is decomposed again."""
         other = copy.copy(self)
-        other._take(partial, noise)
+        other._take(noise)
         if not (_uniform(self.noise) and _uniform(other.noise)):
             return LowRank(partial, noise)
         ratio = self._deviation[:1, 0] / other._deviation[:1, 0] if len(noise) else 1.0
@@ -207,17 +221,46 @@ class LowRank(Preconditioner):
         other._stretched()
         return other
 
-    def _take(self, partial: PartialCholesky, noise: Tensor) -> None:
-        n = len(noise)
-        smallest = max(n * EPS * partial.mean_diagonal, torch.finfo(F64).tiny)
-        self.noise = torch.where(noise >= smallest, noise, max(smallest, self.trace / max(n, 1)))
-        self.slack = float((self.noise / noise).max()) if n else 1.0
+    def _take(self, noise: Tensor) -> None:
+        self._take_floored(noise, self.floored(noise, len(noise)))
+
+    def _take_floored(self, noise: Tensor, floored: Tensor) -> None:
+        self.noise = floored
+        self.slack = float((self.noise / noise).max()) if len(noise) else 1.0
         self._deviation = self.noise.sqrt().unsqueeze(-1)
+
+    def floored(self, noise: Tensor, n: int) -> Tensor:
+        """D of some of n rows."""
+        smallest = max(n * EPS * self.mean_diagonal, torch.finfo(F64).tiny)
+        return torch.where(noise >= smallest, noise, max(smallest, self.trace / max(n, 1)))
 
     def _stretched(self) -> None:
         self._stretch = 1.0 + self._singular.square()
         largest = float(self._stretch.max()) if self.rank else 1.0
         self._twice = largest * EPS > LOST
+
+    @property
+    def basis(self) -> CarriedBasis:
+        """Q of D^-1/2 F = Q R, (n, r)."""
+        return CarriedBasis.of(self._basis)
+
+    @property
+    def inner(self) -> Tensor:
+        """R, (r, k)."""
+        return self._inner
+
+    def moved(
+        self, basis: CarriedBasis, inner: Tensor, triangle: Tensor, left: Tensor, noise: Tensor, floored: Tensor
+    ) -> "LowRank":
+        """The same for other rows, of which everything is known; the pivots may be none of them, so none are named."""
+        other = copy.copy(self)
+        other.rank, other.trace, other.left, other.triangle = inner.shape[1], float(left.sum()), left, triangle
+        other.pivots = self.pivots[:0]
+        other._take_floored(noise, floored)
+        other._basis, other._inner = basis, inner
+        other._rotation, other._singular, _ = torch.linalg.svd(inner, full_matrices=False)
+        other._stretched()
+        return other
 
     def solve(self, v: Tensor) -> Tensor:
         """P^-1 v for v (n, t), float64."""

@@ -205,12 +205,13 @@ class PanelFactor:
 
     # -- growing ----------------------------------------------------------------------------------------------------
     def bordered(
-        self, cross: Tensor, corner: Tensor, workspace: Workspace | None = None
+        self, cross: Tensor, corner: Tensor, workspace: Workspace | None = None, *, least: Tensor | None = None
     ) -> tuple["PanelFactor", Tensor, Tensor]:
         """The factor of [[K, K_on], [K_no, K_nn]], eq. (M-111).
 
         Args:
             cross: K_no, (k, n); corner: K_nn with noise and jitter, (k, k).
+            least: pivots of the new rows, (k,), that count as positive; None for more than rounding.
         Returns: the factor, S^T (k, n) and C (k, k).
         Raises: NotPositiveDefiniteError for rows that those before them determine up to rounding, with their number in
             `indices`; this factor stays as it is in any case.
@@ -220,7 +221,7 @@ class PanelFactor:
         n, k = self.count, corner.shape[-1]
         half = self.solve_rows_(cross.to(self.dtype).clone(memory_format=torch.contiguous_format), transposed=False)
         schur = corner - half @ half.mT
-        rounding = PIVOT * (n + k) * torch.finfo(self.dtype).eps * corner.diagonal()
+        rounding = PIVOT * (n + k) * torch.finfo(self.dtype).eps * corner.diagonal() if least is None else least
         lower, info = torch.linalg.cholesky_ex(schur)
         pivots = lower.diagonal().square()
         if int(info) or not bool((pivots > rounding).all()):

@@ -3,7 +3,7 @@
 torch solves with a triangle only if it lies in memory without gaps; of a view it makes an n x n copy, which costs many
 times the solve. BLAS and LAPACK take the length of a row as an argument. On the CPU they are called through the
 pointers that SciPy exports for this (`scipy.linalg.cython_blas`, `cython_lapack`): no copy, no compiler, the
-interpreter lock released. Elsewhere, and for other dtypes, torch does the same with its copies.
+interpreter lock released. Elsewhere torch does the same with its copies.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ from flashgp.solvers.rotations import rotations
 __all__ = ["made_ready", "solve_triangle_", "update_triangle"]
 
 F64 = torch.float64
+PREFIX = {torch.float64: "d", torch.float32: "s"}  # of a routine's name
 REFLECTORS = 8  # of one block: measured best for updates by one to a few columns (docs/decisions/0014)
 MANY_REFLECTORS = 32  # from MANY columns on, where the products inside fill the processor
 MANY = 16
@@ -40,12 +41,12 @@ def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
     """X <- X L^-T, or X L^-1 where `transposed`: each row of X is a right-hand side of L or of L^T, overwritten.
 
     Args: lower (c, c), of which the lower triangle is read; rhs (t, c), its rows without gaps between entries.
-    Cost: c^2 t flops, no memory on the CPU in float64.
+    Cost: c^2 t flops, no memory on the CPU.
     """
     c, t = lower.shape[-1], rhs.shape[0]
     if not c or not t:
         return
-    routine = _routine("dtrsv" if t == 1 else "dtrsm", lower, rhs)
+    routine = _routine("trsv" if t == 1 else "trsm", lower, rhs)
     place = _place(lower)
     if routine is None or place is None:
         triangle = lower.tril()
@@ -59,7 +60,8 @@ def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
         step = ctypes.c_int(1)
         routine(uplo, trans, b"N", _at(size), lower.data_ptr(), _at(leading), rhs.data_ptr(), _at(step))
         return
-    count, own, one = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0))), ctypes.c_double(1.0)
+    count, own = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0)))
+    one = ctypes.c_double(1.0) if rhs.dtype == F64 else ctypes.c_float(1.0)
     routine(
         b"L", uplo, trans, b"N", _at(size), _at(count), _at(one), lower.data_ptr(), _at(leading), rhs.data_ptr(),
         _at(own),
@@ -80,8 +82,8 @@ def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: b
     Source: Golub & Van Loan (2013), section 6.5.4; LAPACK's dtpqrt.
     """
     c, k = columns.shape
-    routine = _routine("dtpqrt", source, out, columns)
-    if routine is not None and compiled and 0 < k <= FEW and c:
+    routine = _routine("tpqrt", source, out, columns)
+    if routine is not None and compiled and 0 < k <= FEW and c and out.dtype == F64:
         rotate = rotations.update(c)
         if rotate is not None:
             turns = torch.empty(2, c, dtype=F64).numpy()
@@ -110,7 +112,7 @@ def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: b
 def _reflect(routine: Any, out: Tensor, length: int, columns: Tensor) -> None:
     c, k = columns.shape
     block = min(c, MANY_REFLECTORS if k >= MANY else REFLECTORS)
-    work = torch.empty(2, block, c, dtype=F64)
+    work = torch.empty(2, block, c, dtype=out.dtype)
     rows, cols, none, size = ctypes.c_int(k), ctypes.c_int(c), ctypes.c_int(0), ctypes.c_int(block)
     leading, info = ctypes.c_int(length), ctypes.c_int(0)
     routine(
@@ -132,9 +134,10 @@ def _place(matrix: Tensor) -> tuple[bool, int] | None:
 
 def _routine(name: str, *tensors: Tensor) -> Any:
     """The routine where it may read and write all of these; None elsewhere."""
-    if any(t.device.type != "cpu" or t.dtype != F64 for t in tensors):
+    prefix = PREFIX.get(tensors[0].dtype)
+    if prefix is None or any(t.device.type != "cpu" or t.dtype != tensors[0].dtype for t in tensors):
         return None
-    return _routines().get(name)
+    return _routines().get(prefix + name)
 
 
 _at = ctypes.addressof
@@ -148,14 +151,11 @@ def _routines() -> dict[str, Any]:
     from scipy.linalg import cython_blas, cython_lapack
 
     found = {}
-    for module, name, arguments in (
-        (cython_blas, "dtrsv", 8),
-        (cython_blas, "dtrsm", 11),
-        (cython_lapack, "dtpqrt", 12),
-    ):
-        address = _exported(module, name, arguments)
-        if address is not None:
-            found[name] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
+    for module, name, arguments in ((cython_blas, "trsv", 8), (cython_blas, "trsm", 11), (cython_lapack, "tpqrt", 12)):
+        for prefix in PREFIX.values():
+            address = _exported(module, prefix + name, arguments)
+            if address is not None:
+                found[prefix + name] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
     return found
 
 
@@ -169,7 +169,7 @@ def _exported(module: Any, name: str, arguments: int) -> int | None:
     signature = named(capsule)
     kinds = signature.decode().partition("(")[2].rstrip(")").split(",")
     if len(kinds) != arguments or any(
-        not (kind.strip() in ("int *", "char *") or kind.strip().endswith("_d *")) for kind in kinds
+        not (kind.strip() in ("int *", "char *") or kind.strip().endswith(f"_{name[0]} *")) for kind in kinds
     ):
         return None
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

@@ -1,0 +1,315 @@
+"""Learning online without a float64 factor equals conditioning on the same rows, to the tolerance of conditioning."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError
+from flashgp.inference import online_solves
+from flashgp.operators.stored import StoredTiles
+from flashgp.solvers.alternating_projections import PreparedProjections
+from flashgp.solvers.contract import Limits
+from flashgp.solvers.low_rank import LowRank
+from inference.plain_gp import data, model
+
+F64 = torch.float64
+Posterior = Any
+TOLERANCE = 1e-5  # standard deviations of an observation
+ROUTES = {
+    "stored": ("stored", "cg"),
+    "recomputed": ("recomputed", "cg"),
+    "projections": ("recomputed", "alternating_projections"),
+    "stored projections": ("stored", "alternating_projections"),
+    "refined": ("refined", "cholesky"),
+}
+
+
+def conditioned(gp: fgp.GP, x: Tensor, y: Tensor, way: str, **options: Any) -> Posterior:
+    route, solver = ROUTES[way]
+    distinct = len(torch.unique(x, dim=0))
+    plan = fgp.plan(gp, n=len(x), d=x.shape[1], distinct=distinct, route=route, solver=solver)
+    return gp.condition(x, y, plan=plan, **({"tolerance": TOLERANCE} | options))
+
+
+def agree(post: Posterior, gp: fgp.GP | None = None) -> None:
+    """All that a posterior answers, against a float64 factor of the same rows."""
+    wanted = (post.gp if gp is None else gp).condition(post.x, post.y, dtype=F64)
+    at = post.x[:1] + torch.linspace(0.05, 0.9, 7, dtype=F64)[:, None]
+    noise = float(post.noise.min()) ** 0.5
+    assert post.report.error_bound <= 1.001 * TOLERANCE * noise
+    p, q = post.predict(at), wanted.predict(at)
+    assert float((p.mean - q.mean).abs().max()) <= post.report.error_bound
+    short = (p.variance - q.variance) / q.variance
+    assert float(short.min()) > -1e-6
+    assert float(short.max()) <= 0.011, "too large by a hundredth at most, M-101"
+    value, truth = float(post.log_marginal_likelihood()), float(wanted.log_marginal_likelihood())
+    error = post.report.standard_error
+    assert abs(value - truth) <= (1e-4 * abs(truth) if error is None else 5.0 * error + 1e-4)
+    if post.factor is not None:
+        a, b = post.leave_one_out(), wanted.leave_one_out()
+        assert float((a.mean - b.mean).abs().max()) < 1e-3 * noise
+        assert float((a.variance / b.variance - 1.0).abs().max()) < 1e-3
+    else:
+        with pytest.raises(DomainError, match="`leave_one_out` needs a factor"):
+            post.leave_one_out()
+
+
+UPDATES: dict[str, Callable[[Posterior, Tensor, Tensor], Posterior]] = {
+    "append one": lambda post, x, y: post.append(x[:1], y[:1]),
+    "append sixteen": lambda post, x, y: post.append(x[:16], y[:16]),
+    "drop the first": lambda post, x, y: post.drop([0]),
+    "drop some": lambda post, x, y: post.drop([3, 50, 51, 52, 149]),
+    "slide": lambda post, x, y: post.slide(x[:5], y[:5]),
+    "replace": lambda post, x, y: post.replace([140, 7], x[:2], y[:2]),
+}
+
+
+@pytest.mark.parametrize("way", ROUTES)
+@pytest.mark.parametrize("kind", UPDATES)
+def test_updates_equal_conditioning(way: str, kind: str) -> None:
+    x, y = data(180)
+    post = conditioned(model(), x[:150], y[:150], way)
+    before = post.predict(x[150:]).mean
+    found = UPDATES[kind](post, x[150:], y[150:])
+    agree(found)
+    assert found.report.iterations is not None
+    assert found.report.seconds > 0.0
+    (line,) = [event for event in found.report.events if "since conditioning" in event]
+    assert line.startswith("online: ")
+    assert f"made anew never; this update {found.report.iterations} iteration" in line
+    assert f"the mean within {found.report.error_bound:.1e}" in line
+    assert (found.factor is None) == (way != "refined")
+    assert torch.equal(post.predict(x[150:]).mean, before), "older posteriors stay as they were"
+    assert (post.count, post.learned.appended, post.learned.dropped) == (150, 0, 0)
+
+
+@pytest.mark.parametrize("way", ROUTES)
+def test_a_sequence_of_updates(way: str) -> None:
+    x, y = data(260, 3)
+    x[200:] += 1.5  # some of what comes lies where no pivot is
+    gp = fgp.GP(1.3 * fgp.kernels.Matern(1.5, torch.tensor([0.8, 1.0, 1.5])), fgp.means.Linear(torch.ones(3), 0.2))
+    post = conditioned(gp, x[:120], y[:120], way)
+    rows = list(range(120))
+    for start in range(120, 240, 6):
+        new = list(range(start, start + 6))
+        if start % 4 == 0:
+            post, rows = post.slide(x[new], y[new]), rows[6:] + new
+        else:
+            gone = [5, 17, 18]
+            post, rows = post.append(x[new], y[new]).drop(gone), [r for i, r in enumerate(rows + new) if i not in gone]
+    assert torch.equal(post.x, x[rows])
+    agree(post)
+    events = [event for event in post.report.events if event.startswith("online: ")]
+    assert sum("since conditioning" in event for event in events) == 1, "each update replaces the lines of the last"
+    assert sum("passes over the pairs" in event for event in events) == 1
+
+
+@pytest.mark.parametrize("way", ["stored", "recomputed", "refined", "projections"])
+def test_noise_of_each_row_and_several_outputs(way: str) -> None:
+    x, y = data(140)
+    variance, weight = torch.linspace(0.05, 0.5, 140, dtype=F64), torch.linspace(1.0, 3.0, 140, dtype=F64)
+    targets = torch.stack([y, y.square(), -y], -1)
+
+    def gp(rows: list[int]) -> fgp.GP:
+        own = fgp.likelihoods.Gaussian(0.1, row_variance=variance[rows], row_weight=weight[rows])
+        return fgp.GP(fgp.kernels.RBF(), fgp.means.Constant(torch.tensor([0.1, 0.2, 0.3]), outputs=3), own, outputs=3)
+
+    first = list(range(120))
+    post = conditioned(gp(first), x[first], targets[first], way)
+    post = post.append(x[120:], targets[120:], row_variance=variance[120:], row_weight=weight[120:]).drop([4, 100])
+    agree(post, gp([i for i in range(140) if i not in (4, 100)]))
+
+
+def repeated() -> tuple[Tensor, Tensor]:
+    x, y = data(120)
+    x[80:85], x[85:88] = x[3], x[7]
+    return x, y
+
+
+@pytest.mark.parametrize("way", ["stored", "recomputed", "refined", "projections"])
+@pytest.mark.parametrize("gone", [[3], [81, 82], [3, 80, 81, 82, 83, 84], [0, 7, 119]], ids=str)
+def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
+    """The noise of the others' mean grows, M-86 to M-88: a row that is another one to what was carried over."""
+    x, y = repeated()
+    post = conditioned(model(), x, y, way)
+    assert post.distinct == 112
+    found = post.drop(gone)
+    agree(found)
+    ready = found.solves.methods[0].ready
+    if isinstance(ready, PreparedProjections):
+        parts = zip(ready.blocks, ready.factors, strict=True)
+        noise = torch.cat([(factor.lower.square().sum(1) - found.solves.system.diagonal()[b]) for b, factor in parts])
+        assert torch.allclose(noise, found.noise, atol=1e-12)
+    elif isinstance(ready.preconditioner, LowRank):
+        assert torch.equal(ready.preconditioner.noise, found.noise)
+    else:
+        lower = ready.preconditioner.lower
+        assert torch.allclose(lower.square().sum(1) - found.solves.system.diagonal(), found.noise, atol=1e-5)
+    agree(post.append(x[3:4], y[5:6]).drop(gone))
+
+
+@pytest.mark.parametrize("way", ["stored", "recomputed", "refined"])
+def test_what_no_longer_fits_is_prepared_anew(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More iterations than a solve that was prepared for its rows: it goes on, prepared anew, and says so."""
+    monkeypatch.setattr(online_solves, "LEAST_LIMIT", 0)
+    monkeypatch.setattr(online_solves, "CLEARLY_MORE", 1e-9)
+    x, y = data(180)
+    post = conditioned(model(), x[:150], y[:150], way).append(x[150:166], y[150:166])
+    agree(post)
+    assert post.learned.refactorised == 1
+    said = "; ".join(post.report.events)
+    if way != "refined":
+        assert "the preconditioner no longer fits, 1 iterations after" in said
+    assert "made anew 1 time" in said
+    monkeypatch.undo()
+    again = post.append(x[166:], y[166:])
+    agree(again)
+    assert again.learned.refactorised == 1
+
+
+def test_stored_tiles_are_shared_until_many_rows_are_foreign() -> None:
+    x, y = data(400)
+    post = conditioned(model(), x[:320], y[:320], "stored")
+    few = post.append(x[320:330], y[320:330])
+    assert few.solves.system._tiles.tiles is post.solves.system._tiles
+    many = few.append(x[330:370], y[330:370])
+    assert isinstance(many.solves.system._tiles, StoredTiles)
+    assert any("the stored tiles made anew" in event for event in many.report.events)
+    agree(many)
+    agree(few)
+
+
+def test_tiles_that_do_not_fit_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data(200)
+    post = conditioned(model(), x[:150], y[:150], "stored")
+    monkeypatch.setattr(online_solves, "available_bytes", lambda device: 100)
+    found = post.append(x[150:], y[150:])
+    assert not found.solves.system.stored
+    assert any("with 100 B free: they are recomputed in every product" in event for event in found.report.events)
+    agree(found)
+
+
+def test_the_tolerance_goes_on(tmp_path: Path) -> None:
+    x, y = data(180)
+    post = conditioned(model(), x[:150], y[:150], "recomputed", tolerance=0.03)
+    found = post.append(x[150:], y[150:])
+    noise = float(post.noise.min()) ** 0.5
+    assert 1e-3 * TOLERANCE < found.report.error_bound / noise <= 0.03
+    fgp.save(post, tmp_path / "m.safetensors")
+    assert fgp.load(tmp_path / "m.safetensors").choice.tolerance == 0.03
+
+
+@pytest.mark.parametrize("way", ["stored", "projections", "refined"])
+def test_loaded_posteriors_learn(way: str, tmp_path: Path) -> None:
+    x, y = data(180)
+    for post in (
+        conditioned(model(), x[:150], y[:150], way),
+        conditioned(model(), x[:150], y[:150], way).append(x[150:160], y[150:160]).drop([0, 9]),
+    ):
+        fgp.save(post, tmp_path / "m.safetensors")
+        loaded = fgp.load(tmp_path / "m.safetensors").append(x[160:], y[160:])
+        agree(loaded)
+        assert loaded.learned.appended == post.learned.appended + 20
+
+
+@pytest.mark.parametrize("way", ["recomputed", "refined"])
+def test_a_stream(way: str) -> None:
+    x, y = data(180)
+    stream = fgp.Stream(conditioned(model(), x[:150], y[:150], way), window=155)
+    steps = list(stream.consume(zip(x[150:], y[150:], strict=True)))
+    assert [step.count for step in steps][-1] == stream.posterior.count == 155
+    assert torch.equal(stream.posterior.x, x[25:])
+    agree(stream.posterior)
+
+
+@pytest.mark.parametrize("way", ["stored", "projections", "refined"])
+def test_wrong_rows_leave_the_posterior_as_it_is(way: str) -> None:
+    x, y = data(100)
+    post = conditioned(model(), x[:90], y[:90], way)
+    before, nan = post.representer_weights.clone(), torch.full((1, 2), torch.nan, dtype=F64)
+    for update in (post.append, post.slide, lambda *rows: post.replace([0], *rows)):
+        with pytest.raises(DomainError, match="`x` must be finite, got NaN"):
+            update(nan, y[:1])
+        with pytest.raises(DomainError, match="`y` must be finite"):
+            update(x[:1], nan[0, :1])
+    assert torch.equal(post.representer_weights, before)
+    agree(post.append(x[90:], y[90:]))
+
+
+def test_a_duplicate_without_noise_is_refused() -> None:
+    x, y = data(60)
+    variance = torch.full((60,), 0.1, dtype=F64)
+    variance[3] = 0.0
+    gp = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(None, row_variance=variance))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FlashGPWarning)  # without noise somewhere no bound is known
+        post = gp.condition(x, y, solver="cg")
+        for rows in (x[3:4], torch.cat([x[16:17] + 0.5, x[16:17] + 0.5])):
+            with pytest.raises(NotPositiveDefiniteError, match="repeats another one without noise"):
+                post.append(rows, y[: len(rows)], row_variance=torch.zeros(len(rows), dtype=F64))
+        found = post.append(x[5:6], y[5:6], row_variance=torch.zeros(1, dtype=F64))
+    assert abs(float(found.predict(x[5:6]).mean) - float(y[5])) < 1e-6
+
+
+@pytest.mark.parametrize("way", ["recomputed", "refined"])
+def test_nothing_left_is_the_prior_and_all_rows_may_be_replaced(way: str) -> None:
+    x, y = data(120)
+    post = conditioned(model(), x[:60], y[:60], way)
+    assert post.drop(range(60)).count == 0
+    other = post.slide(x[60:], y[60:])
+    agree(other)
+    assert other.report.route == ("refined" if way == "refined" else other.report.route)
+    assert (other.learned.appended, other.learned.dropped) == (60, 60)
+
+
+def test_a_warm_start_takes_fewer_iterations() -> None:
+    x, y = data(600, 3)
+    gp = fgp.GP(fgp.kernels.Matern(1.5, torch.full((3,), 0.5)), likelihood=fgp.likelihoods.Gaussian(0.01))
+    post = conditioned(gp, x[:590], y[:590], "recomputed")
+    found, fresh = post.append(x[590:591], y[590:591]), conditioned(gp, x[:591], y[:591], "recomputed")
+    assert found.report.iterations < fresh.report.iterations
+
+
+def test_the_method_that_got_there_goes_first() -> None:
+    """Projections that stagnated while conditioning are not tried again in every update."""
+    x, y = data(150)
+    post = conditioned(model(), x[:140], y[:140], "projections")
+    post.solves.finished_by = "conjugate gradients"
+    found = post.append(x[140:], y[140:])
+    agree(found)
+    assert found.solves.methods[0].name == "conjugate gradients"
+    kept = conditioned(model(), x[:140], y[:140], "projections").append(x[140:], y[140:])
+    assert isinstance(kept.solves.methods[0].prepare(kept.solves.system), PreparedProjections)
+
+
+def test_float64_factor_is_what_answers_alone() -> None:
+    x, y = data(40)
+    exact = model().condition(x, y)
+    assert exact.float64_factor is exact.factor is not None
+    assert conditioned(model(), x, y, "refined").float64_factor is None
+    assert conditioned(model(), x, y, "recomputed").float64_factor is None
+    assert exact.drop(range(40)).float64_factor is None
+
+
+def test_an_unreachable_tolerance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data(150)
+    post = conditioned(model(), x[:140], y[:140], "recomputed")
+    solve = online_solves.Solves.solve
+
+    def short(self: Any, rhs: Tensor, goal: Any, **options: Any) -> Any:
+        found = solve(self, rhs, goal, **(options | {"limits": Limits(iterations=0)}))
+        return dataclasses.replace(found, stopped="stagnated")
+
+    monkeypatch.setattr(online_solves.Solves, "solve", short)
+    monkeypatch.setattr(online_solves, "LEAST_LIMIT", 1)
+    monkeypatch.setattr(online_solves, "CLEARLY_MORE", 1e-9)
+    with pytest.warns(FlashGPWarning, match="beyond the solvers"):
+        found = post.append(x[140:], y[140:])
+    assert found.report.error_bound > TOLERANCE * float(post.noise.min()) ** 0.5
