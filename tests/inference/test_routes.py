@@ -432,6 +432,22 @@ def test_likelihood_without_a_factor(solver: str, monkeypatch: pytest.MonkeyPatc
     assert len([event for event in found.report.events if "Lanczos steps" in event]) == 1
 
 
+def test_the_rounding_of_a_float32_factor_is_estimated_in_the_likelihood() -> None:
+    """Eq. (M-99) with the factor as P: a standard error covers what a float32 log determinant is off by."""
+    x, y, _ = data(300)
+    gp = model(noise=1e-4)
+    exact = float(gp.condition(x, y).log_marginal_likelihood())
+    found = by(gp, x, y, "refined")
+    assert found.factor is not None
+    n, z = len(y), found.representer_weights * found.residual
+    of_the_factor = -0.5 * float(z.sum() + found.factor.log_determinant + n * math.log(2.0 * math.pi))
+    value = float(found.log_marginal_likelihood())
+    assert abs(of_the_factor - exact) > 1e-4, "float32 rounding shows"
+    assert found.report.standard_error is not None
+    assert 0.0 < found.report.standard_error < 0.01
+    assert abs(value - exact) <= 4.0 * found.report.standard_error + 1e-9 * abs(exact)
+
+
 @pytest.mark.parametrize("route", ["stored", "recomputed"])
 def test_a_likelihood_of_unfinished_weights_says_so(route: str) -> None:
     """What is missing of r^T K^-1 r is no standard error of the log determinant."""

@@ -58,3 +58,9 @@ def test_given_pivots_make_the_factor_a_function_of_the_matrix() -> None:
     factor = HeadedCholesky(pivots=pivots).prepare(smooth(150, 1e-2)).preconditioner
     assert isinstance(factor, HeadedFactor)
     assert torch.equal(factor.pivots, pivots)
+
+
+def test_its_determinant_is_that_of_the_matrix() -> None:
+    system = DenseSystem(matern(points(150, 2), 0.5), 1e-3)
+    factor = HeadedCholesky(rank=50).prepare(system).preconditioner
+    assert factor.log_determinant == pytest.approx(float(torch.logdet(system.A)), rel=1e-6)

@@ -355,14 +355,15 @@ class Posterior:
     def log_marginal_likelihood(self) -> Tensor:
         """log p(y | x) of eqs. (M-33) and (M-87), (*batch,), nats.
 
-        From the stored factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to
+        From the float64 factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to
         `report.standard_error`; what weights whose solve ended early may add is an event and a warning. Cost: O(n);
-        without a factor some tens of passes over the pairs in float64, once.
+        without a factor some tens of passes over the pairs in float64, once; with a float32 factor, whose rounding is
+        all that is left to estimate, a few.
         """
         if not self.count:
             return torch.zeros(self.batch_shape, dtype=torch.float64, device=self.x.device)
         n, p = self.residual.shape[-2:]
-        if self.factor is not None:
+        if self.factor is not None and self.solves is None:
             z = self.whitened
             product = self.residual * self.representer_weights if z is None else z.square()
             fit = product.sum((-2, -1))

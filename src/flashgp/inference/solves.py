@@ -34,7 +34,6 @@ from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConj
 from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, System
 from flashgp.solvers.fallback import NEXT, solve_in_turn
 from flashgp.solvers.lanczos import LogDeterminant, log_determinant
-from flashgp.solvers.low_rank import LowRank
 
 __all__ = [
     "Kept",
@@ -188,13 +187,16 @@ class Solves:
             own.peak_bytes, own.budget_bytes = max(peak, own.peak_bytes), budget
 
     def log_determinant(self) -> LogDeterminant:
-        """log|A|, eq. (M-99), with the preconditioner of conjugate gradients, prepared if it is not yet."""
-        (method,) = (one for one in self.methods if isinstance(one.solver, ConjugateGradients))
-        ready = method.prepare(self.system, seed=self.seed)
-        assert isinstance(ready, PreparedConjugateGradients)
-        assert isinstance(ready.preconditioner, LowRank)
+        """log|A|, eq. (M-99), with the factor, or the preconditioner of conjugate gradients, prepared if it is not."""
+        ready = (one.prepare(self.system, seed=self.seed) for one in self.methods if _has_preconditioner(one))
+        method = next(ready)
+        assert isinstance(method, PreparedConjugateGradients)
         # Probes have a stream of their own: the pivots were drawn from that of the seed itself.
-        return log_determinant(self.system, ready.preconditioner, seed=self.seed + PROBE_SEED)
+        return log_determinant(self.system, method.preconditioner, seed=self.seed + PROBE_SEED)
+
+
+def _has_preconditioner(method: Kept) -> bool:
+    return isinstance(method.solver, ConjugateGradients) or isinstance(method.ready, PreparedConjugateGradients)
 
 
 def methods_of(plan: Plan | None) -> list[Kept]:

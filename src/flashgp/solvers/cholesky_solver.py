@@ -81,6 +81,11 @@ class CholeskyPreconditioner(Preconditioner):
         trace = float((system.diagonal() + system.noise).sum())
         self.slack = math.inf if reflected else rounding_slack(system, trace, factor.dtype, self.jitter)
 
+    @property
+    def log_determinant(self) -> float:
+        """log |L L^T|, the jitter included."""
+        return float(self.factor.log_determinant)
+
     def half_solve(self, v: Tensor) -> Tensor:
         return _scaled(self.factor.half_solve, v, self.factor.dtype)
 

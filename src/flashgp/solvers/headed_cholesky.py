@@ -90,6 +90,11 @@ class HeadedFactor(Preconditioner):
             remainder[start:stop, start:] = panel
         return remainder
 
+    @property
+    def log_determinant(self) -> float:
+        """log |L L^T|, the jitter included."""
+        return 2.0 * float(self.head.diagonal().log().sum()) + float(self.tail.log_determinant)
+
     def half_solve(self, v: Tensor) -> Tensor:
         first = torch.linalg.solve_triangular(self.head, v[self.pivots], upper=False)
         out = torch.empty_like(v)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp.solvers.contract import System, check_residual
-from flashgp.solvers.low_rank import LowRank
+from flashgp.solvers.preconditioner import Preconditioner
 
 __all__ = ["LogDeterminant", "log_determinant"]
 
@@ -37,15 +37,15 @@ class LogDeterminant:
 
 
 def log_determinant(
-    system: System, preconditioner: LowRank, *, probes: int = PROBES, steps: int = STEPS, seed: int = 0
+    system: System, preconditioner: Preconditioner, *, probes: int = PROBES, steps: int = STEPS, seed: int = 0
 ) -> LogDeterminant:
     """log|A| = log|P| + E z^T log(L^-1 A L^-T) z with P = L L^T and random signs z, eq. (M-99).
 
     Args:
         probes: independent z, at least 2; steps: of Lanczos at most; it ends once a step changes the estimates by
-            less than SETTLED of their standard error.
+            less than SETTLED of their standard error. With a factor of A in float32 as P little is left to estimate.
     Raises: ConvergenceError as soon as a number that is not finite appears.
-    Cost: one float64 pass, 4 n k probes flops for the preconditioner and 4 n probes steps flops per step;
+    Cost: one float64 pass, two half solves, and 4 n probes steps flops per step;
         8 n probes steps bytes, counted as the steps come.
     """
     n = system.count

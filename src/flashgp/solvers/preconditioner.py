@@ -21,6 +21,11 @@ class Preconditioner(ABC):
     slack: float
     exact: bool
 
+    @property
+    @abstractmethod
+    def log_determinant(self) -> float:
+        """log |P|."""
+
     @abstractmethod
     def half_solve(self, v: Tensor) -> Tensor:
         """L^-1 v for v (n, t), float64."""
