@@ -18,9 +18,7 @@ __all__ = ["MOST_RANK_GROWTH", "carried"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
-LITTLE_KNOWN = (
-    4.0  # times what the pivots leave of a row on average: beyond, a row is an outlying eigenvalue of its own
-)
+LITTLE_KNOWN = 4.0  # times what the pivots leave of a row on average: beyond, it is an outlying eigenvalue of its own
 MOST_RANK_GROWTH = 1.25  # of the columns that the preconditioner was made with
 LOST_DIRECTION = 1e-8  # the share of a column of Q in the rows that stay, below which rounding is what would be scaled
 SHIFT = 10.0  # times b eps max diag(K), of a block of new pivots
