@@ -269,7 +269,8 @@ def _changed(
     corner.diagonal().add_(table.noise[staying:])
     factor, half, lower = factor.bordered(block[:, :staying], corner, workspace)
     more = table.residual[staying:] - half @ whitened
-    return factor, torch.cat([whitened, torch.linalg.solve_triangular(lower, more, upper=False)])
+    more = more / lower if len(lower) == 1 else torch.linalg.solve_triangular(lower, more, upper=False)
+    return factor, torch.cat([whitened, more])
 
 
 def _prior_of(gp: GP, n: int, kept: Tensor | None, new: _New | None) -> GP:

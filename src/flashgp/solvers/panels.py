@@ -9,6 +9,7 @@ gets a copy of the last panel. The factor that conditioning made is the first pa
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -220,20 +221,9 @@ class PanelFactor:
         """
         n, k = self.count, corner.shape[-1]
         half = self.solve_rows_(cross.to(self.dtype).clone(memory_format=torch.contiguous_format), transposed=False)
-        schur = corner - half @ half.mT
-        rounding = PIVOT * (n + k) * torch.finfo(self.dtype).eps * corner.diagonal() if least is None else least
-        lower, info = torch.linalg.cholesky_ex(schur)
-        pivots = lower.diagonal().square()
-        if int(info) or not bool((pivots > rounding).all()):
-            row = int(info) - 1 if int(info) else int((pivots <= rounding).nonzero()[0])
-            pivot = float(schur[row, row] if int(info) else pivots[row])
-            raise NotPositiveDefiniteError(
-                f"the covariance matrix with the new rows must be positive definite, but what the rows before leave of "
-                f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them without noise. Give it noise "
-                "(noise_variance, row_variance=), or leave it out",
-                smallest_pivot=pivot,
-                indices=[(row,)],
-            )
+        if least is None:
+            least = PIVOT * (n + k) * torch.finfo(self.dtype).eps * corner.diagonal()
+        lower = _corner_factor(half, corner, least)
         panels, rows = self._with_room(k, workspace or Workspace())
         rows[:, :n] = half
         rows[:, n:] = lower
@@ -327,6 +317,29 @@ class PanelFactor:
         update_triangle(source, changed, columns, compiled=compiled)
         panel = _Panel(rows, start, _Memory(numbers, m - start, self._pool))
         return self._with([*before, panel])
+
+
+def _corner_factor(half: Tensor, corner: Tensor, least: Tensor) -> Tensor:
+    """C with C C^T = K_nn - S^T S, for S^T (k, n). Raises: NotPositiveDefiniteError for a pivot not above `least`."""
+    if corner.shape[-1] == 1:  # one number: a dozen small operations less in every step of a stream
+        pivot, row = float(corner) - float(half[0].dot(half[0])), 0
+        if pivot > float(least):
+            return corner.new_full((1, 1), math.sqrt(pivot))
+    else:
+        schur = corner - half @ half.mT
+        lower, info = torch.linalg.cholesky_ex(schur)
+        pivots = lower.diagonal().square()
+        if not int(info) and bool((pivots > least).all()):
+            return lower
+        row = int(info) - 1 if int(info) else int((pivots <= least).nonzero()[0])
+        pivot = float(schur[row, row] if int(info) else pivots[row])
+    raise NotPositiveDefiniteError(
+        f"the covariance matrix with the new rows must be positive definite, but what the rows before leave of "
+        f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them without noise. Give it noise "
+        "(noise_variance, row_variance=), or leave it out",
+        smallest_pivot=pivot,
+        indices=[(row,)],
+    )
 
 
 def _runs(numbers: Tensor, place: int) -> list[tuple[int, int, int]]:
