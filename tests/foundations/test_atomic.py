@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,44 @@ def test_links_folders_and_permissions(way: str, tmp_path: Path) -> None:
         write_whole(tmp_path / "absent" / "file", b"")
     write_whole(tmp_path / ("n" * 200), b"a long name")
     assert len([*tmp_path.iterdir()]) == 3
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "\N{HIRAGANA LETTER A}" * 85], ids=["letters", "three bytes each"])
+def test_every_name_that_the_system_takes(way: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.touch()
+    write_whole(path, b"content")
+    assert path.read_bytes() == b"content"
+
+
+def test_a_system_that_links_no_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*paths: object, **options: object) -> None:
+        raise FileNotFoundError("made up")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_whole(tmp_path / "file", b"content" * 10**6, mode=0o600)
+    assert (tmp_path / "file").read_bytes() == b"content" * 10**6
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
+def test_a_folder_that_cannot_be_read(way: str) -> None:
+    """Writing and entering are enough, also for who is not root."""
+    me = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if me == 0:
+            os.chown(folder, 65534, -1)
+        folder.chmod(0o300)
+        try:
+            if me == 0:
+                os.seteuid(65534)
+            write_whole(folder / "file", b"content")
+            assert (folder / "file").read_bytes() == b"content"
+        finally:
+            os.seteuid(me)
+            folder.chmod(0o700)
 
 
 def test_an_error_while_renaming_leaves_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -35,7 +36,8 @@ def replacing(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator[Bi
     folder, base = os.path.split(final)
     if os.path.isdir(final):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
-    temporary = os.path.join(folder, f".{base[:100]}.{secrets.token_hex(8)}.tmp")
+    start = os.fsencode(base)[:100].decode(errors="ignore")  # names are limited in bytes, of which a letter has several
+    temporary = os.path.join(folder, f".{start}.{secrets.token_hex(8)}.tmp")
     nameless = _nameless(folder, mode)
     try:
         with _named(temporary, mode) if nameless is None else nameless as file:
@@ -43,7 +45,7 @@ def replacing(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator[Bi
             file.flush()
             os.fsync(file.fileno())
             if nameless is not None:
-                _give_name(file.fileno(), temporary)
+                _give_name(file, temporary, mode)
         os.replace(temporary, final)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -73,11 +75,21 @@ def _nameless(folder: str, mode: int) -> BinaryIO | None:
         raise
 
 
-def _give_name(descriptor: int, path: str) -> None:
-    """The name of a file that has none: the link in /proc is followed only if a folder is given by its descriptor."""
+def _give_name(file: BinaryIO, path: str, mode: int) -> None:
+    """The name of a file that has none, or a copy of it under that name where the system refuses to link it.
+
+    The link in /proc is followed only if a folder is given by its descriptor. Security modules may know no path for a
+    file without a name, and refuse.
+    """
     folder, base = os.path.split(path)
-    place = os.open(folder, os.O_RDONLY)
+    place = os.open(folder, os.O_PATH)  # a folder that may be written to need not be readable
     try:
-        os.link(f"/proc/self/fd/{descriptor}", base, dst_dir_fd=place, follow_symlinks=True)
+        os.link(f"/proc/self/fd/{file.fileno()}", base, dst_dir_fd=place, follow_symlinks=True)
+    except OSError:
+        file.seek(0)
+        with _named(path, mode) as named:
+            shutil.copyfileobj(file, named)
+            named.flush()
+            os.fsync(named.fileno())
     finally:
         os.close(place)
