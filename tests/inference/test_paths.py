@@ -286,3 +286,17 @@ def test_memory_is_announced_and_what_does_not_fit_refused(
         post.paths(1024, seed=0)
     assert caught.value.needed_bytes == report.predicted_bytes
     assert post.paths(256, seed=0).count == 256
+
+
+def test_what_fits_is_counted_in_functions_of_all_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data(30)
+    post = fgp.GP(K.RBF(0.7), outputs=2).condition(x, torch.stack([y, -y], dim=-1))
+    needed = post.paths(64, seed=0).report.predicted_bytes
+    monkeypatch.setattr(paths, "UNCHECKED_BYTES", 0)
+    monkeypatch.setattr(paths, "available_bytes", lambda device: needed // 4)
+    with pytest.raises(MemoryBudgetError, match="draw at most 16 at a time"):
+        post.paths(64, seed=0)
+    assert post.paths(16, seed=0).count == 16
+    monkeypatch.setattr(paths, "available_bytes", lambda device: needed // 100)
+    with pytest.raises(MemoryBudgetError, match="free; free some memory"):
+        post.paths(64, seed=0)

@@ -126,7 +126,7 @@ def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -
         route=post.report.route, device=str(x.device), dtype=post.report.dtype, jitter=post.report.jitter
     )  # fmt: skip
     report.events += [EVENT] if post.choice.deterministic else []
-    report.predicted_bytes = _checked_bytes(post, count * outputs)
+    report.predicted_bytes = _checked_bytes(post, count, outputs)
     with torch.set_grad_enabled(post.differentiable):
         prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
         if prior.error is not None:
@@ -145,16 +145,17 @@ def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -
     return Paths(post, prior, weights, count, report)
 
 
-def _checked_bytes(post: "Posterior", columns: int) -> int:
-    """What so many right-hand sides take at the peak. Raises: MemoryBudgetError where that is not free."""
+def _checked_bytes(post: "Posterior", count: int, outputs: int) -> int:
+    """What so many functions, a right-hand side per output, take at the peak. Raises: MemoryBudgetError, not free."""
     numbers = FACTOR_NUMBERS if post.solves is None else SOLVE_NUMBERS
-    one = 8 * numbers * post.distinct * max(1, post.batch_shape.numel())
-    needed = one * columns
+    one = 8 * numbers * post.distinct * outputs * max(1, post.batch_shape.numel())
+    needed = one * count
     if needed > UNCHECKED_BYTES and needed > (free := available_bytes(post.x.device)):
+        most = free // one
+        advice = f"draw at most {most:,} at a time, with seeds of their own" if most else "free some memory"
         raise MemoryBudgetError(
-            f"`count` asks for {columns:,} solves with {post.distinct:,} rows at once, which need "
-            f"{readable_bytes(needed)} with {readable_bytes(free)} free; draw at most {free // one:,} at a time, with "
-            "seeds of their own",
+            f"`count` asks for {count * outputs:,} solves with {post.distinct:,} rows at once, which need "
+            f"{readable_bytes(needed)} with {readable_bytes(free)} free; {advice}",
             needed_bytes=needed,
             available_bytes=free,
         )
