@@ -14,7 +14,7 @@ from flashgp.pairwise.cpu.generation import generated_source
 from flashgp.pairwise.cpu.layout import layout_of
 from flashgp.pairwise.cpu.small import small_layout
 from flashgp.pairwise.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
-from pairwise.test_cpu import check, check_product, numbers
+from pairwise.test_cpu import CPU, check, check_product, numbers
 
 k = fgp.kernels
 F32, F64 = torch.float32, torch.float64
@@ -182,6 +182,21 @@ def test_one_far_component_costs_no_digits() -> None:
     assert {s.way for s in layout if s.kind == "distance"} == {"split"}
     assert dtype == F32
     check_product(kernel, x, None, F32, 1e-6)
+
+
+@needs_numba
+@pytest.mark.parametrize(("d", "lengthscale", "spread"), [(1, 0.00125, 1.0), (10, 0.25, 0.0002)])
+def test_many_members_share_one_budget(d: int, lengthscale: float, spread: float) -> None:
+    """(M-75): what each of 64 terms may do to the covariance, all of them together may not."""
+    kernel = sum_of([(1 / 64) * k.RBF(lengthscale) for _ in range(64)])
+    x = uniform(600, d, seed=1) if d == 1 else numbers(600, d)
+    x[300:] = x[:300] + lengthscale * spread * numbers(300, d, seed=9)
+    rows, theta = kernel.rows(x).detach(), [t.item() for t in kernel.theta()]
+    assert layout_of(kernel.form, theta, rows, rows, F32, pulled=True)[2] == F64
+    check_product(kernel, x, None, F32, 1e-6)
+    together = kernel(x).to_dense().detach()
+    found = CPU.block(kernel.form, [t.detach() for t in kernel.theta()], rows, None, dtype=F32)
+    assert float((found - together).abs().max()) <= 1.5e-6
 
 
 @needs_numba

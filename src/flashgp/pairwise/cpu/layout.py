@@ -20,7 +20,7 @@ import numpy
 import torch
 
 from flashgp.foundations.form import Form, Rows
-from flashgp.pairwise.cpu.precision import Sensitivity, sensitivity
+from flashgp.pairwise.cpu.precision import sensitivity
 from flashgp.pairwise.families import indexed
 from flashgp.pairwise.program import program_of
 
@@ -65,7 +65,8 @@ def layout_of(
     """How the statistics of one model are evaluated, for a product or (`pulled`) its gradient.
 
     float32 columns are used where their rounding stays in the budgets, eq. (M-75). Where it does not, up to INLINE
-    columns are split; more columns, gradients, and profiles that cancel run in float64.
+    columns are split; more columns, gradients, and profiles that cancel run in float64. A budget is one for all
+    distances together; where they exceed it, those do that take more than their equal part.
     Returns: the statistics; the centre (d,) of each feature that is subtracted before packing; the dtype of the loops.
     In NumPy, on one thread: torch's threads would spin beside ours for a while after each of its operations.
     Cost: two passes over the features.
@@ -81,13 +82,18 @@ def layout_of(
         else:
             centres.append(numpy.zeros(0 if kind == "match" else u.shape[-1]))
             reach.append(0.0)
-    found = sensitivity(form, theta, rows, cols, reach)
+    squared = _squared(form, rows)
+    found = sensitivity(form, theta, rows, cols, reach, squared)
+    limit = SQUARE_BUDGET / (1 if UNIT * found.squares <= SQUARE_BUDGET else len(squared))
+    close = {k for k in squared if 2.0 * UNIT * reach[k] * found.by_square[k] <= limit}
     statistics = [
-        _statistic(form, k, u.shape[-1] if u.is_floating_point() else 0, found, reach[k])
-        for k, u in enumerate(rows.features)
+        _statistic(kind, u.shape[-1] if u.is_floating_point() else 0, k in close)
+        for k, (kind, u) in enumerate(zip(form.statistics, rows.features, strict=True))
     ]
     narrow = dtype == torch.float32 and UNIT * found.by_share <= SHARE_BUDGET
-    far = [UNIT * reach[k] ** 0.5 * moved > COORDINATE_BUDGET for k, moved in enumerate(found.by_coordinate)]
+    together = UNIT * found.coordinates <= COORDINATE_BUDGET
+    limit = COORDINATE_BUDGET / (1 if together else form.statistics.count("distance"))
+    far = [UNIT * reach[k] ** 0.5 * moved > limit for k, moved in enumerate(found.by_coordinate)]
     if narrow and any(far):
         narrow = not pulled and all(s.way == "inline" for s, f in zip(statistics, far, strict=True) if f)
         if narrow:
@@ -107,13 +113,17 @@ def _alike(form: Form, statistics: Sequence[Statistic]) -> tuple[Statistic, ...]
     return tuple(found)
 
 
-def _statistic(form: Form, k: int, d: int, found: Sensitivity, reach: float) -> Statistic:
-    kind = form.statistics[k]
+def _squared(form: Form, rows: Rows) -> list[int]:
+    """The distances that may be taken as |u|^2 + |v|^2 - 2 u.v."""
+    bounded = program_of(form).bounded_slope
+    return [k for k, smooth in bounded.items() if smooth and rows.features[k].shape[-1] > INLINE]
+
+
+def _statistic(kind: str, d: int, close: bool) -> Statistic:
     if kind == "match":
         return Statistic(kind, "match", 0)
     if d <= INLINE:
         return Statistic(kind, "inline", d)
-    close = program_of(form).bounded_slope.get(k, True) and 2.0 * UNIT * reach * found.by_square[k] <= SQUARE_BUDGET
     return Statistic(kind, "dot" if kind == "product" or close else "differences", 0)
 
 

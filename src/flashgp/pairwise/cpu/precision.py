@@ -6,7 +6,7 @@ among them, are paired with themselves, every distance run from nothing to the l
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -30,18 +30,24 @@ class Sensitivity:
 
     Fields: by_coordinate, per statistic, for an error of a coordinate of a distance's features: max |dg/dq| 2 sqrt(q);
     by_square, per statistic, for an error of the squared distance itself: max |dg/dq|; by_share, for relative errors of
-    inner products and row scalars, all together: max sum |dg/ds| |u| |v| + |dg/da| |a|.
+    inner products and row scalars, all together: max sum |dg/ds| |u| |v| + |dg/da| |a|. Of all distances together, with
+    errors in proportion to their features: coordinates, max sum |dg/dq| 2 sqrt(q) R; squares, max sum |dg/dq| 2 R^2.
     """
 
     by_coordinate: tuple[float, ...]
     by_square: tuple[float, ...]
     by_share: float
+    coordinates: float
+    squares: float
 
 
-def sensitivity(form: Form, theta: Sequence[float], rows: Rows, cols: Rows, reach: Sequence[float]) -> Sensitivity:
+def sensitivity(
+    form: Form, theta: Sequence[float], rows: Rows, cols: Rows, reach: Sequence[float], squared: Collection[int] = ()
+) -> Sensitivity:
     """The sensitivities of eq. (M-75), from a sample. Cost: one profile with its slopes at a few thousand pairs.
 
-    Args: reach: per statistic, the largest squared distance of a feature from the centre (0 for others).
+    Args: reach: per statistic, R^2, the largest squared distance of a feature from the centre (0 for others); squared:
+        the distances that `squares` is about.
     """
     left, right = _sample(form, rows, SAMPLED_ROWS), _sample(form, cols, SAMPLED_PARTNERS)
     # Runs: every distance alone, then all together; the other distances are 0, everything else is a row with itself.
@@ -79,18 +85,24 @@ def sensitivity(form: Form, theta: Sequence[float], rows: Rows, cols: Rows, reac
         scale = covariance.max(1, keepdims=True, initial=0.0)
         scale = numpy.maximum(scale, 2.0**-20 * scale.max(initial=0.0))
         by_coordinate, by_square = [0.0] * len(statistics), [0.0] * len(statistics)
-        share = numpy.zeros(shape)
+        share, coordinates, squares = (numpy.zeros(shape) for _ in range(3))
         for position, symbol in enumerate(program_of(form).present):
             scalar, tile = partials[2 * position], partials[2 * position + 1]
             slope = numpy.abs(numpy.broadcast_to(scalar if tile is None else scalar * tile, shape)) / scale
             if symbol.kind == "distance":
-                by_coordinate[symbol.index] = _largest(slope * 2.0 * numpy.sqrt(statistics[symbol.index]))
+                moved = slope * 2.0 * numpy.sqrt(statistics[symbol.index])
+                by_coordinate[symbol.index] = _largest(moved)
                 by_square[symbol.index] = _largest(slope)
+                coordinates += moved * reach[symbol.index] ** 0.5
+                if symbol.index in squared:
+                    squares += slope * 2.0 * reach[symbol.index]
             elif symbol.kind == "product":
                 share += slope * sizes[symbol.index]
             elif symbol.kind in ("left", "right"):
                 share += slope * numpy.abs((lefts if symbol.kind == "left" else rights)[symbol.index])
-    return Sensitivity(tuple(by_coordinate), tuple(by_square), _largest(share))
+    return Sensitivity(
+        tuple(by_coordinate), tuple(by_square), _largest(share), _largest(coordinates), _largest(squares)
+    )
 
 
 def _sample(form: Form, rows: Rows, count: int) -> Array:
