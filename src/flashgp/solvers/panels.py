@@ -277,8 +277,8 @@ class PanelFactor:
             return self
         first = min(int(dropped[0]) if len(dropped) else n, int(grown[0]) if len(grown) else n)
         if first >= m:  # only the last rows go
-            panels = [panel if panel.stop <= m else panel.first(m - panel.start) for panel in self._panels]
-            return self._with([panel for panel in panels if panel.stop > panel.start])
+            staying = (panel for panel in self._panels if panel.start < m)
+            return self._with([panel if panel.stop <= m else panel.first(m - panel.start) for panel in staying])
         before = [panel for panel in self._panels if panel.stop <= first]
         after = self._panels[len(before) :]
         start = after[0].start
