@@ -277,6 +277,16 @@ def test_a_warm_start_takes_fewer_iterations() -> None:
     assert found.report.iterations < fresh.report.iterations
 
 
+def test_variances_are_priced_by_solves_that_begin_at_zero() -> None:
+    # M-107: a warm start says nothing of the solves that a variance takes.
+    x, y = data(151)
+    post = conditioned(model(), x[:150], y[:150], "recomputed")
+    found = post.append(x[150:], y[150:])
+    assert found.report.iterations < post.report.iterations
+    before, after = (one.price_of_variance(10**5, "exact", True).seconds for one in (post, found))
+    assert 0.95 * before < after < 1.05 * before
+
+
 def test_the_method_that_got_there_goes_first() -> None:
     """Projections that stagnated while conditioning are not tried again in every update."""
     x, y = data(150)
