@@ -243,6 +243,16 @@ def test_wrong_rows_leave_the_posterior_as_it_is(way: str) -> None:
     agree(post.append(x[90:], y[90:]))
 
 
+@pytest.mark.parametrize("way", ROUTES)
+def test_numbers_too_large_to_square_are_named(way: str) -> None:
+    x, y = data(30)
+    post = conditioned(model(), x[:20], y[:20], way)
+    wrong = torch.cat([x[20:21], x[21:22] * 1e200])
+    with pytest.raises(NotPositiveDefiniteError, match=r"must be finite.*new row 1 .*too large to square"):
+        post.append(wrong, y[:2])
+    agree(post.append(x[20:], y[20:]))
+
+
 def test_a_duplicate_without_noise_is_refused() -> None:
     x, y = data(60)
     variance = torch.full((60,), 0.1, dtype=F64)

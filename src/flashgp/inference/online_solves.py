@@ -88,7 +88,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
 
     Args: learned: counts of the rows so far, with this update.
     Returns: None where a float32 factor does not go on to these rows, so that all has to be conditioned again.
-    Raises: NotPositiveDefiniteError for a row that repeats another without noise.
+    Raises: NotPositiveDefiniteError for a row that repeats another without noise, or whose covariances overflow.
     Cost: passes over the pairs, fewer than conditioning takes; what is carried over O(n k + r^3) for a rank r, or, in
         a float32 factor, n^2 flops for each row.
     """
@@ -100,6 +100,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
     border = TorchTiles().block(
         post.gp.kernel.form, post.theta, change.rows.part(staying, count), change.rows, dtype=F64, workspace=workspace
     ).expand(count - staying, count)  # fmt: skip
+    _refuse_overflow(border)
     events: list[str] = []
     system = _system(post, old, change, border, workspace, events)
     _refuse_repeats(system, border, staying)
@@ -201,6 +202,20 @@ def _system(
         "in every product"
     )
     return CovarianceSystem(operator, change.noise)
+
+
+def _refuse_overflow(border: Tensor) -> None:
+    """Raises: NotPositiveDefiniteError for a new row whose covariances are not finite."""
+    wrong = ~border.isfinite()
+    if not bool(wrong.any()):
+        return
+    row = int(wrong.sum(1).argmax())  # others are wrong with that one only
+    raise NotPositiveDefiniteError(
+        f"the covariance matrix with the new rows must be finite, but that of new row {row} is not: numbers of its x "
+        "are too large to square. Correct them, or leave it out",
+        smallest_pivot=float("nan"),
+        indices=[(row,)],
+    )
 
 
 def _refuse_repeats(system: CovarianceSystem, border: Tensor, staying: int) -> None:

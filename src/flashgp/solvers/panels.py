@@ -331,8 +331,15 @@ def _corner_factor(half: Tensor, corner: Tensor, least: Tensor) -> Tensor:
         pivots = lower.diagonal().square()
         if not int(info) and bool((pivots > least).all()):
             return lower
-        row = int(info) - 1 if int(info) else int((pivots <= least).nonzero()[0])
+        row = int(info) - 1 if int(info) else int((~(pivots > least)).nonzero()[0])
         pivot = float(schur[row, row] if int(info) else pivots[row])
+    if not math.isfinite(pivot):  # -inf or NaN, of entries that overflowed
+        raise NotPositiveDefiniteError(
+            f"the covariance matrix with the new rows must be finite, but what the rows before leave of new row {row} "
+            f"is {pivot:.3g}: numbers of its x are too large to square. Correct them, or leave it out",
+            smallest_pivot=pivot,
+            indices=[(row,)],
+        )
     raise NotPositiveDefiniteError(
         f"the covariance matrix with the new rows must be positive definite, but what the rows before leave of "
         f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them without noise. Give it noise "
