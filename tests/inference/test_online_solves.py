@@ -297,6 +297,17 @@ def test_variances_are_priced_by_solves_that_begin_at_zero() -> None:
     assert 0.95 * before < after < 1.05 * before
 
 
+def test_a_solve_that_was_ended_early_is_finished_by_the_next_update() -> None:
+    x, y = data(151)
+    with pytest.warns(FlashGPWarning, match="the time limit of 0 s ended the solve"):
+        post = conditioned(model(), x[:150], y[:150], "recomputed", time_limit=0.0)
+    found = post.append(x[150:], y[150:])
+    agree(found)
+    assert found.learned.refactorised == 0, "its 0 iterations say nothing of the preconditioner"
+    assert not any("time limit" in event for event in found.report.events), "nothing of it is true any more"
+    assert found.learned.usual_iterations == found.report.iterations
+
+
 def test_the_method_that_got_there_goes_first() -> None:
     """Projections that stagnated while conditioning are not tried again in every update."""
     x, y = data(150)
