@@ -451,6 +451,17 @@ def test_a_duplicate_without_noise_is_refused() -> None:
     agree(post.append(x[15:], y[15:]), gp.condition(x, y))
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_numbers_too_large_to_square_are_named(rows: int) -> None:
+    x, y = data(30)
+    post = model().condition(x[:20], y[:20])
+    wrong = x[20 : 20 + rows].clone()
+    wrong[rows - 1] = 1e200
+    with pytest.raises(NotPositiveDefiniteError, match=rf"must be finite.*new row {rows - 1} .*too large to square"):
+        post.append(wrong, y[:rows])
+    agree(post.append(x[20:], y[20:]), model().condition(x, y))
+
+
 def test_batches_and_graphs_are_refused() -> None:
     x, y = data(30)
     batched = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(torch.tensor([0.1, 0.2])))

@@ -243,6 +243,16 @@ def test_wrong_rows_leave_the_posterior_as_it_is(way: str) -> None:
     agree(post.append(x[90:], y[90:]))
 
 
+@pytest.mark.parametrize("way", ROUTES)
+def test_numbers_too_large_to_square_are_named(way: str) -> None:
+    x, y = data(30)
+    post = conditioned(model(), x[:20], y[:20], way)
+    wrong = torch.cat([x[20:21], x[21:22] * 1e200])
+    with pytest.raises(NotPositiveDefiniteError, match=r"must be finite.*new row 1 .*too large to square"):
+        post.append(wrong, y[:2])
+    agree(post.append(x[20:], y[20:]))
+
+
 def test_a_duplicate_without_noise_is_refused() -> None:
     x, y = data(60)
     variance = torch.full((60,), 0.1, dtype=F64)
@@ -275,6 +285,27 @@ def test_a_warm_start_takes_fewer_iterations() -> None:
     post = conditioned(gp, x[:590], y[:590], "recomputed")
     found, fresh = post.append(x[590:591], y[590:591]), conditioned(gp, x[:591], y[:591], "recomputed")
     assert found.report.iterations < fresh.report.iterations
+
+
+def test_variances_are_priced_by_solves_that_begin_at_zero() -> None:
+    # M-107: a warm start says nothing of the solves that a variance takes.
+    x, y = data(151)
+    post = conditioned(model(), x[:150], y[:150], "recomputed")
+    found = post.append(x[150:], y[150:])
+    assert found.report.iterations < post.report.iterations
+    before, after = (one.price_of_variance(10**5, "exact", True).seconds for one in (post, found))
+    assert 0.95 * before < after < 1.05 * before
+
+
+def test_a_solve_that_was_ended_early_is_finished_by_the_next_update() -> None:
+    x, y = data(151)
+    with pytest.warns(FlashGPWarning, match="the time limit of 0 s ended the solve"):
+        post = conditioned(model(), x[:150], y[:150], "recomputed", time_limit=0.0)
+    found = post.append(x[150:], y[150:])
+    agree(found)
+    assert found.learned.refactorised == 0, "its 0 iterations say nothing of the preconditioner"
+    assert not any("time limit" in event for event in found.report.events), "nothing of it is true any more"
+    assert found.learned.usual_iterations == found.report.iterations
 
 
 def test_the_method_that_got_there_goes_first() -> None:

@@ -205,6 +205,21 @@ def test_many_appended_one_by_one_take_few_panels() -> None:
     assert distance(factor, K) < 100
 
 
+@pytest.mark.parametrize("left", [1, 10, 11, 74, 75, 139])
+def test_last_rows_of_several_panels_go(left: int) -> None:
+    # M-112: nothing is computed, whether a panel loses some rows or all.
+    K = matrix(140)
+    factor = factor_of(K[:10, :10])
+    for start, stop in ((10, 74), (74, 138), (138, 140)):
+        factor, _, _ = factor.bordered(K[start:stop, :start], K[start:stop, start:stop])
+    assert factor.panels == 4
+    found = factor.part(torch.arange(left))
+    assert found.count == left
+    assert torch.equal(found.lower, factor.lower[:left, :left])
+    rhs = torch.ones(left, 1, dtype=F64)
+    assert torch.allclose(K[:left, :left] @ found.solve(rhs), rhs, rtol=0.0, atol=1e-10)
+
+
 def test_a_window_takes_two_buffers_in_turns() -> None:
     K = matrix(140)
     factor, places = factor_of(K[:60, :60]), set()

@@ -45,7 +45,11 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Updated", "updated_by_solves"]
 
 F64, F32 = torch.float64, torch.float32
-OF_THE_OLD = (ONLINE, "log determinant from ", "the likelihood ", "the stored tiles would take ")
+ENDED_EARLY = ("the time limit of ", "Ctrl-C ended ", "the caller ended ")  # lines of inference/solves.py
+OF_THE_OLD = (
+    ONLINE, "log determinant from ", "the likelihood ", "the stored tiles would take ", *ENDED_EARLY,
+    "the tolerance is beyond ", "the residual is at the rounding ",
+)  # fmt: skip
 CLEARLY_MORE = 1.5  # times the iterations of a solve that was prepared for its rows; a warm start takes fewer
 LEAST_LIMIT = 10  # iterations that no preparation is thrown away for: it takes as long
 FOREIGN_SHARE = 0.5  # of the rows, that a preconditioner may never have seen: beyond, it holds as much memory twice
@@ -88,7 +92,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
 
     Args: learned: counts of the rows so far, with this update.
     Returns: None where a float32 factor does not go on to these rows, so that all has to be conditioned again.
-    Raises: NotPositiveDefiniteError for a row that repeats another without noise.
+    Raises: NotPositiveDefiniteError for a row that repeats another without noise, or whose covariances overflow.
     Cost: passes over the pairs, fewer than conditioning takes; what is carried over O(n k + r^3) for a rank r, or, in
         a float32 factor, n^2 flops for each row.
     """
@@ -100,6 +104,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
     border = TorchTiles().block(
         post.gp.kernel.form, post.theta, change.rows.part(staying, count), change.rows, dtype=F64, workspace=workspace
     ).expand(count - staying, count)  # fmt: skip
+    _refuse_overflow(border)
     events: list[str] = []
     system = _system(post, old, change, border, workspace, events)
     _refuse_repeats(system, border, staying)
@@ -117,15 +122,19 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         found = _carried_over(post, old, change, border, system)
         limited = found is not None
         solves = found or _unprepared(post, old, system)
-    usual = learned.usual_iterations if learned.usual_iterations is not None else post.report.iterations
+    usual = learned.usual_iterations
+    if usual is None and not any(event.startswith(ENDED_EARLY) for event in post.report.events):
+        usual = post.report.iterations
     stopping = mean_goal(system, post.choice.tolerance)
     solution: Solution | None = None
     anew = not limited
     if limited:
-        limit = max(LEAST_LIMIT, math.ceil(CLEARLY_MORE * (usual or 0)))
+        limits = Limits()
+        if usual is not None:
+            limits = Limits(iterations=max(LEAST_LIMIT, math.ceil(CLEARLY_MORE * usual)))
         ready = solves.methods[0].prepare(system)
         solves.finished_by = solves.methods[0].name
-        solution = ready.solve(change.residual, stopping.goal, start=start, limits=Limits(iterations=limit))
+        solution = ready.solve(change.residual, stopping.goal, start=start, limits=limits)
         anew = solution.stopped in NEXT
         if anew and factor is not None:
             return None
@@ -137,6 +146,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         usual = max(usual or 0, last.iterations)
         solution = last if solution is None else _together(solution, last)
     assert solution is not None
+    usual = solution.iterations if usual is None else usual
     report = Report(
         route=post.report.route, backend=workspace.backend, device=post.report.device, dtype=post.report.dtype,
         jitter=post.report.jitter, plan=post.report.plan,
@@ -201,6 +211,20 @@ def _system(
         "in every product"
     )
     return CovarianceSystem(operator, change.noise)
+
+
+def _refuse_overflow(border: Tensor) -> None:
+    """Raises: NotPositiveDefiniteError for a new row whose covariances are not finite."""
+    wrong = ~border.isfinite()
+    if not bool(wrong.any()):
+        return
+    row = int(wrong.sum(1).argmax())  # others are wrong with that one only
+    raise NotPositiveDefiniteError(
+        f"the covariance matrix with the new rows must be finite, but that of new row {row} is not: numbers of its x "
+        "are too large to square. Correct them, or leave it out",
+        smallest_pivot=float("nan"),
+        indices=[(row,)],
+    )
 
 
 def _refuse_repeats(system: CovarianceSystem, border: Tensor, staying: int) -> None:

@@ -219,8 +219,14 @@ class Posterior:
 
     @property
     def _passes(self) -> int:
-        """Over the pairs, of one more block of solves: as many as the weights took, where that is known."""
-        known = self.report.iterations if self.plan is not None and self.plan.solver == "cg" else None
+        """Over the pairs, of one more block of solves: as many as the weights took, where that is known.
+
+        Those of an update began at the old weights, so that it took fewer: what counts is the solve before it.
+        """
+        if self.plan is None or self.plan.solver != "cg":
+            return PASSES
+        usual = self.learned.usual_iterations
+        known = self.report.iterations if usual is None else usual
         return PASSES if known is None else max(1, known)
 
     def price_of_variance(self, n_test: int, asked: str, deterministic: bool) -> VariancePrice:

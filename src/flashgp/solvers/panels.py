@@ -277,8 +277,8 @@ class PanelFactor:
             return self
         first = min(int(dropped[0]) if len(dropped) else n, int(grown[0]) if len(grown) else n)
         if first >= m:  # only the last rows go
-            panels = [panel if panel.stop <= m else panel.first(m - panel.start) for panel in self._panels]
-            return self._with([panel for panel in panels if panel.stop > panel.start])
+            staying = (panel for panel in self._panels if panel.start < m)
+            return self._with([panel if panel.stop <= m else panel.first(m - panel.start) for panel in staying])
         before = [panel for panel in self._panels if panel.stop <= first]
         after = self._panels[len(before) :]
         start = after[0].start
@@ -331,8 +331,15 @@ def _corner_factor(half: Tensor, corner: Tensor, least: Tensor) -> Tensor:
         pivots = lower.diagonal().square()
         if not int(info) and bool((pivots > least).all()):
             return lower
-        row = int(info) - 1 if int(info) else int((pivots <= least).nonzero()[0])
+        row = int(info) - 1 if int(info) else int((~(pivots > least)).nonzero()[0])
         pivot = float(schur[row, row] if int(info) else pivots[row])
+    if not math.isfinite(pivot):  # -inf or NaN, of entries that overflowed
+        raise NotPositiveDefiniteError(
+            f"the covariance matrix with the new rows must be finite, but what the rows before leave of new row {row} "
+            f"is {pivot:.3g}: numbers of its x are too large to square. Correct them, or leave it out",
+            smallest_pivot=pivot,
+            indices=[(row,)],
+        )
     raise NotPositiveDefiniteError(
         f"the covariance matrix with the new rows must be positive definite, but what the rows before leave of "
         f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them without noise. Give it noise "
