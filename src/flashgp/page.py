@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashgp.foundations.atomic import write_whole
+from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ShapeError
 
 if TYPE_CHECKING:
@@ -165,7 +165,8 @@ def write_page(path: str | os.PathLike[str], page: Page) -> None:
     Raises: DomainError for a file that cannot be written; nothing is left behind.
     """
     try:
-        write_whole(path, page.html().encode())
+        with replacing(path) as file:
+            file.write(page.html().encode())
     except OSError as error:
         raise DomainError(
             f"`path` must be a file that can be written, got {os.fspath(path)!r} ({error.strerror or error}); "
