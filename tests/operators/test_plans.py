@@ -310,3 +310,13 @@ def test_compiling_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     operator @ v
     report = operator.report
     assert (report.backend, report.compile_seconds >= 0.3, report.seconds < 0.3) == ("slow and torch tiles", True, True)
+
+
+def test_a_plan_of_other_feature_columns_is_refused() -> None:
+    """Its bytes and seconds, and the route they chose, are of another product."""
+    x, v = torch.rand(40, 3, dtype=torch.float64), torch.ones(40, 1, dtype=torch.float64)
+    one, other, wide = (fgp.kernels.RBF(1.0, active_dims=dims) for dims in ([0], [1], [0, 1, 2]))
+    plan = one.operator(x).plan()
+    assert torch.allclose(other.operator(x, plan=plan) @ v, other.operator(x).to_dense() @ v)
+    with pytest.raises(fgp.DomainError, match=r"`plan` is for 1 feature columns .* got a product with 3"):
+        wide.operator(x, plan=plan) @ v

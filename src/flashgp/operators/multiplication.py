@@ -141,6 +141,11 @@ def check_product_plan(plan: Any, operator: "CovarianceOperator", right: Tensor)
             f"`plan` is for n, m, symmetric, right-hand sides, models, device = {made_for}, got a product with "
             f"{given}; make a plan for these sizes with operator.plan(t={right.shape[-1]})"
         )
+    if plan.d != (width := max(1, operator.rows.width)):
+        raise DomainError(
+            f"`plan` is for {plan.d} feature columns of its kernel, got a product with {width}; make a plan for this "
+            f"kernel with operator.plan(t={right.shape[-1]})"
+        )
 
 
 @deterministic_where(lambda operator, _: operator.orders.deterministic)
