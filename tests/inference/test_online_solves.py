@@ -344,3 +344,15 @@ def test_an_unreachable_tolerance_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(FlashGPWarning, match="beyond the solvers"):
         found = post.append(x[140:], y[140:])
     assert found.report.error_bound > TOLERANCE * float(post.noise.min()) ** 0.5
+
+
+def test_iterations_in_the_report_are_those_of_the_last_update() -> None:
+    x = torch.rand(120, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (3.0 * x.sum(1)).sin()
+    gp = fgp.GP(fgp.kernels.Matern(1.5, 0.3), likelihood=fgp.likelihoods.Gaussian(1e-2))
+    before = gp.condition(x[:100], y[:100], solver="cg")
+    assert sum(event.endswith("passes over the pairs") for event in before.report.events) == 1
+    after = before.append(x[100:], y[100:]).report
+    (passed,) = [event for event in after.events if event.endswith("passes over the pairs")]
+    assert passed.startswith(f"online: {after.iterations} iteration")
+    assert sum(f"this update {after.iterations} iteration" in event for event in after.events) == 1

@@ -23,7 +23,7 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, counted, readable_bytes, readable_seconds
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.learned import ONLINE, Learned
-from flashgp.inference.solves import Kept, Solves, mean_goal, methods_of, record
+from flashgp.inference.solves import ENDED_EARLY, Kept, Solves, mean_goal, methods_of, of_the_weights, record
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Updated", "updated_by_solves"]
 
 F64, F32 = torch.float64, torch.float32
-ENDED_EARLY = ("the time limit of ", "Ctrl-C ended ", "the caller ended ")  # lines of inference/solves.py
-OF_THE_OLD = (
-    ONLINE, "log determinant from ", "the likelihood ", "the stored tiles would take ", *ENDED_EARLY,
-    "the tolerance is beyond ", "the residual is at the rounding ",
-)  # fmt: skip
+OF_THE_OLD = (ONLINE, "log determinant from ", "the likelihood ", "the stored tiles would take ")  # of posterior.py
 CLEARLY_MORE = 1.5  # times the iterations of a solve that was prepared for its rows; a warm start takes fewer
 LEAST_LIMIT = 10  # iterations that no preparation is thrown away for: it takes as long
 FOREIGN_SHARE = 0.5  # of the rows, that a preconditioner may never have seen: beyond, it holds as much memory twice
@@ -159,8 +155,8 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         last=f"; this update {counted(solution.iterations, 'iteration')}, {readable_seconds(seconds)}, {certain}",
     )  # fmt: skip
     report.events = [
-        *(event for event in post.report.events if not event.startswith(OF_THE_OLD)), learned.event,
-        *(ONLINE + event for event in (*events, *report.events)),
+        *(event for event in post.report.events if not event.startswith(OF_THE_OLD) and not of_the_weights(event)),
+        learned.event, *(ONLINE + event for event in (*events, *report.events)),
     ]  # fmt: skip
     report.peak_bytes, report.seconds = workspace.peak_bytes, seconds
     return Updated(factor, solution.value, solves, report, learned)

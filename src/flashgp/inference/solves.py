@@ -36,6 +36,7 @@ from flashgp.solvers.fallback import NEXT, solve_in_turn
 from flashgp.solvers.lanczos import LogDeterminant, log_determinant
 
 __all__ = [
+    "ENDED_EARLY",
     "Kept",
     "SolverChoice",
     "Solves",
@@ -43,6 +44,7 @@ __all__ = [
     "limits_of",
     "mean_goal",
     "methods_of",
+    "of_the_weights",
     "record",
     "unfinished",
 ]
@@ -50,6 +52,9 @@ __all__ = [
 F64 = torch.float64
 RELATIVE_FLOOR = 1e-13  # a residual that small is as good as float64 gives, whatever its bound says
 PROBE_SEED = 2**32  # added to a seed for the draws of probes
+# How the lines begin, or end, that `record` writes: what a later solve of the weights makes untrue.
+ENDED_EARLY = TIME_ENDED, HAND_ENDED, CALLER_ENDED = "the time limit of ", "Ctrl-C ended ", "the caller ended "
+BEYOND, ROUNDED, PASSED = "the tolerance is beyond ", "the residual is at the rounding ", " passes over the pairs"
 FACTOR_WINDOW = 50  # iterations within which a solve with a factor must halve its residual
 
 
@@ -219,25 +224,30 @@ def record(report: Report, solution: Solution, stopping: Stopping, time_limit: f
     bound = stopping.largest * float(solution.energy_bound.max())
     report.error_bound = bound if math.isfinite(bound) else None
     report.events += solution.events
-    report.events.append(f"{counted(solution.iterations, 'iteration')}, {solution.passes:.3g} passes over the pairs")
+    report.events.append(f"{counted(solution.iterations, 'iteration')}, {solution.passes:.3g}{PASSED}")
     reached = _reached(report, stopping)
     if solution.stopped == "goal":
         if report.error_bound is not None and report.error_bound > 1.001 * stopping.asked:
-            report.events.append(f"the residual is at the rounding of float64: {reached}")
+            report.events.append(f"{ROUNDED}of float64: {reached}")
         return
     if solution.stopped == "time":
-        event = f"the time limit of {time_limit:g} s ended the solve: {reached}"
+        event = f"{TIME_ENDED}{time_limit:g} s ended the solve: {reached}"
     elif solution.stopped == "interrupt":
-        event = f"Ctrl-C ended the solve: {reached}"
+        event = f"{HAND_ENDED}the solve: {reached}"
     elif solution.stopped == "callback":
-        event = f"the caller ended the solve: {reached}"
+        event = f"{CALLER_ENDED}the solve: {reached}"
     else:
-        event = f"the tolerance is beyond the solvers, {solution.stopped}: {reached}"
+        event = f"{BEYOND}the solvers, {solution.stopped}: {reached}"
     report.events.append(event)
     advice = "raise time_limit= or tolerance=, or allow a factor"
     if solution.stopped == "interrupt":
         advice = "gp.condition(x, y) takes the whole solve"
     warnings.warn(f"{event}; {advice}", FlashGPWarning, stacklevel=6)
+
+
+def of_the_weights(event: str) -> bool:
+    """Whether a line of a report is of one solve of the weights, as `record` writes them."""
+    return event.startswith((*ENDED_EARLY, BEYOND, ROUNDED)) or event.endswith(PASSED)
 
 
 def _reached(report: Report, stopping: Stopping) -> str:
