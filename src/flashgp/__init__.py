@@ -35,6 +35,7 @@ _LATE = {
     "operators": ("flashgp.operators", None),
     "plan": ("flashgp.inference.public_plan", "plan"),
     "plots": ("flashgp.plots", None),
+    "runtime": ("flashgp.foundations.placement", "runtime"),
     "save": ("flashgp.files", "save"),
     "tune": ("flashgp.planner.tuning", "tune"),
 }
@@ -66,6 +67,7 @@ __all__ = [
     "operators",
     "plan",
     "plots",
+    "runtime",
     "save",
     "tune",
 ]
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from flashgp import bench, operators, plots
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
+    from flashgp.foundations.placement import runtime
     from flashgp.inference.fit import fit
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.public_plan import plan
