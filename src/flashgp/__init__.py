@@ -30,6 +30,7 @@ _LATE = {
     "Posterior": ("flashgp.inference.posterior", "Posterior"),
     "Stream": ("flashgp.inference.stream", "Stream"),
     "bench": ("flashgp.bench", None),
+    "doctor": ("flashgp.diagnosis", "doctor"),
     "fit": ("flashgp.inference.fit", "fit"),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
@@ -59,6 +60,7 @@ __all__ = [
     "ShapeError",
     "Stream",
     "bench",
+    "doctor",
     "fit",
     "kernels",
     "likelihoods",
@@ -74,6 +76,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from flashgp import bench, operators, plots
+    from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
     from flashgp.foundations.placement import runtime
