@@ -278,6 +278,20 @@ def test_blocks_left_in_another_order_still_undo_everything() -> None:
     assert (torch.get_num_threads(), os.sched_getaffinity(0)) == (1, {ONE})
     inner.__exit__(None, None, None)
     assert State() == before
+    stop, started = threading.Event(), threading.Event()
+    waiting = threading.Thread(target=lambda: (started.set(), stop.wait()), daemon=True)
+    outer, inner = fgp.runtime(cores=[ONE, LAST]), fgp.runtime(cores=[ONE])
+    outer.__enter__()
+    inner.__enter__()
+    waiting.start()
+    started.wait()
+    outer.__exit__(None, None, None)
+    assert os.sched_getaffinity(0) == {ONE}
+    inner.__exit__(None, None, None)
+    assert os.sched_getaffinity(waiting.native_id or 0) == own_cores()
+    assert State() == before
+    stop.set()
+    waiting.join()
     outer, inner = fgp.runtime(cores=[ONE]), fgp.runtime(threads=1)
     outer.__enter__()
     inner.__enter__()

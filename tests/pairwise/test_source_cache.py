@@ -206,12 +206,17 @@ def test_owner_only_and_by_content(empty_cache: Path) -> None:
 
 
 @numba_needed
-def test_nowhere_to_write_costs_the_cache_and_not_the_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("platformdirs", [True, False])
+def test_nowhere_to_write_costs_the_cache_and_not_the_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platformdirs: bool
+) -> None:
     """No home directory, and no temporary one either."""
 
     def nowhere(*_: object, **__: object) -> str:
         raise FileNotFoundError("no usable temporary directory")
 
+    if not platformdirs:
+        monkeypatch.setitem(sys.modules, "platformdirs", None)
     monkeypatch.delenv("FLASHGP_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
@@ -222,7 +227,7 @@ def test_nowhere_to_write_costs_the_cache_and_not_the_product(tmp_path: Path, mo
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            module = import_generated("value = 3  # nowhere\n")
+            module = import_generated(f"value = 3  # nowhere {platformdirs}\n")
     finally:
         for cached in (cache_directory, source_cache._temporary, source_cache.warn_not_kept):
             cached.cache_clear()

@@ -6,6 +6,7 @@ Versions are read from the installed packages' own records; nothing is imported 
 import importlib.util
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 
 import torch
@@ -14,6 +15,7 @@ from flashgp.diagnosis.findings import Finding
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_seconds
 from flashgp.kernels.matern import Matern
+from flashgp.planner.engines import ENGINES
 from flashgp.planner.products import plan_product
 
 __all__ = ["PROBLEM", "package_findings", "product_seconds", "product_text", "version_findings"]
@@ -95,7 +97,11 @@ def _triton() -> Iterator[Finding]:
         return
     seconds = product_seconds("cuda")
     if "triton" in seconds:
-        yield _worth("triton", "cuda", seconds["triton"], seconds["torch"], "pip install triton")
+        engine = next(engine for engine in ENGINES if engine.backend == "triton")
+        worth = _worth("triton", "cuda", seconds["triton"], seconds["torch"], "pip install triton")
+        if engine.objection:  # what is taken on request alone is missed by nobody else
+            worth = replace(worth, found=f"{worth.found}; {engine.objection}", severity="note")
+        yield worth
 
 
 def _worth(name: str, device: str, seconds: float, without: float, advice: str) -> Finding:
