@@ -28,6 +28,7 @@ from flashgp.inference.planning import check_plan, plan_for, planned_device
 from flashgp.inference.posterior import Posterior, in_batches
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.solves import SolverChoice, Solves, limits_of, mean_goal, record, unfinished
+from flashgp.kernels.warped import autocast_notes
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.choice import Alternative
@@ -76,7 +77,7 @@ def condition(
         )
     choice = SolverChoice(seed, deterministic, float(tolerance))
     limits = limits_of(time_limit, started, progress, interrupted)
-    events = promotions(x=x, y=y)
+    events = [*promotions(x=x, y=y), *autocast_notes(gp.kernel)]
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
