@@ -30,11 +30,13 @@ _LATE = {
     "Posterior": ("flashgp.inference.posterior", "Posterior"),
     "Stream": ("flashgp.inference.stream", "Stream"),
     "bench": ("flashgp.bench", None),
+    "doctor": ("flashgp.diagnosis", "doctor"),
     "fit": ("flashgp.inference.fit", "fit"),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
     "plan": ("flashgp.inference.public_plan", "plan"),
     "plots": ("flashgp.plots", None),
+    "runtime": ("flashgp.foundations.placement", "runtime"),
     "save": ("flashgp.files", "save"),
     "tune": ("flashgp.planner.tuning", "tune"),
 }
@@ -58,6 +60,7 @@ __all__ = [
     "ShapeError",
     "Stream",
     "bench",
+    "doctor",
     "fit",
     "kernels",
     "likelihoods",
@@ -66,14 +69,17 @@ __all__ = [
     "operators",
     "plan",
     "plots",
+    "runtime",
     "save",
     "tune",
 ]
 
 if TYPE_CHECKING:
     from flashgp import bench, operators, plots
+    from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
+    from flashgp.foundations.placement import runtime
     from flashgp.inference.fit import fit
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.public_plan import plan

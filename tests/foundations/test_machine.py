@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashgp.foundations import machine
-from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes
+from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes, memory_limit
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -57,6 +57,7 @@ def test_version_2_takes_the_tightest_group(fake: Machine) -> None:
     assert free() == pytest.approx(16)
     fake.group("user.slice/job", 8 * GIB, 5 * GIB)
     assert free() == pytest.approx(3)
+    assert memory_limit() == 8 * GIB
     fake.group("user.slice", 10 * GIB, 8 * GIB)  # shared with other processes of the user
     assert free() == pytest.approx(2)
     fake.group("user.slice", 10 * GIB, 8 * GIB, cache=4 * GIB)  # the page cache is given up on demand
@@ -78,8 +79,10 @@ def test_version_1(fake: Machine) -> None:
     fake.write("proc/self/cgroup", "9:cpu:/docker/abc\n4:memory,hugetlb:/docker/abc\n0::/\n")
     fake.old_group("", NO_LIMIT_V1, 20 * GIB)
     assert free() == pytest.approx(16)
+    assert memory_limit() is None
     fake.old_group("docker/abc", 6 * GIB, 4 * GIB, cache=GIB)
     assert free() == pytest.approx(3)
+    assert memory_limit() == 6 * GIB
     fake.old_group("docker", 6 * GIB, 7 * GIB)  # over its limit: nothing is left, and not less than that
     assert free() == 0
 

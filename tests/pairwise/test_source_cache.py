@@ -205,6 +205,33 @@ def test_owner_only_and_by_content(empty_cache: Path) -> None:
         assert (empty_cache / "generated").stat().st_mode & 0o077 == 0
 
 
+@numba_needed
+def test_nowhere_to_write_costs_the_cache_and_not_the_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No home directory, and no temporary one either."""
+
+    def nowhere(*_: object, **__: object) -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.delenv("FLASHGP_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(source_cache.tempfile, "mkdtemp", nowhere)
+    monkeypatch.chdir(tmp_path)
+    for cached in (cache_directory, source_cache._temporary, source_cache.warn_not_kept):
+        cached.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            module = import_generated("value = 3  # nowhere\n")
+    finally:
+        for cached in (cache_directory, source_cache._temporary, source_cache.warn_not_kept):
+            cached.cache_clear()
+    assert module.value == 3
+    assert ["home directory" in str(one.message) for one in said] == [True, False]
+    assert "any directory" in str(said[1].message)
+    assert list(tmp_path.iterdir()) == [], "and no folder named ~"
+
+
 def _in_child(queue: "multiprocessing.Queue[float]") -> None:
     queue.put(_total())
 

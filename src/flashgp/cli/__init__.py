@@ -1,4 +1,7 @@
-"""The command line, `flashgp` or `python -m flashgp`: fit, predict, plan, tune. The only place that imports typer."""
+"""The command line, `flashgp` or `python -m flashgp`: fit, predict, update, plan, tune, doctor.
+
+The only place that imports typer.
+"""
 
 from .application import main
 

@@ -1,4 +1,4 @@
-"""The commands and their options. What they do is in fitting, predicting, updating, planning and tuning.
+"""The commands and their options. What they do is in fitting, predicting, updating, planning, tuning and doctoring.
 
 Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
 interrupted with nothing written.
@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
 
 import typer
@@ -15,10 +16,13 @@ import typer
 import flashgp
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.machine import parse_bytes
+from flashgp.foundations.placement import Placement
 
 from .console import Console
+from .doctoring import run_doctor
 from .fitting import FitOptions, TableOptions, run_fit
 from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
+from .placement import Cores, Numa, Threads, placed
 from .planning import run_plan
 from .predicting import PredictOptions, run_predict
 from .tuning import run_tune
@@ -30,7 +34,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 application = typer.Typer(
     name="flashgp",
-    help="Exact Gaussian process regression on tables: fit, predict, update, plan, tune.",
+    help="Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -82,7 +86,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
-    """Exact Gaussian process regression on tables: fit, predict, update, plan, tune."""
+    """Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor."""
     if version:
         typer.echo(f"flashgp {flashgp.__version__}")
         raise typer.Exit
@@ -128,6 +132,9 @@ def fit(
     header: Header = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    threads: Threads = None,
+    cores: Cores = None,
+    numa: Numa = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -174,7 +181,7 @@ def fit(
         shlex.join(["flashgp", *sys.argv[1:]]),
         deterministic,
     )
-    _run(lambda console: run_fit(options, console), as_json, quiet, debug)
+    _run(lambda console: run_fit(options, console), placed(threads, cores, numa), as_json, quiet, debug)
 
 
 @application.command()
@@ -203,6 +210,9 @@ def predict(
     memory: Memory = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    threads: Threads = None,
+    cores: Cores = None,
+    numa: Numa = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -217,7 +227,7 @@ def predict(
     options = PredictOptions(
         model, table, out, std, interval, unseen, missing, delimiter, decimal, variance, _memory(memory)
     )
-    _run(lambda console: run_predict(options, console), as_json, quiet, debug)
+    _run(lambda console: run_predict(options, console), placed(threads, cores, numa), as_json, quiet, debug)
 
 
 @application.command()
@@ -243,6 +253,9 @@ def update(
     ] = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    threads: Threads = None,
+    cores: Cores = None,
+    numa: Numa = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -253,7 +266,7 @@ def update(
     new one is complete; a command that does not end leaves the old one as it was.
     """
     options = UpdateOptions(model, rows, out, window, refine, missing, delimiter, decimal)
-    _run(lambda console: run_update(options, console), as_json, quiet, debug)
+    _run(lambda console: run_update(options, console), placed(threads, cores, numa), as_json, quiet, debug)
 
 
 @application.command(epilog=GRAMMAR)
@@ -279,6 +292,9 @@ def plan(
     header: Header = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
+    threads: Threads = None,
+    cores: Cores = None,
+    numa: Numa = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -313,6 +329,7 @@ def plan(
         lambda console: run_plan(
             data, rows or 0, columns or 0, _memory(memory), device, dtype, console, test_rows, solver
         ),
+        placed(threads, cores, numa),
         as_json,
         quiet,
         debug,
@@ -322,6 +339,9 @@ def plan(
 @application.command()
 def tune(
     show: Annotated[bool, typer.Option("--show", help="Print the profile in use; measure nothing.")] = False,
+    threads: Threads = None,
+    cores: Cores = None,
+    numa: Numa = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -330,7 +350,25 @@ def tune(
 
     The profile is kept in your configuration folder, one file per machine, and used by every plan from then on.
     """
-    _run(lambda console: run_tune(show, console), as_json, quiet, debug)
+    _run(lambda console: run_tune(show, console), placed(threads, cores, numa), as_json, quiet, debug)
+
+
+@application.command()
+def doctor(
+    threads: Threads = None,
+    cores: Cores = None,
+    numa: Numa = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Look at this installation and this machine: what stands in the way of speed, and what to do about it.
+
+    Versions, processor, cores and NUMA nodes, threads, memory, accelerator, precision, missing packages with what they
+    cost in seconds, machine profile, cache. Lines marked ! are warnings. Nothing is changed, and the exit code is 0
+    whatever is found.
+    """
+    _run(run_doctor, placed(threads, cores, numa), as_json, quiet, debug)
 
 
 def main() -> None:
@@ -357,11 +395,17 @@ def _memory(text: str | None) -> str | None:
     return text
 
 
-def _run(work: Callable[[Console], dict[str, Any]], as_json: bool, quiet: bool, debug: bool) -> None:
-    """Do the work; a failure that was foreseen is one clear message and exit code 1."""
+def _run(
+    work: Callable[[Console], dict[str, Any]],
+    place: AbstractContextManager[Placement | None],
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Do the work where it was placed; a failure that was foreseen is one clear message and exit code 1."""
     console = Console(json=as_json, quiet=quiet)
     try:
-        with console.listening():
+        with console.listening(), place:
             result = work(console)
         console.finish(result)
     except KeyboardInterrupt as stop:

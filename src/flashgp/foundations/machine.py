@@ -1,18 +1,24 @@
 """The memory that is really free on this machine, now; amounts of memory as people write them."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["available_bytes", "parse_bytes"]
+__all__ = ["available_bytes", "control_groups", "memory_limit", "parse_bytes", "text_of"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 ROOT = "/"  # of /proc and /sys; tests put files of their own there
 NO_LIMIT = 2**60  # how version 1 of control groups writes that there is none, and more than any machine has
+# Of a control group, by version: its limit, what is used, and what of that the page cache would give up.
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 FREE_MEMORY_SHARE = 0.8  # of what is free at this moment: other processes live too
 
 
@@ -49,7 +55,7 @@ def available_bytes(device: torch.device) -> int:
 
 def _machine_free(root: Path) -> int:
     """What the kernel says could be had without swapping; other processes' memory is not in it."""
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in text_of(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     import psutil
@@ -57,45 +63,58 @@ def _machine_free(root: Path) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _control_groups_free(root: Path) -> list[int]:
-    """Bytes left in each Linux control group around this process that has a limit, versions 2 and 1.
+def control_groups(root: Path, resource: str) -> Iterator[tuple[int, Path]]:
+    """(version, folder) of each Linux control group around this process that may limit a resource, versions 2 and 1.
 
     A process is in one group per hierarchy, and in all groups above it; inside a container only the part of the path
-    below its own top may be visible. What the page cache holds is given up on demand and does not count as used.
+    below its own top may be visible.
     """
-    found = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" and not controllers:
-            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            version, top = 2, root / "sys/fs/cgroup"
+        elif resource in controllers.split(","):
+            version, top = 1, root / "sys/fs/cgroup" / resource
         else:
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
-            left = _group_free(top.joinpath(*parts[:depth]), *names)
-            if left is not None:
-                found.append(left)
-    return found
+            yield version, top.joinpath(*parts[:depth])
+
+
+def memory_limit() -> int | None:
+    """Bytes of the tightest memory limit of a control group around this process; None where there is none."""
+    limits = [_group_limit(folder / _FILES[version][0]) for version, folder in control_groups(Path(ROOT), "memory")]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _control_groups_free(root: Path) -> list[int]:
+    """Bytes left in each control group that has a limit. What the page cache holds is given up on demand: not used."""
+    found = (_group_free(folder, *_FILES[version]) for version, folder in control_groups(root, "memory"))
+    return [left for left in found if left is not None]
 
 
 def _group_free(folder: Path, limit: str, used: str, cache: str) -> int | None:
-    try:
-        most = int(_text(folder / limit))
-        if most >= NO_LIMIT:
-            return None
-        left = most - int(_text(folder / used))
-    except ValueError:  # "max", or no such file: no limit here
+    most, taken = _group_limit(folder / limit), text_of(folder / used).strip()
+    if most is None or not taken.isdigit():
         return None
-    for line in _text(folder / "memory.stat").splitlines():
+    left = most - int(taken)
+    for line in text_of(folder / "memory.stat").splitlines():
         if line.startswith(f"{cache} "):
             left += int(line.split()[1])
     return max(0, left)
 
 
-def _text(path: Path) -> str:
+def _group_limit(path: Path) -> int | None:
+    try:
+        limit = int(text_of(path))
+    except ValueError:  # "max", or no such file: no limit here
+        return None
+    return limit if limit < NO_LIMIT else None
+
+
+def text_of(path: Path) -> str:
+    """A small file of /proc or /sys; empty where there is none, or it cannot be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

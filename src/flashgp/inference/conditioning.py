@@ -20,6 +20,7 @@ from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_m
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
+from flashgp.foundations.placement import placement_events
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
@@ -83,6 +84,7 @@ def condition(
     x, y = in_own_memory(x), in_own_memory(y)
     if deterministic:
         events.append(EVENT)
+    events += placement_events()
     n, d = x.shape[-2:]
     group = None if differentiable else equal_rows(gp, x, y)
     distinct = n if group is None else int(group.max()) + 1

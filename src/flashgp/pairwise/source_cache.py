@@ -24,7 +24,7 @@ from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.forks import no_forks
 
-__all__ = ["cache_directory", "import_generated", "warn_not_kept"]
+__all__ = ["cache_directory", "import_generated", "refuse_foreign", "wanted_directory", "warn_not_kept"]
 
 
 def import_generated(text: str, identity: str = "") -> ModuleType:
@@ -50,16 +50,23 @@ def import_generated(text: str, identity: str = "") -> ModuleType:
 @functools.lru_cache(maxsize=1)
 def cache_directory() -> Path:
     """Where generated files live: FLASHGP_CACHE_DIR, or the user's cache directory, or a temporary one."""
-    wanted = os.environ.get("FLASHGP_CACHE_DIR")
-    path = (Path(wanted) if wanted else _user_cache()) / "generated"
+    place = "a directory"
     try:
+        path = wanted_directory()
+        place = str(path)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_foreign(path)
+        refuse_foreign(path)
         with tempfile.NamedTemporaryFile(dir=path):
             return path
     except OSError as error:
-        warn_not_kept(str(path), str(error))
+        warn_not_kept(place, str(error))
         return _temporary()
+
+
+def wanted_directory() -> Path:
+    """Where generated files should live; nothing is made. Raises: FileNotFoundError without a home directory."""
+    wanted = os.environ.get("FLASHGP_CACHE_DIR")
+    return (Path(wanted) if wanted else _user_cache()) / "generated"
 
 
 @functools.lru_cache(maxsize=1)
@@ -88,12 +95,14 @@ def warn_not_kept(path: str, problem: str) -> None:
 
 def _written(name: str, text: str) -> Path | None:
     """A file that holds the text: in the cache, in the temporary directory where the disk is full, or nowhere."""
-    path = cache_directory() / name
+    place = "any directory"
     try:
+        path = cache_directory() / name
+        place = str(path.parent)
         _write(path, text)
         return path
     except OSError as error:
-        warn_not_kept(str(path.parent), error.strerror or str(error))
+        warn_not_kept(place, error.strerror or str(error))
     with contextlib.suppress(OSError):
         path = _temporary() / name
         _write(path, text)
@@ -102,16 +111,22 @@ def _written(name: str, text: str) -> Path | None:
 
 
 def _user_cache() -> Path:
+    """Raises: FileNotFoundError for a user without a home directory, so that no folder named ~ is made anywhere."""
     try:
         from platformdirs import user_cache_path
+
+        path = user_cache_path("flashgp", appauthor=False)
     except ImportError:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return Path(base) / "flashgp"
-    return user_cache_path("flashgp", appauthor=False)
+        path = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashgp"
+    except RuntimeError as error:  # platformdirs, where the system does not know the user
+        raise FileNotFoundError(str(error)) from None
+    if path.parts[:1] == ("~",):
+        raise FileNotFoundError("there is no home directory")
+    return path
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Code is imported from here: nobody else may be able to put it there."""
+def refuse_foreign(path: Path) -> None:
+    """Code is imported from here: nobody else may be able to put it there. Raises: PermissionError."""
     if not hasattr(os, "getuid"):
         return  # Windows: the user's own cache directory is protected by its access list
     found = path.lstat()

@@ -1,0 +1,135 @@
+"""What FlashGP keeps between processes: the measured machine profile, and generated code with what was compiled of it.
+
+Looked at only: nothing is made, and nothing is written to see whether it can be.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from flashgp.diagnosis.findings import Finding
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.profile_store import CHOICE, LARGEST_BYTES, current_profile, machine_key, profile_path
+from flashgp.foundations.report import counted, readable_bytes
+from flashgp.pairwise.source_cache import refuse_foreign, wanted_directory
+
+__all__ = ["cache_findings", "profile_findings"]
+
+_MOST_FILES = 10_000  # that are counted
+_MOST_PROFILES = 32  # that are read
+_LEAST_BYTES = 100 * 2**20  # of a disk that compiled code is to be kept on
+_NAMES = ("processor", "cores", "threads", "torch version")
+
+
+def profile_findings() -> Iterator[Finding]:
+    """Whose rates plans use, and whether others can be kept."""
+    if os.environ.get(CHOICE) == "built-in":
+        yield Finding(
+            "profile", f"{CHOICE}=built-in: plans use built-in rates, guesses for two cores", "note",
+            f"unset {CHOICE} to use measured rates", {"state": "built-in"},
+        )  # fmt: skip
+        return
+    try:
+        path = profile_path()
+    except (OSError, RuntimeError) as error:
+        yield Finding(
+            "profile", f"built-in rates: there is no folder for a measured profile ({error})", "note",
+            f"name a folder in {CHOICE}, then run `flashgp tune`", {"state": "built-in"},
+        )  # fmt: skip
+        return
+    profile = current_profile()
+    kept = os.path.exists(path)
+    values = {"state": profile.name, "path": str(path), "kept": kept}
+    if profile.measured:
+        where = f"kept in {path}" if kept else "known to this process only"
+        machine = f"{counted(profile.cores, 'core')}, {counted(profile.threads, 'thread')}"
+        yield Finding("profile", f"measured on this machine with {machine}; {where}", values=values)
+    else:
+        others = _others(path)
+        text = "built-in rates, guesses for two cores: predicted seconds may be far off"
+        if others:
+            text += f"; {counted(len(others), 'profile')} measured otherwise: {'; '.join(_differing(others[0]))}"
+            values |= {"others": len(others), "differing": _differing(others[0])}
+        yield Finding("profile", text, "note", "run `flashgp tune`: seconds, once for each machine", values)
+    problem = _unwritable(path.parent)
+    if problem:
+        yield Finding(
+            "profile", f"{path.parent} cannot keep a profile: {problem}", "note",
+            f"make it writable, or name another folder in {CHOICE}", {"path": str(path.parent)},
+        )  # fmt: skip
+
+
+def cache_findings() -> Iterator[Finding]:
+    """Where generated and compiled code is kept: whether it can be, and by the owner alone."""
+    advice = "set FLASHGP_CACHE_DIR to a directory of yours"
+    try:
+        path = wanted_directory()
+    except OSError as error:
+        text = f"compiled code cannot be kept ({error}): every process compiles anew"
+        yield Finding("cache", text, "warning", advice, {"writable": False})
+        return
+    exists = os.path.exists(path)
+    values = {"path": str(path), "exists": exists, "writable": True, "owner_only": True}
+    try:
+        if os.path.lexists(path):
+            refuse_foreign(path)
+    except OSError as error:
+        text = f"{path} is not used: {error}; every process compiles anew"
+        yield Finding("cache", text, "warning", advice, {**values, "owner_only": False})
+        return
+    problem = _unwritable(path)
+    if problem:
+        text = f"{path} cannot be written to: {problem}; every process compiles anew"
+        yield Finding("cache", text, "warning", advice, {**values, "writable": False})
+        return
+    if not exists:
+        yield Finding("cache", f"{path} will be made when something is compiled", values=values)
+        return
+    sizes = [one.stat().st_size for one in islice(path.rglob("*"), _MOST_FILES) if one.is_file()]
+    alone = not hasattr(os, "getuid") or not path.stat().st_mode & 0o077
+    values |= {"files": len(sizes), "bytes": sum(sizes), "owner_only": alone}
+    whose = "yours alone" if alone else "yours, others may read it"
+    text = f"{path}: {whose}, can be written to, {counted(len(sizes), 'file')} of {readable_bytes(sum(sizes))}"
+    yield Finding("cache", text, values=values)
+    free = shutil.disk_usage(path).free
+    if free < _LEAST_BYTES:
+        yield Finding(
+            "cache", f"the disk of {path} has {readable_bytes(free)} left: compiled code may not fit", "warning",
+            f"make room, or {advice}", {"free_bytes": free},
+        )  # fmt: skip
+
+
+def _unwritable(path: Path) -> str:
+    """Why a folder, or the one it would be made in, cannot be written to; empty where it can."""
+    there = path
+    while not os.path.exists(there):
+        if there.parent == there:
+            return "there is no such place"
+        there = there.parent
+    if not os.path.isdir(there):
+        return f"{there} is a file"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"no write access to {there}"
+
+
+def _others(path: Path) -> list[MachineProfile]:
+    """Profiles kept beside the one of this machine, those most like it first."""
+    found = []
+    for one in islice(sorted(path.parent.glob("profile-*.json")), _MOST_PROFILES):
+        try:
+            with open(one, "rb") as file:
+                found.append(MachineProfile.from_json(file.read(LARGEST_BYTES).decode()))
+        except (OSError, ValueError, DomainError):  # of another version, or no profile
+            continue
+    return sorted(found, key=lambda profile: len(_differing(profile)))
+
+
+def _differing(profile: MachineProfile) -> list[str]:
+    other = (profile.processor, profile.cores, profile.threads, profile.torch_version)
+    return [
+        f"{name} {theirs}, now {ours}"
+        for name, theirs, ours in zip(_NAMES, other, machine_key(), strict=True)
+        if theirs != ours
+    ]

@@ -1,0 +1,83 @@
+"""What the doctor found: values to be printed, shown in a notebook, or stored as JSON."""
+
+import html
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Diagnosis", "Finding", "Severity"]
+
+Severity = Literal["ok", "note", "warning"]
+_COLUMNS = 120  # of printed lines
+_MARKS: dict[str, str] = {"ok": " ", "note": "-", "warning": "!"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Fields: topic; found, a sentence; severity, "warning" where results or seconds are at risk; advice, what to do,
+    empty where nothing needs to be done; values, what it rests on, as JSON has it.
+    """
+
+    topic: str
+    found: str
+    severity: Severity = "ok"
+    advice: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings of one examination, topic by topic."""
+
+    findings: tuple[Finding, ...]
+
+    def of(self, severity: Severity) -> tuple[Finding, ...]:
+        """The findings of this severity."""
+        return tuple(finding for finding in self.findings if finding.severity == severity)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to do, the warnings' advice first."""
+        ordered = (*self.of("warning"), *self.of("note"), *self.of("ok"))
+        return tuple(dict.fromkeys(finding.advice for finding in ordered if finding.advice))
+
+    def to_json(self) -> str:
+        """The findings as JSON."""
+        return json.dumps({"findings": [asdict(finding) for finding in self.findings]}, allow_nan=False)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(mark, topic, sentence) of each finding; a topic is named once."""
+        shown, last = [], ""
+        for finding in self.findings:
+            topic, last = "" if finding.topic == last else finding.topic, finding.topic
+            shown.append((_MARKS[finding.severity], topic, finding.found))
+        return shown
+
+    def __str__(self) -> str:
+        width = max((len(finding.topic) for finding in self.findings), default=0)
+        lines = []
+        for mark, topic, found in self.rows():
+            lines += _wrapped(f"{mark} {topic:<{width}}  ", found)
+        for advice in self.advice:
+            lines += _wrapped("=> ", advice)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = (
+            f"<td>{html.escape(m)}</td><th>{html.escape(t)}</th><td>{html.escape(f)}</td>" for m, t, f in self.rows()
+        )
+        items = "".join(f"<li>{html.escape(advice)}</li>" for advice in self.advice)
+        table = "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+        return table + (f"<ul>{items}</ul>" if items else "")
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    """Lines that begin under each other; paths and commands are not broken."""
+    return textwrap.wrap(
+        text, _COLUMNS, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

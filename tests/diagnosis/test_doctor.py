@@ -1,0 +1,547 @@
+"""The doctor on machines of our own making: what it finds, what it advises, and that it never fails."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.diagnosis import Diagnosis, Finding, accelerators, directories, nvidia, packages, processor, threads
+from flashgp.diagnosis.examination import PROBES, examine
+from flashgp.foundations import machine
+from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.foundations.report import readable_seconds
+
+GIB = 2**30
+
+
+class Root:
+    """A /proc and a /sys of our own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, name: str, text: str) -> None:
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / name).write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
+    monkeypatch.setattr(machine, "ROOT", str(tmp_path / "root"))
+    return Root(tmp_path / "root")
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*threads._VARIABLES, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_PROC_BIND", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def only(findings: Any) -> Finding:
+    (finding,) = findings
+    assert isinstance(finding, Finding)
+    return finding
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+def test_this_machine() -> None:
+    before = (torch.get_num_threads(), torch.get_float32_matmul_precision())
+    found = fgp.doctor()
+    assert isinstance(found, Diagnosis)
+    failed = [finding for finding in found.findings if "could not be looked at" in finding.found]
+    assert failed == []
+    topics = {finding.topic for finding in found.findings}
+    assert topics >= {name for name, _ in PROBES}
+    assert json.loads(found.to_json())["findings"][0]["values"]["torch"] == torch.__version__
+    text = str(found)
+    assert max(map(len, text.splitlines())) <= 120 or "/" in text
+    for advice in found.advice:
+        assert f"=> {advice}"[:60] in text
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
+    assert not torch.cuda.is_initialized()
+
+
+def test_nothing_is_imported_to_be_looked_at(source_environment: dict[str, str]) -> None:
+    """Also within 512 MB, on one core, and without a word on the way."""
+    code = """
+import json, os, sys
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import flashgp as fgp
+found = fgp.doctor()
+assert not [one for one in found.findings if "could not be" in one.found], found
+peak = 0
+if sys.platform == "linux":
+    import resource
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([sorted(sys.modules), peak]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=source_environment, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    loaded, peak = json.loads(run.stdout)
+    heavy = {"numba", "llvmlite", "triton", "sklearn", "matplotlib", "pandas", "pyarrow", "typer", "scipy.optimize"}
+    assert heavy & set(loaded) == set()
+    assert peak < 512 * 2**20
+
+
+def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe() -> Any:
+        yield Finding("gpu", "first")
+        warnings.warn("odd", UserWarning, stacklevel=1)
+        raise OSError("no answer")
+
+    found = list(examine("gpu", probe))
+    assert [(one.found, one.severity) for one in found] == [
+        ("first", "ok"),
+        ("odd", "warning"),
+        ("could not be looked at: OSError: no answer", "warning"),
+    ]
+
+
+def test_a_driver_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises() -> None:
+        raise RuntimeError("CUDA driver version is insufficient")
+
+    monkeypatch.setattr(accelerators, "driver", raises)
+    monkeypatch.setattr(torch.cuda, "device_count", raises)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    found = fgp.doctor()
+    failed = [one for one in found.findings if "could not be looked at" in one.found]
+    assert {one.topic for one in failed} == {"accelerator", "packages"}
+    assert all("driver version is insufficient" in one.found for one in failed)
+
+
+def test_without_proc_and_sys(root: Root) -> None:
+    found = {one.topic: one for one in fgp.doctor().findings}
+    assert "its instruction sets are not listed" in found["processor"].found
+    assert found["NUMA nodes"].found == "this system names none"
+    assert "memory" in found
+
+
+@pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs users")
+def test_without_a_home_and_without_write_access(source_environment: dict[str, str], tmp_path: Path) -> None:
+    """As a user whom the system does not know, where root can become one: its packages may be out of reach then too."""
+    code = """
+import os, sys
+import torch, flashgp as fgp
+fgp.doctor()
+if os.getuid() == 0:
+    os.setgid(65432); os.setuid(65432)
+for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "FLASHGP_PROFILE", "FLASHGP_CACHE_DIR"):
+    os.environ.pop(name, None)
+os.chdir("/")
+import tempfile
+tempfile.tempdir = "/proc/nowhere"
+print(fgp.doctor())
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=source_environment, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    assert "versions" in run.stdout
+    if os.getuid() == 0:
+        assert "compiled code cannot be kept" in run.stdout
+        assert "=> set FLASHGP_CACHE_DIR to a directory of yours" in run.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shown_as_text_html_and_json() -> None:
+    found = Diagnosis(
+        (
+            Finding("cache", "a <b>", "ok"),
+            Finding("cache", "long " * 40, "note", "later"),
+            Finding("threads", "8 on 2", "warning", "set OMP_NUM_THREADS=2", {"torch": 8}),
+            Finding("cores", "8 on 2", "warning", "set OMP_NUM_THREADS=2"),
+        )
+    )
+    lines = str(found).splitlines()
+    assert lines[0] == "  cache    a <b>"
+    assert lines[1].startswith("-          long long")
+    assert lines[2].startswith("           long")
+    assert lines[-3:] == ["! cores    8 on 2", "=> set OMP_NUM_THREADS=2", "=> later"], "warnings' advice first, once"
+    assert "a &lt;b&gt;" in found._repr_html_()
+    assert json.loads(found.to_json())["findings"][2] == {
+        "topic": "threads", "found": "8 on 2", "severity": "warning", "advice": "set OMP_NUM_THREADS=2",
+        "values": {"torch": 8},
+    }  # fmt: skip
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    real_spec, real_version = packages.importlib.util.find_spec, metadata.version
+
+    def spec(name: str, *rest: Any) -> Any:
+        return None if name in missing else real_spec(name, *rest)
+
+    def version(name: str) -> str:
+        if name in missing:
+            raise metadata.PackageNotFoundError(name)
+        return real_version(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", spec)
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_what_a_missing_package_costs_is_the_planners_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, d, t = packages.PROBLEM
+    wanted = {
+        engine: n * n / (BUILT_IN.product_rate(engine, "cpu", torch.float32, True, d, t) or 0.0)
+        + BUILT_IN.cpu.call_seconds
+        for engine in ("cpu", "torch")
+    }
+    assert packages.product_seconds("cpu") == pytest.approx(wanted)
+    without(monkeypatch, "numba", "pyarrow")
+    found = {one.found.split()[0]: one for one in packages.package_findings()}
+    numba = found["numba"]
+    assert numba.severity == "warning"
+    assert numba.advice == "pip install numba"
+    assert numba.values["seconds"] == pytest.approx(wanted["cpu"])
+    assert numba.values["seconds_without"] == pytest.approx(wanted["torch"])
+    slow, quick = readable_seconds(wanted["torch"]), readable_seconds(wanted["cpu"])
+    assert f"K V of n=20,000, d=8, t=1 in float32 takes about {slow} instead of {quick}" in numba.found
+    assert "(built-in rates)" in numba.found
+    assert (found["pyarrow"].severity, found["pyarrow"].advice) == ("note", "pip install 'flashgp[table]'")
+    assert "Parquet" in found["pyarrow"].found
+
+
+def test_triton_counts_where_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "triton")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "nothing uses it" in only(packages._triton()).found
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    finding = only(packages._triton())
+    assert finding.values["device"] == "cuda"
+    assert finding.values["seconds"] < finding.values["seconds_without"]
+    assert finding.found.startswith("triton is not installed: K V of n=20,000")
+
+
+def test_a_required_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "scipy")
+    versions, missing = packages.version_findings()
+    assert "scipy" not in versions.values
+    assert (missing.severity, missing.advice) == ("warning", "pip install scipy")
+
+
+# -- processor, cores, memory ------------------------------------------------------------------------------------------
+def test_instruction_sets(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.write("proc/cpuinfo", "processor: 0\nmodel name : X\nflags\t\t: fpu avx avx2 fma avx512f\n\nprocessor: 1\n")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    found = only(processor.processor_findings())
+    assert found.values["features"] == ["avx2", "fma", "avx512f"]
+    assert found.severity == "ok"
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert only(processor.processor_findings()).advice.startswith("unset ATEN_CPU_CAPABILITY")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
+    root.write("proc/cpuinfo", "flags : sse2 fma\n")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    assert only(processor.processor_findings()).severity == "note"
+
+
+def eight_cores(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for core in range(8):
+        root.write(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list", f"{core % 4},{core % 4 + 4}")
+
+
+def test_cores_by_affinity_quota_and_launcher(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    eight_cores(root, monkeypatch)
+    root.write("proc/self/cgroup", "0::/\n")
+    root.write("sys/fs/cgroup/cpu.max", "250000 100000\n")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    cores, bound, _nodes = processor.core_findings()
+    assert cores.found == (
+        "3 of 8 cores can be used: affinity 0-7 (4 physical), and a control group grants 2.5 cores' worth of time; "
+        "LOCAL_RANK 1"
+    )
+    assert cores.values["quota"] == 2.5
+    assert bound.advice.startswith("unset OMP_PROC_BIND, and bind with")
+
+
+def test_several_nodes_are_worth_a_pin(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    eight_cores(root, monkeypatch)
+    root.write("sys/devices/system/node/node0/cpulist", "0-3\n")
+    assert processor.numa_nodes()
+    assert only(processor._node_findings(frozenset(range(8)))).severity == "ok"
+    root.write("sys/devices/system/node/node1/cpulist", "4-7\n")
+    found = only(processor._node_findings(frozenset(range(8))))
+    assert "runs on 2 of them" in found.found
+    assert "--numa 0" in found.advice
+    assert only(processor._node_findings(frozenset({5}))).severity == "ok", "bound to one of them already"
+
+
+def test_memory_within_the_limit(root: Root) -> None:
+    root.write("proc/meminfo", f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\n")
+    found = only(processor.memory_findings())
+    assert found.severity == "ok"
+    assert found.values["plan_bytes"] == pytest.approx(0.8 * 8 * GIB)
+    assert (
+        found.values["factor_rows"] ** 2 * 8 <= found.values["plan_bytes"] < (found.values["factor_rows"] + 1) ** 2 * 8
+    )
+    root.write("proc/self/cgroup", "0::/\n")
+    root.write("sys/fs/cgroup/memory.max", f"{512 * 2**20}\n")
+    root.write("sys/fs/cgroup/memory.current", f"{112 * 2**20}\n")
+    found = only(processor.memory_findings())
+    assert (found.severity, found.values["limit_bytes"]) == ("note", 512 * 2**20)
+    assert "400.0 MiB free of 16.0 GiB, within a limit of 512.0 MiB" in found.found
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+def test_too_many_and_too_few_threads(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    eight_cores(root, monkeypatch)
+    monkeypatch.setattr(threads, "_libraries", lambda: [{"name": "openblas", "threads": 8, "version": "1"}])
+
+    def with_threads(count: int) -> list[Finding]:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+        return list(threads.thread_findings())
+
+    assert [one.severity for one in with_threads(4)] == ["ok"]
+    assert [one.severity for one in with_threads(8)] == ["ok"], "of 8 logical cores"
+    few = only(with_threads(2))
+    assert (few.severity, few.advice) == ("note", "set OMP_NUM_THREADS=4 if nothing else needs the other cores")
+    many = only(with_threads(16))
+    assert (many.severity, many.advice) == ("warning", "set OMP_NUM_THREADS=8: 16 threads on 8 cores")
+    root.write("proc/self/cgroup", "0::/\n")
+    root.write("sys/fs/cgroup/cpu.max", "200000 100000\n")
+    many, blas = with_threads(8)
+    assert many.advice == "set OMP_NUM_THREADS=2: 8 threads on 2 cores"
+    assert blas.advice == "set OPENBLAS_NUM_THREADS=2"
+
+
+def test_processes_of_a_launcher_that_share_their_cores(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    eight_cores(root, monkeypatch)
+    monkeypatch.setattr(threads, "_libraries", list)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    shared = only(threads.thread_findings())
+    assert shared.advice.startswith("set OMP_NUM_THREADS=2, or give each process cores of its own")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5}, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert only(threads.thread_findings()).severity == "ok", "each has its own"
+
+
+def test_variables_and_numbas_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "5")
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    found = next(iter(threads.thread_findings()))
+    assert "OMP_NUM_THREADS=3" in found.found
+    assert found.values["numba"] == 5
+
+
+# -- accelerator -------------------------------------------------------------------------------------------------------
+H100 = nvidia.Device("NVIDIA H100", (9, 0), 80 * GIB, 70 * GIB)
+
+
+def driven(monkeypatch: pytest.MonkeyPatch, *, built: str | None, visible: int = 1, cuda: int = 13) -> list[Finding]:
+    monkeypatch.setattr(accelerators, "driver", lambda: nvidia.Driver("580.1", (cuda, 0), (H100,)))
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    return list(accelerators.accelerator_findings())
+
+
+def test_a_device_and_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = only(driven(monkeypatch, built="13.0"))
+    assert found.found == (
+        "NVIDIA H100, 70.0 GiB free of 80.0 GiB, compute capability 9.0 (tensor cores take TF32 and bfloat16), driver "
+        "580.1 for CUDA 13.0, torch for 13.0"
+    )
+    assert found.values["capability"] == [9, 0]
+
+
+def test_a_device_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = only(driven(monkeypatch, built=None))
+    assert found.severity == "warning"
+    assert found.values["seconds"] < found.values["seconds_without"]
+    assert "built without CUDA: K V of n=20,000" in found.found
+    old, _ = driven(monkeypatch, built="13.0", cuda=12)
+    assert old.advice == "update the driver, or install a build of torch for CUDA 12"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hidden, _ = driven(monkeypatch, built="13.0", visible=0)
+    assert (hidden.severity, hidden.advice[:26]) == ("note", "unset CUDA_VISIBLE_DEVICES")
+
+
+def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "driver", lambda: None)
+    assert only(accelerators.accelerator_findings()).found.startswith("none: no NVIDIA driver is installed")
+    monkeypatch.setattr(accelerators, "driver", lambda: nvidia.Driver("580.1", (13, 0), ()))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert (
+        "driver 580.1, and no device (torch is built for CUDA 13.0)" in only(accelerators.accelerator_findings()).found
+    )
+
+
+class Library:
+    """NVML with two devices, by its C signatures; `broken` answers with an error."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken, self.calls = broken, []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            values: dict[str, Any] = {
+                "nvmlSystemGetCudaDriverVersion_v2": lambda out: setattr(out._obj, "value", 12080),
+                "nvmlDeviceGetCount_v2": lambda out: setattr(out._obj, "value", 2),
+                "nvmlDeviceGetHandleByIndex_v2": lambda index, out: setattr(out._obj, "value", 100 + index.value),
+                "nvmlSystemGetDriverVersion": lambda text, size: setattr(text, "value", b"570.86"),
+                "nvmlDeviceGetName": lambda device, text, size: setattr(text, "value", b"GPU %d" % device.value),
+                "nvmlDeviceGetMemoryInfo": lambda device, out: (
+                    setattr(out._obj, "total", 3 * GIB), setattr(out._obj, "free", GIB)
+                ),
+                "nvmlDeviceGetCudaComputeCapability": lambda device, major, minor: (
+                    setattr(major._obj, "value", 8), setattr(minor._obj, "value", 6)
+                ),
+            }  # fmt: skip
+            values.get(name, lambda: None)(*arguments)
+            return 999 if name == self.broken else 0
+
+        return call
+
+
+def test_the_drivers_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", lambda name: library)
+    devices = tuple(nvidia.Device(f"GPU {number}", (8, 6), 3 * GIB, GIB) for number in (100, 101))
+    assert nvidia.driver() == nvidia.Driver("570.86", (12, 8), devices)
+    assert (library.calls[0], library.calls[-1]) == ("nvmlInit_v2", "nvmlShutdown")
+    broken = Library("nvmlDeviceGetName")
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", lambda name: broken)
+    with pytest.raises(nvidia.DriverError, match="nvmlDeviceGetName with error 999"):
+        nvidia.driver()
+    assert broken.calls[-1] == "nvmlShutdown"
+
+    def missing(name: str) -> None:
+        raise OSError("cannot open shared object file")
+
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", missing)
+    assert nvidia.driver() is None
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_float32_products_in_less_than_float32_are_named(precision: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    assert only(accelerators.precision_findings()).severity == "ok"
+    try:
+        torch.set_float32_matmul_precision(precision)
+        found = only(accelerators.precision_findings())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found.severity == "warning"
+    assert found.advice.startswith('torch.set_float32_matmul_precision("highest")')
+    assert found.values["float32_matmul"] == precision
+
+
+def test_newer_flags_of_torch_that_disagree_with_the_older_one() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        found = only(accelerators.precision_findings())
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert (found.severity, found.values["float32_matmul"]) == ("warning", "mixed")
+    assert "in tf32" in found.found
+
+
+# -- profile and cache -------------------------------------------------------------------------------------------------
+def measured(**changes: Any) -> MachineProfile:
+    processor_name, cores, count, version = directories.machine_key()
+    own = {"processor": processor_name, "cores": cores, "threads": count, "torch_version": version}
+    return MachineProfile(**{**vars(BUILT_IN), "name": "measured", **own, **changes})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLASHGP_PROFILE", str(tmp_path / "profiles"))
+    monkeypatch.setattr("flashgp.foundations.profile_store._known", {})
+    return tmp_path / "profiles"
+
+
+def test_the_profile_of_this_machine_of_another_and_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = only(directories.profile_findings())
+    assert (none.severity, none.values["state"], none.values["kept"]) == ("note", "built-in", False)
+    assert none.advice.startswith("run `flashgp tune`")
+    assert not folder.exists(), "nothing is made"
+    folder.mkdir()
+    other = measured(threads=99, cores=98)
+    (folder / "profile-0.json").write_text(other.to_json())
+    (folder / "profile-1.json").write_text("rubbish")
+    (folder / "profile-2.json").write_text(measured(processor="other", cores=98, threads=97).to_json())
+    found = only(directories.profile_findings())
+    key = directories.machine_key()
+    assert f"2 profiles measured otherwise: cores 98, now {key[1]}; threads 99, now {key[2]}" in found.found
+    assert "rubbish" not in found.found
+    directories.profile_path().write_text(measured().to_json())
+    monkeypatch.setattr("flashgp.foundations.profile_store._known", {})
+    own = only(directories.profile_findings())
+    assert (own.severity, own.values["state"], own.values["kept"]) == ("ok", "measured", True)
+    directories.profile_path().write_text("{")
+    monkeypatch.setattr("flashgp.foundations.profile_store._known", {})
+    broken = list(examine("profile", directories.profile_findings))
+    assert ["could not be used" in one.found for one in broken] == [False, True], "its warning is a finding"
+    monkeypatch.setenv("FLASHGP_PROFILE", "built-in")
+    assert "built-in rates" in only(directories.profile_findings()).found
+
+
+def test_a_folder_that_cannot_keep_a_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write_text("a file")
+    with pytest.warns(fgp.FlashGPWarning, match="could not be used"):
+        _, found = directories.profile_findings()
+    assert "is a file" in found.found
+    folder.unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    _, found = directories.profile_findings()
+    assert f"no write access to {folder.parent}" in found.found
+    assert found.advice.endswith("in FLASHGP_PROFILE")
+
+    def nowhere() -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(directories, "profile_path", nowhere)
+    assert only(directories.profile_findings()).advice.startswith("name a folder in FLASHGP_PROFILE")
+
+
+def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGP_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "cache" / "generated"
+    assert only(directories.cache_findings()).found == f"{path} will be made when something is compiled"
+    assert not path.exists()
+    path.mkdir(parents=True)
+    path.chmod(0o700)
+    (path / "a.py").write_text("12345")
+    found = only(directories.cache_findings())
+    assert found.found == f"{path}: yours alone, can be written to, 1 file of 5 B"
+    monkeypatch.setattr(directories.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 2**20})())
+    assert "5.0 MiB left" in list(directories.cache_findings())[1].found
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        denied = only(directories.cache_findings())
+    assert (denied.severity, denied.values["writable"]) == ("warning", False)
+    if hasattr(os, "getuid"):
+        path.chmod(0o755)
+        assert "others may read it" in next(iter(directories.cache_findings())).found
+        path.chmod(path.stat().st_mode | stat.S_IWOTH)
+        foreign = only(directories.cache_findings())
+        assert (foreign.severity, foreign.values["owner_only"]) == ("warning", False)
+        assert "others may write to it" in foreign.found
+
+    def nowhere() -> Path:
+        raise FileNotFoundError("there is no home directory")
+
+    monkeypatch.setattr(directories, "wanted_directory", nowhere)
+    assert only(directories.cache_findings()).advice == "set FLASHGP_CACHE_DIR to a directory of yours"

@@ -1,0 +1,343 @@
+"""`fgp.runtime`: threads and cores of the whole process within a block, and all of it as it was afterwards."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations import machine, placement
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
+from flashgp.foundations.placement import _active, _blas_libraries, _tasks, launcher_text
+from flashgp.foundations.processors import core_text, own_cores
+from flashgp.pairwise.cpu.pool import run_together, workers
+
+linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot choose its cores here")
+ONE = sorted(own_cores() or {0})[0]
+LAST = sorted(own_cores() or {0})[-1]
+
+
+def blas_threads() -> list[int]:
+    return [library.get_num_threads() for library in _blas_libraries()]
+
+
+def masks() -> dict[int, set[int]]:
+    found = {}
+    for task in _tasks():
+        with suppress(ProcessLookupError):  # a thread that was joined may still be ending
+            found[task] = os.sched_getaffinity(task)
+    return found
+
+
+class State:
+    """Counts of threads, and the cores of each; equal to another where the threads that live in both have not moved."""
+
+    def __init__(self) -> None:
+        self.masks = masks()
+        self.counts = torch.get_num_threads(), elsewhere(torch.get_num_threads), blas_threads()
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, State)
+        both = self.masks.keys() & other.masks.keys()
+        assert threading.get_native_id() in both
+        return self.counts == other.counts and all(self.masks[task] == other.masks[task] for task in both)
+
+    def __repr__(self) -> str:
+        return f"{self.counts} {self.masks}"
+
+
+def elsewhere(call: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.fixture(autouse=True)
+def two_threads_everywhere() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.ones(300, 300) @ torch.ones(300, 300)  # OpenMP's threads exist
+    run_together([lambda _: None, lambda _: None])  # and those of our loops
+    yield
+    assert not _active
+    torch.set_num_threads(before)
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+def test_threads_of_torch_of_new_threads_of_loops_and_of_blas() -> None:
+    before = State()
+    with fgp.runtime(threads=1) as placed:
+        assert (torch.get_num_threads(), workers(), elsewhere(torch.get_num_threads)) == (1, 1, 1)
+        assert set(blas_threads()) <= {1}
+        assert str(placed) == "1 thread"
+    assert State() == before
+
+
+def test_all_comes_back_after_an_exception_and_nested() -> None:
+    before = State()
+    with pytest.raises(ZeroDivisionError), fgp.runtime(threads=1):
+        outer = State()
+        with pytest.raises(KeyError), fgp.runtime(threads=2, cores=[ONE, LAST]):
+            assert torch.get_num_threads() == 2
+            raise KeyError
+        assert State() == outer
+        raise ZeroDivisionError
+    assert State() == before
+
+
+def test_what_only_this_thread_has_stays_its_own() -> None:
+    """A count that differs from the one that new threads begin with is not handed to them."""
+    from flashgp.foundations.threads import counts_are_own, single_thread
+
+    if not counts_are_own():
+        pytest.skip("torch runs on something else than OpenMP here")
+    with single_thread():
+        with fgp.runtime(threads=1):
+            pass
+        assert (torch.get_num_threads(), elsewhere(torch.get_num_threads)) == (1, 2)
+    assert torch.get_num_threads() == 2
+
+
+def test_nothing_asked_for_changes_nothing() -> None:
+    before = State()
+    with fgp.runtime() as placed:
+        assert State() == before
+        assert (placed.threads, placed.cores) == (2, None)
+
+
+def test_more_threads_than_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "usable_cores", lambda: 1)
+    with (
+        pytest.warns(FlashGPWarning, match=r"2 threads on 1 core: .*; take threads=1"),
+        fgp.runtime(threads=2),
+    ):
+        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
+def test_threads_are_a_positive_number(threads: Any) -> None:
+    with pytest.raises(DomainError, match="`threads` must be"), fgp.runtime(threads=threads):
+        pass
+
+
+# -- cores -------------------------------------------------------------------------------------------------------------
+@linux
+def test_threads_that_exist_and_threads_that_come_run_on_the_cores() -> None:
+    before = State()
+    stop, started = threading.Event(), threading.Event()
+    waiting = threading.Thread(target=lambda: (started.set(), stop.wait()), daemon=True)
+    with fgp.runtime(cores=[ONE]) as placed:
+        assert (placed.threads, torch.get_num_threads()) == (1, 1), "no more threads than cores"
+        assert str(placed) == f"1 thread on core {ONE}"
+        waiting.start()
+        started.wait()
+        assert len(masks()) > 1
+        assert all(mask == {ONE} for mask in masks().values()), masks()
+        assert elsewhere(lambda: os.sched_getaffinity(0)) == {ONE}
+    assert State() == before
+    assert os.sched_getaffinity(waiting.native_id or 0) == own_cores(), "a thread of the block is free again"
+    stop.set()
+    waiting.join()
+
+
+@linux
+def test_a_thread_of_the_block_that_chose_its_cores_keeps_them() -> None:
+    if ONE == LAST:
+        pytest.skip("needs two cores")
+    stop, started = threading.Event(), threading.Event()
+
+    def chooses() -> None:
+        os.sched_setaffinity(0, {LAST})
+        started.set()
+        stop.wait()
+
+    thread = threading.Thread(target=chooses, daemon=True)
+    with fgp.runtime(cores=[ONE]):
+        thread.start()
+        started.wait()
+    assert os.sched_getaffinity(thread.native_id or 0) == {LAST}
+    stop.set()
+    thread.join()
+
+
+@linux
+def test_results_are_the_same_on_fewer_cores_and_the_report_says_where() -> None:
+    x = torch.linspace(0.0, 5.0, 300, dtype=torch.float64)[:, None]
+    gp = fgp.GP(fgp.kernels.RBF())
+    free = gp.condition(x, x[:, 0].sin()).predict(x[:5]).mean
+    with fgp.runtime(cores=[ONE]):
+        placed = gp.condition(x, x[:, 0].sin())
+        fitted = fgp.fit(gp, x[:20], x[:20, 0].sin(), starts=1)
+    assert torch.allclose(placed.predict(x[:5]).mean, free, rtol=1e-9)
+    said = f"runtime: 1 thread on core {ONE}"
+    assert [event for event in placed.report.events if event.startswith("runtime")] == [said]
+    assert [event for event in fitted.report.events if event.startswith("runtime")] == [said]
+    outside = gp.condition(x, x[:, 0].sin()).report.events
+    assert not [event for event in outside if event.startswith("runtime")]
+
+
+@linux
+def test_the_inner_block_stays_within_the_outer_one() -> None:
+    if ONE == LAST:
+        pytest.skip("needs two cores")
+    with fgp.runtime(cores=[ONE]), pytest.raises(DomainError, match=f"may use, {ONE}"), fgp.runtime(cores=[LAST]):
+        pass
+
+
+@linux
+def test_cores_outside_of_a_launchers_binding_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5, 6, 7})
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    named = r"may use, 4-7 \(LOCAL_RANK 1 of 2, OMP_PROC_BIND=true\), got 3-4"
+    with pytest.raises(DomainError, match=named), fgp.runtime(cores="3-4"):
+        pass
+    assert launcher_text() == "LOCAL_RANK 1 of 2"
+
+
+@linux
+def test_a_numa_node_is_the_cores_of_it_that_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {0: frozenset({ONE, 4000}), 1: frozenset({4001}), 2: frozenset()}
+    monkeypatch.setattr(placement, "numa_nodes", lambda: nodes)
+    with fgp.runtime(numa_node=0) as placed:
+        assert os.sched_getaffinity(0) == {ONE}
+        assert str(placed) == f"1 thread on core {ONE} of NUMA node 0"
+    for number in (1, 2, 3):
+        with pytest.raises(DomainError, match=rf"got {number}; .* are 0: .*, 1: 4001, 2: none"):
+            fgp.runtime(numa_node=number).__enter__()
+    monkeypatch.setattr(placement, "numa_nodes", dict)
+    with pytest.raises(BackendUnavailableError, match=r"no NUMA nodes .* give cores= instead"):
+        fgp.runtime(numa_node=0).__enter__()
+    with pytest.raises(DomainError, match="name cores twice"):
+        fgp.runtime(cores=[ONE], numa_node=0).__enter__()
+
+
+def test_a_clear_no_where_a_process_cannot_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = State()
+    with monkeypatch.context() as patch:
+        patch.delattr(os, "sched_getaffinity", raising=False)
+        with pytest.raises(BackendUnavailableError, match=r"`cores` needs .* Linux, .* take threads= alone"):
+            fgp.runtime(cores=[0]).__enter__()
+        with pytest.raises(BackendUnavailableError, match=r"`numa_node` needs"):
+            fgp.runtime(numa_node=0).__enter__()
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "ROOT", str(tmp_path))
+        with pytest.raises(BackendUnavailableError, match=r"needs /proc, .*taskset"):
+            fgp.runtime(cores=[ONE]).__enter__()
+    assert State() == before
+
+
+@linux
+def test_a_refusal_of_the_system_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real, calls = State(), os.sched_setaffinity, []
+
+    def refuses(task: int, cores: Any) -> None:
+        calls.append(task)
+        if len(calls) == 2:
+            raise PermissionError(1, "Operation not permitted")
+        real(task, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuses)
+    with pytest.raises(BackendUnavailableError, match=r"refuses .Operation not permitted.; start"):
+        fgp.runtime(cores=[ONE]).__enter__()
+    monkeypatch.undo()
+    assert len(calls) > 2
+    assert State() == before
+
+
+# -- one per process ---------------------------------------------------------------------------------------------------
+def test_another_thread_is_refused_meanwhile() -> None:
+    def other() -> str:
+        try:
+            with fgp.runtime(threads=1):
+                return "entered"
+        except DomainError as error:
+            return str(error)
+
+    with fgp.runtime(threads=1):
+        assert "active in another thread (1 thread)" in elsewhere(other)
+
+
+@linux
+def test_blocks_left_in_another_order_still_undo_everything() -> None:
+    before = State()
+    outer, inner = fgp.runtime(threads=1), fgp.runtime(cores=[ONE])
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert (torch.get_num_threads(), os.sched_getaffinity(0)) == (1, {ONE})
+    inner.__exit__(None, None, None)
+    assert State() == before
+    outer, inner = fgp.runtime(cores=[ONE]), fgp.runtime(threads=1)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert os.sched_getaffinity(0) == {ONE}
+    inner.__exit__(None, None, None)
+    assert State() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_keeps_the_cores_and_may_have_a_runtime_of_its_own(source_environment: dict[str, str]) -> None:
+    code = f"""
+import os, sys, threading, torch
+import flashgp as fgp
+torch.set_num_threads(1)
+stop, entered = threading.Event(), threading.Event()
+def holds():
+    with fgp.runtime(threads=1, cores=[{ONE}]):
+        entered.set()
+        stop.wait()
+thread = threading.Thread(target=holds, daemon=True)
+thread.start(); entered.wait()
+child = os.fork()
+if not child:
+    try:
+        assert os.sched_getaffinity(0) == {{{ONE}}}
+        with fgp.runtime(threads=1):
+            pass
+        os._exit(0)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+stop.set(); thread.join()
+sys.exit(code)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=source_environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+@linux
+def test_every_process_below_a_launcher_stays_where_it_was_put(source_environment: dict[str, str]) -> None:
+    """Bound before Python starts, as a launcher does it: the cores of the others cannot be had."""
+    code = f"""
+import os, flashgp as fgp
+from flashgp.foundations.errors import DomainError
+assert os.sched_getaffinity(0) == {{{ONE}}}
+with fgp.runtime(cores=[{ONE}]):
+    pass
+try:
+    fgp.runtime(cores=[4095]).__enter__()
+except DomainError as error:
+    assert "may use, {core_text([ONE])} (LOCAL_RANK 0)" in str(error), error
+else:
+    raise SystemExit("escaped")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**source_environment, "LOCAL_RANK": "0"}, capture_output=True, text=True,
+        check=False, preexec_fn=lambda: os.sched_setaffinity(0, {ONE}),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,88 @@
+"""`flashgp doctor`, and --threads, --cores and --numa of every command that computes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from flashgp.cli.application import application
+from flashgp.cli.placement import placed
+from flashgp.diagnosis import Diagnosis, Finding
+from flashgp.foundations import placement
+from flashgp.foundations.processors import core_text, own_cores
+
+COMMANDS = ("fit", "predict", "update", "plan", "tune", "doctor")
+ONE = sorted(own_cores() or {0})[0]
+linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot choose its cores here")
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(application, [str(a) for a in arguments])
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result
+
+
+@pytest.fixture
+def sick(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Diagnosis((Finding("versions", "all"), Finding("threads", "8 on 2", "warning", "set OMP_NUM_THREADS=2")))
+    monkeypatch.setattr("flashgp.cli.doctoring.doctor", lambda: found)
+
+
+def test_this_machine_as_one_json_object() -> None:
+    said = json.loads(run("doctor", "--json").stdout)
+    assert said["command"] == "doctor"
+    assert {"versions", "cores", "threads", "cache"} <= {one["topic"] for one in said["findings"]}
+    assert said["findings"][0]["values"]["torch"] == torch.__version__
+
+
+def test_a_warning_is_no_failure(sick: None) -> None:
+    assert run("doctor").stdout == "  versions  all\n! threads   8 on 2\n=> set OMP_NUM_THREADS=2\n"
+    quiet = run("doctor", "--quiet")
+    assert (quiet.stdout, quiet.stderr) == ("", "warning: threads: 8 on 2\n")
+    assert json.loads(run("doctor", "--json").stdout)["findings"][1]["severity"] == "warning"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_where_it_may_run(command: str) -> None:
+    text = " ".join(run(command, "--help").stdout.split())
+    for option in ("--threads", "--cores", "--numa"):
+        assert option in text
+
+
+@linux
+def test_a_command_runs_where_it_was_put(tmp_path: Path) -> None:
+    said = json.loads(run("doctor", "--json", "--cores", ONE, "--threads", 1).stdout)
+    cores = next(one for one in said["findings"] if one["topic"] == "cores")
+    assert cores["values"]["affinity"] == [ONE]
+    assert cores["found"].endswith(f"runtime: 1 thread on core {ONE}")
+    table = tmp_path / "table.csv"
+    x = np.linspace(0, 5, 12)
+    table.write_text("x,y\n" + "".join(f"{a},{np.sin(a)}\n" for a in x))
+    before = (torch.get_num_threads(), own_cores())
+    fitted = json.loads(run("fit", table, "-t", "y", "--starts", 1, "--json", "--cores", ONE).stdout)
+    assert f"runtime: 1 thread on core {ONE}" in fitted["events"]
+    assert (torch.get_num_threads(), own_cores()) == before
+
+
+def test_bad_usage_and_what_this_machine_has_not() -> None:
+    assert "--cores" in run("doctor", "--cores", "a-b", code=2).stderr
+    assert "not both" in run("doctor", "--cores", "0", "--numa", 0, code=2).stderr
+    run("doctor", "--threads", 0, code=2)
+    failed = run("plan", "--rows", 10, "--columns", 2, "--cores", "65000", "--json", code=1)
+    assert json.loads(failed.stdout)["error"]["type"] in ("DomainError", "BackendUnavailableError")
+    if hasattr(os, "sched_getaffinity"):
+        assert f"may use, {core_text(own_cores() or ())}" in failed.stderr
+
+
+def test_without_options_nothing_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with placed(None, None, None):
+        assert not placement._active
+    with placed(1, None, None):
+        assert len(placement._active) == 1
