@@ -31,6 +31,7 @@ _LATE = {
     "Stream": ("flashgp.inference.stream", "Stream"),
     "bench": ("flashgp.bench", None),
     "fit": ("flashgp.inference.fit", "fit"),
+    "linalg": ("flashgp.linalg", None),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
     "plan": ("flashgp.inference.public_plan", "plan"),
@@ -61,6 +62,7 @@ __all__ = [
     "fit",
     "kernels",
     "likelihoods",
+    "linalg",
     "load",
     "means",
     "operators",
@@ -71,7 +73,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, operators, plots
+    from flashgp import bench, linalg, operators, plots
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
     from flashgp.inference.fit import fit
