@@ -15,13 +15,14 @@ import typer
 import flashgp
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.machine import parse_bytes
+from flashgp.planner.tuning import PARTS
 
 from .console import Console
 from .fitting import FitOptions, TableOptions, run_fit
 from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
 from .planning import run_plan
 from .predicting import PredictOptions, run_predict
-from .tuning import run_tune
+from .tuning import TuneOptions, run_tune
 from .updating import UpdateOptions, run_update
 
 __all__ = ["application", "main"]
@@ -321,16 +322,43 @@ def plan(
 
 @application.command()
 def tune(
+    profiles: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROFILE]...", help="With --show: profile files, beside each other.", show_default=False
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the profile in use; measure nothing.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAMES", help=f"Measure these parts again, keep the rest: {', '.join(PARTS)}."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Logged seconds beside predicted ones; measure nothing.")
+    ] = False,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Draw the profile: .png or .html.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Measure this machine in seconds, so that plans predict with its own rates.
 
-    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on.
+    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on. What
+    plans predicted and what runs then took is logged beside it (sizes and seconds only; FLASHGP_RUN_LOG=off for none).
     """
-    _run(lambda console: run_tune(show, console), as_json, quiet, debug)
+    if profiles and not show:
+        raise typer.BadParameter("profile files are shown, not measured; give --show before them")
+    if sum(map(bool, (show, only, check))) > 1:
+        raise typer.BadParameter("give one of --show, --only and --check")
+    if check and out is not None:
+        raise typer.BadParameter("--check has no picture; give --out with --show, or without both")
+    unknown = [name for text in only or () for name in text.split(",") if name.strip() not in PARTS]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)} is none of {', '.join(PARTS)}", param_hint="--only")
+    options = TuneOptions(show, tuple(profiles or ()), tuple(only or ()), check, out)
+    _run(lambda console: run_tune(options, console), as_json, quiet, debug)
 
 
 def main() -> None:
