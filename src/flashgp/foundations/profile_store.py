@@ -60,12 +60,15 @@ def _folder() -> Path:
     if chosen and chosen != "built-in":
         return Path(chosen)
     try:
-        import platformdirs
+        try:
+            import platformdirs
 
-        folder = Path(platformdirs.user_config_dir("flashgp", appauthor=False))
-    except ImportError:
-        folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "flashgp"
-    if folder.parts[:1] == ("~",):  # what is left where nobody knows the home directory
+            folder = Path(platformdirs.user_config_dir("flashgp", appauthor=False))
+        except ImportError:
+            folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flashgp"
+    except RuntimeError:
+        folder = Path("~")
+    if folder.parts[:1] == ("~",):  # where nobody knows the home directory some say so, and some leave the mark
         raise FileNotFoundError(f"there is no home directory; name a folder in {CHOICE}")
     return folder
 

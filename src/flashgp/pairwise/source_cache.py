@@ -51,8 +51,9 @@ def import_generated(text: str, identity: str = "") -> ModuleType:
 def cache_directory() -> Path:
     """Where generated files live: FLASHGP_CACHE_DIR, or the user's cache directory, or a temporary one."""
     wanted = os.environ.get("FLASHGP_CACHE_DIR")
-    path = (Path(wanted) if wanted else _user_cache()) / "generated"
+    path = Path("~")
     try:
+        path = (Path(wanted) if wanted else _user_cache()) / "generated"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_foreign(path)
         with tempfile.NamedTemporaryFile(dir=path):
@@ -102,12 +103,19 @@ def _written(name: str, text: str) -> Path | None:
 
 
 def _user_cache() -> Path:
+    """Raises: FileNotFoundError where nobody knows the home directory."""
     try:
-        from platformdirs import user_cache_path
-    except ImportError:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return Path(base) / "flashgp"
-    return user_cache_path("flashgp", appauthor=False)
+        try:
+            from platformdirs import user_cache_path
+
+            path = user_cache_path("flashgp", appauthor=False)
+        except ImportError:
+            path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashgp"
+    except RuntimeError:
+        path = Path("~")
+    if path.parts[:1] == ("~",):  # some leave the mark, some raise
+        raise FileNotFoundError("there is no home directory")
+    return path
 
 
 def _refuse_foreign(path: Path) -> None:

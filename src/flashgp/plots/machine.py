@@ -47,8 +47,9 @@ def machine_rates(
     if not drawn:
         empty(ax, "not measured in these profiles")
         return ax
-    ax.set_xscale("log", base=2)
+    ax.set_xscale("log")
     ax.set_yscale("log")
+    _plain_ticks(ax)
     legend(ax, loc="lower right")
     return ax
 
@@ -89,6 +90,16 @@ def _curve(times: tuple[OperationTime, ...], operation: str, dtype: str) -> list
     return [
         (n, operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9) for n, one in sorted(found.items())
     ]
+
+
+def _plain_ticks(ax: "Axes") -> None:
+    """1, 2, 5, 10, ... written out on both logarithmic axes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _others(profile: MachineProfile) -> dict[str, float]:
