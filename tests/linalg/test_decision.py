@@ -72,7 +72,9 @@ def test_carrying_counts_both_ways() -> None:
     slow_back = Speeds(CPU_RATES, replace(GPU, return_bytes=1e6))
     assert SPEEDS.quicker("qr", F64, 2000, 2000, 1, CPU) == ACCELERATOR
     assert slow_back.quicker("qr", F64, 2000, 2000, 1, CPU) == CPU
-    assert slow_back.quicker("eigh", F64, 64, 64, 1, ACCELERATOR) == ACCELERATOR, "the matrix itself would go back"
+    system = ("triangular", F64, 64, 1, 1, ACCELERATOR)
+    assert SPEEDS.quicker(*system) == CPU
+    assert Speeds(CPU_RATES, replace(GPU, return_bytes=1e8)).quicker(*system) == ACCELERATOR, "the matrix goes back"
     slow_there = Speeds(CPU_RATES, replace(GPU, transfer_bytes=1e6))
     assert slow_there.quicker("qr", F64, 2000, 2000, 1, CPU) == CPU
 

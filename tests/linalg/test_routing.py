@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError
 
 import flashgp as fgp
 from flashgp import linalg
@@ -196,6 +197,15 @@ def test_errors_of_arguments_are_the_same_there(fake: Fake) -> None:
             linalg.solve_triangular(definite(5), matrix(4, 2), upper=True, device="cuda")
         with pytest.raises(DomainError, match="`mode` must be one of"):
             linalg.qr(definite(5), mode="thin", device="cuda")
+    asked = []
+
+    def singular(a: Tensor) -> Tensor:
+        asked.append(a)
+        raise LinAlgError("not positive definite")
+
+    with pytest.raises(LinAlgError):
+        routing.Elsewhere("cholesky", CUDA).run(singular, definite(3))
+    assert len(asked) == 1, "the same matrix is not factorised again"
     assert accelerator() == CUDA, "none of this is the accelerator's fault"
 
 

@@ -266,7 +266,7 @@ def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeyp
     first = _stub(None)
     monkeypatch.setattr(tuning, "measuring", lambda: contextlib.nullcontext(True))
     profile_store.keep_profile(first)
-    monkeypatch.setattr(profile_store, "_known", {})
+    monkeypatch.setattr(profile_store, "_known", {machine_key(): replace(first, accelerator_name="what it was before")})
     asked = []
 
     def measure(progress: object, parts: object, known: MachineProfile) -> MachineProfile:
