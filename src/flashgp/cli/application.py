@@ -17,6 +17,7 @@ import flashgp
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.placement import Placement
+from flashgp.planner.tuning import PARTS
 
 from .console import Console
 from .doctoring import run_doctor
@@ -25,7 +26,7 @@ from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
 from .placement import Cores, Numa, Threads, placed
 from .planning import run_plan
 from .predicting import PredictOptions, run_predict
-from .tuning import run_tune
+from .tuning import TuneOptions, run_tune
 from .updating import UpdateOptions, run_update
 
 __all__ = ["application", "main"]
@@ -338,7 +339,23 @@ def plan(
 
 @application.command()
 def tune(
+    profiles: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROFILE]...", help="With --show: profile files, beside each other.", show_default=False
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the profile in use; measure nothing.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAMES", help=f"Measure these parts again, keep the rest: {', '.join(PARTS)}."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Logged seconds beside predicted ones; measure nothing.")
+    ] = False,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Draw the profile: .png or .html.")
+    ] = None,
     threads: Threads = None,
     cores: Cores = None,
     numa: Numa = None,
@@ -348,9 +365,20 @@ def tune(
 ) -> None:
     """Measure this machine in seconds, so that plans predict with its own rates.
 
-    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on.
+    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on. What
+    plans predicted and what runs then took is logged beside it (sizes and seconds only; FLASHGP_RUN_LOG=off for none).
     """
-    _run(lambda console: run_tune(show, console), placed(threads, cores, numa), as_json, quiet, debug)
+    if profiles and not show:
+        raise typer.BadParameter("profile files are shown, not measured; give --show before them")
+    if sum(map(bool, (show, only, check))) > 1:
+        raise typer.BadParameter("give one of --show, --only and --check")
+    if check and out is not None:
+        raise typer.BadParameter("--check has no picture; give --out with --show, or without both")
+    unknown = [name for text in only or () for name in text.split(",") if name.strip() not in PARTS]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)} is none of {', '.join(PARTS)}", param_hint="--only")
+    options = TuneOptions(show, tuple(profiles or ()), tuple(only or ()), check, out)
+    _run(lambda console: run_tune(options, console), placed(threads, cores, numa), as_json, quiet, debug)
 
 
 @application.command()

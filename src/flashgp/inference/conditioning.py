@@ -22,6 +22,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.placement import placement_events
 from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
@@ -152,6 +153,8 @@ def condition(
     report.peak_bytes = workspace.peak_bytes
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
+    if time_limit is None and report.route == plan.route:  # neither cut short nor handed over
+        log_run("condition", plan, plan.seconds, report.seconds)
     workspace.budget_bytes = None  # it was that of conditioning
     return Posterior(
         gp, x, y, rows, theta, factor, weights, residual, report, differentiable, replicates, solves, choice

@@ -30,6 +30,7 @@ from flashgp.foundations.errors import (
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.report import Report, counted, readable_bytes
+from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.checkpoint import EvaluationLog, fingerprint
 from flashgp.inference.conditioning import condition
@@ -291,6 +292,8 @@ def fit(
     report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - began - workspace.compile_seconds
+    if not interrupted and report.route == plan.route:
+        log_run("fit", plan, report.predicted_seconds, report.seconds)
     return Fit(gp, posterior, recorder.history, report, interrupted)
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flashgp import linalg
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.contract import System
@@ -205,7 +206,8 @@ class LowRank(Preconditioner):
         self.pivots, self.triangle, self.left = partial.pivots, partial.triangle, partial.left
         self.mean_diagonal = partial.mean_diagonal
         self._take(noise)
-        self._basis, self._inner = torch.linalg.qr(partial.factor / self._deviation)
+        scaled = partial.factor / self._deviation
+        self._basis, self._inner = linalg.qr(scaled, device=linalg.own_device(scaled))
         self._rotation, self._singular, _ = torch.linalg.svd(self._inner)
         self._stretched()
 
