@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("operators",),
     ("solvers",),
     ("inference",),
-    ("estimator", "table", "cli", "plots", "bench", "files", "page", "scaling", "__main__"),
+    ("estimator", "table", "cli", "plots", "bench", "files", "page", "profiling", "scaling", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 EDGES = len(LAYERS) - 1

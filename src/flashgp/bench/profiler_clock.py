@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from flashgp.bench.clock import collector_off, synchronise
 from flashgp.bench.torch_profile import torch_profile
+from flashgp.foundations.ranges import recording
 
 __all__ = ["ProfilerClock", "union_seconds"]
 
@@ -35,7 +36,7 @@ class ProfilerClock:
         """The result of `function()` and the seconds in which PyTorch and the accelerator worked for it."""
         with collector_off():
             synchronise()
-            with torch_profile() as taken:
+            with torch_profile() as taken, recording():
                 result = function()
                 synchronise()
         spans = [_span(event) for event in taken.events() or () if _works(event)]
