@@ -144,17 +144,18 @@ def attributed(stretches: Iterable[Stretch], thread: int) -> tuple[dict[Kind, fl
     """Seconds and number of stretches of each kind: every moment belongs to the innermost open stretch of `thread`, or
     else, while that thread is in none, to the one of another thread that began last."""
     seconds, calls = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0)
-    points: list[tuple[int, int, int, Stretch]] = []
-    for one in stretches:
+    points: list[tuple[int, int, int, int, Stretch]] = []
+    for number, one in enumerate(stretches):
         calls[one.kind] += 1
         if one.end > one.start:
-            # At one moment: ends first, then what begins, the longest first, as it is outside.
-            points += [(one.start, 1, -one.end, one), (one.end, 0, 0, one)]
-    points.sort(key=lambda point: point[:3])
+            # At one moment: ends first, then what begins, outside to inside: the longest first, or what was
+            # recorded last.
+            points += [(one.start, 1, -one.end, -number, one), (one.end, 0, 0, number, one)]
+    points.sort(key=lambda point: point[:4])
     own: list[Stretch] = []
     others: list[Stretch] = []
     before = 0
-    for now, begins, _, one in points:
+    for now, begins, _, _, one in points:
         inside = own or others
         if inside:
             seconds[inside[-1].kind] += (now - before) / _SECOND

@@ -90,7 +90,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def stretch(kind: Kind) -> AbstractContextManager[None]:
-    """A context for work of this kind. Cost: a tenth of a microsecond unless somebody records."""
+    """A context for work of this kind. Cost: 0.2 microseconds unless somebody records, as measured."""
     return _NOTHING if _recorder is None else _recorder.open(kind)
 
 
