@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("operators",),
     ("solvers",),
     ("inference",),
-    ("estimator", "table", "cli", "plots", "bench", "diagnosis", "files", "page", "scaling", "__main__"),
+    ("estimator", "table", "cli", "plots", "bench", "diagnosis", "files", "page", "profiling", "scaling", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 EDGES = len(LAYERS) - 1

@@ -21,6 +21,7 @@ from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudget
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.placement import placement_events
+from flashgp.foundations.ranges import stretch
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
@@ -104,7 +105,8 @@ def condition(
         events.append(joined_event(group))
     if target != x.device:
         events.append(f"moved {x.numel() * x.element_size():,} bytes of x from {x.device} to {target}")
-        x, y = x.to(target), y.to(target)
+        with stretch("transfers"):
+            x, y = x.to(target), y.to(target)
     if not differentiable:
         x, y = x.detach(), y.detach()
         gp = gp.held()

@@ -29,6 +29,7 @@ from flashgp.foundations.errors import (
 )
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.foundations.ranges import stretch
 from flashgp.foundations.report import Report, counted, readable_bytes
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
@@ -166,7 +167,8 @@ def fit(
             available_bytes=plan.available_bytes,
         )
     target = planned_device(plan, device, x)
-    work_x, work_y = x.detach().to(target), y.detach().to(target)
+    with stretch("transfers"):
+        work_x, work_y = x.detach().to(target), y.detach().to(target)
     own = gp.likelihood
     counts = 1.0 + own.excess if isinstance(own, ReplicatedGaussian) else None
     facts = DataFacts.of(work_x, work_y, gp.outputs, counts)

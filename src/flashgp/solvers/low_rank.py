@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.foundations.ranges import stretched
 from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioner import Preconditioner
@@ -60,6 +61,7 @@ class PartialCholesky:
         return float(self.left.sum())
 
 
+@stretched("factorisation")
 def partial_cholesky(
     system: System, *, limit: int, share: float = 0.1, seed: int = 0, pivots: Tensor | None = None
 ) -> PartialCholesky:
@@ -201,6 +203,7 @@ class LowRank(Preconditioner):
     exact = True
     _basis: "Tensor | CarriedBasis"
 
+    @stretched("factorisation")
     def __init__(self, partial: PartialCholesky, noise: Tensor) -> None:
         self.rank, self.trace = partial.rank, partial.trace
         self.pivots, self.triangle, self.left = partial.pivots, partial.triangle, partial.left
