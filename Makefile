@@ -45,8 +45,14 @@ format: $(VENV)/.dev
 	$(python) -m ruff check --fix .
 	$(python) -m ruff format .
 
+# All suites: those of the repository, and those that `flashgp bench` brings along; then every table that quotes them.
+SUITES ?= kernel-matrix products training prediction online linalg
+documents := README.md $(wildcard docs/*.md docs/*/*.md)
 bench: $(VENV)/.bench
 	set -e; for suite in benchmark/suite_*.py; do $(python) $$suite; done
+	set -e; for suite in $(SUITES); do \
+		$(bin)/flashgp bench $$suite --out benchmark/records/bench_$$suite.json; done
+	$(python) -m flashgp.bench.tables $(documents)
 
 # Published sets beside GPyTorch, hours in all; stops and goes on where it was. UCI holds options: make uci UCI=--help
 uci: $(VENV)/.bench
@@ -54,7 +60,7 @@ uci: $(VENV)/.bench
 
 # What is claimed of many rows, hours in all; stops and goes on where it was. CLAIM chooses one, OPTIONS are its own:
 # make claims CLAIM=conditioning OPTIONS='--sizes 2000 --list'
-CLAIM ?= training_step continuity conditioning budget million online
+CLAIM ?= training_step continuity conditioning budget million online regret
 claims: $(VENV)/.bench
 	for claim in $(CLAIM); do $(python) benchmark/claim_$$claim.py $(OPTIONS) || failed=1; done; exit $${failed:-0}
 
@@ -63,7 +69,7 @@ gpu-check:
 	PYTHONPATH=src $(PYTHON) benchmark/gpu_check.py
 
 tables: $(VENV)/.dev
-	$(python) -m flashgp.bench.tables README.md docs/decisions/*.md
+	$(python) -m flashgp.bench.tables $(documents)
 
 clean:
 	rm -rf $(VENV) demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

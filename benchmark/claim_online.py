@@ -39,6 +39,7 @@ from common import peer
 from problems import drawn_table
 
 import flashgp as fgp
+from flashgp.bench.claims.online import GPyTorchModel
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.report import readable_seconds
 from flashgp.solvers.rotations import rotations
@@ -127,49 +128,16 @@ def _step(cell: Cell) -> Entry:
     return {"times": times, **medians, "error": _error(post, at), "peer_apart": apart}
 
 
-class _Peer:
-    """GPyTorch's exact model at the same hyperparameters."""
-
-    def __init__(self, gpytorch: Any, x: torch.Tensor, y: torch.Tensor, point: torch.Tensor) -> None:
-        class Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-            def __init__(self) -> None:
-                super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-                self.mean_module = gpytorch.means.ConstantMean()
-                base = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=D)
-                self.covar_module = gpytorch.kernels.ScaleKernel(base)
-
-            def forward(self, points: torch.Tensor) -> Any:
-                return gpytorch.distributions.MultivariateNormal(self.mean_module(points), self.covar_module(points))
-
-        self.settings = gpytorch.settings
-        self.model = Model().double()
-        self.model.covar_module.base_kernel.lengthscale = LENGTHSCALE
-        self.model.covar_module.outputscale = 1.0
-        self.model.likelihood.noise = NOISE
-        self.model.eval()
-        self.model.likelihood.eval()
-        self.predict(self.model, point)
-
-    def add(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        with torch.no_grad(), self.settings.max_cholesky_size(100_000):
-            return self.model.get_fantasy_model(x, y)
-
-    def predict(self, model: Any, point: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), self.settings.max_cholesky_size(100_000):
-            found = model(point)
-            mean: torch.Tensor = found.mean
-            found.variance.sum()
-        return mean
-
-
-def _peer(cell: Cell, x: torch.Tensor, y: torch.Tensor, point: torch.Tensor) -> _Peer | None:
+def _peer(cell: Cell, x: torch.Tensor, y: torch.Tensor, point: torch.Tensor) -> GPyTorchModel | None:
     gpytorch = peer("gpytorch")
     if gpytorch is None:
         if cell["toy"]:
             return None
         raise BackendUnavailableError('this cell is measured beside GPyTorch; install it: pip install "flashgp[peers]"')
     warnings.simplefilter("ignore")
-    return _Peer(gpytorch, x, y, point)
+    base = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=D)
+    base.lengthscale = LENGTHSCALE
+    return GPyTorchModel(gpytorch, base, x, y, NOISE, point)
 
 
 def _window(cell: Cell) -> Entry:
@@ -243,7 +211,7 @@ def _fantasies(cell: Cell) -> Entry:
     }  # fmt: skip
 
 
-def _in_eights(peer_model: "_Peer", new: torch.Tensor, targets: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def _in_eights(peer_model: GPyTorchModel, new: torch.Tensor, targets: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     parts = zip(new.split(8), targets.split(8), strict=True)
     return torch.cat([peer_model.predict(peer_model.add(x, y), at.expand(len(x), -1, -1)) for x, y in parts])
 

@@ -2,12 +2,9 @@
 
 import argparse
 import gzip
-import importlib
-import importlib.util
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
+from flashgp.bench.claims.peers import peer as peer
+from flashgp.bench.claims.peers import smooth_data as smooth_data
 from flashgp.scaling import Scaling
 
 RECORDS = Path(__file__).parent / "records"
@@ -28,15 +27,6 @@ def arguments(argv: Sequence[str] | None, description: str) -> argparse.Namespac
     parser.add_argument("--toy", action="store_true", help="smallest sizes, to see that the suite runs; no record")
     parser.add_argument("--only", default="", help="run the rows whose name contains this text; no record")
     return parser.parse_args(argv)
-
-
-def peer(name: str) -> Any | None:
-    """A peer library, or None when it is not installed."""
-    if importlib.util.find_spec(name) is None:
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(name)
 
 
 @dataclass
@@ -71,14 +61,6 @@ def interleaved(
         quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
         timed[name] = Timed(statistics.median(values), quartiles[2] - quartiles[0], results[name])
     return timed
-
-
-def smooth_data(n: int, d: int, dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """x ~ N(0, 1)^d and a smooth function of three columns plus noise of standard deviation 0.1."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    y = torch.sin(x[:, 0] + 0.5 * x[:, 1]) + 0.3 * x[:, 2 % d] + 0.1 * torch.randn(n, generator=generator).double()
-    return x.to(dtype), y.to(dtype)
 
 
 class Split(NamedTuple):

@@ -5,8 +5,8 @@
 Works from source (PYTHONPATH says where that is, also to its processes), without a network, with torch, triton, numpy
 and what flashgp imports. First correctness, shared out over processes because compiling takes longest; then speed,
 alone on the device, timed with CUDA events, each with the error of sampled rows against float64 and the peak of
-allocated memory. What the time budget leaves out is named. Records go to benchmark/records/gpu_correctness.json and
-gpu_speed.json.
+allocated memory. What the time budget leaves out is named. Records go to benchmark/records/gpu_correctness.json,
+gpu_speed.json and, where time is left, gpu_linalg.json.
 
 Without a GPU, or with --interpret, a few small cases run under Triton's interpreter instead and nothing is recorded.
 """
@@ -41,6 +41,7 @@ EPS = torch.finfo(torch.float32).eps
 PRODUCT_TOLERANCE = 1e-5  # of (|K| |V|)_i: the error class of tensor-core distances; by differences 1e-6 is expected
 GRADIENT_TOLERANCE = 1000 * EPS  # of the largest entry: sums of about 1000 terms of either sign
 SAMPLED_ROWS = 128
+LINALG_SECONDS = 90.0  # of the budget that must be left for fgp.linalg, whose rates are measured first
 
 TRITON, TORCH = TritonTiles(), TorchTiles()
 
@@ -466,6 +467,24 @@ def _line(row: dict[str, Any]) -> str:
     return text + (f", {row['products']:.2f} products" if "products" in row else "")
 
 
+def linalg(deadline: float, records: Path) -> None:
+    """The choice of fgp.linalg beside each device, until the time is over; `make bench` measures all of it."""
+    from suite_linalg import COLUMNS, ORDERS, measured_rates, rows_of
+
+    from flashgp.bench import write_record
+
+    if time.monotonic() > deadline - LINALG_SECONDS:
+        print("fgp.linalg: not measured: the time budget was used up")
+        return
+    measured_rates()
+    rows = list(rows_of(ORDERS[::2], deadline=deadline))
+    missed = [f"{r['work']} {r['dtype']} n={r['n']} on {r['home']}" for r in rows if not r["met"]]
+    print(f"fgp.linalg: {len(rows) - len(missed)} of {len(rows)} choices as quick as promised; {', '.join(missed)}")
+    write_record(
+        records / "gpu_linalg.json", {"title": "fgp.linalg on a GPU", "columns": COLUMNS, "rows": rows, "seed": 0}
+    )
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 def interpreted() -> int:
     """The small checks under Triton's interpreter, in a process of their own."""
@@ -523,9 +542,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_record(
         given.records / "gpu_correctness.json", {"title": "GPU checks", "seconds": seconds, "results": results}
     )
-    rows = speed(started + given.budget)
+    rows = speed(started + given.budget - LINALG_SECONDS)
     payload = {"title": "Products on a GPU", "dtype": "float32", "seed": 0, "correct": not failed, "results": rows}
     write_record(given.records / "gpu_speed.json", payload)
+    linalg(started + given.budget, given.records)
     print(f"gpu-check: {time.monotonic() - started:.0f} s; records in {given.records}")
     return 1 if failed else 0
 

@@ -15,6 +15,7 @@ from common import RECORDS, arguments, interleaved, peer
 
 import flashgp as fgp
 from flashgp.bench import write_record
+from flashgp.bench.claims.plain import broadcasting, vmapped
 
 COLUMNS = [
     {"key": "work", "title": "dense block"},
@@ -30,18 +31,6 @@ SIZES = [(8000, 8), (4000, 32), (4000, 8), (2000, 8), (2000, 32)]
 
 def ours(kernel: fgp.kernels.Kernel, x: torch.Tensor) -> torch.Tensor:
     return kernel.operator(x).to_dense()
-
-
-def broadcasting(x: torch.Tensor, scale: float) -> torch.Tensor:
-    z = x / scale
-    return torch.exp(-0.5 * (z[:, None] - z[None]).square().sum(-1))
-
-
-def vmapped(x: torch.Tensor, scale: float) -> torch.Tensor:
-    def k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.exp(-0.5 * ((a - b) / scale).square().sum())
-
-    return torch.func.vmap(lambda a: torch.func.vmap(lambda b: k(a, b))(x))(x)
 
 
 def fresh(n: int) -> torch.Tensor:
@@ -66,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             jobs: dict[str, Callable[[], Any]] = {
                 "ours": lambda k=kernel, x=x: ours(k, x),
                 "limit": lambda n=n: fresh(n),
-                "broadcasting": lambda x=x, s=scale: broadcasting(x, s),
-                "vmap": lambda x=x, s=scale: vmapped(x, s),
+                "broadcasting": lambda x=x, s=scale: broadcasting(x, x, s),
+                "vmap": lambda x=x, s=scale: vmapped(x, x, s),
             }
             if gpytorch is not None:
                 peer_kernel = gpytorch.kernels.RBFKernel()

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from common import RECORDS, arguments, interleaved, peer, smooth_data
+from common import RECORDS, arguments, interleaved, peer
 
-import flashgp as fgp
 from flashgp.bench import measure_peak_bytes, write_record
+from flashgp.bench.claims.prediction import LENGTHSCALE, NOISE, VARIANCE, gpytorch_model, posterior
 
 COLUMNS = [
     {"key": "work", "title": "prediction"},
@@ -24,14 +24,7 @@ COLUMNS = [
     {"key": "peer_error", "title": "peer's error"},
     {"key": "peak_bytes", "title": "peak above the model"},
 ]
-LENGTHSCALE, VARIANCE, NOISE = 1.7, 1.3, 0.05
 POINTS = 1_000_000
-
-
-def posterior(n: int, d: int = 6) -> Any:
-    x, y = smooth_data(n, d, torch.float64)
-    kernel = VARIANCE * fgp.kernels.SquaredExponential(torch.full((d,), LENGTHSCALE, dtype=torch.float64))
-    return fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Gaussian(NOISE)).condition(x, y)
 
 
 def one_point(gpytorch: Any, n: int, repeats: int) -> dict[str, Any]:
@@ -41,20 +34,7 @@ def one_point(gpytorch: Any, n: int, repeats: int) -> dict[str, Any]:
     d = x.shape[-1]
     points = torch.randn(4 * repeats + 16, 1, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
-    class Model(gpytorch.models.ExactGP):  # type: ignore[name-defined,misc]
-        def __init__(self, likelihood: Any) -> None:
-            super().__init__(x, y, likelihood)
-            self.mean = gpytorch.means.ZeroMean()
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=d))
-
-        def forward(self, z: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(z), self.kernel(z))
-
-    model = Model(gpytorch.likelihoods.GaussianLikelihood()).double()
-    model.kernel.base_kernel.lengthscale = LENGTHSCALE
-    model.kernel.outputscale = VARIANCE
-    model.likelihood.noise = NOISE
-    model.eval()
+    model = gpytorch_model(gpytorch, x, y)
     turn = {"ours": 0, "peer": 0}
 
     def ours() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

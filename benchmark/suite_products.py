@@ -22,6 +22,7 @@ from common import RECORDS, arguments, interleaved, peer
 
 import flashgp as fgp
 from flashgp.bench import measure_peak_bytes, write_record
+from flashgp.bench.claims.products import keops_product, points
 
 F32, F64 = torch.float32, torch.float64
 COLUMNS = [
@@ -42,12 +43,6 @@ GRID = [(d, t, s, target) for d, t, target in
         for s in (1.0, 0.3)]  # fmt: skip
 SAMPLE = 200
 MOST_BYTES = 500_000_000  # of the product of a million rows, above the data
-
-
-def points(n: int, d: int, t: int, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, d, generator=generator) + offset
-    return x, torch.randn(n, t, generator=generator)
 
 
 def ours(operator: Any, right: torch.Tensor) -> torch.Tensor:
@@ -73,18 +68,6 @@ def errors(
             scale += dense.abs() @ right[part].double().abs()
     off = found[index].double() - total
     return float((off.abs() / scale).max()), float(off.norm() / total.norm())
-
-
-def keops_product(
-    pykeops: Any, x: torch.Tensor, z: torch.Tensor, right: torch.Tensor, scale: float
-) -> Callable[[], Any]:
-    from pykeops.torch import LazyTensor
-
-    def run() -> torch.Tensor:
-        a, b = LazyTensor(x[:, None, :] / scale), LazyTensor(z[None, :, :] / scale)
-        return (-((a - b) ** 2).sum(-1) / 2).exp() @ right
-
-    return run
 
 
 def operations_of(kernel: fgp.kernels.Kernel, d: int, t: int) -> int:

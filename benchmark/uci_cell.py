@@ -137,6 +137,7 @@ def _fitted(cell: Cell, parts: Split, gp: fgp.GP, quiet: bool, **how: Any) -> An
         "relative_residual": report.relative_residual,
         "error_bound": report.error_bound,
         "evaluations": len(fit.history),
+        "gains": [[e.start, e.seconds, e.value] for e in fit.history if e.measure == "gain"],
         "iterations": report.iterations,
         "solve_iterations": fit.posterior.report.iterations,
         "interrupted": fit.interrupted,

@@ -447,6 +447,7 @@ def test_tune(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "POINTS", ((3, 1),))
+    monkeypatch.setattr(tuning, "sizes_of", lambda operation: [(16, 16, 1), (64, 64, 1)])
     monkeypatch.setitem(tuning.SIZES, "cpu", 64)
     assert "built-in" in run("tune", "--show").stdout
     result = run("tune", "--json")

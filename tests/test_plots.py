@@ -366,3 +366,46 @@ def test_streams_without_steps_say_so() -> None:
     assert "no row had a target" in texts(plots.prequential_error([alone]))
     with pytest.raises(DomainError, match="`rows` must be 1 or more"):
         plots.prequential_error([], rows=0)
+
+
+# -- machines -------------------------------------------------------------------------------------------------------
+def machine(seconds: float) -> Any:
+    from dataclasses import replace
+
+    from flashgp.foundations.operations import OperationTime
+    from flashgp.foundations.profile import BUILT_IN
+
+    def times(factor: float) -> tuple[Any, ...]:
+        return tuple(
+            OperationTime(op, "float64", n, n if op == "cholesky" else t, 1, factor * n**2)
+            for op, t in (("cholesky", 0), ("triangular", 1), ("triangular", 16))
+            for n in (16, 64, 256)
+        )
+
+    return replace(
+        BUILT_IN, name="measured", cpu=replace(BUILT_IN.cpu, operations=times(seconds)),
+        accelerator=replace(BUILT_IN.accelerator, operations=times(seconds / 10)),
+    )  # fmt: skip
+
+
+def test_rates_of_machines() -> None:
+    ax = plots.machine_rates({"one": machine(1e-9), "$two$": machine(2e-9)}, "cholesky")
+    lines = {line.get_label(): line for line in ax.lines}
+    assert set(lines) == {f"{name}{device}, float64" for name in ("one", "$two$") for device in ("", " GPU")}
+    assert list(lines["one, float64"].get_xdata()) == [16, 64, 256]
+    np.testing.assert_allclose(lines["one, float64"].get_ydata(), [n / 3 / 1e-9 / 1e9 for n in (16, 64, 256)])
+    np.testing.assert_allclose(lines["one GPU, float64"].get_ydata()[0], 10 * 16 / 3)
+    assert rendered(ax).std() > 0
+    solve = plots.machine_rates({"one": machine(1e-9)}, "triangular")
+    np.testing.assert_allclose(solve.lines[0].get_ydata(), 16.0, err_msg="with the most right-hand sides")
+    assert "not measured" in texts(plots.machine_rates({"one": machine(1e-9)}, "qr"))
+    with pytest.raises(DomainError, match="`operation` must be one of"):
+        plots.machine_rates({}, "svd")
+
+
+def test_bandwidths_of_machines() -> None:
+    ax = plots.machine_bandwidths({"one": machine(1.0), "two": machine(1.0)})
+    assert {"copy", "exp", "dense block", "K V, d=3, t=1"} <= set(texts(ax).splitlines())
+    assert {bar.get_width() for bar in ax.patches} == {1.0}
+    assert rendered(ax).std() > 0
+    assert "there are no profiles" in texts(plots.machine_bandwidths({}))

@@ -32,6 +32,7 @@ _LATE = {
     "bench": ("flashgp.bench", None),
     "doctor": ("flashgp.diagnosis", "doctor"),
     "fit": ("flashgp.inference.fit", "fit"),
+    "linalg": ("flashgp.linalg", None),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
     "plan": ("flashgp.inference.public_plan", "plan"),
@@ -64,6 +65,7 @@ __all__ = [
     "fit",
     "kernels",
     "likelihoods",
+    "linalg",
     "load",
     "means",
     "operators",
@@ -75,7 +77,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, operators, plots
+    from flashgp import bench, linalg, operators, plots
     from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save

@@ -1,12 +1,16 @@
 """A candidate that is wrong, unfinished, destructive or remembers cannot win."""
 
+import concurrent.futures
+import multiprocessing
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from flashgp.bench import Candidate, compare
+from flashgp.bench import Candidate, compare, verification
+from flashgp.bench.materialisation import late_reason
 
 X = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(4, 3)
 Y = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
@@ -18,8 +22,42 @@ class LazyTensor(torch.Tensor):
     """A tensor whose value need not exist yet."""
 
 
+class Collective(torch.Tensor):
+    """As torch's AsyncCollectiveTensor: numbers come when it is waited for."""
+
+    def wait(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+class Handle:
+    """As torch.distributed's Work."""
+
+    def wait(self) -> None: ...
+
+
 def gram(x: torch.Tensor) -> torch.Tensor:
     return x @ x.T
+
+
+def escaped(x: torch.Tensor) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    torch.func.vmap(lambda row: kept.append(row) or row)(x)
+    return kept[0]
+
+
+def later(x: torch.Tensor) -> Any:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(gram, x)
+
+
+async def _coroutine(x: torch.Tensor) -> torch.Tensor:
+    return gram(x)
+
+
+def coroutine(x: torch.Tensor) -> Any:
+    made = _coroutine(x)
+    made.close()  # nobody will wait for it
+    return made
 
 
 def verdict(
@@ -41,6 +79,21 @@ def verdict(
         (lambda x: gram(x).as_subclass(LazyTensor), "a subclass of Tensor"),
         (lambda x: gram(x).to("meta"), "without data"),
         (lambda x: gram(x).to_sparse(), "layout torch.sparse_coo"),
+        (lambda x: (gram(x), gram(x).to_sparse()), r"returned at output\[1\] a tensor of layout"),
+        pytest.param(
+            lambda x: torch._nested_tensor_from_tensor_list([gram(x)]),
+            "that is nested",
+            marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+        ),
+        (lambda x: escaped(x), "of a transform that has ended"),
+        (lambda x: gram(x).to(torch.complex128).mH, "conjugation or negation is still to do"),
+        (lambda x: torch._neg_view(gram(x)), "conjugation or negation is still to do"),
+        (lambda x: later(x), "Future, an asynchronous result"),
+        (lambda x: torch.futures.Future(), "Future, an asynchronous result"),
+        (lambda x: (0, coroutine(x)), r"returned int at output\[0\]"),
+        (lambda x: [coroutine(x)], r"coroutine, an asynchronous result \(wait for it inside the call\) at output"),
+        (lambda x: Handle(), "Handle, an asynchronous result"),
+        (lambda x: gram(x).as_subclass(Collective), "Collective, a subclass of Tensor, an asynchronous result"),
         (lambda x: gram(x)[:2], r"returned shape \(2, 4\), the reference has \(4, 4\)"),
         (lambda x: gram(x)[None], "returned shape"),
         (lambda x: gram(x).long(), "returned dtype torch.int64"),
@@ -381,3 +434,130 @@ def test_a_reference_that_destroys_its_inputs_harms_no_candidate() -> None:
         return answer
 
     assert verdict(gram, reference=destructive).accepted
+
+
+# What is computed later ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_thread_still_writes_is_refused() -> None:
+    go_on, done = threading.Event(), threading.Event()
+
+    def asynchronous(x: torch.Tensor) -> torch.Tensor:
+        answer, right = torch.zeros(4, 4, dtype=torch.float64), gram(x)
+
+        def work() -> None:
+            go_on.wait()
+            answer.copy_(right)
+            done.set()
+
+        threading.Thread(target=work).start()
+        return answer
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        if not calibrating:
+            go_on.set()
+            done.wait()
+        return gram(x)
+
+    calibrating = [True]
+
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        calibrating.clear()
+        return asynchronous(x)
+
+    assert "changed its answer after the clock had stopped" in str(verdict(candidate, reference=reference).reason)
+
+
+def test_numbers_are_judged_as_they_were_when_the_clock_stopped() -> None:
+    # What the reference does to a tensor that it shares with a candidate makes no wrong answer right.
+    shared: list[torch.Tensor] = []
+
+    def unfinished(x: torch.Tensor) -> torch.Tensor:
+        shared.append(torch.zeros(4, 4, dtype=torch.float64))
+        return shared[-1]
+
+    def finishing(x: torch.Tensor) -> torch.Tensor:
+        for answer in shared:
+            answer.copy_(gram(x))
+        return gram(x)
+
+    assert not verdict(unfinished, reference=finishing).accepted
+
+
+def _lazily(by_name: bool) -> list[str]:
+    """Reasons of a candidate on torch's lazy device, recognised by its name or by its time, and of the same work."""
+    torch._C._lazy_ts_backend._init()
+    if not by_name:
+        verification._LAZY_DEVICES = ()  # as for a device nobody has heard of
+    x = torch.randn(200, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 15
+
+    def powers(x: torch.Tensor) -> torch.Tensor:
+        product = x
+        for _ in range(20):
+            product = (product @ x).tanh()
+        return product
+
+    lazy = verdict(lambda x: powers(x.to("lazy")), x, reference=powers)
+    return [str(lazy.reason), str(verdict(powers, x, reference=powers).reason)]
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_lazy_ts_backend"), reason="this build of torch has no lazy device")
+@pytest.mark.parametrize(
+    ("by_name", "reason"),
+    [
+        (True, "returned a tensor of device lazy, whose numbers are computed when they are read"),
+        (False, "computed its answer after the clock had stopped: the call took "),
+    ],
+)
+def test_a_device_that_computes_on_reading_is_refused(by_name: bool, reason: str) -> None:
+    # In a process of its own: the device changes the operations of the whole process.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        lazy, eager = pool.apply(_lazily, (by_name,))
+    assert lazy.startswith(reason)
+    assert eager == "None"
+
+
+@pytest.mark.parametrize(
+    ("calls", "late", "refused"),
+    [
+        ([1e-5] * 3, [1e-3] * 3, True),
+        ([1e-5] * 3, [1.9e-4] * 3, False),  # a reading is never free
+        ([1.0] * 3, [0.09] * 3, False),
+        ([1.0] * 3, [0.11] * 3, True),
+        ([1e-3] * 5, [0.0, 0.5, 0.0, 0.5, 0.0], False),  # interrupted twice
+        ([1e-3] * 2, [0.0, 0.5], False),
+        ([], [], False),
+    ],
+)
+def test_how_late_is_too_late(calls: list[float], late: list[float], refused: bool) -> None:
+    assert (late_reason(calls, late) is not None) is refused
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a stream of its own, and there is no CUDA")
+def test_work_on_another_stream_is_waited_for_and_flagged() -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    side = torch.cuda.Stream()
+
+    def aside(x: torch.Tensor) -> torch.Tensor:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(20):
+                answer = x @ x
+        return answer
+
+    def here(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            answer = x @ x
+        return answer
+
+    found = compare(
+        {"aside": aside, "here": here},
+        (x,),
+        reference=lambda x: x.double() @ x.double(),
+        tolerance=1e-2,
+        clocks=["events"],
+    )
+    assert found["aside"].seconds == pytest.approx(found["here"].seconds, rel=0.5)
+    assert any("another stream" in line for line in found["aside"].disagreements)
+    assert found["here"].disagreements == ()

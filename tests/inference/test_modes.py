@@ -133,6 +133,50 @@ def test_gradients(mode: Callable[[], contextlib.AbstractContextManager[None]]) 
     assert relative(found[2], wanted[2]) < 1e-6
 
 
+class Recording(torch.nn.Module):
+    """A network that says in which dtype its products came out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 2)
+        self.seen: set[torch.dtype] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.layer(x)
+        self.seen.add(found.dtype)
+        return torch.tanh(found)
+
+
+def test_networks_run_under_the_callers_autocast_and_nothing_else_does() -> None:
+    """Features come from the network as the caller runs it; all that is made of them is in full precision, said."""
+    x, y = data(12, d=3)
+    gp = fgp.GP(fgp.kernels.Warped(Recording(), fgp.kernels.Matern(nu=1.5)), fgp.means.Zero(), model().likelihood)
+    network = gp.kernel.module
+    outside = gp.condition(x, y)
+    assert network.seen == {torch.float32}
+    network.seen.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        posterior = gp.condition(x, y)
+        prediction = posterior.predict(x)
+        mean, value = prediction.mean, gp.log_marginal_likelihood(x, y)
+        torch.autograd.grad(value, list(gp.parameters()))
+        assert torch.is_autocast_enabled("cpu")
+        with torch.no_grad():
+            features = network(x.float()).double()
+    assert network.seen == {torch.bfloat16}
+    said = "networks of Warped ran under the caller's autocast, bfloat16 on cpu; all else in full precision"
+    assert posterior.report.events.count(said) == 1
+    assert prediction.report.events.count(said) == 1
+    assert not any("autocast" in event for event in outside.report.events)
+    plain = fgp.GP(gp.kernel.kernel, gp.mean, gp.likelihood).condition(features, y)
+    assert relative(mean, plain.predict(features).mean) <= 1e-13
+    with torch.autocast("cpu", torch.bfloat16):
+        fitted = fgp.fit(gp, x, y, max_iterations=2)
+        assert not any("autocast" in event for event in model(3).condition(x, y).report.events)
+    assert fitted.report.events.count(said) == 1
+
+
 def test_what_was_made_in_inference_mode_lasts() -> None:
     """A posterior made there, and data made there, carry gradients later."""
     x, y = data(12)

@@ -431,3 +431,22 @@ def test_threads_that_ask_for_pools_of_different_sizes(monkeypatch: pytest.Monke
     finally:
         sys.setswitchinterval(interval)
     assert failures == []
+
+
+@pytest.mark.parametrize("packaged", [True, False])
+def test_without_a_home_directory_nothing_is_kept_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, packaged: bool
+) -> None:
+    for name in ("FLASHGP_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "USERPROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    if not packaged:
+        monkeypatch.setitem(sys.modules, "platformdirs", None)
+    source_cache.cache_directory.cache_clear()
+    source_cache.warn_not_kept.cache_clear()
+    try:
+        with pytest.warns(fgp.FlashGPWarning, match="there is no home directory"):
+            assert cache_directory() == source_cache._temporary()
+    finally:
+        source_cache.cache_directory.cache_clear()
+        source_cache.warn_not_kept.cache_clear()

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations import profile_store
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import CHOICE, current_profile, machine_key, profile_path
+from flashgp.foundations.run_log import log_run, runs_path, write_runs
+from flashgp.linalg import measuring
 from flashgp.planner import engines, tuning
 
 CPU = torch.device("cpu")
@@ -33,6 +37,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "POINTS", ((3, 1), (8, 2)))
     monkeypatch.setitem(tuning.SIZES, "cpu", 64)
+    shorten(monkeypatch)
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two orders of every dense operation."""
+    for name, value in {"ORDERS": (16, 64), "TALL_ORDERS": (16,), "SIDES": (1, 16), "TOGETHER": 3}.items():
+        monkeypatch.setattr(measuring, name, value)
+    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("short")
@@ -77,7 +89,7 @@ def test_rates_are_of_the_right_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
     On one thread by the processor's own clock, which stands still while other work has the core.
     """
-    monkeypatch.setattr(tuning.time, "perf_counter", time.thread_time)
+    monkeypatch.setattr(time, "perf_counter", time.thread_time)
     monkeypatch.setattr(tuning, "ENGINES", [engine for engine in tuning.ENGINES if engine.backend == "torch"])
     a, numbers, values = torch.ones(64, 64, dtype=torch.float64), torch.zeros(2**24), torch.zeros(2**16)
     target, out = torch.empty_like(numbers), torch.empty_like(values)
@@ -126,7 +138,7 @@ def test_other_work_does_not_slow_the_rates(monkeypatch: pytest.MonkeyPatch) -> 
     """The lower quartile: one quick call in four is enough, one lucky one in ten is not taken."""
     waits = iter([0.9, *([0.1, 0.5, 0.7, 0.9] * 3)])  # the first warms up
     now = {"time": 0.0}
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now["time"])
+    monkeypatch.setattr(time, "perf_counter", lambda: now["time"])
     monkeypatch.setattr(tuning, "MEASURED_SECONDS", 6.0)
 
     def call() -> None:
@@ -186,3 +198,147 @@ def test_eight_processes_at_once(folder: Path) -> None:
     assert len(files) == 1
     assert json.loads(files[0].read_text())["accelerator_name"] in measurers
     assert {path.suffix for path in folder.iterdir()} <= {".json", ".lock"}
+
+
+# -- dense operations and parts -------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("short")
+def test_dense_operations_are_measured_at_their_sizes(folder: Path) -> None:
+    profile = fgp.tune(keep=False)
+    sizes = {(one.operation, one.dtype, one.rows, one.columns, one.batch) for one in profile.cpu.operations}
+    assert sizes == {
+        (op, dtype, *size)
+        for op in ("gemm", "cholesky", "qr", "eigh", "triangular")
+        for dtype in ("float64", "float32")
+        for size in measuring.sizes_of(op)
+    }
+    assert ("qr", "float64", 256, 16, 1) in sizes
+    assert ("triangular", "float32", 64, 16, 1) in sizes
+    assert ("cholesky", "float32", 64, 64, 3) in sizes
+    large = next(
+        one
+        for one in profile.cpu.operations
+        if (one.operation, one.dtype, one.rows, one.batch) == ("cholesky", "float32", 64, 1)
+    )
+    assert profile.cpu.cholesky_float32 == pytest.approx(64**3 / 3 / large.seconds)
+    assert profile.cpu.cholesky(torch.float32, 64) == pytest.approx(profile.cpu.cholesky_float32)
+    assert {profile.cpu.launch_seconds > 0, profile.cpu.return_bytes > 0, profile.cpu.transfer_seconds > 0} == {True}
+
+
+@pytest.mark.usefixtures("short")
+def test_only_a_part_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DomainError, match="there is none yet"):
+        fgp.tune(only="exp")
+    whole = fgp.tune()
+    write_log_entry()
+    heard: list[str] = []
+    part = fgp.tune(only="exp,qr", progress=lambda what, _: heard.append(what))
+    assert heard == ["cpu qr, float64", "cpu qr, float32", "cpu exp", "done"]
+    assert part == current_profile() == MachineProfile.from_json(profile_path().read_text())
+    assert part.products == whole.products
+    changed = replace(whole.cpu, exp=part.cpu.exp, operations=part.cpu.operations)
+    assert part.cpu == changed
+    kept = [one for one in whole.cpu.operations if one.operation != "qr"]
+    assert [one for one in part.cpu.operations if one.operation != "qr"] == kept
+    assert len(part.cpu.operations) == len(whole.cpu.operations)
+    assert not runs_path().exists(), "predictions of the old profile"
+    assert fgp.tune(only=["products"], keep=False).products != whole.products
+    again = fgp.tune(only=("gemm",))
+    assert again.cpu.gemm_float64 != whole.cpu.gemm_float64
+    assert again.cpu.cholesky_float64 == whole.cpu.cholesky_float64
+    for wrong in ("svd", "", "exp;qr"):
+        with pytest.raises(DomainError, match="`only` must name some of gemm, cholesky"):
+            fgp.tune(only=wrong)
+
+
+def write_log_entry() -> None:
+    from types import SimpleNamespace
+
+    plan = SimpleNamespace(
+        profile="measured", route="direct", backend="torch", device="cpu", dtype="float64", n=5, d=1, outputs=1, batch=1
+    )
+    log_run("condition", plan, 1.0, 2.0)
+    write_runs()
+    assert runs_path().exists()
+
+
+def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two `tune` at once: the second keeps what the first one found of the rest."""
+    first = _stub(None)
+    monkeypatch.setattr(tuning, "measuring", lambda: contextlib.nullcontext(True))
+    profile_store.keep_profile(first)
+    monkeypatch.setattr(profile_store, "_known", {machine_key(): replace(first, accelerator_name="what it was before")})
+    asked = []
+
+    def measure(progress: object, parts: object, known: MachineProfile) -> MachineProfile:
+        asked.append((parts, known))
+        return known
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+    tuning.tune(only="qr")
+    assert asked == [(("qr",), first)]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_second_device_is_measured_and_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second CPU where the accelerator would be: its rates, and both at the crossovers."""
+    other = torch.device("cpu")
+    monkeypatch.setattr(tuning, "accelerator", lambda: other)
+    monkeypatch.setattr(tuning, "_kind", lambda device: "accelerator" if device is other else "cpu")
+    monkeypatch.setattr(tuning, "SIZES", {"cpu": 64, "accelerator": 64})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a second CPU")
+    monkeypatch.setattr(measuring, "crossover_order", lambda *_, home: {"cpu": 40, "accelerator": 41}[home])
+    heard: list[str] = []
+    profile = fgp.tune(progress=lambda what, _: heard.append(what))
+    assert profile.accelerator is not None
+    assert profile.accelerator_name == "a second CPU"
+    assert {"crossovers of qr", "crossovers of triangular"} <= set(heard)
+    for rates in (profile.cpu, profile.accelerator):
+        orders = {one.rows for one in rates.operations if (one.operation, one.dtype) == ("eigh", "float32")}
+        assert orders == {16, 40, 41, 64}
+        assert 40 not in {one.rows for one in rates.operations if one.operation == "gemm"}
+    assert {rate.device for rate in profile.products} == {"cpu", "accelerator"}
+    assert MachineProfile.from_json(profile_path().read_text()) == profile
+    monkeypatch.setattr(tuning, "accelerator", lambda: None)
+    part = fgp.tune(only="exp")
+    assert part.accelerator == profile.accelerator, "a device that is not there now keeps what is known of it"
+    assert part.accelerator_name == "a second CPU"
+    assert fgp.tune(keep=False).accelerator is None
+
+
+def test_sizes_that_would_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"time": 0.0}
+    monkeypatch.setattr(measuring, "seconds_of", lambda call, device, least: call())
+    monkeypatch.setattr(measuring, "_call", lambda op, dtype, device, size: lambda: size[0] ** 3 * 1e-7)
+    sizes = [(n, n, 1) for n in (16, 64, 256, 1024)]
+    found = measuring.measured_curve("cholesky", torch.float64, CPU, sizes)
+    assert [one.rows for one in found] == [16, 64]
+    monkeypatch.setattr(time, "monotonic", lambda: clock["time"])
+    monkeypatch.setattr(measuring, "_call", lambda op, dtype, device, size: lambda: 1e-6)
+    assert len(measuring.measured_curve("cholesky", torch.float64, CPU, sizes)) == 4
+    clock["time"] = 10.0
+    assert len(measuring.measured_curve("cholesky", torch.float64, CPU, sizes, deadline=5.0)) == 2
+
+
+def test_rates_are_measured_quickly_where_nobody_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "QUICK_ORDERS", (8, 16))
+    for operation in ("qr", "cholesky", "eigh", "triangular"):
+        speeds = measuring.measured_quickly(operation, torch.float32, (CPU, CPU), 0.02)
+        assert speeds.source == "measured in this process"
+        for rates in (speeds.cpu, speeds.accelerator):
+            seconds = rates.seconds(operation, torch.float32, 12, 1)
+            assert seconds is not None
+            assert 1e-7 < seconds < 1.0
+            assert rates.seconds(operation, torch.float64, 12) is None
+
+
+def test_where_one_way_takes_over() -> None:
+    from flashgp.planner.crossovers import crossovers
+
+    slow = replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, cholesky_float64=1e9, block_pairs=1e30))
+    found = dict(crossovers(slow))
+    n = int((3 * 1e10) ** (1 / 3))
+    assert f"up to {n:,} rows" in found["factor, float64"]
+    assert "up to 908 rows" in found["fit, exact gradients"]  # 40 n^3 / 1e9 < 30
+    assert "from 1 products" in found["stored tiles"]
+    never = replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, copy_bytes=1.0))
+    assert "never" in dict(crossovers(never))["stored tiles"]

@@ -9,13 +9,14 @@ import pytest
 # Bottom up. A name is a module or a package directly under flashgp; modules of one layer may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("foundations",),
+    ("linalg",),
     ("kernels", "means", "likelihoods"),
     ("pairwise",),
     ("planner",),
     ("operators",),
     ("solvers",),
     ("inference",),
-    ("estimator", "table", "cli", "plots", "bench", "diagnosis", "files", "page", "scaling", "__main__"),
+    ("estimator", "table", "cli", "plots", "bench", "diagnosis", "files", "page", "profiling", "scaling", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 EDGES = len(LAYERS) - 1

@@ -2,168 +2,32 @@
 
 A fast wrong answer is no result: every timed run is checked against the reference at that run's own inputs, and a
 candidate that fails once is refused, with the reason. How inputs vary between runs, and why a remembered answer then
-shows, is in `perturbation`; what counts as an answer in `verification`; how memory is measured in `memory`.
+shows, is in `perturbation`; what counts as an answer in `verification`, and that it was there when the clock stopped in
+`materialisation`; how memory is measured in `memory`; when clocks contradict each other in `agreement`.
 """
 
 import math
-import os
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from flashgp.bench.agreement import Clocks, clocks_named, disagreement
 from flashgp.bench.calibration import TELLING, calibrate
 from flashgp.bench.clock import Clock, WallClock
-from flashgp.bench.formats import format_bytes, format_error, format_ratio, format_seconds, text_table
+from flashgp.bench.materialisation import late_reason, read
 from flashgp.bench.memory import PeakMeter
 from flashgp.bench.perturbation import LEVELS, Feed, InputSource, Perturb, call
-from flashgp.bench.records import dumps, environment, write_record
-from flashgp.bench.verification import Path, answer_error, distances, reference_tensors
+from flashgp.bench.records import environment
+from flashgp.bench.results import Candidate, Comparison, Run
+from flashgp.bench.verification import Path, answer_error, answer_tensors, distances, reference_tensors
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["Candidate", "Comparison", "Run", "compare"]
+__all__ = ["compare"]
 
-
-@dataclass(frozen=True)
-class Run:
-    """One timed call and what that very call took and gave."""
-
-    seconds: float
-    peak_bytes: int
-    error: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """The result of one candidate; `seconds`, `spread`, `peak_bytes` and `error` are None if it was refused.
-
-    seconds: median over the runs. spread: interquartile range of the seconds. peak_bytes: the largest of the runs,
-    above the level at entry, the result included. error: the largest of the runs, relative (see `verification`).
-    warmup_seconds: all warm-up calls together. times: seconds of each run, in the order they were made.
-    """
-
-    name: str
-    accepted: bool
-    reason: str | None
-    seconds: float | None
-    spread: float | None
-    peak_bytes: int | None
-    error: float | None
-    warmup_seconds: float | None
-    runs: tuple[Run, ...] = ()
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        """Seconds of each timed run, also of those before a refusal."""
-        return tuple(run.seconds for run in self.runs)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` found; print it for a table, `comparison["name"]` is one candidate."""
-
-    candidates: tuple[Candidate, ...]
-    settings: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    notes: tuple[str, ...] = field(default=())
-
-    def __getitem__(self, name: str) -> Candidate:
-        for candidate in self.candidates:
-            if candidate.name == name:
-                return candidate
-        raise KeyError(f"no candidate {name!r}; there are {[candidate.name for candidate in self.candidates]}")
-
-    @property
-    def fastest(self) -> Candidate | None:
-        """The accepted candidate with the smallest median, or None if all were refused."""
-        accepted = [candidate for candidate in self.candidates if candidate.seconds is not None]
-        return min(accepted, key=lambda candidate: candidate.seconds or 0.0, default=None)
-
-    def claim(self, *, work: str, against: str, ours: str, peer: str, target: float | None = None) -> dict[str, Any]:
-        """One row of a claims record: `ours` and `peer` name candidates, `ratio` is how many times faster ours is.
-
-        Raises: DomainError if either was refused, since then nothing can be claimed.
-        """
-        ours_found, peer_found = self[ours], self[peer]
-        for argument, candidate in (("ours", ours_found), ("peer", peer_found)):
-            if candidate.seconds is None:
-                raise DomainError(
-                    f"`{argument}` must be an accepted candidate, got {candidate.name!r}, refused because it "
-                    f"{candidate.reason}; correct the candidate before claiming anything"
-                )
-        assert ours_found.seconds is not None
-        assert peer_found.seconds is not None
-        ratio = peer_found.seconds / ours_found.seconds
-        return {
-            "work": work,
-            "against": against,
-            "ours_seconds": ours_found.seconds,
-            "ours_spread_seconds": ours_found.spread,
-            "peer_seconds": peer_found.seconds,
-            "peer_spread_seconds": peer_found.spread,
-            "ratio": ratio,
-            "target": target,
-            "met": None if target is None else ratio >= target,
-            "error": ours_found.error,
-            "peer_error": peer_found.error,
-            "peak_bytes": ours_found.peak_bytes,
-            "peer_peak_bytes": peer_found.peak_bytes,
-            **{key: self.settings[key] for key in ("tolerance", "seed", "repeats", "inputs")},
-        }
-
-    def record(self) -> dict[str, Any]:
-        """Everything as plain values: settings, sizes, candidates with all runs, notes, environment."""
-        return {
-            **self.environment,
-            **self.settings,
-            "candidates": [
-                {
-                    **{key: value for key, value in vars(candidate).items() if key != "runs"},
-                    "times": list(candidate.times),
-                    "runs": [vars(run) for run in candidate.runs],
-                }
-                for candidate in self.candidates
-            ],
-            "notes": list(self.notes),
-        }
-
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return dumps(self.record())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to a file, atomically."""
-        write_record(path, self.record())
-
-    def __str__(self) -> str:
-        best = self.fastest
-        rows = []
-        for candidate in sorted(self.candidates, key=lambda entry: (entry.seconds is None, entry.seconds or 0.0)):
-            relative = None
-            if best is not None and best.seconds and candidate.seconds is not None:
-                relative = candidate.seconds / best.seconds
-            rows.append(
-                (
-                    candidate.name,
-                    format_seconds(candidate.seconds),
-                    format_seconds(candidate.spread),
-                    format_ratio(relative),
-                    format_bytes(candidate.peak_bytes),
-                    format_error(candidate.error),
-                    format_seconds(candidate.warmup_seconds),
-                    "accepted" if candidate.accepted else f"refused: {candidate.reason}",
-                )
-            )
-        header = ("candidate", "median", "spread", "relative", "peak memory", "error", "warm-up", "verdict")
-        lines = [text_table(header, rows)]
-        lines.append(
-            f"{self.settings['repeats']} interleaved runs, tolerance {self.settings['tolerance']:.1e}, "
-            f"{self.settings['clock']} clock, memory by {self.settings['memory_method']}"
-        )
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+OTHER_RUNS = 3  # of each candidate under each further clock, at most: they confirm, they do not decide
 
 
 def compare(
@@ -177,6 +41,7 @@ def compare(
     seed: int = 0,
     perturb: Perturb = True,
     clock: Clock | None = None,
+    clocks: Clocks = (),
 ) -> Comparison:
     """Time candidates that compute the same thing, side by side, and refuse those that do not.
 
@@ -196,12 +61,15 @@ def compare(
         seed: of the order and of the variations. The global generators are not touched.
         perturb: True, see `perturbation`; a function `(inputs, generator) -> inputs` for inputs whose structure the
             built-in variation would break; False turns it off, and then a remembered answer can win.
-        clock: how to time; None: the synchronised wall clock.
+        clock: the one that decides; None: the synchronised wall clock.
+        clocks: others beside it, each with runs of its own: 'events' (of the accelerator), 'profiler', a Clock, or
+            'all' for every one that this machine offers. Where they disagree, the result says so.
     Returns: a Comparison, with one Candidate for each name, in the order given.
-    Raises: DomainError for unusable arguments, a reference that is not finite, or inputs that do not move it. Whatever
-        the reference raises is passed on; what a candidate raises is the reason of its refusal.
-    Cost: (repeats + warmup) calls of each candidate, as many of the reference for each, and a few to choose the steps;
-        copies of the inputs and of two reference answers for each candidate.
+    Raises: DomainError for unusable arguments, a reference that is not finite, or inputs that do not move it;
+        BackendUnavailableError for a clock that this machine does not offer. Whatever the reference raises is passed
+        on; what a candidate raises is the reason of its refusal.
+    Cost: (repeats + warmup) calls of each candidate and up to three under each further clock, as many of the reference
+        for each, and a few to choose the steps; copies of the inputs and of two reference answers for each candidate.
     """
     _check_arguments(candidates, reference, tolerance, repeats, warmup, perturb)
     source = InputSource(inputs, seed=seed, perturb=perturb)
@@ -212,20 +80,27 @@ def compare(
     elif perturb is False:
         notes.append("inputs were the same in every run: a remembered answer would not be noticed")
     clock = WallClock() if clock is None else clock
+    others = [other for other in clocks_named(clocks) if other.name != clock.name]
     order = random.Random(seed)
-    bench = _Bench(source, reference, tolerance, clock)
+    bench = _Bench(source, reference, tolerance)
     entrants = [_Entrant(name, function, Feed(source), _levels(order)) for name, function in candidates.items()]
     for entrant in entrants:
         for _ in range(warmup):
-            bench.run(entrant, warming=True)
+            bench.run(entrant, clock, entrant.warmup_runs)
     for _ in range(repeats):
         order.shuffle(entrants)
         for entrant in entrants:
-            bench.run(entrant, warming=False)
-    if perturb is not False:
-        for entrant in entrants:
+            bench.run(entrant, clock, entrant.runs)
+    for other in others:
+        for _ in range(min(repeats, OTHER_RUNS)):
+            order.shuffle(entrants)
+            for entrant in entrants:
+                bench.run(entrant, other, entrant.other_runs.setdefault(other.name, []))
+    for entrant in entrants:
+        entrant.refuse_late()
+        if perturb is not False:
             entrant.refuse_untold()
-    results = {entrant.name: entrant.result() for entrant in entrants}
+    results = {entrant.name: entrant.result(clock.name) for entrant in entrants}
     settings = {
         "inputs": source.describe(),
         "dtype": sorted({str(leaf.base.dtype).removeprefix("torch.") for leaf in source.leaves if leaf.floating}),
@@ -235,6 +110,7 @@ def compare(
         "seed": seed,
         "perturb": perturb if isinstance(perturb, bool) else "function",
         "clock": clock.name,
+        "clocks": [other.name for other in others],
         "memory_method": bench.memory_method,
     }
     return Comparison(tuple(results[name] for name in candidates), settings, environment(), tuple(notes))
@@ -251,6 +127,10 @@ class _Entrant:
         self.reason: str | None = None
         self.runs: list[Run] = []
         self.warmup_runs: list[Run] = []
+        self.other_runs: dict[str, list[Run]] = {}
+        self.overhead: dict[str, float] = {}
+        self.calls: list[float] = []
+        self.late: list[float] = []
         self._first: dict[Path, torch.Tensor] | None = None
         self._previous: dict[Path, torch.Tensor] | None = None
         self._first_told = False
@@ -274,10 +154,15 @@ class _Entrant:
                 "pass a smaller tolerance or a stronger perturb"
             )
 
-    def result(self) -> Candidate:
+    def refuse_late(self) -> None:
+        if self.reason is None:
+            self.reason = late_reason(self.calls, self.late)
+
+    def result(self, decides: str) -> Candidate:
         warmup_seconds = sum(run.seconds for run in self.warmup_runs) if self.warmup_runs else None
         if self.reason is not None:
             return Candidate(self.name, False, self.reason, None, None, None, None, warmup_seconds, tuple(self.runs))
+        others = {name: tuple(run.seconds for run in runs) for name, runs in self.other_runs.items()}
         times = [run.seconds for run in self.runs]
         quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
         return Candidate(
@@ -290,21 +175,29 @@ class _Entrant:
             error=max(run.error for run in self.runs),
             warmup_seconds=warmup_seconds,
             runs=tuple(self.runs),
+            clock_times=others,
+            disagreements=tuple(self._disagreements(decides, statistics.median(times), others)),
         )
+
+    def _disagreements(self, decides: str, seconds: float, others: Mapping[str, tuple[float, ...]]) -> Iterator[str]:
+        for name, times in others.items():
+            said = disagreement(decides, seconds, name, statistics.median(times), self.overhead[name])
+            if said is not None:
+                yield said
 
 
 class _Bench:
     """One run of one candidate: fresh values, clock and meter around the call, then the checks."""
 
-    def __init__(self, source: InputSource, reference: Any, tolerance: float, clock: Clock) -> None:
+    def __init__(self, source: InputSource, reference: Any, tolerance: float) -> None:
         self._source = source
         self._reference = reference
         self._tolerance = tolerance
-        self._clock = clock
         self._cuda = any(leaf.device.type == "cuda" for leaf in source.leaves)
         self.memory_method: str | None = None
 
-    def run(self, entrant: _Entrant, *, warming: bool) -> None:
+    def run(self, entrant: _Entrant, clock: Clock, runs: list[Run]) -> None:
+        """One run, appended to `runs` if its answer is right; else the reason of the refusal is noted."""
         if entrant.reason is not None:
             return
         values = self._source.draw(next(entrant.levels))
@@ -313,19 +206,32 @@ class _Bench:
         self.memory_method = meter.method
         try:
             with meter:
-                answer, seconds = self._clock.measure(lambda: call(entrant.function, structure))
+                answer, seconds = clock.measure(lambda: call(entrant.function, structure))
         except Exception as error:
             entrant.reason = f"raised {type(error).__name__}: {error}"
             return
+        entrant.reason, found = answer_tensors(answer)
+        if entrant.reason is not None:
+            return
+        reading = read(found)
         mutation = entrant.feed.mutation()
         if mutation is not None:
             entrant.reason = f"mutated its inputs: {mutation}"
             return
         truth = self._truth(values)
-        entrant.reason, error_found = answer_error(answer, truth, self._tolerance)
+        if reading.changed(found):
+            entrant.reason = (
+                "changed its answer after the clock had stopped: its work was still going on; wait for it inside the "
+                "call"
+            )
+            return
+        entrant.reason, error_found = answer_error(reading.tensors, truth, self._tolerance)
         if entrant.reason is None:
             assert error_found is not None
-            (entrant.warmup_runs if warming else entrant.runs).append(Run(seconds, meter.peak_bytes, error_found))
+            runs.append(Run(seconds, meter.peak_bytes, error_found))
+            entrant.calls.append(seconds)
+            entrant.late.append(reading.late_seconds)
+            entrant.overhead[clock.name] = getattr(clock, "overhead_seconds", 0.0)
             entrant.remember(truth, self._tolerance)
 
     def _truth(self, values: list[torch.Tensor]) -> dict[Path, torch.Tensor]:

@@ -1,26 +1,31 @@
 """What counts as an answer, and how far it is from the truth.
 
 An answer is a dense `torch.Tensor`, or a tuple, list or dict of answers, nested as the reference's is. It is judged
-after the clock has stopped, on the very object that the timed call returned. Everything that could still have work to
-do is refused: functions, generators, lazy operators, subclasses of Tensor. NumPy arrays and Python numbers are refused
-too, so that the cost of the way to a tensor is inside the time (`torch.from_numpy` copies nothing).
+after the clock has stopped, by the numbers that the very object which the timed call returned held then. Everything
+that could still have work to do is refused: functions, generators, futures, coroutines, lazy operators, subclasses of
+Tensor (asynchronous collectives among them), lazy devices and pending conjugations. NumPy arrays and Python numbers are
+refused too, so that the cost of the way to a tensor is inside the time (`torch.from_numpy` copies nothing).
 
 The error of a floating tensor is the largest deviation divided by the largest magnitude of the reference tensor (by 1
 where the reference is zero everywhere); of an answer, the largest of its tensors. Integers and booleans must be equal.
 """
 
+import concurrent.futures
+import inspect
 import math
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["answer_error", "distances", "reference_tensors"]
+__all__ = ["Path", "answer_error", "answer_tensors", "distances", "reference_tensors"]
 
 _ADVICE = "return a torch.Tensor, or a tuple, list or dict of them"
 Path = tuple[Any, ...]
+_LAZY_DEVICES = ("lazy", "xla")
 
 
 def reference_tensors(value: Any) -> dict[Path, torch.Tensor]:
@@ -55,12 +60,16 @@ def _collect_reference(value: Any, path: Path, found: dict[Path, torch.Tensor]) 
     found[path] = tensor.clone()
 
 
-def answer_error(answer: Any, truth: dict[Path, torch.Tensor], tolerance: float) -> tuple[str | None, float | None]:
-    """Why the answer is refused (None if it is not), and its error (None if there is none to state)."""
+def answer_tensors(answer: Any) -> tuple[str | None, dict[Path, torch.Tensor]]:
+    """Why the answer is refused as something that is no numbers (None if it is not), and its tensors by their place."""
     found: dict[Path, torch.Tensor] = {}
-    reason = _collect_answer(answer, (), found)
-    if reason is not None:
-        return reason, None
+    return _collect_answer(answer, (), found), found
+
+
+def answer_error(
+    found: Mapping[Path, torch.Tensor], truth: Mapping[Path, torch.Tensor], tolerance: float
+) -> tuple[str | None, float | None]:
+    """Why an answer's tensors are refused (None if they are not), and their error (None if there is none to state)."""
     if found.keys() != truth.keys():
         return f"returned tensors at {_names(found)}, the reference at {_names(truth)}", None
     worst = 0.0
@@ -84,10 +93,9 @@ def distances(left: dict[Path, torch.Tensor], right: dict[Path, torch.Tensor]) -
 
 def _collect_answer(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> str | None:
     if type(value) in (torch.Tensor, torch.nn.Parameter):
-        if value.layout is not torch.strided:
-            return f"returned a tensor of layout {value.layout}{_place(path)}; return a dense one"
-        if value.is_meta:
-            return f"returned a tensor without data (device meta){_place(path)}"
+        reason = _unfinished(value)
+        if reason is not None:
+            return f"returned{_place(path)} a tensor {reason}"
         found[path] = value.detach()
         return None
     entries: list[tuple[Any, Any]]
@@ -103,6 +111,23 @@ def _collect_answer(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> 
         reason = _collect_answer(entry, (*path, key), found)
         if reason is not None:
             return reason
+    return None
+
+
+def _unfinished(tensor: torch.Tensor) -> str | None:
+    """What keeps a torch.Tensor from being numbers in memory."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "of a transform that has ended (vmap, grad); return what the transform returns"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}; return a dense one"
+    if tensor.is_nested:
+        return "that is nested; return a dense one"
+    if tensor.is_meta:
+        return "without data (device meta)"
+    if tensor.device.type in _LAZY_DEVICES:
+        return f"of device {tensor.device.type}, whose numbers are computed when they are read; read them in the call"
+    if tensor.is_conj() or tensor.is_neg():
+        return "whose conjugation or negation is still to do; return .resolve_conj().resolve_neg()"
     return None
 
 
@@ -144,13 +169,22 @@ def _kind(value: Any) -> str:
     if isinstance(value, types.GeneratorType):
         return "a generator"
     if isinstance(value, torch.Tensor):
-        return f"{type(value).__name__}, a subclass of Tensor"
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        kind = f"{type(value).__name__}, a subclass of Tensor"
+    else:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return f"{kind}, an asynchronous result (wait for it inside the call)" if _is_asynchronous(value) else kind
+
+
+def _is_asynchronous(value: Any) -> bool:
+    """Futures of every library, coroutines, handles and tensors of collectives: they have something to wait for."""
+    if inspect.isawaitable(value) or isinstance(value, concurrent.futures.Future | torch.futures.Future):
+        return True
+    return callable(getattr(type(value), "wait", None))
 
 
 def _place(path: Path) -> str:
     return "" if not path else " at output" + "".join(f"[{entry!r}]" for entry in path)
 
 
-def _names(found: dict[Path, torch.Tensor]) -> str:
+def _names(found: Mapping[Path, torch.Tensor]) -> str:
     return ", ".join(_place(path).removeprefix(" at ") or "the top" for path in found) or "nowhere"

@@ -1,4 +1,5 @@
-"""The commands and their options. What they do is in fitting, predicting, updating, planning, tuning and doctoring.
+"""The commands and their options. What they do is in fitting, predicting, updating, planning, tuning, doctoring,
+benching and profiling.
 
 Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
 interrupted with nothing written.
@@ -14,10 +15,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 import flashgp
+from flashgp.bench.claims import SUITES, Options
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.placement import Placement
+from flashgp.planner.tuning import PARTS
 
+from .benching import BenchOptions, run_bench
 from .console import Console
 from .doctoring import run_doctor
 from .fitting import FitOptions, TableOptions, run_fit
@@ -25,7 +29,8 @@ from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
 from .placement import Cores, Numa, Threads, placed
 from .planning import run_plan
 from .predicting import PredictOptions, run_predict
-from .tuning import run_tune
+from .profiling import Profiling, asked_for
+from .tuning import TuneOptions, run_tune
 from .updating import UpdateOptions, run_update
 
 __all__ = ["application", "main"]
@@ -34,7 +39,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 application = typer.Typer(
     name="flashgp",
-    help="Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor.",
+    help="Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor, bench, profile.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -86,7 +91,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
-    """Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor."""
+    """Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor, bench, profile."""
     if version:
         typer.echo(f"flashgp {flashgp.__version__}")
         raise typer.Exit
@@ -338,7 +343,23 @@ def plan(
 
 @application.command()
 def tune(
+    profiles: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROFILE]...", help="With --show: profile files, beside each other.", show_default=False
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the profile in use; measure nothing.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAMES", help=f"Measure these parts again, keep the rest: {', '.join(PARTS)}."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Logged seconds beside predicted ones; measure nothing.")
+    ] = False,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Draw the profile: .png or .html.")
+    ] = None,
     threads: Threads = None,
     cores: Cores = None,
     numa: Numa = None,
@@ -348,9 +369,20 @@ def tune(
 ) -> None:
     """Measure this machine in seconds, so that plans predict with its own rates.
 
-    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on.
+    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on. What
+    plans predicted and what runs then took is logged beside it (sizes and seconds only; FLASHGP_RUN_LOG=off for none).
     """
-    _run(lambda console: run_tune(show, console), placed(threads, cores, numa), as_json, quiet, debug)
+    if profiles and not show:
+        raise typer.BadParameter("profile files are shown, not measured; give --show before them")
+    if sum(map(bool, (show, only, check))) > 1:
+        raise typer.BadParameter("give one of --show, --only and --check")
+    if check and out is not None:
+        raise typer.BadParameter("--check has no picture; give --out with --show, or without both")
+    unknown = [name for text in only or () for name in text.split(",") if name.strip() not in PARTS]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)} is none of {', '.join(PARTS)}", param_hint="--only")
+    options = TuneOptions(show, tuple(profiles or ()), tuple(only or ()), check, out)
+    _run(lambda console: run_tune(options, console), placed(threads, cores, numa), as_json, quiet, debug)
 
 
 @application.command()
@@ -371,6 +403,104 @@ def doctor(
     _run(run_doctor, placed(threads, cores, numa), as_json, quiet, debug)
 
 
+@application.command()
+def bench(
+    name: Annotated[
+        Literal["kernel-matrix", "products", "training", "prediction", "online", "linalg"],
+        typer.Argument(metavar="SUITE", help=f"One of {', '.join(SUITES)}.", show_default=False),
+    ],
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="N,N,...", help="Rows; the suite's own if left out.")
+    ] = None,
+    dtypes: Annotated[
+        str | None,
+        typer.Option("--dtypes", metavar="DTYPE,...", help="float32, float64; of kernel-matrix also bfloat16, stored."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda, or auto for every device there is; several with commas.")
+    ] = "auto",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each candidate.")] = 5,
+    clocks: Annotated[
+        str,
+        typer.Option(
+            "--clocks", help="Beside the wall clock: events (of a GPU), profiler, none, or all that there are."
+        ),
+    ] = "all",
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Whether peers that are installed take part.")
+    ] = True,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of data, order and variations.")] = 0,
+    out: Annotated[
+        list[str] | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write a .json record, a .png or .html; may be repeated."),
+    ] = None,
+    threads: Threads = None,
+    cores: Cores = None,
+    numa: Numa = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure one of FlashGP's claims here, against plain torch and the peers that are installed.
+
+    Every timed run is checked against a float64 reference at inputs of its own; a candidate that is wrong, unfinished
+    or remembers is refused, with the reason. kernel-matrix: a covariance matrix, and what is timed where somebody times
+    a closure. products: K V without K. training: likelihood and gradient. prediction: one new point. online: one new
+    row, then one point. linalg: factorisations by device. About a minute each at the suite's own sizes.
+    """
+    try:
+        rows = tuple(int(size) for size in _listed(sizes))
+    except ValueError:
+        raise typer.BadParameter(f"must be whole numbers with commas, got {sizes!r}", param_hint="--sizes") from None
+    options = Options(
+        sizes=rows,
+        dtypes=_listed(dtypes),
+        devices=_listed(device),
+        repeats=repeats,
+        clocks="all" if clocks == "all" else tuple(clock for clock in _listed(clocks) if clock != "none"),
+        peers=peers,
+        seed=seed,
+    )
+    asked = BenchOptions(name, options, tuple(out or ()))
+    _run(lambda console: run_bench(asked, console), placed(threads, cores, numa), as_json, quiet, debug)
+
+
+profile = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+application.add_typer(profile, name="profile")
+profile.command("fit", epilog=GRAMMAR)(fit)
+profile.command("predict")(predict)
+profile.command("update")(update)
+
+
+@profile.callback()
+def profile_options(
+    context: typer.Context,
+    trace: Annotated[
+        str | None,
+        typer.Option("--trace", metavar="FILE", help="Chrome trace to write: .json or .json.gz (ui.perfetto.dev)."),
+    ] = None,
+    coarse: Annotated[
+        bool,
+        typer.Option("--coarse", help="The table alone, without PyTorch's operations: for commands of many minutes."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run fit, predict or update, and say where the time went: products, factorisation, solves, transfers, idle.
+
+    Options of profile come before the command: flashgp profile --trace trace.json fit TABLE --target y. The same
+    ranges are in the trace, and NVTX ranges for Nsight Systems where there is CUDA; the device is waited for at the end
+    of each, so that what it did is inside. A profile with operations takes about a kilobyte for each of them.
+    """
+    if coarse and trace is not None:
+        raise typer.BadParameter("a trace is made of the operations that --coarse leaves out", param_hint="--trace")
+    token = asked_for.set(Profiling(trace, coarse, as_json))
+    context.call_on_close(lambda: asked_for.reset(token))
+
+
 def main() -> None:
     """The entry point: reads sys.argv, ends by SystemExit with the exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -384,6 +514,10 @@ def _kernel(text: str | None) -> KernelExpression | None:
         return None if text is None else parse_kernel(text)
     except DomainError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _memory(text: str | None) -> str | None:
@@ -403,6 +537,9 @@ def _run(
     debug: bool,
 ) -> None:
     """Do the work where it was placed; a failure that was foreseen is one clear message and exit code 1."""
+    profiling = asked_for.get()
+    if profiling is not None:
+        as_json, work = as_json or profiling.json, profiling.around(work)
     console = Console(json=as_json, quiet=quiet)
     try:
         with console.listening(), place:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from flashgp.foundations.errors import ModelFileError
+from flashgp.foundations.ranges import stretch
 from flashgp.inference.posterior import Posterior
 from flashgp.scaling import Scaling
 from flashgp.table import Encoding
@@ -51,7 +52,9 @@ class TableModel:
     def answers(self, x: _Numbers, variance: str = "auto", memory: str | None = None) -> "Answers":
         """The same with where the deviations come from; variance, memory: as `Posterior.predict`."""
         post = self.posterior
-        rows = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x))).to(post.x.device, post.x.dtype)
+        scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
+        with stretch("transfers"):
+            rows = scaled.to(post.x.device, post.x.dtype)
         with torch.no_grad():
             prediction = post.predict(rows, variance=variance, memory=memory)
             mean = prediction.mean.cpu().double().numpy()

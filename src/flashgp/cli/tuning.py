@@ -1,34 +1,190 @@
-"""`flashgp tune`: measure the machine profile, or show the one in use."""
+"""`flashgp tune`: measure the machine profile, show profiles beside each other, or check plans by what happened."""
 
 import json
+import os
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashgp.foundations.profile_store import current_profile, profile_path
-from flashgp.foundations.report import readable_seconds
+from flashgp import plots
+from flashgp.foundations.atomic import write_whole
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.operations import OPERATIONS
+from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.profile_store import LARGEST_BYTES, current_profile, profile_path
+from flashgp.foundations.report import counted, readable_seconds
+from flashgp.foundations.run_log import SWITCH, read_runs
+from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
+from flashgp.planner.checking import FACTOR, CheckedRun, checked_runs
+from flashgp.planner.crossovers import crossovers
 from flashgp.planner.tuning import tune
+from flashgp.plots.axes import require_matplotlib
 
 from .console import Console
+from .paths import require_writable
 
-__all__ = ["run_tune"]
+__all__ = ["TuneOptions", "run_tune"]
+
+_MOST_SHOWN = 40  # runs off in the table of --check
+_HEAD = ("what", "plan", "size", "predicted", "took", "times", "runs")
 
 
-def run_tune(show: bool, console: Console) -> dict[str, Any]:
-    """Measure (or, with `show`, only look), and print the profile. Returns: it as JSON values, with its path."""
-    began = time.perf_counter()
-    if show:
-        profile = current_profile()
+@dataclass(frozen=True)
+class TuneOptions:
+    """show: look, measure nothing; profiles: files to show beside each other; only: parts to measure; check: compare
+    logged seconds with predicted ones; out: a picture, .png, or a page, .html."""
+
+    show: bool = False
+    profiles: Sequence[str] = ()
+    only: Sequence[str] = ()
+    check: bool = False
+    out: str | None = None
+
+
+def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
+    """Do what the options say, and print it. Returns: it as JSON values, with the path of the profile.
+
+    Raises: DomainError for a file that is no profile or cannot be written; BackendUnavailableError for a picture
+        without matplotlib, before anything is measured.
+    """
+    if options.out is not None:
+        if not options.out.lower().endswith((".png", ".html")):
+            raise DomainError(f"`--out` must end in .png or .html, got {options.out!r}; choose one of them")
+        require_writable(options.out, "--out")
+        require_matplotlib("--out")
+    if options.check:
+        return _check(console)
+    profiles = {os.path.basename(name): _profile_of(name) for name in options.profiles}
+    if len(profiles) < len(options.profiles):
+        profiles = {name: _profile_of(name) for name in options.profiles}
+    if not profiles:
+        profiles = {"this machine": _measured_or_known(options, console)}
+    if len(profiles) == 1:
+        profile = next(iter(profiles.values()))
+        console.pairs("profile", profile.lines())
+        console.pairs("where one way takes over from another", crossovers(profile))
     else:
-        with console.stages() as progress:
-            profile = tune(progress=progress)
-    path = profile_path()
-    console.pairs("profile", profile.lines())
-    if not show:
-        console.note(f"measured in {readable_seconds(time.perf_counter() - began)}; {_where(path.exists(), str(path))}")
-    elif not profile.measured:
-        console.note("these are the built-in rates; `flashgp tune` measures this machine's")
-    return {"command": "tune", "path": str(path), "profile": json.loads(profile.to_json())}
+        console.table(*_beside(profiles))
+    if options.out is not None:
+        _draw(options.out, profiles)
+        console.note(f"drawn in {options.out}")
+    said: dict[str, Any] = {"command": "tune", "path": _path()}
+    if options.profiles:
+        said["profiles"] = {name: json.loads(profile.to_json()) for name, profile in profiles.items()}
+    else:
+        said["profile"] = json.loads(profile.to_json())
+        said["crossovers"] = dict(crossovers(profile))
+    return said
 
 
-def _where(kept: bool, path: str) -> str:
-    return f"kept in {path}" if kept else "not kept"
+def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile:
+    if options.show:
+        profile = current_profile()
+        if not profile.measured:
+            console.note("these are the built-in rates; `flashgp tune` measures this machine's")
+        return profile
+    began = time.perf_counter()
+    with console.stages() as progress:
+        profile = tune(progress=progress, only=options.only or None)
+    path = _path()
+    kept = f"kept in {path}" if path and os.path.exists(path) else "not kept"
+    console.note(f"measured in {readable_seconds(time.perf_counter() - began)}; {kept}")
+    return profile
+
+
+def _path() -> str | None:
+    try:
+        return str(profile_path())
+    except FileNotFoundError:
+        return None
+
+
+def _profile_of(name: str) -> MachineProfile:
+    """Raises: DomainError."""
+    try:
+        with open(name, "rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+        if len(content) > LARGEST_BYTES:
+            raise DomainError(f"the file has more than {LARGEST_BYTES:,} bytes")
+        return MachineProfile.from_json(content.decode())
+    except (OSError, ValueError) as error:
+        raise DomainError(
+            f"`--show` takes machine profiles that `flashgp tune` wrote, got {name!r} ({error}); choose another file"
+        ) from None
+
+
+# -- several beside each other -------------------------------------------------------------------------------------
+def _beside(profiles: Mapping[str, MachineProfile]) -> tuple[list[str], list[list[str]]]:
+    """A table with a column for each profile."""
+    columns = [dict([*profile.lines(), *crossovers(profile)]) for profile in profiles.values()]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    return ["", *profiles], [[name, *(column.get(name, "-") for column in columns)] for name in names]
+
+
+def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
+    """A figure of all operations, or a page with the figures and the table."""
+    if out.lower().endswith(".png"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Drawing
+
+        drawing = Drawing(figsize=(14.0, 8.0), layout="constrained", facecolor="white")
+        FigureCanvasAgg(drawing)
+        axes = drawing.subplots(2, 3).flat
+        for ax, operation in zip(axes, OPERATIONS, strict=False):
+            plots.machine_rates(profiles, operation, ax=ax)
+        plots.machine_bandwidths(profiles, ax=axes[len(OPERATIONS)])
+        write_whole(out, Figure.of(axes[0], "").png)
+        return
+    head, rows = _beside(profiles)
+    figures = [Figure.of(plots.machine_rates(profiles, one), f"GFLOP/s of {one} by order.") for one in OPERATIONS]
+    figures.append(Figure.of(plots.machine_bandwidths(profiles), "Copies, exponentials and products."))
+    facts = [(name, f"{p.processor}, {p.cores} cores, torch {p.torch_version}") for name, p in profiles.items()]
+    page = Page(
+        title="Machine profiles" if len(profiles) > 1 else "Machine profile",
+        lead="What plans predict seconds from, as `flashgp tune` measured it.",
+        highlights=[],
+        sections=[
+            Section("Machines", [Facts(facts)]),
+            Section("Rates by size", figures),
+            Section("All rates, and where one way takes over from another", [PageTable(head, rows)]),
+        ],
+    )
+    write_page(out, page)
+
+
+# -- predictions and what happened -----------------------------------------------------------------------------------
+def _check(console: Console) -> dict[str, Any]:
+    """Logged seconds beside predicted ones; a table of those farther off than FACTOR."""
+    found = checked_runs(read_runs())
+    off = [one for one in found if one.off]
+    if not found:
+        said = f"set {SWITCH} to another value than off" if os.environ.get(SWITCH) == "off" else "run `flashgp tune`"
+        console.note(
+            f"no runs are logged for this machine's profile: {said}, then fit, condition, predict or multiply, and "
+            "check again"
+        )
+    else:
+        console.say(
+            f"{len(found) - len(off)} of {counted(len(found), 'kind')} of runs took what was predicted, within "
+            f"{FACTOR:g} times"
+        )
+    if off:
+        console.table(_HEAD, [_row(one) for one in off[:_MOST_SHOWN]], numeric=(3, 4, 5, 6))
+        slow = sum(one.ratio > 1.0 for one in off)
+        console.note(
+            f"{slow} slower and {len(off) - slow} quicker than predicted; `flashgp tune` measures again, best on a "
+            "machine that does nothing else"
+        )
+    runs = [{**asdict(one.run), "ratio": one.ratio, "off": one.off} for one in found]
+    return {"command": "tune", "path": _path(), "factor": FACTOR, "runs": runs}
+
+
+def _row(one: CheckedRun) -> list[str]:
+    run = one.run
+    size = f"n={run.n:,}" + (f" m={run.m:,}" if run.m != run.n else "") + f" d={run.d} t={run.t}"
+    size += f" batch={run.batch}" if run.batch > 1 else ""
+    plan = f"{run.route}, {run.backend}, {run.dtype}, {run.device}"
+    times = f"{one.ratio:.2f}"
+    return [run.work, plan, size, readable_seconds(run.predicted_seconds), readable_seconds(run.seconds), times,
+            f"{run.count:,}"]  # fmt: skip

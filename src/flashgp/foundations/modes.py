@@ -1,17 +1,19 @@
 """The caller's torch modes end at our doors.
 
 Autocast would multiply float32 tiles in half precision; inference mode would leave tensors in a posterior that no
-gradient may pass later. Neither is changed for the caller.
+gradient may pass later. Neither is changed for the caller. The caller's own networks are another matter: what runs
+within `callers_autocast` runs as the caller has it.
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["exact_precision", "ordinary_tensors"]
+__all__ = ["autocast_of_the_caller", "callers_autocast", "exact_precision", "ordinary_tensors"]
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -19,18 +21,59 @@ Result = TypeVar("Result")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
+Autocast = dict[str, torch.dtype]  # the dtype of each device where it is on
+
+
+class _Outside(threading.local):
+    """Of each thread: the autocast that was on when it came through a door of `exact_precision`."""
+
+    autocast: Autocast | None = None
+
+
+_outside = _Outside()
+
+
+def autocast_of_the_caller() -> Autocast:
+    """The autocast that the caller has on, on either side of our doors."""
+    return _autocast() or _outside.autocast or {}
+
+
+def _autocast() -> Autocast:
+    return {
+        device: torch.get_autocast_dtype(device)
+        for device in _AUTOCAST_DEVICES
+        if torch.is_autocast_enabled(device)
+    }  # fmt: skip
+
+
+@contextmanager
+def callers_autocast() -> Iterator[None]:
+    """Within the block autocast is as the caller has it: for networks of the caller's, which are made for it."""
+    if not _outside.autocast:
+        yield
+        return
+    with ExitStack() as stack:
+        for device, dtype in _outside.autocast.items():
+            stack.enter_context(torch.autocast(device, dtype))
+        yield
+
+
 def exact_precision(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Run a function with autocast off, whatever the caller has on."""
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        active = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
+        active = _autocast()
         if not active:
             return function(*args, **kwargs)
-        with ExitStack() as stack:
-            for device in active:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            return function(*args, **kwargs)
+        before, _outside.autocast = _outside.autocast, active
+        try:
+            with ExitStack() as stack:
+                for device in active:
+                    stack.enter_context(torch.autocast(device, enabled=False))
+                return function(*args, **kwargs)
+        finally:
+            _outside.autocast = before
 
     return run
 

@@ -4,19 +4,21 @@ A profile is data: it is read from a file by name and type, and nothing in it is
 guesses for two CPU cores and a mid-range accelerator; a plan says which profile it used.
 """
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.operations import OperationTime, OperationTimes, operation_flops
 
 __all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
 
-SCHEMA = 1  # of the JSON; a file of another number is not read
+SCHEMA = 2  # of the JSON; a file of another number is not read
 # What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
 PROFILE_WORK = 16.0
 
@@ -25,10 +27,12 @@ PROFILE_WORK = 16.0
 class DeviceRates:
     """What one processor or accelerator does per second, with all threads that torch uses.
 
-    Fields: gemm and cholesky in flops per second by dtype (n^3 / 3 flops for a factor); copy_bytes, bytes read and
-    written; exp, float32 exponentials in cache; block_pairs, float64 covariances of a dense symmetric block by the
-    torch tiles, a pair counted once per entry of the full matrix; call_seconds, seconds of one small operation of
-    this library, the launches of its kernels included; transfer_bytes from host memory to the device.
+    Fields: gemm and cholesky in flops per second by dtype (n^3 / 3 flops for a factor) at large sizes; copy_bytes,
+    bytes read and written; exp, float32 exponentials in cache; block_pairs, float64 covariances of a dense symmetric
+    block by the torch tiles, a pair counted once per entry of the full matrix; call_seconds, seconds of one small
+    operation of this library, the launches of its kernels included; launch_seconds, of one operation of torch on one
+    number, waited for; transfer_bytes and return_bytes, per second from host memory to the device and back, and
+    transfer_seconds, of one number there and back; operations, dense factorisations and products at measured sizes.
     """
 
     gemm_float64: float
@@ -39,13 +43,39 @@ class DeviceRates:
     exp: float
     block_pairs: float
     call_seconds: float
+    launch_seconds: float
     transfer_bytes: float
+    return_bytes: float
+    transfer_seconds: float
+    operations: tuple[OperationTime, ...] = ()
 
-    def gemm(self, dtype: torch.dtype) -> float:
-        return self.gemm_float64 if dtype == torch.float64 else self.gemm_float32
+    def gemm(self, dtype: torch.dtype, n: float | None = None) -> float:
+        """Flops per second of a product as large as one of n x n matrices; at large sizes without n."""
+        large = self.gemm_float64 if dtype == torch.float64 else self.gemm_float32
+        return self._rate("gemm", dtype, n) or large
 
-    def cholesky(self, dtype: torch.dtype) -> float:
-        return self.cholesky_float64 if dtype == torch.float64 else self.cholesky_float32
+    def cholesky(self, dtype: torch.dtype, n: float | None = None) -> float:
+        """Flops per second of a factor of an n x n matrix; at large sizes without n."""
+        large = self.cholesky_float64 if dtype == torch.float64 else self.cholesky_float32
+        return self._rate("cholesky", dtype, n) or large
+
+    def seconds(
+        self, operation: str, dtype: torch.dtype, rows: int, columns: int | None = None, batch: int = 1
+    ) -> float | None:
+        """Of a dense operation of this size, sizes as in `OperationTime`; None where it was not measured."""
+        name = str(dtype).removeprefix("torch.")
+        return self._times.seconds(operation, name, rows, rows if columns is None else columns, batch)
+
+    @functools.cached_property
+    def _times(self) -> OperationTimes:
+        return OperationTimes(self.operations)
+
+    def _rate(self, operation: str, dtype: torch.dtype, n: float | None) -> float | None:
+        if n is None or n < 1 or not self.operations:
+            return None
+        size = round(n)
+        seconds = self.seconds(operation, dtype, size)
+        return operation_flops(operation, size, size) / seconds if seconds else None
 
 
 @dataclass(frozen=True)
@@ -138,9 +168,9 @@ class MachineProfile:
             raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; run `flashgp tune` again")
         values = {name: value for name, value in values.items() if name != "schema"}
         checked = _checked(cls, values, "profile", nested=("cpu", "accelerator", "products"))
-        checked["cpu"] = DeviceRates(**_checked(DeviceRates, values["cpu"], "cpu"))
+        checked["cpu"] = _checked_rates(values["cpu"], "cpu")
         if values["accelerator"] is not None:
-            checked["accelerator"] = DeviceRates(**_checked(DeviceRates, values["accelerator"], "accelerator"))
+            checked["accelerator"] = _checked_rates(values["accelerator"], "accelerator")
         if not isinstance(values["products"], list):
             raise DomainError("`products` must be a list; run `flashgp tune` again")
         checked["products"] = tuple(PairRate(**_checked(PairRate, one, "products")) for one in values["products"])
@@ -175,17 +205,48 @@ class MachineProfile:
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
+def _checked_rates(values: Any, where: str) -> DeviceRates:
+    """Raises: DomainError."""
+    checked = _checked(DeviceRates, values, where, nested=("operations",))
+    if not isinstance(values["operations"], list):
+        raise DomainError(f"`{where}.operations` must be a list; run `flashgp tune` again")
+    times = tuple(OperationTime(**_checked(OperationTime, one, f"{where}.operations")) for one in values["operations"])
+    return DeviceRates(**checked, operations=times)
+
+
 def _rate_lines(prefix: str, rates: DeviceRates) -> list[tuple[str, str]]:
     """Rates in the units people use."""
     giga = [
         ("GEMM", f"{rates.gemm_float64 / 1e9:.4g} GFLOP/s float64, {rates.gemm_float32 / 1e9:.4g} float32"),
         ("Cholesky", f"{rates.cholesky_float64 / 1e9:.4g} GFLOP/s float64, {rates.cholesky_float32 / 1e9:.4g} float32"),
-        ("copy", f"{rates.copy_bytes / 1e9:.3g} GB/s, from the host {rates.transfer_bytes / 1e9:.3g}"),
+        ("copy", f"{rates.copy_bytes / 1e9:.3g} GB/s"),
+        (
+            "transfer",
+            f"{rates.transfer_bytes / 1e9:.3g} GB/s from the host, {rates.return_bytes / 1e9:.3g} back, "
+            f"{rates.transfer_seconds * 1e6:.3g} us for one number both ways",
+        ),
         ("exp", f"{rates.exp / 1e9:.3g} G/s float32"),
         ("block", f"{rates.block_pairs / 1e9:.3g} G pairs/s float64"),
-        ("call", f"{rates.call_seconds * 1e6:.3g} us"),
+        ("call", f"{rates.call_seconds * 1e6:.3g} us, launch {rates.launch_seconds * 1e6:.3g} us"),
     ]
-    return [(prefix + name, text) for name, text in giga]
+    return [(prefix + name, text) for name, text in (*giga, *_operation_lines(rates.operations))]
+
+
+def _operation_lines(times: Sequence[OperationTime]) -> list[tuple[str, str]]:
+    """Each curve on a line: GFLOP/s at the orders of square problems, seconds for the rest."""
+    curves: dict[tuple[str, str], list[OperationTime]] = {}
+    for one in times:
+        if one.batch == 1 and (one.rows == one.columns or one.operation == "triangular"):
+            curves.setdefault((one.operation, one.dtype), []).append(one)
+    lines = []
+    for (operation, dtype), curve in curves.items():
+        widest = {one.rows: one for one in sorted(curve, key=lambda one: (one.rows, one.columns))}
+        rates = (
+            f"{operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9:.3g} at {one.rows:,}"
+            for one in widest.values()
+        )
+        lines.append((f"{operation}, {dtype}", f"GFLOP/s: {', '.join(rates)}"))
+    return lines
 
 
 def _checked(kind: type, values: Any, where: str, nested: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -236,7 +297,10 @@ BUILT_IN = MachineProfile(
         exp=1e9,
         block_pairs=1e8,
         call_seconds=1e-4,
+        launch_seconds=2e-6,
         transfer_bytes=1e10,
+        return_bytes=1e10,
+        transfer_seconds=2e-6,
     ),
     accelerator=DeviceRates(
         gemm_float64=5e12,
@@ -247,7 +311,10 @@ BUILT_IN = MachineProfile(
         exp=5e11,
         block_pairs=1e10,
         call_seconds=1e-4,
+        launch_seconds=2e-5,
         transfer_bytes=1e10,
+        return_bytes=5e9,
+        transfer_seconds=5e-5,
     ),
     products=(
         *_table("torch", "cpu", "float64", {(3, 1): 3e8, (8, 16): 2.5e8, (90, 16): 1.8e8}),

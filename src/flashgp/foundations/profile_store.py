@@ -49,9 +49,9 @@ def _processor() -> str:
     return (platform.processor() or platform.machine() or "unknown")[:200]
 
 
-def profile_path() -> Path:
-    """The file of this machine's profile."""
-    digest = hashlib.sha256(json.dumps([SCHEMA, *machine_key()]).encode()).hexdigest()[:16]
+def profile_path(schema: int = SCHEMA) -> Path:
+    """The file of this machine's profile. Raises: FileNotFoundError where this user has no folder for it."""
+    digest = hashlib.sha256(json.dumps([schema, *machine_key()]).encode()).hexdigest()[:16]
     return _folder() / f"profile-{digest}.json"
 
 
@@ -60,10 +60,17 @@ def _folder() -> Path:
     if chosen and chosen != "built-in":
         return Path(chosen)
     try:
-        import platformdirs
-    except ImportError:
-        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flashgp"
-    return Path(platformdirs.user_config_dir("flashgp", appauthor=False))
+        try:
+            import platformdirs
+
+            folder = Path(platformdirs.user_config_dir("flashgp", appauthor=False))
+        except ImportError:
+            folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flashgp"
+    except RuntimeError:
+        folder = Path("~")
+    if folder.parts[:1] == ("~",):  # where nobody knows the home directory some say so, and some leave the mark
+        raise FileNotFoundError(f"there is no home directory; name a folder in {CHOICE}")
+    return folder
 
 
 def current_profile() -> MachineProfile:
@@ -82,8 +89,9 @@ def current_profile() -> MachineProfile:
 
 def read_profile() -> MachineProfile | None:
     """The measured profile of this machine from its file; None, with a warning unless there is no file, for a miss."""
-    path = profile_path()
+    path: Path | None = None
     try:
+        path = profile_path()
         with open(path, "rb") as file:
             content = file.read(LARGEST_BYTES + 1)
         if len(content) > LARGEST_BYTES:
@@ -92,6 +100,13 @@ def read_profile() -> MachineProfile | None:
         if (profile.processor, profile.cores, profile.threads, profile.torch_version) != machine_key():
             raise DomainError("it was measured on another machine")
     except FileNotFoundError:
+        if path is not None and any(profile_path(older).exists() for older in range(1, SCHEMA)):
+            warnings.warn(
+                "the machine profile kept here was measured by another version of FlashGP and is not read: plans use "
+                "built-in rates; run `flashgp tune` again",
+                FlashGPWarning,
+                stacklevel=4,
+            )
         return None
     except (OSError, ValueError) as error:
         warnings.warn(
@@ -106,14 +121,16 @@ def read_profile() -> MachineProfile | None:
 def keep_profile(profile: MachineProfile) -> None:
     """Use a profile in this process from now on, and write it for others; one warning if it cannot be written."""
     _known[machine_key()] = profile
-    path = profile_path()
+    where = "a file"
     try:
+        path = profile_path()
+        where = str(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, profile.to_json().encode())
     except OSError as error:
         warnings.warn(
-            f"the machine profile could not be kept in {path.parent} ({error}): it is used in this process only; make "
-            f"that folder writable, or name another in {CHOICE}",
+            f"the machine profile could not be kept in {where} ({error}): it is used in this process only; make that "
+            f"folder writable, or name another in {CHOICE}",
             FlashGPWarning,
             stacklevel=3,
         )
@@ -128,11 +145,11 @@ def measuring() -> Iterator[bool]:
     """
     from filelock import FileLock, Timeout
 
-    path = profile_path()
-    lock = FileLock(path.with_suffix(".lock"))
-    waited = False
+    lock, waited = None, False
     try:
+        path = profile_path()
         path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_suffix(".lock"))
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -143,4 +160,5 @@ def measuring() -> Iterator[bool]:
     try:
         yield waited
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()

@@ -21,7 +21,9 @@ from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudget
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.placement import placement_events
+from flashgp.foundations.ranges import stretch
 from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
@@ -29,6 +31,7 @@ from flashgp.inference.planning import check_plan, plan_for, planned_device
 from flashgp.inference.posterior import Posterior, in_batches
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.solves import SolverChoice, Solves, limits_of, mean_goal, record, unfinished
+from flashgp.kernels.warped import autocast_notes
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.choice import Alternative
@@ -77,7 +80,7 @@ def condition(
         )
     choice = SolverChoice(seed, deterministic, float(tolerance))
     limits = limits_of(time_limit, started, progress, interrupted)
-    events = promotions(x=x, y=y)
+    events = [*promotions(x=x, y=y), *autocast_notes(gp.kernel)]
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
@@ -102,7 +105,8 @@ def condition(
         events.append(joined_event(group))
     if target != x.device:
         events.append(f"moved {x.numel() * x.element_size():,} bytes of x from {x.device} to {target}")
-        x, y = x.to(target), y.to(target)
+        with stretch("transfers"):
+            x, y = x.to(target), y.to(target)
     if not differentiable:
         x, y = x.detach(), y.detach()
         gp = gp.held()
@@ -151,6 +155,8 @@ def condition(
     report.peak_bytes = workspace.peak_bytes
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
+    if time_limit is None and report.route == plan.route:  # neither cut short nor handed over
+        log_run("condition", plan, plan.seconds, report.seconds)
     workspace.budget_bytes = None  # it was that of conditioning
     return Posterior(
         gp, x, y, rows, theta, factor, weights, residual, report, differentiable, replicates, solves, choice

@@ -29,7 +29,9 @@ from flashgp.foundations.errors import (
 )
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.foundations.ranges import stretch
 from flashgp.foundations.report import Report, counted, readable_bytes
+from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.checkpoint import EvaluationLog, fingerprint
 from flashgp.inference.conditioning import condition
@@ -165,7 +167,8 @@ def fit(
             available_bytes=plan.available_bytes,
         )
     target = planned_device(plan, device, x)
-    work_x, work_y = x.detach().to(target), y.detach().to(target)
+    with stretch("transfers"):
+        work_x, work_y = x.detach().to(target), y.detach().to(target)
     own = gp.likelihood
     counts = 1.0 + own.excess if isinstance(own, ReplicatedGaussian) else None
     facts = DataFacts.of(work_x, work_y, gp.outputs, counts)
@@ -291,6 +294,8 @@ def fit(
     report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - began - workspace.compile_seconds
+    if not interrupted and report.route == plan.route:
+        log_run("fit", plan, report.predicted_seconds, report.seconds)
     return Fit(gp, posterior, recorder.history, report, interrupted)
 
 

@@ -60,9 +60,10 @@ MOST_ITERATIONS = 10_000
 PRECISE_PASSES = 8  # float32 passes that one in float64 takes as long as
 TRAINING_SLACK = 4.0  # a gradient wants an estimate of its error: the bound (M-83) of a factor is a thousand times that
 HEAD_AFTER = 8  # iterations of a solve with a float32 factor, about what a float64 head costs
-# Iterations of a gradient's solve, which is a loose one, with a float32 factor. More, and the weights' solve takes some
-# dozens or stagnates, and every variance has to be corrected: a float64 factor is quicker then, where it fits.
-ROUGH_CORRECTIONS = 5
+# Iterations of a gradient's solve with a float32 factor. It is a loose one, of a digit or two; the weights' solve takes
+# six digits and more, so that each of these becomes five or so there, or it stagnates, and every variance has to be
+# corrected: beyond so many a float64 factor is quicker, where it fits.
+ROUGH_CORRECTIONS = 2
 EXACT_RESIDUAL = 1e-9  # relative: no less is asked for, also where there is no noise to bound the error by
 ROUGH_RESIDUAL = 1e-2  # beyond which a gradient that has to do says so
 USELESS_RESIDUAL = 0.5  # an answer with a larger one is no answer

@@ -32,6 +32,7 @@ from flashgp.inference.prediction import Prediction
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.sampled_variance import VarianceProbes, variance_probes
 from flashgp.inference.solves import DEFAULT_CHOICE, SolverChoice, Solves
+from flashgp.kernels.warped import autocast_notes
 from flashgp.likelihoods import Gaussian
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import LEAST_PAIRS, Orders
@@ -175,7 +176,7 @@ class Posterior:
         Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once.
         """
         deterministic = deterministic or self.choice.deterministic
-        promoted = promotions(x_test=x_test)
+        promoted = [*promotions(x_test=x_test), *autocast_notes(self.gp.kernel)]
         x_test = check_points(x_test, "x_test", like=self.x)
         with deterministically(deterministic):
             x_test = in_own_memory(x_test)

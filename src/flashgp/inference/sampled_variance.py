@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flashgp import linalg
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
@@ -138,7 +139,7 @@ def _solved(system: Tensor, right: Tensor) -> Tensor:
     root = system.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(system.dtype).tiny).rsqrt()
     scaled = root.unsqueeze(-1) * system * root.unsqueeze(-2)
     scaled.diagonal(dim1=-2, dim2=-1).add_(10 * system.shape[-1] * torch.finfo(system.dtype).eps)
-    lower = torch.linalg.cholesky(scaled)
+    lower = linalg.cholesky(scaled, device=linalg.own_device(scaled))
     return root * torch.cholesky_solve((root * right).unsqueeze(-1), lower).squeeze(-1)
 
 
@@ -195,7 +196,9 @@ def variance_probes(
             f"`factor` must have shape ({post.distinct}, k), got {tuple(factor.shape)}; one row per row of x"
         )
     weight = noise if bool((noise > 0).all()) else torch.ones_like(noise)
-    actions = torch.linalg.qr(factor.double() / weight.unsqueeze(-1)).Q[:, : post.distinct].mT.contiguous()
+    weighted = factor.double() / weight.unsqueeze(-1)
+    basis, _ = linalg.qr(weighted, device=linalg.own_device(weighted))
+    actions = basis[:, : post.distinct].mT.contiguous()
     images = prior_covariance(post.gp, post.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
     near = max(0, min(neighbours, post.distinct - actions.shape[0]))
     events = [f"variance from {samples} samples, each with {features:,} random features of its own: unbiased"]

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.modes import autocast_of_the_caller, callers_autocast
 from flashgp.kernels.kernel import Kernel, _as_dims, _columns
 from flashgp.kernels.random_features import Draw, Term
 
-__all__ = ["Warped"]
+__all__ = ["Warped", "autocast_notes"]
 
 
 class Warped(Kernel):
@@ -20,7 +21,8 @@ class Warped(Kernel):
     Only the n x d' features pass through autograd; the n^2 work is the inner kernel's.
 
     Args:
-        module: maps (*batch, n, d) to (*batch, n, d'); runs in the dtype of its own parameters (float64 without any).
+        module: maps (*batch, n, d) to (*batch, n, d'); runs in the dtype of its own parameters (float64 without any),
+            under the caller's torch.autocast, where one is on: the report says so. All else is computed in full.
         kernel: the covariance function of the features.
         active_dims: the columns of x the module sees; None for all.
     Raises (on use): ShapeError when the module does not return one row per row.
@@ -55,7 +57,11 @@ class Warped(Kernel):
     def _warp(self, x: Tensor) -> Tensor:
         x = _columns(x, self.active_dims)
         own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
-        features = self.module(x.to(own))
+        if torch.compiler.is_compiling():
+            features = self.module(x.to(own))
+        else:
+            with callers_autocast():
+                features = self.module(x.to(own))
         if not isinstance(features, Tensor) or features.shape[-2:-1] != x.shape[-2:-1]:
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ShapeError(
@@ -68,3 +74,16 @@ class Warped(Kernel):
 
     def structure(self) -> dict[str, Any]:
         return {"kind": "Warped", "active_dims": None if self.active_dims is None else list(self.active_dims)}
+
+
+def autocast_notes(kernel: Kernel) -> list[str]:
+    """A line for the report where networks of a kernel run under an autocast that the caller has on."""
+    active = autocast_of_the_caller()
+    if not active or not _has_networks(kernel):
+        return []
+    kinds = " and ".join(f"{str(dtype).removeprefix('torch.')} on {device}" for device, dtype in active.items())
+    return [f"networks of Warped ran under the caller's autocast, {kinds}; all else in full precision"]
+
+
+def _has_networks(kernel: Kernel) -> bool:
+    return isinstance(kernel, Warped) or any(_has_networks(part) for part in kernel.parts)

@@ -18,7 +18,9 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import current_profile
+from flashgp.foundations.ranges import stretched
 from flashgp.foundations.report import Report
+from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.stored import StoredTiles
 from flashgp.pairwise import opaque
@@ -148,6 +150,7 @@ def check_product_plan(plan: Any, operator: "CovarianceOperator", right: Tensor)
         )
 
 
+@stretched("pairwise products")
 @deterministic_where(lambda operator, _: operator.orders.deterministic)
 def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     """K @ right for right (*batch, m, t), no derivatives. Cost: as the plan says."""
@@ -163,9 +166,12 @@ def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     else:
         out = _as_planned(operator, plan, right.to(plan.torch_dtype), workspace).to(right.dtype)
     products.last = _Run(plan, workspace, time.perf_counter() - began - (workspace.compile_seconds - compiled))
+    if plan is not None:
+        log_run("product", plan, plan.seconds / plan.products, products.last.seconds)
     return out
 
 
+@stretched("pairwise products")
 def pulled_back(operator: "CovarianceOperator", left: Tensor, right: Tensor) -> PairGradient:
     """The gradient of sum(left * K right) by everything that K depends on, (M-21), by the backend that multiplies.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashgp.foundations.ranges import stretched
 from flashgp.pairwise import differentiable
 from flashgp.pairwise.opaque import Pieces
 
@@ -76,6 +77,7 @@ class TiledSum:
     def outputs(self) -> int:
         return 1 + max(slot.tensor for slot in self.gives)
 
+    @stretched("pairwise products")
     def evaluated(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The values, without a graph."""
         sums: dict[int, Tensor] = {}

@@ -18,8 +18,20 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.near import NearTiles
+
+# What a profile shows as work of a backend, however it is implemented.
+_WORK = (
+    "block",
+    "diagonal",
+    "product",
+    "block_gradient",
+    "bilinear_gradient",
+    "diagonal_gradient",
+    "taped_block",
+)
 
 __all__ = ["BACKENDS", "Backend", "PairGradient", "register_backend"]
 
@@ -45,6 +57,12 @@ class Backend(ABC):
 
     name: str
     title: str
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in _WORK:
+            if name in vars(cls):
+                setattr(cls, name, stretched("pairwise products")(vars(cls)[name]))
 
     @classmethod
     def for_every_size(cls) -> "Backend":

@@ -21,6 +21,7 @@ from torch import Tensor
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.numpy_program import numpy_partials
 from flashgp.pairwise.program import program_of
@@ -73,6 +74,7 @@ class SmallProblem(ABC):
 
     matrix: Array
 
+    @stretched("factorisation")
     def solve(self, noise: Array, residual: Array) -> tuple[float, Array, Array] | None:
         """(log likelihood, K^-1 r, lower factor) with `noise` on the diagonal; None if not positive definite."""
         dpotrf, dpotrs, _ = _routines()
@@ -94,6 +96,7 @@ class SmallProblem(ABC):
         fit = float(numpy.vdot(residual, weights))
         return -0.5 * (fit + p * log_determinant + n * p * math.log(2.0 * math.pi)), weights, lower
 
+    @stretched("factorisation")
     def slope(self, weights: Array, lower: Array) -> Array:
         """dL/dK = 1/2 (A A^T - p K^-1), eq. (M-34), in the memory of the factor."""
         inverse, right = torch.from_numpy(lower), torch.from_numpy(weights)
@@ -115,6 +118,7 @@ class NumpyProblem(SmallProblem):
             scalars: one (n,) array per row scalar; workspace: hears what ran.
     """
 
+    @stretched("pairwise products")
     def __init__(
         self,
         form: Form,
@@ -141,6 +145,7 @@ class NumpyProblem(SmallProblem):
             return _product(feature, feature.T)
         return (feature[:, None] == feature[None, :]).astype(numpy.float64)
 
+    @stretched("pairwise products")
     def pull(self, slope: Array) -> list[Pulled]:
         form = self.form
         count = len(form.statistics)

@@ -118,8 +118,8 @@ def _user_cache() -> Path:
         path = user_cache_path("flashgp", appauthor=False)
     except ImportError:
         path = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashgp"
-    except RuntimeError as error:  # platformdirs, where the system does not know the user
-        raise FileNotFoundError(str(error)) from None
+    except RuntimeError:  # platformdirs, where the system does not know the user
+        path = Path("~")
     if path.parts[:1] == ("~",):
         raise FileNotFoundError("there is no home directory")
     return path

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise import differentiable, opaque
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
@@ -133,6 +134,7 @@ class TorchTiles(Backend):
         workspace.adopt(block)
         tape = [partials]
 
+        @stretched("pairwise products")
         def pull(weights: Tensor) -> PairGradient:
             assert tape, "a tape is used up by its first gradient"
             total = Accumulator(job)

@@ -235,7 +235,7 @@ def _factored(problem: _Problem, device: torch.device, route: str) -> Plan:
     tiles = problem.temporaries * rows * n * 8 * batch + problem.function_bytes
     vectors = 4 * n * problem.features * 8 * batch + 6 * n * problem.outputs * 8 * batch
     pairs = n * n * batch / rates.block_pairs
-    flops = n**3 * batch / rates.cholesky(dtype)
+    flops = n**3 * batch / rates.cholesky(dtype, n)
     seconds = flops / 3 + pairs * 1.5 + 40 * rates.call_seconds
     plan = _plan(problem, device, route, "torch", n * n * dtype.itemsize * batch + tiles + vectors, seconds)
     return replace(plan, fit_step_seconds=flops + pairs * 2 + 40 * rates.call_seconds)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flashgp.foundations.accelerator import accelerator
 from flashgp.pairwise.backend import BACKENDS, Backend
 
 __all__ = ["ENGINES", "Engine", "accelerator"]
@@ -86,8 +87,3 @@ ENGINES: tuple[Engine, ...] = (
         skips=False,
     ),
 )
-
-
-def accelerator() -> torch.device | None:
-    """The accelerator that device="auto" may choose, None where there is none."""
-    return torch.device("cuda") if torch.cuda.is_available() else None

@@ -316,10 +316,13 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
     tiles = size.tile_bytes(device)
     build = size.pairs / rates.block_pairs + rates.call_seconds
     flops = 2 * size.pairs * size.t
+    cube = (size.n * size.m * max(1, size.t)) ** (1 / 3)  # of a square product with as many flops
 
     def multiply(dtype: torch.dtype, stored_bytes: int) -> float:
         """Seconds of all products with what is stored: arithmetic or reading, whichever is slower, (M-57)."""
-        return size.products * (max(flops / rates.gemm(dtype), stored_bytes / rates.copy_bytes) + rates.call_seconds)
+        return size.products * (
+            max(flops / rates.gemm(dtype, cube), stored_bytes / rates.copy_bytes) + rates.call_seconds
+        )
 
     stored = 4 * size.stored_pairs()
     panel = 4 * size.batch * min(size.n, STORED_ROWS) * size.m  # the one that is made

@@ -1,83 +1,163 @@
 """`fgp.tune`: measures the machine profile in seconds.
 
-Every rate comes from a few timed calls after one that warms up. Products K V are measured for each backend that
-this installation can run, at a few representative shapes, on a Matern-5/2 kernel.
+Every rate comes from a few timed calls after one that warms up. Dense operations are measured at a few sizes by
+linalg/measuring.py, products K V for each backend that this installation can run, at a few representative shapes, on a
+Matern-5/2 kernel.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
+from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import DeviceRates, MachineProfile, PairRate
-from flashgp.foundations.profile_store import keep_profile, machine_key, measuring, read_profile
+from flashgp.foundations.profile_store import current_profile, keep_profile, machine_key, measuring, read_profile
+from flashgp.foundations.run_log import forget_runs
+from flashgp.foundations.timing import seconds_of
 from flashgp.kernels.matern import Matern
+from flashgp.linalg.decision import Speeds
+from flashgp.linalg.measuring import link_rates, measured_curve, refined, sizes_of
 from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.torch_tiles import TorchTiles
-from flashgp.planner.engines import ENGINES, accelerator
+from flashgp.planner.engines import ENGINES
 
-__all__ = ["POINTS", "tune"]
+__all__ = ["PARTS", "POINTS", "tune"]
 
+PARTS = (*OPERATIONS, "copy", "exp", "block", "call", "transfer", "products")  # of a profile; `only` names some
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
 MEASURED_SECONDS = 0.08  # of timed calls per rate
 QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
 MOST_GROWTH = 16  # of the rows, until a call is long enough
-SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the matrices measured on each
+SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the blocks and products measured on each
+FLOATS = (torch.float64, torch.float32)
 
 
-def tune(*, progress: Callable[[str, float], None] | None = None, keep: bool = True) -> MachineProfile:
+def tune(
+    *,
+    only: str | Sequence[str] | None = None,
+    progress: Callable[[str, float], None] | None = None,
+    keep: bool = True,
+) -> MachineProfile:
     """Measure this machine and keep the profile for its plans: `fgp.tune`, `flashgp tune`.
 
     Args:
+        only: names of PARTS to measure again; the rest of this machine's profile stays. None for all.
         progress: called with what is measured next and the fraction done.
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
+    Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
     """
+    parts = _parts(only)
     if not keep:
-        return _measure(progress)
+        return _measure(progress) if parts is None else _measure(progress, parts, _known())
     with measuring() as waited:
-        found = read_profile() if waited else None
-        profile = found or _measure(progress)
+        found = read_profile() if waited and parts is None else None
         if found is None:
+            profile = _measure(progress) if parts is None else _measure(progress, parts, read_profile() or _known())
             keep_profile(profile)
+            forget_runs()
+    return found or profile
+
+
+def _parts(only: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Raises: DomainError."""
+    if only is None:
+        return None
+    names = [one.strip() for text in ([only] if isinstance(only, str) else only) for one in text.split(",")]
+    unknown = [name for name in names if name not in PARTS]
+    if unknown or not names:
+        raise DomainError(f"`only` must name some of {', '.join(PARTS)}, got {', '.join(map(repr, unknown or names))}")
+    return tuple(part for part in PARTS if part in names)
+
+
+def _known() -> MachineProfile:
+    """The profile whose other parts stay. Raises: DomainError."""
+    profile = current_profile()
+    if not profile.measured:
+        raise DomainError(
+            "`only` measures parts of this machine's profile, and there is none yet; run `flashgp tune` without it once"
+        )
     return profile
 
 
-def _measure(progress: Callable[[str, float], None] | None) -> MachineProfile:
-    devices = [torch.device("cpu"), *([found] if (found := accelerator()) is not None else [])]
-    plan = [(device, name, run) for device in devices for name, run in _rate_steps(device).items()]
-    shapes = [one for device in devices for one in _shapes(device)]
-    rates: dict[str, dict[str, float]] = {device.type: {} for device in devices}
+def _measure(
+    progress: Callable[[str, float], None] | None,
+    parts: Sequence[str] = PARTS,
+    known: MachineProfile | None = None,
+) -> MachineProfile:
+    """Args: parts: to measure; known: where the rest comes from, None if all are measured."""
+    there = accelerator()
+    if known is not None and known.accelerator is None:
+        there = None  # what is not measured now is known of the CPU only
+    devices = [torch.device("cpu"), *([] if there is None else [there])]
+    before = (
+        {"cpu": None, "accelerator": None} if known is None else {"cpu": known.cpu, "accelerator": known.accelerator}
+    )
+    steps = [(device, *step) for device in devices for step in _steps(device) if step[0] in parts]
+    shapes = [one for device in devices for one in _shapes(device)] if "products" in parts else []
+    compared = [one for one in OPERATIONS[1:] if one in parts and there is not None]
+    total = len(steps) + len(shapes) + len(compared)
+    done = 0
+
+    def say(what: str) -> None:
+        nonlocal done
+        if progress is not None:
+            progress(what, done / total)
+        done += 1
+
+    rates: dict[str, dict[str, Any]] = {_kind(device): {} for device in devices}
+    times: dict[str, list[OperationTime]] = {kind: [] for kind in rates}
     products: list[PairRate] = []
-    total = len(plan) + len(shapes)
     with torch.inference_mode(False), torch.no_grad():
-        for done, (device, name, run) in enumerate(plan):
-            _say(progress, f"{device.type} {name.replace('_', ' ')}", done / total)
-            rates[device.type][name] = run()
-        for done, (device, backend, dtype, symmetric, d, t) in enumerate(shapes, len(plan)):
-            _say(progress, f"{device.type} products by {backend}, {dtype}, d={d}, t={t}", done / total)
+        for device, _, name, run in steps:
+            say(f"{device.type} {name}")
+            found = run()
+            times[_kind(device)] += found.pop("operations", ())
+            rates[_kind(device)] |= found
+        for device, backend, dtype, symmetric, d, t in shapes:
+            say(f"{device.type} products by {backend}, {dtype}, d={d}, t={t}")
             rate = _product_rate(device, backend, getattr(torch, dtype), symmetric, d, t)
             products.append(PairRate(backend, _kind(device), dtype, symmetric, d, t, rate))
-    _say(progress, "done", 1.0)
-    processor, cores, threads, version = machine_key()
-    other = devices[1] if len(devices) > 1 else None
-    return MachineProfile(
-        name="measured",
-        processor=processor,
-        cores=cores,
-        threads=threads,
-        torch_version=version,
-        cpu=DeviceRates(**rates["cpu"]),
-        accelerator=None if other is None else DeviceRates(**rates[other.type]),
-        accelerator_name="" if other is None else torch.cuda.get_device_name(other)[:200],
-        products=tuple(products),
-    )
-
-
-def _say(progress: Callable[[str, float], None] | None, what: str, fraction: float) -> None:
+        made = {kind: _device_rates(before[kind], rates[kind], times[kind], parts) for kind in rates}
+        cpu, other = made["cpu"], made.get("accelerator")
+        for operation in compared:
+            say(f"crossovers of {operation}")
+            assert other is not None
+            speeds = Speeds(cpu, other)
+            for kind in FLOATS:
+                speeds = refined(speeds, operation, kind, devices)
+            cpu, other = speeds.cpu, speeds.accelerator
     if progress is not None:
-        progress(what, fraction)
+        progress("done", 1.0)
+    processor, cores, threads, version = machine_key()
+    if known is not None:
+        other = other or known.accelerator
+        products = products or list(known.products)
+    name = torch.cuda.get_device_name(there)[:200] if there is not None else known.accelerator_name if known else ""
+    return MachineProfile("measured", processor, cores, threads, version, cpu, other, name, tuple(products))
+
+
+def _device_rates(
+    known: DeviceRates | None, found: dict[str, Any], times: Sequence[OperationTime], parts: Sequence[str]
+) -> DeviceRates:
+    """What was measured of one device, beside what is known of it."""
+    kept = () if known is None else tuple(one for one in known.operations if one.operation not in parts)
+    for operation in ("gemm", "cholesky"):
+        for dtype in ("float64", "float32"):
+            curve = [one for one in times if (one.operation, one.dtype, one.batch) == (operation, dtype, 1)]
+            if curve:
+                largest = max(curve, key=lambda one: one.rows)
+                flops = operation_flops(operation, largest.rows, largest.columns)
+                found[f"{operation}_{dtype}"] = flops / largest.seconds
+    operations = (*kept, *times)
+    return DeviceRates(**found, operations=operations) if known is None else replace(
+        known, **found, operations=operations
+    )  # fmt: skip
 
 
 def _kind(device: torch.device) -> str:
@@ -85,63 +165,36 @@ def _kind(device: torch.device) -> str:
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call, after one that is not counted: the lower quartile, since other work only ever adds time."""
-
-    def once() -> float:
-        started = time.perf_counter()
-        call()
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        return time.perf_counter() - started
-
-    once()
-    taken = [once() for _ in range(3)]
-    while sum(taken) < MEASURED_SECONDS:
-        taken.append(once())
-    return sorted(taken)[len(taken) // 4]
+    """Seconds of a call, after one that is not counted."""
+    return seconds_of(call, device, MEASURED_SECONDS)
 
 
-def _rate_steps(device: torch.device) -> dict[str, Callable[[], float]]:
-    """How to measure each field of DeviceRates."""
+def _steps(device: torch.device) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
+    """(part, name, how to measure fields of DeviceRates) on a device."""
     n = SIZES[_kind(device)]
 
-    def gemm(dtype: torch.dtype) -> float:
-        a = torch.ones(n, n, dtype=dtype, device=device)
-        out = torch.empty_like(a)
-        return 2 * n**3 / _seconds(lambda: torch.mm(a, a, out=out), device)
+    def curve(operation: str, dtype: torch.dtype) -> Callable[[], dict[str, Any]]:
+        return lambda: {"operations": measured_curve(operation, dtype, device, sizes_of(operation))}
 
-    def cholesky(dtype: torch.dtype) -> float:
-        a = torch.full((2 * n, 2 * n), 0.5, dtype=dtype, device=device)
-        a.diagonal().fill_(1.0)
-        return (2 * n) ** 3 / 3 / _seconds(lambda: torch.linalg.cholesky_ex(a), device)
-
-    def copy() -> float:
+    def copy() -> dict[str, Any]:
         source = torch.zeros(2**24, dtype=torch.float32, device=device)
         target = torch.empty_like(source)
-        return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)
+        return {"copy_bytes": 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)}
 
-    def exponentials() -> float:
+    def exponentials() -> dict[str, Any]:
         size = 2**16 if device.type == "cpu" else 2**24
         values = torch.linspace(-5.0, 0.0, size, device=device)
         out = torch.empty_like(values)
-        return size / _seconds(lambda: torch.exp(values, out=out), device)
+        return {"exp": size / _seconds(lambda: torch.exp(values, out=out), device)}
 
-    def transfer() -> float:
-        source = torch.zeros(2**22, dtype=torch.float32)
-        target = torch.empty(2**22, dtype=torch.float32, device=device)
-        return source.nbytes / _seconds(lambda: target.copy_(source), device)
-
-    return {
-        "gemm_float64": lambda: gemm(torch.float64),
-        "gemm_float32": lambda: gemm(torch.float32),
-        "cholesky_float64": lambda: cholesky(torch.float64),
-        "cholesky_float32": lambda: cholesky(torch.float32),
-        "copy_bytes": copy,
-        "exp": exponentials,
-        "block_pairs": lambda: (2 * n) ** 2 / _seconds(_block(2 * n, device), device),
-        "call_seconds": lambda: _seconds(_block(2, device), device),
-        "transfer_bytes": transfer,
-    }
+    for operation in OPERATIONS:
+        for dtype in FLOATS:
+            yield operation, f"{operation}, {str(dtype).removeprefix('torch.')}", curve(operation, dtype)
+    yield "copy", "copy", copy
+    yield "exp", "exp", exponentials
+    yield "block", "block", lambda: {"block_pairs": (2 * n) ** 2 / _seconds(_block(2 * n, device), device)}
+    yield "call", "call", lambda: {"call_seconds": _seconds(_block(2, device), device)}
+    yield "transfer", "transfer", lambda: dict(link_rates(device))
 
 
 def _block(n: int, device: torch.device) -> Callable[[], object]:

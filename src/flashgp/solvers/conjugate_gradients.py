@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp import linalg
 from flashgp.solvers.contract import (
     NO_LIMITS,
     Goal,
@@ -113,7 +114,8 @@ class _Directions:
     def __init__(self, S: Tensor, Z: Tensor) -> None:
         self.S, self.Z = S, Z
         curvature = S.mT @ Z
-        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
+        symmetric = 0.5 * (curvature + curvature.mT)
+        values, vectors = linalg.eigh(symmetric, device=linalg.own_device(symmetric))
         least = len(values) * torch.finfo(F64).eps * float(values.abs().max())
         self.positive = float(values[0]) >= -least and float(values[-1]) > 0.0
         kept = values > least
@@ -194,7 +196,8 @@ class _Run:
         self.r -= AV @ change
         self.last = directions
         if preconditioner.exact:
-            self.Q, tau = torch.linalg.qr(self.Q - directions.Z @ step)
+            shorter = self.Q - directions.Z @ step
+            self.Q, tau = linalg.qr(shorter, device=linalg.own_device(shorter))
             self.coefficients = tau @ self.coefficients
         else:  # one step may gain more digits than L^-1 has: from the residual, which is float64
             self._orthonormalise()
@@ -215,7 +218,8 @@ class _Run:
             self.last = None  # what would be left of Q is rounding
 
     def _orthonormalise(self) -> None:
-        self.Q, self.coefficients = torch.linalg.qr(self.method.preconditioner.half_solve(self.r))
+        half = self.method.preconditioner.half_solve(self.r)
+        self.Q, self.coefficients = linalg.qr(half, device=linalg.own_device(half))
 
     def _take_best(self) -> None:
         self.columns = self.progress.open

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp.foundations.ranges import stretched
 from flashgp.solvers.cholesky import Factor, factorise
 from flashgp.solvers.cholesky_solver import WINDOW, rounding_slack, solve_scaled
 from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
@@ -61,6 +62,7 @@ class HeadedFactor(Preconditioner):
 
     exact = False
 
+    @stretched("factorisation")
     def __init__(self, system: System, pivots: Tensor) -> None:
         self.pivots = pivots
         rest = torch.ones(system.count, dtype=torch.bool, device=pivots.device)
@@ -95,6 +97,7 @@ class HeadedFactor(Preconditioner):
         """log |L L^T|, the jitter included."""
         return 2.0 * float(self.head.diagonal().log().sum()) + float(self.tail.log_determinant)
 
+    @stretched("triangular solves")
     def half_solve(self, v: Tensor) -> Tensor:
         first = torch.linalg.solve_triangular(self.head, v[self.pivots], upper=False)
         out = torch.empty_like(v)
@@ -102,6 +105,7 @@ class HeadedFactor(Preconditioner):
         out[self.rest] = solve_scaled(self.tail.lower, v[self.rest] - self.below @ first, upper=False)
         return out
 
+    @stretched("triangular solves")
     def half_solve_transposed(self, v: Tensor) -> Tensor:
         last = solve_scaled(self.tail.lower.mT, v[self.rest], upper=True)
         out = torch.empty_like(v)

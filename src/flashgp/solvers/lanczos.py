@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp import linalg
 from flashgp.solvers.contract import System, check_residual
 from flashgp.solvers.preconditioner import Preconditioner
 
@@ -97,6 +98,6 @@ def _log_of(diagonal: list[Tensor], beside: list[Tensor]) -> Tensor:
         off = torch.stack(beside, dim=-1)
         matrix.diagonal(1, dim1=-2, dim2=-1).copy_(off)
         matrix.diagonal(-1, dim1=-2, dim2=-1).copy_(off)
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = linalg.eigh(matrix, device=linalg.own_device(matrix))
     least = torch.finfo(F64).eps * values[:, -1:].clamp_min(torch.finfo(F64).tiny)
     return (vectors[:, 0].square() * torch.maximum(values, least).log()).sum(-1)

@@ -16,7 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flashgp import linalg
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.foundations.ranges import stretched
 from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioner import Preconditioner
@@ -59,6 +61,7 @@ class PartialCholesky:
         return float(self.left.sum())
 
 
+@stretched("factorisation")
 def partial_cholesky(
     system: System, *, limit: int, share: float = 0.1, seed: int = 0, pivots: Tensor | None = None
 ) -> PartialCholesky:
@@ -200,12 +203,14 @@ class LowRank(Preconditioner):
     exact = True
     _basis: "Tensor | CarriedBasis"
 
+    @stretched("factorisation")
     def __init__(self, partial: PartialCholesky, noise: Tensor) -> None:
         self.rank, self.trace = partial.rank, partial.trace
         self.pivots, self.triangle, self.left = partial.pivots, partial.triangle, partial.left
         self.mean_diagonal = partial.mean_diagonal
         self._take(noise)
-        self._basis, self._inner = torch.linalg.qr(partial.factor / self._deviation)
+        scaled = partial.factor / self._deviation
+        self._basis, self._inner = linalg.qr(scaled, device=linalg.own_device(scaled))
         self._rotation, self._singular, _ = torch.linalg.svd(self._inner)
         self._stretched()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from flashgp import linalg
 from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.low_rank import LowRank
 
@@ -58,14 +59,15 @@ def carried(
     turn = torch.eye(inner.shape[0], dtype=F64, device=inner.device)
     if bool(going.any()):  # Q[stay] is not orthonormal: Q[stay]^T Q[stay] = I - Q_g^T Q_g = U diag(s) U^T
         lost = basis.taken(going.nonzero()[:, 0])
-        values, vectors = torch.linalg.eigh(turn - lost.mT @ lost)
+        left_over = turn - lost.mT @ lost
+        values, vectors = linalg.eigh(left_over, device=linalg.own_device(left_over))
         kept = values > LOST_DIRECTION
         root = values[kept].sqrt()
         turn, inner = vectors[:, kept] / root, (vectors[:, kept] * root).mT @ inner
     rows = inner.new_zeros(0, inner.shape[0])
     if len(fresh):
         stacked = torch.cat([inner, features / floored[fresh].sqrt().unsqueeze(-1)])
-        outer, inner = torch.linalg.qr(stacked)
+        outer, inner = linalg.qr(stacked, device=linalg.own_device(stacked))
         turn, rows = turn @ outer[: turn.shape[1]], outer[turn.shape[1] :]
     basis = basis.changed(stay, place, n, turn, fresh, rows)
     triangle = old.triangle
@@ -107,7 +109,8 @@ def _grown(
     more = torch.linalg.solve_triangular(lower, rest.mT, upper=False).mT
     outside = more / deviation
     inside = basis.mT @ outside
-    X, corner = torch.linalg.qr(outside - basis @ inside)  # once is enough: much is left where little was known
+    outside = outside - basis @ inside  # once is enough: much is left where little was known
+    X, corner = linalg.qr(outside, device=linalg.own_device(outside))
     below = corner.new_zeros(len(corner), inner.shape[1])
     inner = torch.cat([torch.cat([inner, inside], dim=1), torch.cat([below, corner], dim=1)])
     return basis.beside(X), inner, lower, more.square().sum(1)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.solvers.cholesky import TriangularFactor
 from flashgp.solvers.strided import STRIP, solve_triangle_, update_triangle
@@ -183,6 +184,7 @@ class PanelFactor:
         """K^-1 rhs, as `half_solve`. Cost: 2 n^2 t flops."""
         return self.back_solve(self.half_solve(rhs))
 
+    @stretched("triangular solves")
     def solve_rows_(self, rows: Tensor, *, transposed: bool) -> Tensor:
         """L^-1 (or L^-T) of every row of a contiguous (t, n), in its place."""
         single = rows.shape[0] == 1
@@ -205,6 +207,7 @@ class PanelFactor:
         return _whole, (self.lower, self.jitter, self.attempts)
 
     # -- growing ----------------------------------------------------------------------------------------------------
+    @stretched("factorisation")
     def bordered(
         self, cross: Tensor, corner: Tensor, workspace: Workspace | None = None, *, least: Tensor | None = None
     ) -> tuple["PanelFactor", Tensor, Tensor]:
@@ -251,6 +254,7 @@ class PanelFactor:
         return [*kept, panel], numbers[n - start : count, : n + k]
 
     # -- shrinking --------------------------------------------------------------------------------------------------
+    @stretched("factorisation")
     def part(
         self,
         kept: Tensor,

@@ -11,6 +11,7 @@ import numpy
 import torch
 
 from flashgp.foundations.form import Form
+from flashgp.foundations.ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.engine import CompiledPairs
 from flashgp.pairwise.cpu.layout import Statistic, narrow_codes
@@ -34,6 +35,7 @@ def small_layout(form: Form) -> tuple[Statistic, ...]:
 class CompiledProblem(SmallProblem):
     """One model's covariance matrix, its upper triangle, and the pullback of a slope; see SmallProblem."""
 
+    @stretched("pairwise products")
     def __init__(
         self,
         form: Form,
@@ -59,6 +61,7 @@ class CompiledProblem(SmallProblem):
         self.matrix = torch.empty(count, count, dtype=torch.float64).numpy()  # NumPy would ask for huge pages
         self._pairs.block(self.matrix)
 
+    @stretched("pairwise products")
     def pull(self, slope: Array) -> list[Pulled]:
         by_rows, _, by_theta = self._pairs.block_gradient(slope)
         return [*by_rows, *by_theta.tolist()]

@@ -1,0 +1,178 @@
+"""fgp.linalg against n on each device and on the one it chooses: the choice within 15 % + 10 us of the better one.
+
+Without an accelerator there is one device, and the choice must cost no more than the call. Writes records/linalg.json
+and, with matplotlib, records/linalg.png.
+"""
+
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RECORDS, arguments, interleaved
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.bench import write_record
+from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.profile_store import CHOICE, current_profile
+
+ORDERS = (10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 400, 512, 700, 1000, 1500, 2000, 2500)
+OPERATIONS = ("qr", "cholesky", "eigh", "triangular")
+RIGHT_HAND_SIDES = 16
+SHARE, SECONDS = 0.15, 1e-5  # the choice may take so much longer than the better device
+TURN_SECONDS = 0.003  # of one turn, so that short calls are timed at their own pace
+COLUMNS = [
+    {"key": "work", "title": "operation"},
+    {"key": "dtype", "title": "dtype"},
+    {"key": "home", "title": "data on"},
+    {"key": "n", "title": "n", "format": "integer"},
+    {"key": "torch_seconds", "title": "torch", "format": "seconds"},
+    {"key": "cpu_seconds", "title": 'device="cpu"', "format": "seconds"},
+    {"key": "cuda_seconds", "title": 'device="cuda"', "format": "seconds"},
+    {"key": "auto_seconds", "title": "auto", "format": "seconds"},
+    {"key": "over_better", "title": "of the better one", "format": "fixed2"},
+]
+
+
+def problem(operation: str, n: int, dtype: torch.dtype, home: str) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(n, n, generator=generator, dtype=dtype)
+    if operation == "eigh":
+        A = A + A.mT
+    elif operation == "cholesky":
+        A = A @ A.mT / n + torch.eye(n, dtype=dtype)
+    elif operation == "triangular":
+        A = (A / n**0.5).tril_(-1) + torch.eye(n, dtype=dtype)
+        return A.to(home), torch.randn(n, RIGHT_HAND_SIDES, generator=generator, dtype=dtype).to(home)
+    return (A.to(home),)
+
+
+def call(operation: str, where: Any, operands: tuple[Tensor, ...], **options: Any) -> Callable[[], Any]:
+    """A call of torch.linalg or fgp.linalg, complete when it returns."""
+    if operation == "triangular":
+        options = {"upper": False, **options}
+    function = getattr(where, "solve_triangular" if operation == "triangular" else operation)
+    waits = operands[0].is_cuda or accelerator() is not None
+
+    def run() -> Any:
+        result = function(*operands, **options)
+        if waits:
+            torch.cuda.synchronize()
+        return result
+
+    return run
+
+
+def error(operation: str, operands: tuple[Tensor, ...], result: Any) -> float:
+    """Of the result, relative to A or B, in units of n eps: a fast wrong answer is a failed run."""
+    A = operands[0].double()
+    if operation == "qr":
+        off, scale = result.Q.double() @ result.R.double() - A, A
+    elif operation == "cholesky":
+        off, scale = result.double() @ result.double().mT - A, A
+    elif operation == "eigh":
+        off, scale = A @ result.eigenvectors.double() - result.eigenvectors.double() * result.eigenvalues.double(), A
+    else:
+        off, scale = A @ result.double() - operands[1].double(), A.norm() * result.double()
+    return float(off.norm() / scale.norm()) / (A.shape[-1] * torch.finfo(operands[0].dtype).eps)
+
+
+def row_of(operation: str, n: int, dtype: torch.dtype, home: str, repeats: int) -> dict[str, Any]:
+    operands = problem(operation, n, dtype, home)
+    devices = ["cpu", *(["cuda"] if accelerator() is not None else [])]
+    jobs = {"torch": call(operation, torch.linalg, operands), "auto": call(operation, fgp.linalg, operands)}
+    jobs |= {device: call(operation, fgp.linalg, operands, device=device) for device in devices}
+    timed = interleaved(jobs, repeats, 1, TURN_SECONDS)
+    worst = max(error(operation, operands, timed[name].result) for name in jobs)
+    assert worst <= 10.0, f"{operation} of order {n} is off by {worst:.1f} n eps"
+    better = min(timed[device].seconds for device in devices)
+    auto = timed["auto"].seconds
+    return {
+        "work": operation, "dtype": str(dtype).removeprefix("torch."), "home": home, "n": n,
+        "torch_seconds": timed["torch"].seconds, "auto_seconds": auto, "spread_seconds": timed["auto"].spread,
+        **{f"{device}_seconds": timed[device].seconds if device in timed else None for device in ("cpu", "cuda")},
+        "over_better": auto / better,
+        "chosen": fgp.linalg.explain(
+            operation, n, RIGHT_HAND_SIDES if operation == "triangular" else n, dtype=dtype, home=home
+        ).device,
+        "errors_n_eps": worst, "met": auto <= better * (1 + SHARE) + SECONDS,
+    }  # fmt: skip
+
+
+def rows_of(
+    orders: Sequence[int], only: str = "", deadline: float = float("inf"), quickest: bool = False
+) -> Iterable[dict[str, Any]]:
+    """Every operation, dtype and place of the data; what comes after the deadline (time.monotonic) is left out."""
+    homes = ["cpu", *(["cuda"] if accelerator() is not None else [])]
+    for n, operation, dtype, home in itertools.product(orders, OPERATIONS, (torch.float64, torch.float32), homes):
+        if only in operation and time.monotonic() < deadline:
+            slow = n >= 1000 and operation in ("eigh", "qr")
+            yield row_of(operation, n, dtype, home, 1 if quickest else 3 if slow else 9)
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Seconds against n, a panel for each operation and dtype, with data in host memory."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, len(OPERATIONS), sharex=True)
+    for (i, dtype), (j, operation) in itertools.product(enumerate(("float64", "float32")), enumerate(OPERATIONS)):
+        ax = panels[i][j]
+        for home, dash in (("cpu", "-"), ("cuda", ":")):
+            for device, colour in (("cpu", "#0072B2"), ("cuda", "#009E73"), ("auto", "#D55E00")):
+                key = f"{device}_seconds"
+                own = [r for r in rows if (r["work"], r["dtype"], r["home"]) == (operation, dtype, home) and r[key]]
+                if own:
+                    label = f"{device}, data on {home}"
+                    width = 3.0 if device == "auto" else 1.4
+                    ax.plot([r["n"] for r in own], [r[key] for r in own], dash, color=colour, label=label,
+                            linewidth=width, alpha=0.6 if device == "auto" else 1.0)  # fmt: skip
+        ax.set(title=f"{operation}, {dtype}", xscale="log", yscale="log")
+        ax.grid(True, color="#e4e4e4")
+    panels[0][0].legend(fontsize="small")
+    for ax in panels[-1]:
+        ax.set_xlabel("n")
+    for line in panels:
+        line[0].set_ylabel("seconds")
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def measured_rates() -> None:
+    """Rates of this machine for the choice, where there is one to make and nobody has measured them."""
+    if accelerator() is not None and not current_profile().measured:
+        os.environ[CHOICE] = tempfile.mkdtemp(prefix="flashgp-")
+        fgp.tune()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv, __doc__ or "")
+    if not options.toy:
+        measured_rates()
+    rows = []
+    for row in rows_of((10, 50) if options.toy else ORDERS, options.only, quickest=options.toy):
+        rows.append(row)
+        print(
+            f"{row['work']:<10} {row['dtype']} n={row['n']:<5} on {row['home']:<4} auto {row['auto_seconds']:.3e} s, "
+            f"{row['over_better']:.2f} of the better one{'' if row['met'] else '  MISSED'}",
+            flush=True,
+        )
+    if not options.toy and not options.only:
+        payload = {"title": "fgp.linalg by n", "columns": COLUMNS, "rows": rows, "seed": 0}
+        write_record(RECORDS / "linalg.json", payload)
+        try:
+            draw(rows, RECORDS / "linalg.png")
+        except ImportError:
+            print("no picture: matplotlib is not installed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

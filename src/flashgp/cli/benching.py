@@ -1,0 +1,56 @@
+"""`flashgp bench`: one of the project's claims, measured here."""
+
+import sys
+import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashgp.bench.claims import Options, suite_named
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.report import readable_seconds
+
+from .console import Console
+from .paths import require_distinct, require_writable
+
+__all__ = ["BenchOptions", "run_bench"]
+
+ENDINGS = (".json", ".png", ".html", ".htm")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What `flashgp bench` was asked for."""
+
+    suite: str
+    options: Options
+    out: tuple[str, ...] = ()
+
+
+def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
+    """Measure, print and write. Returns: the record. Raises: FlashGPError, OSError, before work where it can be."""
+    began = time.perf_counter()
+    for path in asked.out:
+        if Path(path).suffix.lower() not in ENDINGS:
+            raise DomainError(f"`--out` must end in {', '.join(ENDINGS)}, got {path!r}; choose what is to be written")
+        require_writable(path, "--out")
+        if Path(path).suffix.lower() != ".json":
+            from flashgp.plots.axes import require_matplotlib
+
+            require_matplotlib(f"--out {path}")
+    require_distinct({f"--out ({number})": path for number, path in enumerate(asked.out, start=1)})
+    with console.stages() as stage:
+
+        def say(text: str) -> None:
+            if stage is not None:
+                stage(text, 0.0)
+
+        with redirect_stdout(sys.stderr):  # what peers print must not get between the results
+            outcome = suite_named(asked.suite).measure(asked.options, say)
+    console.say(outcome.text())
+    for path in asked.out:
+        outcome.save(path)
+        console.say(f"wrote {path}")
+    console.note(f"measured in {readable_seconds(time.perf_counter() - began)}")
+    return {"command": "bench", "out": list(asked.out), **outcome.record()}

@@ -1,0 +1,38 @@
+"""Whether there is an accelerator: asked of the system once per process, since asking takes longer than small work.
+
+A device that stops answering is given up for the rest of the process. A forked child cannot use the one its parent
+used (CUDA's rule), and asks anew.
+"""
+
+import os
+
+import torch
+
+__all__ = ["accelerator", "give_up_accelerator"]
+
+_UNKNOWN = object()
+_found: object = _UNKNOWN
+
+
+def accelerator() -> torch.device | None:
+    """The accelerator that device="auto" may choose, None where there is none."""
+    global _found
+    if _found is _UNKNOWN:
+        forked = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)()
+        _found = torch.device("cuda") if torch.cuda.is_available() and not forked else None
+    return _found  # type: ignore[return-value]
+
+
+def give_up_accelerator() -> None:
+    """From now on this process has none."""
+    global _found
+    _found = None
+
+
+def _ask_again() -> None:
+    global _found
+    _found = _UNKNOWN
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ask_again)

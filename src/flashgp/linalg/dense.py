@@ -1,0 +1,200 @@
+"""qr, cholesky, eigh and solve_triangular: torch's, on the device where they are quicker.
+
+Without an accelerator a call is torch's after one look at a value that is kept; arguments are looked at only once
+torch has refused them. Gradients pass through, batches and dtypes stay.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.checks import check_finite
+from flashgp.foundations.errors import (
+    ConvergenceError,
+    DomainError,
+    FlashGPError,
+    NotPositiveDefiniteError,
+    ShapeError,
+)
+
+from .routing import Elsewhere, elsewhere
+
+__all__ = ["cholesky", "eigh", "qr", "solve_triangular"]
+
+DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+MODES = ("reduced", "complete", "r")
+_REFUSED = (RuntimeError, TypeError, AttributeError, IndexError)  # torch's errors; LinAlgError is a RuntimeError
+
+
+def qr(A: Tensor, mode: str = "reduced", *, device: str = "auto", crossover: float | None = None) -> Any:
+    """A = Q R, as `torch.linalg.qr`, where it is quicker.
+
+    Args:
+        A: shape (*batch, m, n), float32 or float64. mode: "reduced", "complete" or "r" (Q is empty).
+        device: "auto", or "cpu" or "cuda" to decide; results come back to A's device whatever it is.
+        crossover: the number of columns (of rows, where these are fewer) from which the accelerator is taken; measured
+            if left out.
+    Returns: the named tuple (Q, R) of torch.
+    Raises: ShapeError, DomainError; BackendUnavailableError for a device that is not there.
+    Cost: 4 m n^2 flops; on another device, what is carried there and back, too. A GPU that fails costs a warning.
+    """
+    try:
+        place = None if _stays(A, device, crossover) else elsewhere("qr", A, None, device, crossover)
+        if place is None:
+            return torch.linalg.qr(A, mode)
+        return place.run(lambda a: torch.linalg.qr(a, mode), A)
+    except FlashGPError:
+        raise
+    except _REFUSED as error:
+        _check_matrix(A, square=False)
+        if mode not in MODES:
+            raise DomainError(f"`mode` must be one of {', '.join(MODES)}, got {mode!r}") from None
+        raise error
+
+
+def cholesky(A: Tensor, *, upper: bool = False, device: str = "auto", crossover: float | None = None) -> Tensor:
+    """L with A = L L^T (U with A = U^T U), as `torch.linalg.cholesky`, where it is quicker.
+
+    Args: A: shape (*batch, n, n), symmetric positive definite; one triangle is read. device, crossover: as of `qr`.
+    Raises: NotPositiveDefiniteError with the pivot and the members of a batch that failed; otherwise as `qr`.
+    Cost: n^3 / 3 flops, and what is carried.
+    """
+    try:
+        place = None if _stays(A, device, crossover) else elsewhere("cholesky", A, None, device, crossover)
+        if place is None:
+            return torch.linalg.cholesky(A, upper=upper)
+        return place.run(lambda a: torch.linalg.cholesky(a, upper=upper), A)
+    except FlashGPError:
+        raise
+    except _REFUSED as error:
+        _check_matrix(A, square=True)
+        if isinstance(error, LinAlgError):
+            raise _not_positive_definite(A, upper) from None
+        raise error
+
+
+def eigh(A: Tensor, *, device: str = "auto", crossover: float | None = None) -> Any:
+    """Eigenvalues, increasing, and eigenvectors of symmetric A, as `torch.linalg.eigh`, where it is quicker.
+
+    Args: A: shape (*batch, n, n), finite (else NaN, as torch gives); its lower triangle is read. device, crossover: as
+        of `qr`.
+    Returns: the named tuple (eigenvalues, eigenvectors) of torch. Vectors of other devices may differ in sign.
+    Raises: ConvergenceError where LAPACK gives up; otherwise as `qr`. Cost: some 9 n^3 flops, and what is carried.
+    """
+    try:
+        place = None if _stays(A, device, crossover) else elsewhere("eigh", A, None, device, crossover)
+        if place is None:
+            return torch.linalg.eigh(A)
+        return place.run(torch.linalg.eigh, A)
+    except FlashGPError:
+        raise
+    except _REFUSED as error:
+        _check_matrix(A, square=True)
+        if isinstance(error, LinAlgError):
+            check_finite(A, "A")
+            raise ConvergenceError(
+                f"the eigenvalues of `A` {tuple(A.shape)} did not converge ({error}); scale it, or pass float64",
+                iterations=30 * A.shape[-1], residual=float("inf"), tolerance=torch.finfo(A.dtype).eps,
+            ) from None  # fmt: skip
+        raise error
+
+
+def solve_triangular(
+    A: Tensor,
+    B: Tensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+    device: str = "auto",
+    crossover: float | None = None,
+) -> Tensor:
+    """X with A X = B (X A = B with left=False), as `torch.linalg.solve_triangular`, where it is quicker.
+
+    Args:
+        A: shape (*batch, n, n), one triangle of which is read; B: (*batch, n, t), or (*batch, t, n) with left=False.
+        device: as of `qr`; crossover: the rows of A from which the accelerator is taken.
+    Returns: X, shape of B. A zero on the diagonal gives infinities, as torch does.
+    Raises: as `qr`. Cost: n^2 t flops, and what is carried.
+    """
+    try:
+        place = None if _stays(A, device, crossover) else _of_system(A, B, left, device, crossover)
+        if place is None:
+            return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular)
+        return place.run(
+            lambda a, b: torch.linalg.solve_triangular(a, b, upper=upper, left=left, unitriangular=unitriangular), A, B
+        )
+    except FlashGPError:
+        raise
+    except _REFUSED as error:
+        _check_matrix(A, square=True)
+        _check_right(A, B, left)
+        raise error
+
+
+def _stays(A: Tensor, device: str, crossover: float | None) -> bool:
+    """Whether there is nothing to choose: no accelerator, or data on the CPU that are to stay there."""
+    return crossover is None and ((device == "auto" and accelerator() is None) or (device == "cpu" and A.is_cpu))
+
+
+def _of_system(A: Tensor, B: Tensor, left: bool, device: str, crossover: float | None) -> Elsewhere | None:
+    columns = B.shape[-1 if left else -2] if isinstance(B, Tensor) and B.dim() > 1 else 1
+    return elsewhere("triangular", A, columns, device, crossover)
+
+
+# -- what was refused ------------------------------------------------------------------------------------------------
+def _check_matrix(A: Any, *, square: bool) -> None:
+    wanted = "(*batch, n, n)" if square else "(*batch, m, n)"
+    if not isinstance(A, Tensor):
+        raise DomainError(f"`A` must be a tensor, got {type(A).__name__}; convert it with torch.as_tensor(...)")
+    if A.dtype not in DTYPES:
+        raise DomainError(f"`A` must be float32 or float64, got {A.dtype}; convert it with .to(torch.float64)")
+    if A.dim() < 2 or (square and A.shape[-1] != A.shape[-2]):
+        raise ShapeError(f"`A` must have shape {wanted}, got {tuple(A.shape)}; pass {_shape_advice(square)}")
+
+
+def _shape_advice(square: bool) -> str:
+    return "as many rows as columns" if square else "A[:, None] for one column"
+
+
+def _check_right(A: Tensor, B: Any, left: bool) -> None:
+    if not isinstance(B, Tensor):
+        raise DomainError(f"`B` must be a tensor, got {type(B).__name__}; convert it with torch.as_tensor(...)")
+    wanted = "(*batch, n, t)" if left else "(*batch, t, n)"
+    n = A.shape[-1]
+    if B.dim() < 2 or B.shape[-2 if left else -1] != n:
+        raise ShapeError(
+            f"`B` must have shape {wanted} with n = {n} like `A`, got {tuple(B.shape)}; pass B[:, None] for one "
+            "right-hand side"
+        )
+    if A.device != B.device:
+        raise DomainError(f"`B` must be on {A.device} like `A`, got {B.device}; move one of them")
+    try:
+        torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    except RuntimeError:
+        raise ShapeError(
+            f"`B` has batch shape {tuple(B.shape[:-2])}, which does not broadcast with that of `A`, "
+            f"{tuple(A.shape[:-2])}; give both the same leading dimensions"
+        ) from None
+
+
+def _not_positive_definite(A: Tensor, upper: bool) -> FlashGPError:
+    """The error with the pivot that was not positive; a value that is not finite is named first."""
+    check_finite(A, "A")
+    with torch.no_grad():
+        factor, info = torch.linalg.cholesky_ex(A.detach(), upper=upper)
+    failed: Sequence[tuple[int, ...]] = [tuple(index) for index in info.nonzero().tolist()] if info.dim() else []
+    first = failed[0] if failed else ()
+    column = int(info[first]) - 1
+    pivot = float(factor[first][column, column].real) if column >= 0 else float("nan")
+    where = f" in batch member {', '.join(map(str, failed))}" if failed else ""
+    return NotPositiveDefiniteError(
+        f"`A` {tuple(A.shape)} must be positive definite, but pivot {column}{where} is {pivot:.3g}; add to its "
+        "diagonal",
+        smallest_pivot=pivot,
+        indices=failed,
+    )

@@ -1,0 +1,113 @@
+"""Machine profiles: how fast each dense operation is at each size, several machines beside each other."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
+from flashgp.foundations.profile import MachineProfile
+
+from .axes import BLUE, GREEN, GREY, INK, ORANGE, SKY, VERMILLION, empty, legend, new_axes, plain, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["machine_bandwidths", "machine_rates"]
+
+_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, GREY)
+_NAMES = {"gemm": "matrix product", "cholesky": "Cholesky", "qr": "QR", "eigh": "eigenvectors",
+          "triangular": "triangular solve"}  # fmt: skip
+
+
+def machine_rates(
+    profiles: Mapping[str, MachineProfile], operation: str = "cholesky", *, ax: "Axes | None" = None
+) -> "Axes":
+    """GFLOP/s of one dense operation against its size: a colour for each profile, float32 dashed, a GPU with squares.
+
+    Args:
+        profiles: by the name that the legend shows, as `fgp.tune()` returned them.
+        operation: "gemm", "cholesky", "qr", "eigh" or "triangular" (with the most right-hand sides measured).
+        ax: axes to draw on; a new figure's by default.
+    Raises: BackendUnavailableError without matplotlib; DomainError for an operation that does not exist.
+    """
+    if operation not in OPERATIONS:
+        raise DomainError(f"`operation` must be one of {', '.join(OPERATIONS)}, got {operation!r}")
+    ax = new_axes(ax)
+    style(ax, "order n", "GFLOP/s", _NAMES[operation])
+    drawn = False
+    for place, (name, profile) in enumerate(profiles.items()):
+        for rates, device, marker in ((profile.cpu, "", "o"), (profile.accelerator, " GPU", "s")):
+            for dtype, dash in (("float64", "-"), ("float32", "--")):
+                curve = _curve(() if rates is None else rates.operations, operation, dtype)
+                if not curve:
+                    continue
+                drawn = True
+                ax.plot(*zip(*curve, strict=True), color=_COLOURS[place % len(_COLOURS)], linestyle=dash, marker=marker,
+                        markersize=3.5, linewidth=1.4, label=plain(f"{name}{device}, {dtype}", 60))  # fmt: skip
+    if not drawn:
+        empty(ax, "not measured in these profiles")
+        return ax
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    _plain_ticks(ax)
+    legend(ax, loc="lower right")
+    return ax
+
+
+def machine_bandwidths(profiles: Mapping[str, MachineProfile], *, ax: "Axes | None" = None) -> "Axes":
+    """What is not a factorisation: copies, exponentials, blocks of covariances and products K V, each as a multiple of
+    the first profile's, on the CPU.
+
+    Args: as of `machine_rates`. Raises: BackendUnavailableError without matplotlib.
+    """
+    ax = new_axes(ax)
+    style(ax, f"times {next(iter(profiles), 'the first')}", "", "copies, exp and products on the CPU", "x")
+    if not profiles:
+        empty(ax, "there are no profiles")
+        return ax
+    kinds = {name: _others(profile) for name, profile in profiles.items()}
+    first = next(iter(kinds.values()))
+    bar = 0.8 / len(kinds)
+    for place, (name, values) in enumerate(kinds.items()):
+        at = [row + place * bar for row, kind in enumerate(first) if kind in values]
+        ax.barh(at, [values[kind] / first[kind] for kind in first if kind in values], height=bar,
+                color=_COLOURS[place % len(_COLOURS)], label=plain(name, 60))  # fmt: skip
+    ax.set_yticks([row + 0.4 - bar / 2 for row in range(len(first))], list(first), color=INK)
+    ax.invert_yaxis()
+    ax.axvline(1.0, color=GREY, linewidth=0.8)
+    if len(kinds) > 1:
+        legend(ax, loc="lower right")
+    return ax
+
+
+def _curve(times: tuple[OperationTime, ...], operation: str, dtype: str) -> list[tuple[int, float]]:
+    """(order, GFLOP/s) of single problems, square ones or with the most right-hand sides."""
+    found: dict[int, OperationTime] = {}
+    for one in sorted(times, key=lambda one: one.columns):
+        alone = (one.operation, one.dtype, one.batch) == (operation, dtype, 1)
+        if alone and (operation == "triangular" or one.rows == one.columns):
+            found[one.rows] = one
+    return [
+        (n, operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9) for n, one in sorted(found.items())
+    ]
+
+
+def _plain_ticks(ax: "Axes") -> None:
+    """1, 2, 5, 10, ... written out on both logarithmic axes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _others(profile: MachineProfile) -> dict[str, float]:
+    """Rates on the CPU by name; of products the quickest backend."""
+    cpu = profile.cpu
+    found = {"copy": cpu.copy_bytes, "exp": cpu.exp, "dense block": cpu.block_pairs}
+    for rate in profile.products:
+        if rate.device == "cpu" and rate.symmetric and rate.dtype == "float32":
+            name = f"K V, d={rate.d}, t={rate.t}"
+            found[name] = max(found.get(name, 0.0), rate.pairs_per_second)
+    return found

@@ -1,0 +1,119 @@
+"""Ranges of the library's own work: recorded while somebody records, nothing otherwise."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from flashgp.foundations import ranges
+from flashgp.foundations.ranges import KINDS, Kind, recording, stretch, stretched
+from flashgp.pairwise.backend import BACKENDS
+
+
+@pytest.fixture(autouse=True)
+def nobody_records() -> Iterator[None]:
+    assert ranges._recorder is None
+    yield
+    assert ranges._recorder is None
+
+
+@stretched("factorisation")
+def work(value: int, *, more: int = 1) -> int:
+    """Its text."""
+    return value + more
+
+
+def kinds_of(record: ranges.Record) -> list[Kind]:
+    return [one.kind for one in record.stretches]
+
+
+def test_nothing_happens_unless_somebody_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.profiler, "record_function", None)
+    with stretch("transfers") as nothing:
+        assert nothing is None
+    assert work(1, more=2) == 3
+    assert (work.__name__, work.__doc__) == ("work", "Its text.")
+
+
+def test_what_runs_meanwhile_is_recorded() -> None:
+    with recording() as record:
+        assert work(1) == 2
+        with stretch("transfers"):
+            pass
+    work(1)
+    assert kinds_of(record) == ["factorisation", "transfers"]
+    first, second = record.stretches
+    assert first.thread == record.thread == threading.get_ident()
+    assert first.start <= first.end <= second.start <= second.end
+    assert record.cpu_nanoseconds > 0
+
+
+def test_a_range_inside_one_of_its_kind_is_the_same_range() -> None:
+    with recording() as record:
+        with stretch("factorisation"), stretch("factorisation"), stretch("pairwise products"):
+            work(1)
+        work(1)
+        with stretch("factorisation"):
+            with stretch("pairwise products"):
+                pass
+            work(1)
+    inner = ["factorisation", "pairwise products", "factorisation"]
+    assert kinds_of(record) == [*inner, "factorisation", "pairwise products", "factorisation"]
+
+
+def test_errors_close_their_ranges() -> None:
+    with recording() as record:
+        with pytest.raises(ValueError, match="no"), stretch("transfers"), stretch("factorisation"):
+            raise ValueError("no")
+        work(1)
+    assert kinds_of(record) == ["factorisation", "transfers", "factorisation"]
+    with pytest.raises(ValueError, match="no"), recording():
+        raise ValueError("no")
+
+
+def test_a_recording_inside_another_leaves_it_alone() -> None:
+    with recording() as outer:
+        with recording() as inner:
+            work(1)
+        work(1)
+    assert (len(outer.stretches), len(inner.stretches)) == (2, 0)
+
+
+def test_every_thread_has_its_own_ranges() -> None:
+    with recording() as record, stretch("factorisation"):
+        thread = threading.Thread(target=lambda: work(1))
+        thread.start()
+        thread.join()
+    assert kinds_of(record) == ["factorisation", "factorisation"]
+    assert len({one.thread for one in record.stretches}) == 2
+
+
+def test_the_device_is_waited_for_inside_the_range() -> None:
+    with recording(lambda: kinds.append(ranges._recorder._open.kinds[-1])):  # type: ignore[union-attr]
+        kinds: list[Kind] = []
+        work(1)
+    assert kinds == ["factorisation"]
+
+
+def test_ranges_are_the_profilers_too() -> None:
+    with torch.profiler.profile() as taken, recording():
+        work(1)
+    assert "flashgp: factorisation" in {event.name for event in taken.events()}
+
+
+def test_nvtx_ranges_are_opened_and_closed_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("pop"))
+    with recording(), stretch("transfers"):
+        work(1)
+    assert said == ["flashgp: transfers", "flashgp: factorisation", "pop", "pop"]
+
+
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_every_primitive_of_every_backend_says_what_it_does(name: str) -> None:
+    for primitive in ("block", "diagonal", "product", "block_gradient", "bilinear_gradient", "diagonal_gradient"):
+        assert hasattr(vars(BACKENDS[name])[primitive], "__wrapped__")
+    assert KINDS == ("pairwise products", "factorisation", "triangular solves", "transfers")

@@ -1,0 +1,303 @@
+"""Calls that leave their device and come back: with a second CPU in the accelerator's place, and one that breaks."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError
+
+import flashgp as fgp
+from flashgp import linalg
+from flashgp.foundations import accelerator as module
+from flashgp.foundations import profile_store
+from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.determinism import deterministically
+from flashgp.foundations.errors import (
+    BackendUnavailableError,
+    DomainError,
+    FlashGPWarning,
+    NotPositiveDefiniteError,
+    ShapeError,
+)
+from flashgp.foundations.profile import BUILT_IN
+from flashgp.linalg import routing
+from flashgp.linalg.decision import Speeds
+from linalg.test_decision import CPU_RATES, GPU, profile
+
+CUDA = torch.device("cuda")
+
+
+def matrix(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(*shape, generator=generator, dtype=dtype)
+
+
+def definite(n: int, *batch: int) -> Tensor:
+    a = matrix(*batch, n, n)
+    return a @ a.mT + n * torch.eye(n, dtype=a.dtype)
+
+
+class Fake:
+    """A second CPU where the accelerator would be: what was carried there and back, and what happens to it."""
+
+    def __init__(self) -> None:
+        self.carried: list[torch.device] = []
+        self.fails: Callable[[], None] | None = None
+
+    def carry(self, tensor: Tensor, device: torch.device) -> Tensor:
+        self.carried.append(device)
+        if self.fails is not None and device.type == "cuda":
+            self.fails()
+        return tensor.clone()
+
+    @property
+    def trips(self) -> tuple[int, int]:
+        there = sum(device.type == "cuda" for device in self.carried)
+        return there, len(self.carried) - there
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    made = Fake()
+    monkeypatch.setattr(module, "_found", CUDA)
+    monkeypatch.setattr(routing, "_carry", made.carry)
+    monkeypatch.setattr(routing, "known_speeds", lambda operation, dtype: Speeds(CPU_RATES, GPU))
+    return made
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[int], tuple[Tensor, ...]], dict[str, Any]]] = {
+    "qr": (linalg.qr, torch.linalg.qr, lambda n: (matrix(n, n),), {}),
+    "cholesky": (linalg.cholesky, torch.linalg.cholesky, lambda n: (definite(n),), {}),
+    "eigh": (linalg.eigh, torch.linalg.eigh, lambda n: (definite(n),), {}),
+    "triangular": (
+        linalg.solve_triangular,
+        torch.linalg.solve_triangular,
+        lambda n: (matrix(n, n).tril_() + n * torch.eye(n, dtype=torch.float64), matrix(n, 5)),
+        {"upper": False},
+    ),
+}
+
+
+def tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_on_the_accelerator_brings_its_result_back(fake: Fake, name: str) -> None:
+    ours, torchs, make, options = CALLS[name]
+    operands = make(12)
+    found, wanted = ours(*operands, device="cuda", **options), torchs(*operands, **options)
+    assert type(found) is type(wanted)
+    for a, b in zip(tensors(found), tensors(wanted), strict=True):
+        assert torch.equal(a, b)
+    assert fake.trips == (len(operands), len(tensors(wanted)))
+    before = len(fake.carried)
+    ours(*operands, device="cpu", **options)
+    ours(*operands, crossover=13, **options)
+    assert len(fake.carried) == before, "data that stay are not carried"
+    ours(*operands, crossover=12, **options)
+    assert len(fake.carried) > before
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_pass_through(fake: Fake, name: str) -> None:
+    ours, torchs, make, options = CALLS[name]
+    gradients = []
+    for function, where in ((ours, {"device": "cuda"}), (torchs, {})):
+        operands = [one.clone().requires_grad_() for one in make(6)]
+        result = function(*operands, **options, **where)
+        sum(
+            (one.square() * torch.arange(1.0, one.numel() + 1).view(one.shape)).sum() for one in tensors(result)
+        ).backward()
+        gradients.append([one.grad for one in operands])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+        assert float(a.abs().max()) > 0.0
+
+
+def test_auto_goes_where_it_is_quicker(fake: Fake) -> None:
+    linalg.qr(matrix(50, 50))
+    assert fake.trips == (0, 0)
+    linalg.qr(matrix(600, 600))
+    assert fake.trips == (1, 2)
+    linalg.qr(matrix(2, 600, 600), mode="r")
+    assert fake.trips == (2, 4)
+    linalg.solve_triangular(torch.eye(600, dtype=torch.float64), matrix(600, 16), upper=False)
+    assert fake.trips == (2, 4)
+    linalg.solve_triangular(torch.eye(1200, dtype=torch.float64), matrix(3, 1200).contiguous(), upper=True, left=False)
+    assert fake.trips == (2, 4), "three right-hand sides, not 1,200"
+    linalg.solve_triangular(torch.eye(1200, dtype=torch.float64), matrix(1200, 1200), upper=True, left=False)
+    assert fake.trips == (4, 5)
+
+
+def test_what_keeps_data_where_they_are(fake: Fake) -> None:
+    big = matrix(600, 600)
+    with deterministically():
+        linalg.qr(big)
+    torch.func.vmap(linalg.qr)(big.expand(2, 600, 600))
+    linalg.qr(big, device=linalg.own_device(big))
+    linalg.qr(big, crossover=math.inf)
+    linalg.qr(matrix(0, 5))
+    linalg.qr(torch.empty(600, 600, device="meta"))
+    assert fake.trips == (0, 0)
+
+
+def test_small_work_does_not_ask_for_rates(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> Speeds:
+        raise AssertionError("an accelerator would be started for 10 x 10")
+
+    monkeypatch.setattr(routing, "known_speeds", never)
+    linalg.cholesky(definite(10))
+    with pytest.raises(AssertionError):
+        linalg.cholesky(definite(100))
+
+
+# -- an accelerator that fails ---------------------------------------------------------------------------------------
+def test_an_accelerator_that_is_lost_costs_one_warning(fake: Fake) -> None:
+    def lost() -> None:
+        raise RuntimeError("CUDA error: device has been removed\nmore")
+
+    fake.fails = lost
+    big = definite(600)
+    with pytest.warns(FlashGPWarning, match=r"qr failed on cuda \(CUDA error: device has been removed\)") as said:
+        found = linalg.qr(big)
+    assert len(said) == 1
+    assert torch.equal(found.R, torch.linalg.qr(big).R)
+    assert accelerator() is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        linalg.cholesky(big)
+    with pytest.raises(BackendUnavailableError, match="no CUDA device that answers"):
+        linalg.cholesky(big, device="cuda")
+
+
+def test_an_accelerator_that_is_full_is_asked_again(fake: Fake) -> None:
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fake.fails = full
+    with pytest.warns(FlashGPWarning, match="asked again next time"):
+        linalg.eigh(definite(600))
+    assert accelerator() == CUDA
+    fake.fails = None
+    linalg.eigh(definite(600))
+    assert fake.trips[1] == 2
+
+
+def test_errors_of_arguments_are_the_same_there(fake: Fake) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(NotPositiveDefiniteError, match="pivot 3 is -"):
+            linalg.cholesky(torch.diag(torch.tensor([1.0, 2, 3, -4, 5])), device="cuda")
+        with pytest.raises(ShapeError, match="`B` must have shape"):
+            linalg.solve_triangular(definite(5), matrix(4, 2), upper=True, device="cuda")
+        with pytest.raises(DomainError, match="`mode` must be one of"):
+            linalg.qr(definite(5), mode="thin", device="cuda")
+    asked = []
+
+    def singular(a: Tensor) -> Tensor:
+        asked.append(a)
+        raise LinAlgError("not positive definite")
+
+    with pytest.raises(LinAlgError):
+        routing.Elsewhere("cholesky", CUDA).run(singular, definite(3))
+    assert len(asked) == 1, "the same matrix is not factorised again"
+    assert accelerator() == CUDA, "none of this is the accelerator's fault"
+
+
+# -- data that lie on the accelerator ----------------------------------------------------------------------------------
+def test_small_problems_of_an_accelerator_come_to_the_cpu(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "_home", lambda A: "accelerator")
+    linalg.eigh(definite(12))
+    assert fake.carried[0] == torch.device("cpu")
+    before = len(fake.carried)
+    linalg.eigh(definite(700))
+    linalg.eigh(definite(12), device="cuda")
+    assert len(fake.carried) == before
+
+
+# -- where rates come from ------------------------------------------------------------------------------------------
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process that thinks it has an accelerator, and has chosen nothing yet."""
+    monkeypatch.setattr(module, "_found", CUDA)
+    monkeypatch.setattr(routing, "_of_profile", None)
+    monkeypatch.setattr(routing, "_of_process", {})
+    monkeypatch.setattr(routing, "_accelerator_name", lambda: "made up")
+    monkeypatch.delenv(profile_store.CHOICE)
+    return monkeypatch
+
+
+def test_rates_of_the_profile_are_taken(machine: pytest.MonkeyPatch) -> None:
+    own = profile()
+    machine.setattr(routing, "current_profile", lambda: own)
+    found = routing.known_speeds("qr", torch.float64)
+    assert found is not None
+    assert (found.accelerator, found.source) == (GPU, "measured")
+    assert routing.known_speeds("eigh", torch.float64) is found
+    assert fgp.linalg.explain("qr", 2000).rates == "measured"
+
+
+def test_a_profile_of_another_accelerator_is_said_and_not_used(machine: pytest.MonkeyPatch) -> None:
+    own = profile()
+    machine.setattr(routing, "current_profile", lambda: own)
+    machine.setattr(routing, "_accelerator_name", lambda: "another one")
+    machine.setattr(routing, "measured_quickly", lambda *_: Speeds(CPU_RATES, GPU, "measured in this process"))
+    with pytest.warns(FlashGPWarning, match="measured with made up, and this machine has another one") as said:
+        found = routing.known_speeds("qr", torch.float64)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert routing.known_speeds("qr", torch.float64) is found
+    assert found is not None
+    assert found.source == "measured in this process"
+
+
+def test_rates_nobody_measured_are_measured_once(machine: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measured(operation: str, dtype: torch.dtype, devices: object) -> Speeds:
+        asked.append((operation, dtype, devices))
+        return Speeds(CPU_RATES, GPU, "measured in this process")
+
+    machine.setattr(routing, "current_profile", lambda: BUILT_IN)
+    machine.setattr(routing, "measured_quickly", measured)
+    for _ in range(3):
+        assert routing.known_speeds("qr", torch.float64) is not None
+    routing.known_speeds("qr", torch.float32)
+    assert asked == [("qr", dtype, (torch.device("cpu"), CUDA)) for dtype in (torch.float64, torch.float32)]
+    assert fgp.linalg.explain("qr", 2000, dtype=torch.float64).rates == "measured in this process"
+    machine.setenv(profile_store.CHOICE, "built-in")
+    assert routing.known_speeds("eigh", torch.float64) is None, "measured rates are not wanted"
+    assert fgp.linalg.explain("eigh", 2000, home="cuda").device == "cuda"
+
+
+def test_an_accelerator_that_cannot_be_measured_is_left_alone(machine: pytest.MonkeyPatch) -> None:
+    def measured(*_: object) -> Speeds:
+        raise RuntimeError("no such operation")
+
+    machine.setattr(routing, "current_profile", lambda: BUILT_IN)
+    machine.setattr(routing, "measured_quickly", measured)
+    with pytest.warns(FlashGPWarning, match="could not be measured on cuda .no such operation."):
+        assert routing.known_speeds("qr", torch.float64) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(linalg.qr(matrix(200, 200)).R, torch.linalg.qr(matrix(200, 200)).R)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CALLS)
+def test_on_a_real_accelerator(name: str) -> None:
+    ours, torchs, make, options = CALLS[name]
+    for home in ("cpu", "cuda"):
+        operands = [one.to(home) for one in make(300)]
+        for device in ("auto", "cpu", "cuda"):
+            found = ours(*operands, device=device, **options)
+            assert {one.device.type for one in tensors(found)} == {home}
+            if name in ("cholesky", "triangular"):
+                wanted = torchs(*operands, **options)
+                assert float((found - wanted).norm() / wanted.norm()) < 1e-10

@@ -1,0 +1,208 @@
+"""`flashgp tune`: a part, profiles beside each other, pictures, predictions beside what happened; bad luck."""
+
+import json
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+from typer.testing import CliRunner
+
+import flashgp as fgp
+from flashgp.cli.application import application
+from flashgp.foundations import profile_store, run_log
+from flashgp.foundations.errors import FlashGPWarning
+from flashgp.foundations.operations import OperationTime
+from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.foundations.profile_store import CHOICE, keep_profile, machine_key, profile_path
+from flashgp.foundations.run_log import Run
+from flashgp.planner import tuning
+from flashgp.planner.checking import checked_runs
+
+
+def run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(application, [str(a) for a in arguments])
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result
+
+
+def own(**other: Any) -> MachineProfile:
+    processor, cores, threads, version = machine_key()
+    times = tuple(
+        OperationTime(op, dtype, n, n, 1, (1e-6 + n**3 / 1e10))
+        for op in ("gemm", "cholesky", "qr", "eigh", "triangular")
+        for dtype in ("float64", "float32")
+        for n in (16, 256)
+    )
+    values = {"cpu": replace(BUILT_IN.cpu, operations=times), "accelerator": None, **other}
+    return replace(
+        BUILT_IN, name="measured", processor=processor, cores=cores, threads=threads, torch_version=version, **values
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CHOICE, str(tmp_path / "profiles"))
+    monkeypatch.setattr(profile_store, "_known", {})
+    monkeypatch.setattr(run_log, "_gathered", None)
+    monkeypatch.setattr(run_log.atexit, "register", lambda call: None)
+    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(tuning, "sizes_of", lambda operation: [(16, 16, 1), (64, 64, 1)])
+    return tmp_path
+
+
+def test_a_part_is_measured_again(folder: Path) -> None:
+    assert "there is none yet" in run("tune", "--only", "exp", code=1).stderr
+    keep_profile(own())
+    said = json.loads(run("tune", "--only", "exp,qr", "--only", "copy", "--json").stdout)
+    found = MachineProfile.from_json(profile_path().read_text())
+    assert json.loads(found.to_json()) == said["profile"]
+    assert found.products == own().products
+    assert found.cpu.gemm_float64 == own().cpu.gemm_float64
+    assert found.cpu.exp != own().cpu.exp
+    assert found.cpu.copy_bytes != own().cpu.copy_bytes
+    assert {one.rows for one in found.cpu.operations if one.operation == "qr"} == {16, 64}
+    assert {one.rows for one in found.cpu.operations if one.operation == "eigh"} == {16, 256}
+    assert "svd is none of gemm, cholesky, qr" in " ".join(run("tune", "--only", "exp,svd", code=2).output.split())
+
+
+def test_profiles_beside_each_other(folder: Path) -> None:
+    for name, exp in (("a.json", 1e9), ("b.json", 3e9)):
+        (folder / name).write_text(own(cpu=replace(own().cpu, exp=exp)).to_json())
+    out = folder / "both.html"
+    result = run("tune", "--show", folder / "a.json", folder / "b.json", "--out", out)
+    line = next(line for line in result.stdout.splitlines() if line.strip().startswith("exp"))
+    assert line.split() == ["exp", "1", "G/s", "float32", "3", "G/s", "float32"]
+    assert "up to" in result.stdout
+    page = out.read_text()
+    assert page.count("<img") == 6
+    assert "a.json" in page
+    picture = folder / "one.png"
+    run("tune", "--show", folder / "a.json", "--out", picture)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    said = json.loads(run("tune", "--show", folder / "a.json", folder / "b.json", "--json").stdout)
+    assert [one["cpu"]["exp"] for one in said["profiles"].values()] == [1e9, 3e9]
+
+
+def test_what_is_no_profile_is_named(folder: Path) -> None:
+    bad = folder / "bad.json"
+    bad.write_text("{}")
+    for name in (bad, folder / "none.json", folder):
+        assert f"`--show` takes machine profiles that `flashgp tune` wrote, got '{name}'" in run(
+            "tune", "--show", name, code=1
+        ).stderr  # fmt: skip
+    assert "must end in .png or .html" in run("tune", "--show", "--out", folder / "a.txt", code=1).stderr
+    assert "does not exist" in run("tune", "--show", "--out", folder / "no" / "a.png", code=1).stderr
+    for wrong in (("--show", "--check"), ("--check", "--out", "a.png"), (bad,), ("--show", "--only", "qr")):
+        run("tune", *wrong, code=2)
+
+
+def kept(seconds: float, **other: Any) -> Run:
+    values = {"work": "condition", "route": "direct", "backend": "torch", "device": "cpu", "dtype": "float64", "n": 500,
+              "m": 500, "d": 3, "t": 1, "batch": 1, "predicted_seconds": 1.0, "count": 2}  # fmt: skip
+    return Run(**{**values, **other}, seconds=seconds)
+
+
+def test_runs_of_one_kind_are_checked_together() -> None:
+    found = checked_runs([kept(1.4), kept(9.0, n=7), kept(1.6), kept(0.5, n=8), kept(1.0), kept(1.49, work="fit")])
+    assert [(one.run.n, one.run.work, one.off) for one in found] == [
+        (7, "condition", True), (8, "condition", True), (500, "fit", False), (500, "condition", False)
+    ]  # fmt: skip
+    assert (found[-1].ratio, found[-1].run.count) == (1.4, 6)
+    assert found[1].ratio == 0.5
+
+
+def test_predictions_are_checked_by_what_happened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    result = run("tune", "--check")
+    assert "no runs are logged" in result.stderr
+    keep_profile(own(cpu=replace(own().cpu, block_pairs=1.0)))  # predicts hours
+    x = torch.rand(40, 2, dtype=torch.float64)
+    post = fgp.GP(fgp.kernels.RBF()).condition(x, x.sum(1))
+    assert post.report.plan.profile == "measured"
+    said = json.loads(run("tune", "--check", "--json").stdout)
+    (one,) = [run for run in said["runs"] if run["work"] == "condition"]
+    assert (one["n"], one["d"], one["off"], one["count"]) == (40, 2, True, 1)
+    assert one["predicted_seconds"] == post.report.predicted_seconds
+    assert one["seconds"] == post.report.seconds
+    text = run("tune", "--check")
+    assert "0 of 1 kind of runs took what was predicted, within 1.5 times" in text.stdout
+    assert "n=40 d=2 t=1" in text.stdout
+    assert "0 slower and 1 quicker" in text.stderr
+    monkeypatch.setenv(run_log.SWITCH, "off")
+    fgp.GP(fgp.kernels.RBF()).condition(x[:30], x[:30].sum(1))
+    assert len(json.loads(run("tune", "--check", "--json").stdout)["runs"]) == 1
+
+
+def test_predictions_products_and_fits_are_logged_too(folder: Path) -> None:
+    import torch
+
+    keep_profile(own())
+    x = torch.rand(3300, 2, dtype=torch.float64)
+    operator = fgp.kernels.RBF().operator(x)
+    operator @ torch.ones(3300, 1, dtype=torch.float64)
+    fit = fgp.fit(fgp.GP(fgp.kernels.RBF()), x[:40], x[:40].sum(1), max_iterations=2)
+    prediction = fit.posterior.predict(x[:300])
+    prediction.mean, prediction.variance  # noqa: B018
+    works = {run.work for run in run_log.read_runs()}
+    assert {"condition", "fit", "product"} <= works
+
+
+# -- bad luck ----------------------------------------------------------------------------------------------------
+def test_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The built-in rates serve, what is measured is used in this process, and one warning says so."""
+    monkeypatch.delenv(CHOICE)
+    for name in ("XDG_CONFIG_HOME", "HOME", "USERPROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(profile_store, "_known", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert profile_store.current_profile() is BUILT_IN
+        assert json.loads(run("tune", "--show", "--json").stdout)["path"] is None
+        with profile_store.measuring() as waited:
+            assert not waited
+        assert run_log.read_runs() == []
+    with pytest.warns(FlashGPWarning, match="there is no home directory; name a folder in FLASHGP_PROFILE") as said:
+        keep_profile(own())
+    assert len(said) == 1
+    assert profile_store.current_profile() == own()
+    monkeypatch.setattr(profile_store, "_known", {})
+    monkeypatch.setitem(__import__("sys").modules, "platformdirs", None)
+    assert profile_store.current_profile() is BUILT_IN
+
+
+def test_a_profile_of_an_older_version_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = profile_path(1)
+    old.parent.mkdir(parents=True)
+    old.write_text('{"schema": 1}')
+    with pytest.warns(FlashGPWarning, match="by another version of FlashGP and is not read.*run `flashgp tune` again"):
+        assert profile_store.current_profile() is BUILT_IN
+    keep_profile(own())
+    monkeypatch.setattr(profile_store, "_known", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert profile_store.current_profile() == own()
+
+
+def test_a_folder_without_write_access_logs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    keep_profile(own())
+
+    def refuse(*arguments: object) -> int:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(run_log.os, "open", refuse)
+    x = torch.rand(20, 1, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0])
+        run_log.write_runs()
+    assert not run_log.runs_path().exists()

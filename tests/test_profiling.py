@@ -1,0 +1,206 @@
+"""Where the time went: attribution of moments, the primitives that say what they do, and `flashgp profile`."""
+
+import gzip
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+import torch
+
+import flashgp as fgp
+from flashgp.foundations import ranges
+from flashgp.foundations.ranges import Stretch, recording, stretch
+from flashgp.profiling import Profile, attributed, take_profile
+from test_cli import HEAD, columns, run, write
+
+F64 = torch.float64
+PRODUCTS, FACTOR, SOLVES, TRANSFERS = ranges.KINDS
+
+
+def seconds_of(*stretches: tuple[Any, int, float, float]) -> dict[str, float]:
+    made = [Stretch(kind, thread, int(a * 1e9), int(b * 1e9)) for kind, thread, a, b in stretches]
+    return {kind: round(s, 9) for kind, s in attributed(made, 0)[0].items() if s}
+
+
+@pytest.mark.parametrize(
+    ("stretches", "expected"),
+    [
+        ([], {}),
+        ([(FACTOR, 0, 1, 4)], {FACTOR: 3.0}),
+        ([(PRODUCTS, 0, 2, 3), (FACTOR, 0, 1, 4)], {FACTOR: 2.0, PRODUCTS: 1.0}),
+        ([(PRODUCTS, 0, 1, 3), (FACTOR, 0, 1, 3)], {PRODUCTS: 2.0}),  # the outer one ends last
+        ([(FACTOR, 0, 1, 2), (SOLVES, 0, 2, 4)], {FACTOR: 1.0, SOLVES: 2.0}),
+        ([(FACTOR, 0, 1, 1), (SOLVES, 0, 1, 2)], {SOLVES: 1.0}),
+        ([(FACTOR, 0, 1, 3), (PRODUCTS, 7, 2, 5)], {FACTOR: 2.0, PRODUCTS: 2.0}),  # another thread while we wait
+        ([(PRODUCTS, 7, 0, 9), (FACTOR, 0, 1, 3)], {FACTOR: 2.0, PRODUCTS: 7.0}),
+        ([(PRODUCTS, 7, 0, 4), (SOLVES, 8, 1, 3)], {PRODUCTS: 2.0, SOLVES: 2.0}),
+    ],
+)
+def test_every_moment_belongs_to_the_innermost_range(stretches: list[Any], expected: dict[str, float]) -> None:
+    # Two that begin and end together: recorded in the order in which they ended, the inner one first.
+    assert seconds_of(*stretches) == expected
+
+
+def test_calls_are_counted() -> None:
+    _, calls = attributed([Stretch(FACTOR, 0, 1, 1), Stretch(FACTOR, 1, 1, 2), Stretch(SOLVES, 0, 3, 4)], 0)
+    assert (calls[FACTOR], calls[SOLVES], calls[PRODUCTS]) == (2, 1, 0)
+
+
+def test_shares_add_up_and_waiting_is_idle() -> None:
+    def work() -> int:
+        with stretch("transfers"):
+            time.sleep(0.02)
+        time.sleep(0.1)
+        return 7
+
+    result, profile = take_profile(work, operations=False)
+    assert result == 7
+    found = {one.work: one for one in profile.bottlenecks}
+    assert sum(one.seconds for one in profile.bottlenecks) == pytest.approx(profile.seconds)
+    assert sum(one.share for one in profile.bottlenecks) == pytest.approx(1.0)
+    assert found["transfers"].calls == 1
+    assert found["transfers"].seconds >= 0.02
+    assert found["idle"].seconds > found["other"].seconds
+    assert found["idle"].calls is None
+    assert (profile.operations, profile.device_seconds) == ((), None)
+    times = [one.seconds for one in profile.bottlenecks]
+    assert times == sorted(times, reverse=True)
+
+
+def test_computing_outside_ranges_is_other() -> None:
+    def work() -> None:
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+
+    found = {one.work: one.seconds for one in take_profile(work, operations=False)[1].bottlenecks}
+    assert found["other"] >= 0.1
+
+
+def test_an_error_passes_and_leaves_nothing_open() -> None:
+    with pytest.raises(ZeroDivisionError):
+        take_profile(lambda: 1 // 0)
+    assert ranges._recorder is None
+
+
+def kinds_in(work: Any) -> set[str]:
+    with recording() as record:
+        work()
+    return {one.kind for one in record.stretches if one.thread == threading.get_ident()}
+
+
+def test_the_primitives_say_what_they_do() -> None:
+    x = torch.linspace(0.0, 1.0, 60, dtype=F64)[:, None]
+    y = torch.sin(6.0 * x[:, 0])
+    gp = fgp.GP(fgp.kernels.Matern(nu=1.5, lengthscale=torch.tensor([0.3])), likelihood=fgp.likelihoods.Gaussian(0.1))
+    operator = gp.kernel.operator(x)
+    right = torch.ones(60, 2, dtype=F64)
+    assert kinds_in(lambda: operator @ right) == {PRODUCTS}
+    assert kinds_in(operator.to_dense) == {PRODUCTS}
+    with torch.no_grad():
+        assert kinds_in(operator.diagonal) == {PRODUCTS}
+    assert kinds_in(lambda: gp.condition(x, y)) >= {PRODUCTS, FACTOR, SOLVES}
+    post = gp.condition(x, y)
+    assert kinds_in(lambda: post.predict(x + 0.01).variance) >= {PRODUCTS, SOLVES}
+    assert kinds_in(lambda: post.append(x[:1] + 2.0, y[:1])) >= {PRODUCTS, FACTOR, SOLVES}
+    assert kinds_in(lambda: post.drop([3])) >= {FACTOR}
+    assert kinds_in(lambda: gp.log_marginal_likelihood(x, y)) >= {PRODUCTS, FACTOR}
+    assert kinds_in(lambda: fgp.fit(gp, x, y, starts=1)) >= {PRODUCTS, FACTOR, TRANSFERS}
+    iterative = fgp.plan(gp, n=60, d=1, solver="cg")
+    assert kinds_in(lambda: gp.condition(x, y, plan=iterative)) >= {PRODUCTS, FACTOR}
+
+
+def test_gradients_and_second_derivatives_are_products_too() -> None:
+    x = torch.linspace(0.0, 1.0, 30, dtype=F64)[:, None].requires_grad_()
+    right = torch.ones(30, 1, dtype=F64)
+    out = (fgp.kernels.RBF(0.5).operator(x) @ right).sum()
+    assert kinds_in(lambda: torch.autograd.grad(out, x, retain_graph=True)) == {PRODUCTS}
+    (slope,) = torch.autograd.grad(out, x, create_graph=True)
+    assert kinds_in(lambda: torch.autograd.grad(slope.square().sum(), x)) == {PRODUCTS}
+
+
+def test_results_are_the_same_while_somebody_records() -> None:
+    x = torch.linspace(0.0, 1.0, 40, dtype=F64)[:, None]
+    gp = fgp.GP(fgp.kernels.RBF(0.3), likelihood=fgp.likelihoods.Gaussian(0.1))
+    plain = gp.condition(x, x[:, 0]).predict(x).mean
+    watched, _ = take_profile(lambda: gp.condition(x, x[:, 0]).predict(x).mean)
+    assert torch.equal(plain, watched)
+
+
+def test_operations_and_trace(tmp_path: Path) -> None:
+    matrix = torch.eye(50, dtype=F64)
+    _, profile = take_profile(lambda: torch.linalg.cholesky(matrix), trace=tmp_path / "trace.json")
+    assert any("cholesky" in one.name for one in profile.operations)
+    assert all(one.calls >= 1 and one.seconds >= 0.0 for one in profile.operations)
+    assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
+    take_profile(lambda: None, trace=tmp_path / "trace.json.gz")
+    assert "traceEvents" in json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.json", "trace.json.gz"]
+
+
+def test_the_table_and_an_accelerator() -> None:
+    lines = str(Profile(2.0, (), (), 0.5)).splitlines()
+    assert lines[0].split() == ["work", "time", "share", "calls"]
+    assert lines[2].split() == ["all", "2.00", "s", "100.0", "%"]
+    assert lines[3] == "the accelerator computed for 500 ms, 25 % of the time"
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "table.csv", HEAD, columns(50))
+    return tmp_path
+
+
+def test_fit_predict_and_update_are_profiled(folder: Path) -> None:
+    table, model = folder / "table.csv", folder / "m.safetensors"
+    fit = run("profile", "--trace", folder / "t.json", "fit", table, "--target", "y", "--starts", 1, "--out", model)
+    assert fit.stdout.index("wrote " + str(model)) < fit.stdout.index("where the time went")
+    assert "factorisation" in fit.stdout
+    assert "aten::" in fit.stdout
+    names = {event.get("name") for event in json.loads((folder / "t.json").read_text())["traceEvents"]}
+    assert "flashgp: factorisation" in names
+    predicted = run("profile", "--json", "predict", model, table, "--out", folder / "p.csv", "--std")
+    said = json.loads(predicted.stdout)
+    assert said["command"] == "predict"
+    assert {"idle", "other", "triangular solves"} <= {one["work"] for one in said["profile"]["bottlenecks"]}
+    assert said["profile"]["operations"]
+    updated = run("profile", "--coarse", "update", model, table, "--json")
+    said = json.loads(updated.stdout)
+    assert said["command"] == "update"
+    assert said["profile"]["operations"] == []
+    assert sum(one["share"] for one in said["profile"]["bottlenecks"]) == pytest.approx(1.0)
+    assert "profile" not in json.loads(run("predict", model, table, "--out", folder / "p.csv", "--json").stdout)
+
+
+def test_quiet_is_quiet(folder: Path) -> None:
+    said = run("profile", "fit", folder / "table.csv", "--target", "y", "--starts", 1, "--quiet")
+    assert said.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--trace", "t.json", "--coarse", "fit", "x.csv", "--target", "y"), 2, "that --coarse leaves out"),
+        (("--trace", "/no/such/folder/t.json", "fit", "x.csv", "--target", "y"), 1, "`--trace` must be a file"),
+        (("fit", "missing.csv", "--target", "y"), 1, "missing.csv"),
+        (("fit", "x.csv"), 2, "--target"),
+        (("nothing",), 2, "nothing"),
+    ],
+)
+def test_bad_usage(arguments: tuple[str, ...], code: int, message: str) -> None:
+    assert message in run("profile", *arguments, code=code).output
+
+
+def test_help_names_the_commands() -> None:
+    text = run("profile", "--help").output
+    assert all(word in text for word in ("fit", "predict", "update", "--trace", "--coarse"))
+    assert "--kernel" in run("profile", "fit", "--help").output
