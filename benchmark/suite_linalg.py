@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.profile_store import CHOICE, current_profile
+from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.profile_store import CHOICE, current_profile, keep_profile, machine_key
 
 ORDERS = (10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 400, 512, 700, 1000, 1500, 2000, 2500)
 OPERATIONS = ("qr", "cholesky", "eigh", "triangular")
@@ -159,10 +161,15 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def measured_rates() -> None:
-    """Rates of this machine for the choice, where there is one to make and nobody has measured them."""
-    if accelerator() is not None and not current_profile().measured:
-        os.environ[CHOICE] = tempfile.mkdtemp(prefix="flashgp-")
-        fgp.tune()
+    """Rates of this machine for the choice, where there is one to make and nobody has measured them: what it rests on
+    alone, in a folder that is not the user's."""
+    if accelerator() is None or current_profile().measured:
+        return
+    os.environ[CHOICE] = tempfile.mkdtemp(prefix="flashgp-")
+    processor, cores, threads, version = machine_key()
+    own = {"processor": processor, "cores": cores, "threads": threads, "torch_version": version}
+    keep_profile(replace(BUILT_IN, name="measured", **own))
+    fgp.tune(only=(*OPERATIONS, "transfer"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
