@@ -143,6 +143,8 @@ def test_what_keeps_data_where_they_are(fake: Fake) -> None:
     linalg.qr(big, crossover=math.inf)
     linalg.qr(matrix(0, 5))
     linalg.qr(torch.empty(600, 600, device="meta"))
+    with pytest.raises(DomainError, match='`device` must be "auto" for data on meta'):
+        linalg.qr(torch.empty(600, 600, device="meta"), device="cuda")
     assert fake.trips == (0, 0)
 
 

@@ -100,6 +100,8 @@ def elsewhere(operation: str, A: Tensor, columns: int | None, device: str, cross
         return None  # torch says what is wrong with it
     home = _home(A)
     if home is None:
+        if device != "auto":
+            raise DomainError(f'`device` must be "auto" for data on {A.device}, got {device!r}; move A first')
         return None
     there = accelerator()
     if device == "cuda":
