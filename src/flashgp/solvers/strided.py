@@ -16,7 +16,7 @@ from torch import Tensor
 from flashgp.foundations.forks import load_late
 from flashgp.solvers.rotations import rotations
 
-__all__ = ["made_ready", "solve_triangle_", "update_triangle"]
+__all__ = ["made_ready", "reflect_block", "reflects", "solve_triangle_", "update_triangle"]
 
 F64 = torch.float64
 PREFIX = {torch.float64: "d", torch.float32: "s"}  # of a routine's name
@@ -107,6 +107,38 @@ def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: b
     if bool(wrong.any()):
         index = wrong.nonzero().squeeze(-1)
         out[:, index] = -out[:, index]
+
+
+def reflects() -> bool:
+    """Whether there is the routine that `reflect_block` calls."""
+    return "dtpqrt" in _routines()
+
+
+def reflect_block(lower: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """[L V] (I - (I; Y) T (I; Y^T)) = [L' 0] for a small block, in the compact form of its reflections, (M-120).
+
+    Reflections turn a negative diagonal into a positive one, so they are of [-L V]; `flips` turns the columns that no
+    reflection touched, since V was zero there.
+    Args: lower: L, (s, s), with zeros above the diagonal; columns: V, (s, k).
+    Returns: L' (s, s) with a positive diagonal; Y^T (s, k); T (s, s), upper; flips, (s,) of 1 and -1, None for all 1.
+    Cost: 3 s^2 k + s^3 / 3 flops.
+    """
+    s, k = columns.shape
+    routine = _routines()["dtpqrt"]
+    found, vectors = lower.neg(), columns.clone(memory_format=torch.contiguous_format)
+    triangle, work = torch.zeros(s, s, dtype=F64), torch.empty(s, s, dtype=F64)
+    rows, cols, none, info = ctypes.c_int(k), ctypes.c_int(s), ctypes.c_int(0), ctypes.c_int(0)
+    routine(
+        _at(rows), _at(cols), _at(none), _at(cols), found.data_ptr(), _at(cols), vectors.data_ptr(), _at(rows),
+        triangle.data_ptr(), _at(cols), work.data_ptr(), _at(info),
+    )  # fmt: skip
+    assert info.value == 0, f"dtpqrt refused its argument {-info.value}"
+    T = triangle.tril_().mT  # what LAPACK writes by columns
+    diagonal = found.diagonal()
+    if float(diagonal.min()) > 0.0:
+        return found, vectors, T, None
+    flips = torch.where(diagonal < 0.0, -1.0, 1.0)
+    return found.mul_(flips), vectors, T, flips
 
 
 def _reflect(routine: Any, out: Tensor, length: int, columns: Tensor) -> None:
