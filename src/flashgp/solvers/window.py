@@ -26,7 +26,7 @@ from flashgp.solvers.solved_rows import solved
 from flashgp.solvers.strided import reflects, solve_triangle_, update_triangle
 from flashgp.solvers.sweep import BLOCK, Going, fold, group_of, quota
 
-__all__ = ["WindowFactor", "window_capacity"]
+__all__ = ["WindowFactor", "room_of", "window_capacity"]
 
 F64 = torch.float64
 LEAST_ROWS = 256  # below which taking a row out at once costs no more than what surrounds it
@@ -37,6 +37,11 @@ ROUNDED_ROWS = 64  # memory is made for a multiple of so many, so that the next 
 def window_capacity(n: int) -> int:
     """Rows of the memory of a window of n: what comes during two sweeps, and half a sweep more."""
     return -(-(n + 3 * group_of(n) + 2 * MOST_AT_ONCE) // ROUNDED_ROWS) * ROUNDED_ROWS
+
+
+def room_of(n: int) -> int:
+    """Spare rows behind n ones that a window begins with; 0 where there are too few rows for it."""
+    return window_capacity(n) - n if n >= LEAST_ROWS else 0
 
 
 class WindowFactor:
