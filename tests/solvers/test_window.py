@@ -116,13 +116,14 @@ def test_rows_that_leave_become_pending_columns() -> None:
 def test_rows_that_come_are_bordered_with_those_that_left() -> None:
     # M-119: F is a factor of all rows that are in it, E is F^-1 of unit vectors, z is F^-1 r.
     now = Tracked.begun(matrix(80), residual_of(80), 60).moved(3, []).moved(1, [61, 62]).moved(0, [63])
-    F = now.factor._triangle.rows(0, 63)
+    F, E = torch.from_numpy(now.factor._triangle.rows(0, 63)), now.factor._E
     known = now.known
     assert known == list(range(1, 64))
     assert close(F, torch.linalg.cholesky(now.K[known][:, known]), 1e-12)
-    assert close(F @ now.factor._E, torch.eye(63, 4, dtype=F64), 1e-12)
-    assert close(F @ now.factor._z, now.r[known], 1e-12)
-    assert close(now.factor._gram, now.factor._E.mT @ now.factor._E, 1e-12)
+    wanted = torch.cat([torch.eye(63, 4, dtype=F64), now.r[known]], 1)
+    image = torch.from_numpy(now.factor._image)
+    assert close(F @ image, wanted, 1e-12)
+    assert close(torch.from_numpy(now.factor._gram), E.mT @ image, 1e-12)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -349,15 +350,15 @@ def test_fold_is_orthogonal(size: int, g: int) -> None:
     rows = torch.full((g, n), torch.nan, dtype=F64)
     moving = slice(start, start + g)
     rows[:, :start] = whole[moving, :start]
-    going = Going(whole[g + start :, moving].clone(), rows, whole[moving, moving].clone())
+    going = Going(whole[g + start :, moving].numpy(), rows.numpy(), whole[moving, moving].numpy())
     right = residual_of(g + n, 3)
     image = torch.linalg.solve_triangular(whole, right[order], upper=False)
     image = torch.cat([image[moving], image[:start], image[start + g :]])
     stop = start + size
-    after = fold(source, target, going, (image,), start, stop)
+    after = fold(source.numpy(), target.numpy(), going, image.numpy(), start, stop)
     F = torch.zeros(g + n, g + n, dtype=F64)
-    F[:g, :g], F[:g, g : g + stop] = after.corner, after.rows[:, :stop]
-    F[g + stop :, :g] = after.columns
+    F[:g, :g], F[:g, g : g + stop] = torch.from_numpy(after.corner), torch.from_numpy(after.rows[:, :stop])
+    F[g + stop :, :g] = torch.from_numpy(after.columns)
     F[g:, g : g + stop] = target[:, :stop].tril()
     F[g + stop :, g + stop :] = source[stop:, stop:].tril()
     assert close(F @ F.mT, K, 1e-13)

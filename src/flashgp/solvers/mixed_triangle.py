@@ -8,12 +8,13 @@ A sweep writes columns of L' into N from the left; what it has not reached stays
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from flashgp.solvers.buffers import Memory
 from flashgp.solvers.rotations import rotations
-from flashgp.solvers.strided import STRIP, solve_triangle_
+from flashgp.solvers.strided import STRIP, Array, solve_triangle_
 
 __all__ = ["MixedTriangle"]
 
@@ -32,17 +33,17 @@ class MixedTriangle:
     at_right: int = 0
 
     @property
-    def first(self) -> Tensor:
+    def first(self) -> Array:
         """(n, n), of which the finished columns count."""
-        return self.left.numbers[: self.count, : self.count]
+        return _of(self.left)[: self.count, : self.count]
 
     @property
-    def last(self) -> Tensor:
+    def last(self) -> Array:
         """(n, n), of which the others count."""
         if self.right is None:
             return self.first
         own = slice(self.at_right, self.at_right + self.count)
-        return self.right.numbers[own, own]
+        return _of(self.right)[own, own]
 
     @property
     def room(self) -> int:
@@ -75,29 +76,28 @@ class MixedTriangle:
         if self.right is not None:
             self.right.give_back(rows, 0)
 
-    def with_rows(self, rows: Tensor, corner: Tensor) -> "MixedTriangle":
+    def with_rows(self, rows: Array, corner: Array) -> "MixedTriangle":
         """With k more rows that were claimed: rows (k, n), left of the corner (k, k)."""
         n, k, c = self.count, len(corner), self.finished
+        own = _of(self.left)[n : n + k]
         if self.right is None:
-            self.left.numbers[n : n + k, :n] = rows
-            self.left.numbers[n : n + k, n : n + k] = corner
+            own[:, :n] = rows
+            own[:, n : n + k] = corner
             return MixedTriangle(n + k, self.left, n + k)
-        self.left.numbers[n : n + k, :c] = rows[:, :c]
-        own = self.right.numbers[self.at_right + n : self.at_right + n + k, self.at_right : self.at_right + n + k]
+        own[:, :c] = rows[:, :c]
+        at = self.at_right
+        own = _of(self.right)[at + n : at + n + k, at : at + n + k]
         own[:, c:n] = rows[:, c:]
         own[:, n:] = corner
         return replace(self, count=n + k)
 
     # -- as numbers ---------------------------------------------------------------------------------------------------
-    def rows(self, start: int, stop: int) -> Tensor:
+    def rows(self, start: int, stop: int) -> Array:
         """Rows start to stop, (stop - start, n), zero right of the diagonal."""
         c = self.finished
-        found = torch.empty(stop - start, self.count, dtype=self.left.numbers.dtype)
-        found[:, :c] = self.first[start:stop, :c]
-        found[:, c:] = self.last[start:stop, c:]
-        return found.tril_(start)
+        return numpy.tril(numpy.hstack([self.first[start:stop, :c], self.last[start:stop, c:]]), start)
 
-    def copy_to(self, out: Tensor, begin: int = 0) -> None:
+    def copy_to(self, out: Array, begin: int = 0) -> None:
         """Rows and columns from `begin` on into out, (n - begin, n - begin), at and below the diagonal."""
         c, first, last = self.finished, self.first, self.last
         for start in range(begin, self.count, STRIP):
@@ -107,23 +107,24 @@ class MixedTriangle:
             rows[:, middle - begin : stop - begin] = last[start:stop, middle:stop]
 
     @property
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Array:
         """(n,)."""
-        return torch.cat([self.first.diagonal()[: self.finished], self.last.diagonal()[self.finished :]])
+        return numpy.concatenate([self.first.diagonal()[: self.finished], self.last.diagonal()[self.finished :]])
 
     # -- solves -------------------------------------------------------------------------------------------------------
-    def solve_finished_(self, rows: Tensor, *, compiled: bool = False) -> None:
+    def solve_finished_(self, rows: Array, *, compiled: bool = False) -> None:
         """The first c entries of every row of (t, n) become those of L^-1 of it."""
         c, done = self.finished, self._passed(rows, 0, self.finished, compiled)
         if done < len(rows):
-            solve_triangle_(self.first[:c, :c], rows[done:, :c], transposed=False)
+            solve_triangle_(_tensor(self.first[:c, :c]), _tensor(rows[done:, :c]), transposed=False)
 
-    def solve_others_(self, rows: Tensor, *, compiled: bool = False) -> None:
+    def solve_others_(self, rows: Array, *, compiled: bool = False) -> None:
         """The other entries likewise, after the first."""
         c, done = self.finished, self._passed(rows, self.finished, self.count, compiled)
         if done < len(rows):
-            _subtract_product(rows[done:, c:], rows[done:, :c], self.first[c:, :c])
-            solve_triangle_(self.last[c:, c:], rows[done:, c:], transposed=False)
+            left = rows[done:]
+            left[:, c:] -= left[:, :c] @ self.first[c:, :c].T
+            solve_triangle_(_tensor(self.last[c:, c:]), _tensor(left[:, c:]), transposed=False)
 
     def solve_(self, rows: Tensor, *, transposed: bool, begin: int = 0) -> None:
         """L^-1 (or L^-T) of every row of (t, n - begin), for the rows and columns of L from `begin` on, in its place.
@@ -131,7 +132,7 @@ class MixedTriangle:
         Cost: n^2 t flops.
         """
         c, first, last = max(self.finished - begin, 0), self.first[begin:, begin:], self.last[begin:, begin:]
-        left, right, between = first[:c, :c], last[c:, c:], first[c:, :c]
+        left, right, between = _tensor(first[:c, :c]), _tensor(last[c:, c:]), _tensor(first[c:, :c])
         before, after = rows[:, :c], rows[:, c:]
         if transposed:
             solve_triangle_(right, after, transposed=True)
@@ -142,7 +143,7 @@ class MixedTriangle:
             _subtract_product(after, before, between)
             solve_triangle_(right, after, transposed=False)
 
-    def _passed(self, rows: Tensor, start: int, stop: int, compiled: bool) -> int:
+    def _passed(self, rows: Array, start: int, stop: int, compiled: bool) -> int:
         """How many rows compiled loops did, two in one pass: other bits than those of BLAS."""
         pairs = len(rows) // 2 if compiled and len(rows) <= FEW_SIDES and start < stop else 0
         forward = rotations.forward(self.count) if pairs else None
@@ -152,11 +153,18 @@ class MixedTriangle:
         places: list[Any] = []
         for memory, begin in ((self.left, 0), (other, at)):
             step = memory.numbers.shape[1]
-            places += [memory.numbers.view(-1).numpy(), begin * (step + 1), step]
-        numbers = rows.numpy()
+            places += [_of(memory).reshape(-1), begin * (step + 1), step]
         for i in range(0, 2 * pairs, 2):
-            forward(*places, self.finished, numbers[i], numbers[i + 1], start, stop)
+            forward(*places, self.finished, rows[i], rows[i + 1], start, stop)
         return 2 * pairs
+
+
+def _of(memory: Memory) -> Array:
+    assert memory.array is not None
+    return memory.array
+
+
+_tensor = torch.from_numpy
 
 
 def _subtract_product(rows: Tensor, others: Tensor, matrix: Tensor) -> None:

@@ -287,14 +287,15 @@ def corner_factor(half: Tensor, corner: Tensor, least: Tensor | None = None) -> 
 
     least: (k,); None for more than rounding of n + k rows.
     """
-    if least is None:
-        k, n = half.shape
-        least = PIVOT * (n + k) * torch.finfo(half.dtype).eps * corner.diagonal()
-    if corner.shape[-1] == 1:  # one number: a dozen small operations less in every step of a stream
-        pivot, row = float(corner) - float(half[0].dot(half[0])), 0
-        if pivot > float(least):
+    k, n = half.shape
+    rounding = PIVOT * (n + k) * torch.finfo(half.dtype).eps
+    if k == 1:  # numbers: a dozen small operations less in every step of a stream
+        own = float(corner)
+        pivot, row = own - float(half[0].dot(half[0])), 0
+        if pivot > (rounding * own if least is None else float(least)):
             return corner.new_full((1, 1), math.sqrt(pivot))
     else:
+        least = rounding * corner.diagonal() if least is None else least
         schur = corner - half @ half.mT
         lower, info = torch.linalg.cholesky_ex(schur)
         pivots = lower.diagonal().square()

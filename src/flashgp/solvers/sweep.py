@@ -9,10 +9,9 @@ dtpqrt, in their compact form.
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy
 
-from flashgp.solvers.strided import reflect_block
+from flashgp.solvers.strided import Array, reflect_block
 
 __all__ = ["BLOCK", "Going", "fold", "group_of", "quota"]
 
@@ -49,46 +48,49 @@ class Going:
     finished rows count; corner, D_g, (g, g), the rest of these rows.
     """
 
-    columns: Tensor
-    rows: Tensor
-    corner: Tensor
+    columns: Array
+    rows: Array
+    corner: Array
 
     def __len__(self) -> int:
         return self.corner.shape[0]
 
 
-def fold(source: Tensor, target: Tensor, going: Going, images: tuple[Tensor, ...], start: int, stop: int) -> Going:
+def fold(source: Array, target: Array, going: Going, image: Array, start: int, stop: int) -> Going:
     """Columns start to stop of L', eq. (M-120), and what is left of V_g.
 
     Args:
         source: L, (n, n), of which columns from `start` on are read, at and below the diagonal; target: (n, n), gets
             these columns of L'; above its diagonal it stays undefined. D in `going` gets its columns likewise.
-        images: of F^-1, (g + n, t) each, first the g rows that go: overwritten by Q^T of them.
+        image: of F^-1, (g + n, t), first the g rows that go: becomes Q^T of it.
     Cost: 4 (n - stop) g s + 2 (n - stop) s^2 flops for s columns.
     Source: Golub & Van Loan (2013), sections 5.1.7 and 6.5.4; LAPACK's dtpqrt.
     """
     g, s = len(going), stop - start
-    lower, reflectors, T, flips = reflect_block(source[start:stop, start:stop].tril(), going.columns[:s])
+    lower, reflectors, T, flips = reflect_block(source[start:stop, start:stop], going.columns[:s])
     turned = T @ reflectors  # T Y^T
     target[start:stop, start:stop] = lower
-    for image in images:
-        head, own = image[:g], image[g + start : g + stop]
-        mixed = T.mT @ torch.addmm(own, reflectors, head, beta=-1.0)  # T^T (Y^T x_g - x_b)
-        own.add_(mixed).neg_()
-        head.addmm_(reflectors.mT, mixed, alpha=-1.0)
-        if flips is not None:
-            own.mul_(flips[:, None])
-    mixed = going.corner @ reflectors.mT  # D_g Y; D_b is zero before
-    new = torch.mm(mixed, T, out=going.rows[:, start:stop]).neg_()
-    corner = torch.addmm(going.corner, mixed, turned, alpha=-1.0)
+    head, own = image[:g], image[g + start : g + stop]
+    mixed = T.T @ (reflectors @ head - own)  # T^T (Y^T x_g - x_b)
+    own += mixed
+    numpy.negative(own, out=own)
+    head -= reflectors.T @ mixed
+    mixed = going.corner @ reflectors.T  # D_g Y; D_b is zero before
+    row = mixed @ T
+    going.rows[:, start:stop] = numpy.negative(row, out=row)
+    corner = going.corner - mixed @ turned
     columns = going.columns[s:]
-    if flips is not None:
-        new.mul_(flips)
     if stop < source.shape[0]:
-        old, new = source[stop:, start:stop], target[stop:, start:stop]
-        mixed = torch.addmm(old, columns, reflectors.mT, alpha=-1.0)  # L_b - V_g Y
-        torch.addmm(old, mixed, T, beta=-1.0, out=new)
-        columns = torch.addmm(columns, mixed, turned)
-        if flips is not None:
-            new.mul_(flips)
+        old = source[stop:, start:stop]
+        mixed = columns @ reflectors.T
+        numpy.subtract(old, mixed, out=mixed)  # L_b - V_g Y
+        new = target[stop:, start:stop]
+        numpy.subtract(mixed @ T, old, out=new)
+        turned = mixed @ turned
+        turned += columns
+        columns = turned
+    if flips is not None:
+        own *= flips[:, None]
+        going.rows[:, start:stop] *= flips
+        target[stop:, start:stop] *= flips
     return Going(columns, going.rows, corner)

@@ -15,6 +15,7 @@ grow, other devices and dtypes.
 
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from flashgp.solvers.buffers import BufferPool, Memory
 from flashgp.solvers.mixed_triangle import MixedTriangle
 from flashgp.solvers.panels import PanelFactor, corner_factor
 from flashgp.solvers.solved_rows import solved
-from flashgp.solvers.strided import reflects, solve_triangle_, update_triangle
+from flashgp.solvers.strided import Array, reflects, solve_triangle_, update_triangle
 from flashgp.solvers.sweep import BLOCK, Going, fold, group_of, quota
 
 __all__ = ["WindowFactor", "room_of", "window_capacity"]
@@ -59,22 +60,21 @@ class WindowFactor:
         triangle: MixedTriangle,
         gathered: int,
         going: Going | None,
-        z: Tensor,
-        E: Tensor,
-        gram: Tensor,
-        scores: Tensor,
+        image: Array,
+        gram: Array,
         source: tuple[Tensor, list[float], BufferPool],
     ) -> None:
-        """triangle: F without the g rows that go, (q + n, q + n); gathered: q; z: F^-1 r, (m + n, p), of all rows; E:
-        F^-1 of the unit vectors of rows that left, (m + n, m); gram: E^T E; scores: E^T z; source: jitter, attempts
-        and the pool of memory."""
+        """triangle: F without the g rows that go, (q + n, q + n); gathered: q; image: (E z), (m + n, m + p), with
+        E = F^-1 of the unit vectors of rows that left, z = F^-1 r of all rows; gram: E^T (E z), (m, m + p); source:
+        jitter, attempts and the pool of memory."""
         self._triangle, self._gathered, self._going = triangle, gathered, going
-        self._z, self._E, self._gram, self._scores = z, E, gram, scores
+        self._image, self._gram = image, gram
         self.jitter, self.attempts, self._pool = source
         self._source = source
-        self._root = torch.linalg.cholesky_ex(gram).L if len(gram) else gram
-        taken = self._reduced(scores.mT.clone(memory_format=torch.contiguous_format))
-        self.whitened = torch.addmm(z, E, taken.mT, alpha=-1.0)
+        m = len(gram)
+        self._root = torch.from_numpy(numpy.linalg.cholesky(gram[:, :m])) if m else torch.empty(0, 0, dtype=F64)
+        taken = self._reduced(torch.from_numpy(gram[:, m:].T.copy()))
+        self.whitened = torch.from_numpy(image[:, m:] - image[:, :m] @ taken.numpy().T)
 
     @classmethod
     def begun(cls, factor: PanelFactor, whitened: Tensor) -> "WindowFactor | None":
@@ -88,9 +88,8 @@ class WindowFactor:
         triangle = MixedTriangle(n, memory, n)
         if memory.numbers.shape[0] != memory.numbers.shape[1] or triangle.room < 2 * group_of(n):
             return None
-        nothing = whitened.new_empty(n, 0)
-        source = factor.jitter, factor.attempts, factor.pool
-        return cls(triangle, 0, None, whitened, nothing, nothing[:0], nothing.new_empty(0, whitened.shape[1]), source)
+        image = whitened.numpy()
+        return cls(triangle, 0, None, image, image[:0], (factor.jitter, factor.attempts, factor.pool))
 
     # -- what a factor answers ------------------------------------------------------------------------------------
     @property
@@ -108,7 +107,7 @@ class WindowFactor:
 
     @property
     def device(self) -> torch.device:
-        return self._z.device
+        return torch.device("cpu")
 
     @property
     def lower(self) -> Tensor:
@@ -118,11 +117,15 @@ class WindowFactor:
     @property
     def log_determinant(self) -> Tensor:
         """log |A| = log |F F^T| + log |E^T E|, (), eq. (M-118). Cost: O(n)."""
-        logs = self._triangle.diagonal.log().sum() + self._root.diagonal().log().sum()
+        logs = float(numpy.log(self._triangle.diagonal).sum() + self._root.diagonal().log().sum())
         if self._going is not None:
             g = len(self._going)
-            logs = logs - torch.linalg.slogdet(self._E[:g, :g]).logabsdet  # the inverse of D_g
-        return 2.0 * logs
+            logs -= float(numpy.linalg.slogdet(self._image[:g, :g])[1])  # the inverse of D_g
+        return torch.tensor(2.0 * logs, dtype=F64)
+
+    @property
+    def _E(self) -> Tensor:
+        return torch.from_numpy(self._image[:, : self.pending])
 
     def half_solve(self, rhs: Tensor) -> Tensor:
         """F_r^+ rhs, (*batch, m + n, t), for rhs (*batch, n, t), differentiable in rhs. Cost: n^2 t flops."""
@@ -138,13 +141,13 @@ class WindowFactor:
 
     def solve_rows_(self, rows: Tensor, *, transposed: bool) -> Tensor:
         """F_r^+ of every row of a contiguous (t, n), or F_r^+T of (t, m + n), eq. (M-118)."""
-        m, q = self.pending, self._gathered
+        m, q, E = self.pending, self._gathered, self._E
         if not transposed:  # any y with F_r y = x, without its part in the null space of F_r
-            found = torch.zeros(len(rows), m + rows.shape[1], dtype=F64, device=self.device)
+            found = torch.zeros(len(rows), m + rows.shape[1], dtype=F64)
             found[:, m:] = rows
             self._triangle.solve_(found[:, m:], transposed=False, begin=q)
-            return found.addmm_(self._reduced(found @ self._E), self._E.mT, alpha=-1.0)
-        found = torch.addmm(rows[:, m:], self._reduced(rows @ self._E), self._E[m:].mT, alpha=-1.0)
+            return found.addmm_(self._reduced(found @ E), E.mT, alpha=-1.0)
+        found = torch.addmm(rows[:, m:], self._reduced(rows @ E), E[m:].mT, alpha=-1.0)
         self._triangle.solve_(found, transposed=True, begin=q)
         return found
 
@@ -156,18 +159,18 @@ class WindowFactor:
 
     def some_rows(self, start: int, stop: int) -> Tensor:
         """Rows start to stop of F_r = (V L), (stop - start, m + n). Cost: so many numbers."""
-        q, going = self._gathered, self._going
+        q = self._gathered
         rows = self._triangle.rows(q + start, q + stop)
-        if going is None:
-            return rows
-        return torch.cat([self._moving_columns(q + start, q + stop), rows], dim=1)
+        if self._going is not None:
+            rows = numpy.hstack([self._moving_columns(q + start, q + stop), rows])
+        return torch.from_numpy(rows)
 
-    def _moving_columns(self, start: int, stop: int) -> Tensor:
+    def _moving_columns(self, start: int, stop: int) -> Array:
         """V_g in some rows of the triangle: zero in those that are finished."""
         going, c = self._going, self._triangle.finished
         assert going is not None
         left = going.columns[max(start - c, 0) : max(stop - c, 0)]
-        return torch.nn.functional.pad(left, (0, 0, stop - start - len(left), 0))
+        return numpy.pad(left, ((stop - start - len(left), 0), (0, 0)))
 
     # -- the window moves -------------------------------------------------------------------------------------------
     def takes(self, gone: int, more: int) -> bool:
@@ -214,7 +217,7 @@ class WindowFactor:
             raise
 
     def _with(self, triangle: MixedTriangle, gathered: int, going: Going | None) -> "WindowFactor":
-        return WindowFactor(triangle, gathered, going, self._z, self._E, self._gram, self._scores, self._source)
+        return WindowFactor(triangle, gathered, going, self._image, self._gram, self._source)
 
     def _sweeping(self, workspace: Workspace) -> "WindowFactor":
         """This, with a sweep that begins where enough rows have gathered, or the room ends."""
@@ -223,8 +226,8 @@ class WindowFactor:
             return self
         n, F = self.count, triangle.first
         begun = MixedTriangle(n, self._memory(n, n, 0, workspace), 0, triangle.left, q)
-        rows = torch.empty(q, begun.left.numbers.shape[0], dtype=F64, device=self.device)
-        return self._with(begun, 0, Going(F[q:, :q], rows, F[:q, :q].tril()))
+        rows = numpy.empty((q, begun.left.numbers.shape[0]))
+        return self._with(begun, 0, Going(F[q:, :q], rows, numpy.tril(F[:q, :q])))
 
     def _memory(self, n: int, rows: int, columns: int, workspace: Workspace) -> Memory:
         capacity = window_capacity(n)
@@ -241,60 +244,61 @@ class WindowFactor:
         compiled: bool,
         workspace: Workspace,
     ) -> "WindowFactor":
-        k, m, p = 0 if corner is None else len(corner), self.pending, self._z.shape[1]
-        length = m + self.count
-        z = torch.empty(length + k, p, dtype=F64, device=self.device)
-        E = workspace.empty((length + k, m + gone), F64, self.device)
-        z[:length], E[:length, :m] = self._z, self._E
-        triangle, going, gram, scores = self._triangle, self._going, self._gram, self._scores
+        k, m, length = 0 if corner is None else len(corner), self.pending, len(self._image)
+        width = self._image.shape[1] + gone
+        image = workspace.empty((length + k, width), F64, self.device).numpy()
+        image[:length, :m], image[:length, m + gone :] = self._image[:, :m], self._image[:, m:]
+        triangle, going, g = self._triangle, self._going, 0
         if going is not None:
-            triangle, going = self._folded(stop, (z[:length], E[:length, :m]))
-        if going is None and self._going is not None:  # the sweep is done
-            g = len(self._going)
-            z, E, length, m = z[g:], E[g:, g:], length - g, m - g
-            gram, scores = E[:length, :m].mT @ E[:length, :m], E[:length, :m].mT @ z[:length]
-        q = self._gathered
-        g = m - q
+            g = len(going)
+            triangle, going = self._folded(stop, image[:length])
+            if going is None:  # the sweep is done
+                image, length, width, m, g = image[g:, g:], length - g, width - g, m - g, 0
         # One pass for unit vectors of the rows that leave and covariances of those that come.
-        rows = torch.zeros(gone + k, length, dtype=F64, device=self.device)
+        rows = numpy.zeros((gone + k, length))
+        for i in range(gone):
+            rows[i, m + i] = 1.0
         if cross is not None:
-            rows[gone:] = cross[:, cross.shape[1] - length :]
-        rows.diagonal(m).narrow(0, 0, gone).fill_(1.0)
+            rows[gone:] = cross.numpy()[:, cross.shape[1] - length :]
         own = rows[:, g:]
         triangle.solve_finished_(own, compiled=compiled)
         if going is not None:  # the inverse of D_g stands in E
             c = triangle.finished
-            moving = torch.addmm(rows[:, :g], own[:, :c], going.rows[:, :c].mT, alpha=-1.0) @ E[:g, :g].mT
+            moving = (rows[:, :g] - own[:, :c] @ going.rows[:, :c].T) @ image[:g, :g].T
             rows[:, :g] = moving
-            own[:, c:].addmm_(moving, going.columns.mT, alpha=-1.0)
+            own[:, c:] -= moving @ going.columns.T
             triangle.solve_others_(own, compiled=compiled)
-        E[:length, m:] = rows[:gone].mT
-        products, sums = rows @ E[:length], rows @ z[:length]
-        if gone:
-            gram = torch.cat([torch.cat([gram, products[:gone, :m]]), products[:gone].mT], dim=1)
-            scores = torch.cat([scores, sums[:gone]])
+        image[:length, m : m + gone] = rows[:gone].T
+        products = rows @ image[:length]
+        gram = numpy.empty((m + gone, width))
+        if going is None and self._going is not None:
+            numpy.matmul(image[:length, :m].T, image[:length], out=gram[:m])
+        else:
+            gram[:m, :m], gram[:m, m + gone :] = self._gram[:, :m], self._gram[:, m:]
+            gram[:m, m : m + gone] = products[:gone, :m].T
+        gram[m:] = products[:gone]
         if corner is not None:
             assert residual is not None
-            lower = corner_factor(rows[gone:], corner)
-            solve = torch.cat([residual - sums[gone:], products[gone:].neg_()], dim=1)
-            solve = solve / lower if k == 1 else torch.linalg.solve_triangular(lower, solve, upper=False)
-            more = solve[:, p:]
-            z[length:], E[length:] = solve[:, :p], more
-            gram, scores = torch.addmm(gram, more.mT, more), torch.addmm(scores, more.mT, solve[:, :p])
+            lower = corner_factor(torch.from_numpy(rows[gone:]), corner).numpy()
+            more = numpy.negative(products[gone:], out=products[gone:])
+            more[:, m + gone :] += residual.numpy()
+            more = more / lower if k == 1 else numpy.linalg.solve(lower, more)
+            image[length:] = more
+            gram += more[:, : m + gone].T @ more
             triangle = triangle.with_rows(own[gone:], lower)
             if going is not None:
-                going = Going(torch.cat([going.columns, rows[gone:, :g]]), going.rows, going.corner)
-        return WindowFactor(triangle, q + gone, going, z, E, gram, scores, self._source)
+                going = Going(numpy.concatenate([going.columns, rows[gone:, :g]]), going.rows, going.corner)
+        return WindowFactor(triangle, self._gathered + gone, going, image, gram, self._source)
 
-    def _folded(self, stop: int, images: tuple[Tensor, ...]) -> tuple[MixedTriangle, Going | None]:
-        """The factor once the columns before `stop` are finished, eq. (M-120); images: of F^-1, which follow."""
+    def _folded(self, stop: int, image: Array) -> tuple[MixedTriangle, Going | None]:
+        """The factor once the columns before `stop` are finished, eq. (M-120); image: of F^-1, which follows."""
         triangle, going = self._triangle, self._going
         assert going is not None
         source, target = triangle.last, triangle.first
         blocks = -(-(stop - triangle.finished) // BLOCK)
         width = -(-(stop - triangle.finished) // blocks)
         for start in range(triangle.finished, stop, width):
-            going = fold(source, target, going, images, start, min(start + width, stop))
+            going = fold(source, target, going, image, start, min(start + width, stop))
         return triangle.with_finished(stop), going if stop < triangle.count else None
 
     # -- as one matrix ------------------------------------------------------------------------------------------------
@@ -302,15 +306,15 @@ class WindowFactor:
         """The same in memory of its own: for whoever comes second. Cost: n^2 numbers."""
         triangle, c, size = self._triangle, self._triangle.finished, self._triangle.count
         left = self._memory(size, size, c if triangle.right is not None else 0, workspace)
-        first = left.numbers[:size, :size]
+        first = MixedTriangle(size, left, c).first
         if triangle.right is None:
             triangle.copy_to(first)
             return self._with(MixedTriangle(size, left, c), self._gathered, None)
         first[:, :c] = triangle.first[:, :c]
         right = self._memory(size, size, 0, workspace)
-        triangle.copy_to(right.numbers[c:size, c:size], c)
+        triangle.copy_to(MixedTriangle(size, right, size).first[c:, c:], c)
         assert self._going is not None
-        rows = torch.empty(len(self._going), left.numbers.shape[0], dtype=F64, device=self.device)
+        rows = numpy.empty((len(self._going), left.numbers.shape[0]))
         rows[:, :c] = self._going.rows[:, :c]
         going = Going(self._going.columns, rows, self._going.corner)
         return self._with(MixedTriangle(size, left, c, right, 0), self._gathered, going)
@@ -320,12 +324,11 @@ class WindowFactor:
         n, q, memory = self.count, self._gathered, self._triangle.left
         if self.pending:
             memory = self._memory(n, n, 0, workspace or Workspace())
-            numbers = memory.numbers[:n, :n]
-            self._triangle.copy_to(numbers, q)
+            self._triangle.copy_to(MixedTriangle(n, memory, n).first, q)
             columns = self._triangle.first[q:, :q]
-            if self._going is not None:
-                columns = torch.cat([self._moving_columns(q, q + n), columns], dim=1)
-            update_triangle(numbers, numbers, columns.clone(), compiled=compiled)
+            before = numpy.zeros((n, 0)) if self._going is None else self._moving_columns(q, q + n)
+            numbers = memory.numbers[:n, :n]
+            update_triangle(numbers, numbers, torch.from_numpy(numpy.hstack([before, columns])), compiled=compiled)
         return PanelFactor.of_rows(memory, n, *self._source)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -342,9 +345,9 @@ class WindowFactor:
         numbers, finished, mixed = state["_triangle"]
         size = len(numbers)
         left = self._memory(size, size, finished if mixed else 0, Workspace())
-        left.numbers[:size, :size] = numbers
+        left.numbers[:size, :size] = torch.from_numpy(numbers)
         right = None
         if mixed:
             right = self._memory(size, size, 0, Workspace())
-            right.numbers[:size, :size] = numbers
+            right.numbers[:size, :size] = torch.from_numpy(numbers)
         self._triangle = MixedTriangle(size, left, finished, right)
