@@ -22,10 +22,11 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        self._spare: list[Tensor] = []
+        self._spare: list[torch.UntypedStorage] = []
 
     def give(self, numbers: Tensor) -> None:
-        self._spare[:] = [numbers.reshape(-1)]
+        # Not a view, which would keep the tensor that is going away, and at the interpreter's end bring it down.
+        self._spare[:] = [numbers.untyped_storage()]
 
     def take(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Tensor:
         """An uninitialised (rows, columns): the spare buffer where it fits and is not twice too large."""
@@ -33,10 +34,10 @@ class BufferPool:
         found = None
         with contextlib.suppress(IndexError):  # one thread gets it
             found = self._spare.pop()
-        if found is None or not size <= found.numel() <= 2 * size:
+        if found is None or not size <= found.nbytes() // dtype.itemsize <= 2 * size:
             return workspace.empty((rows, columns), dtype, device)
         with workspace.hold(size * dtype.itemsize):
-            return found[:size].view(rows, columns)
+            return torch.empty(0, dtype=dtype, device=device).set_(found, 0, (rows, columns), (columns, 1))
 
 
 class Memory:
