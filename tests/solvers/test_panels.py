@@ -231,7 +231,7 @@ def test_a_window_takes_two_buffers_in_turns() -> None:
     assert len(places) == 2
     several = [factor.part(torch.arange(i, 60)) for i in range(1, 5)]
     del several
-    assert len(factor._pool._spare) == 1
+    assert len(factor.pool._spare) == 1
     assert distance(factor, K[80:, 80:]) < 200
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flashgp.foundations.form import Rows
 from flashgp.foundations.report import counted
 
 __all__ = ["NOTHING_LEARNED", "ONLINE", "Learned"]
@@ -17,7 +18,8 @@ class Learned:
     """What happened to a posterior since it was conditioned.
 
     Fields: appended, dropped, refactorised, refined, how often; updates since the last look at the factor; turn, the
-    row that is looked at next; whitened, L^-1 of the residual, (u, p), None where it was not needed yet. Of solves:
+    row that is looked at next; whitened, L^-1 of the residual, (u, p), None where it was not needed yet; known, all
+    rows in the factor of a window, those that left first, else None. Of solves:
     usual_iterations, of one that was prepared for its rows; made, what is prepared; last, what the report says of the
     last one.
     """
@@ -29,6 +31,7 @@ class Learned:
     updates: int = 0
     turn: int = 0
     whitened: Tensor | None = None
+    known: Rows | None = None
     usual_iterations: int | None = None
     made: str = "the factor"
     last: str = ""

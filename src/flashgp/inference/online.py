@@ -31,10 +31,13 @@ from flashgp.inference.gp import GP
 from flashgp.inference.learned import ONLINE, Learned
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
 from flashgp.inference.online_solves import Change, updated_by_solves
+from flashgp.inference.online_window import moved_window, panels_of, spare_rows
 from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.solvers.cholesky import TriangularFactor
 from flashgp.solvers.panels import PanelFactor
+from flashgp.solvers.window import WindowFactor
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
@@ -219,7 +222,16 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         block = TorchTiles().block(form, post.theta, some, others, dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
-    factor, whitened = _changed(post, table, None if rows_new is None else covariance(rows_new, rows), workspace)
+    factor: PanelFactor | WindowFactor
+    leading = table.leading
+    moved = None
+    if leading is not None:
+        moved = moved_window(post, leading, table.residual, table.noise, rows_new, covariance, workspace)
+    if moved is not None:
+        factor, whitened = moved.factor, moved.factor.whitened
+    else:
+        block = None if rows_new is None else covariance(rows_new, rows)
+        factor, whitened = _changed(post, table, block, workspace)
     anew, relative, checked = False, before.relative_residual, known.looked_at(rows.count)
     if checked is not None:
         some = rows.part(checked.start, checked.stop)
@@ -236,6 +248,7 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     learned = replace(
         learned, refactorised=known.refactorised + anew, whitened=whitened,
         updates=known.updates + 1 if checked is None else 0, turn=known.turn if checked is None else checked.stop,
+        known=None if moved is None or anew else moved.known,
     )  # fmt: skip
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
@@ -253,11 +266,12 @@ def _changed(
     post: "Posterior", table: "_Table", block: Tensor | None, workspace: Workspace
 ) -> tuple[PanelFactor, Tensor]:
     """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
-    assert post.factor is not None
-    factor, whitened, appended = PanelFactor.of(post.factor), post.learned.whitened, 0 if block is None else len(block)
+    appended = 0 if block is None else len(block)
+    factor, whitened = panels_of(post, workspace)
     if table.kept is not None:
+        spare = spare_rows(len(table.kept), table.leading, factor, appended)
         factor = factor.part(
-            table.kept, table.added, spare=appended, compiled=not post.choice.deterministic, workspace=workspace
+            table.kept, table.added, spare=spare, compiled=not post.choice.deterministic, workspace=workspace
         )
         whitened = None
     staying = factor.count
@@ -314,7 +328,9 @@ def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -
 
 def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
     """A posterior that was conditioned anew as the continuation of what had been learned before; it says so."""
-    made.learned = replace(learned, turn=0, whitened=None, usual_iterations=None, made="the factor", last="")
+    made.learned = replace(
+        learned, turn=0, whitened=None, known=None, usual_iterations=None, made="the factor", last=""
+    )
     made.report.events.append(made.learned.event)
     return made
 
@@ -324,7 +340,8 @@ class _Table:
     """What is computed with after the update.
 
     Fields: replicates; residual (u', p); noise with the jitter (u',); kept, of the rows computed with before, those
-    that stay, None for all; added (kept,), by how much their noise grows, None for nothing.
+    that stay, None for all; added (kept,), by how much their noise grows, None for nothing; leading, how many left
+    where they were the first and the others are what they were, None for others.
     """
 
     replicates: Replicates | None
@@ -332,6 +349,7 @@ class _Table:
     noise: Tensor
     kept: Tensor | None
     added: Tensor | None
+    leading: int | None
 
 
 def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> _Table:
@@ -341,7 +359,7 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
     if joined is None:
         residual = _stacked(post.residual, kept, None if new is None else post.gp.residual(new.x, new.y))
         noise = gp.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
-        return _Table(None, residual, noise, kept, None)
+        return _Table(None, residual, noise, kept, None, _leading(post.distinct, kept))
     u, group = post.distinct, joined.group
     stay, added = None, None
     if kept is not None:
@@ -362,18 +380,26 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
     if stay is not None:
         growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
         added = torch.where(fewer, growth, 0.0)
-    return _Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added)
+    leading = None if stay is not None and bool(fewer.any()) else _leading(u, stay)
+    return _Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added, leading)
+
+
+def _leading(count: int, kept: Tensor | None) -> int | None:
+    """How many of so many rows are not kept, where they are the first; None where others are among them."""
+    gone = 0 if kept is None else count - len(kept)
+    return gone if kept is None or int(kept[0]) == gone else None
 
 
 def _drift(
-    own: Tensor, checked: slice, factor: PanelFactor, whitened: Tensor, table: _Table
+    own: Tensor, checked: slice, factor: PanelFactor | WindowFactor, whitened: Tensor, table: _Table
 ) -> tuple[float, float | None]:
     """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113).
 
     Args: own: K of the checked rows, (c, c); checked: which they are; whitened: z, (n, p).
     Returns: the largest backward error of these rows, and an estimate of |r - L z| / |r| over all.
     """
-    lower, z = factor.some_rows(checked.start, checked.stop), whitened[: checked.stop]
+    lower = factor.some_rows(checked.start, checked.stop)
+    z = whitened[: lower.shape[1]]
     matrix, residual = own.clone(), table.residual[checked]
     matrix.diagonal().add_(table.noise[checked])
     size = lower.abs()
@@ -395,4 +421,6 @@ def weights_of(post: "Posterior") -> Tensor:
     assert post.factor is not None
     assert whitened is not None
     with deterministically(post.choice.deterministic), one_thread(0 if post.x.device.type == "cpu" else MANY_ROWS):
-        return PanelFactor.of(post.factor).back_solve(whitened)
+        factor: TriangularFactor = post.factor
+        factor = factor if isinstance(factor, WindowFactor) else PanelFactor.of(factor)
+        return factor.back_solve(whitened)

@@ -8,75 +8,28 @@ appends to it first claims a spare row under a lock and writes there, where the 
 gets a copy of the last panel. The factor that conditioning made is the first panel, as it is.
 """
 
-import contextlib
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.ranges import stretched
 from flashgp.foundations.workspace import Workspace
+from flashgp.solvers.buffers import BufferPool, Memory
 from flashgp.solvers.cholesky import TriangularFactor
+from flashgp.solvers.solved_rows import solved
 from flashgp.solvers.strided import STRIP, solve_triangle_, update_triangle
 
-__all__ = ["PanelFactor"]
+__all__ = ["PanelFactor", "corner_factor"]
 
 LEAST_ROWS, MOST_ROWS = 64, 1024  # of a panel that is made for more rows than are known yet; n / 2 between
 SPARE_AFTER_REMOVAL = 16  # rows: a window that slides claims them one by one
 MOST_SEGMENTS = 16  # runs of columns that are copied run by run; more are gathered entry by entry
 PIVOT = 10.0  # times the rounding of a pivot: what is below may be all rounding
-
-
-class _Pool:
-    """At most one buffer that nobody needs any more, for the next removal: a window that slides takes two in turns.
-
-    Shared by factors that come from each other, and gone with the last of them.
-    """
-
-    def __init__(self) -> None:
-        self._spare: list[Tensor] = []
-
-    def give(self, numbers: Tensor) -> None:
-        self._spare[:] = [numbers.reshape(-1)]
-
-    def take(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Tensor:
-        """An uninitialised (rows, columns): the spare buffer where it fits and is not twice too large."""
-        size = rows * columns
-        found = None
-        with contextlib.suppress(IndexError):  # one thread gets it
-            found = self._spare.pop()
-        if found is None or not size <= found.numel() <= 2 * size:
-            return workspace.empty((rows, columns), dtype, device)
-        with workspace.hold(size * dtype.itemsize):
-            return found[:size].view(rows, columns)
-
-
-class _Memory:
-    """The memory of a panel, (capacity, start + capacity), and how many of its rows are taken.
-
-    When nobody looks at it any more it goes to the pool.
-    """
-
-    def __init__(self, numbers: Tensor, taken: int, pool: _Pool) -> None:
-        self.numbers, self.taken, self._pool = numbers, taken, pool
-        self._lock = threading.Lock()
-
-    def __del__(self) -> None:
-        self._pool.give(self.numbers)
-
-    def claim(self, taken: int, more: int) -> bool:
-        """Take rows after the first `taken`; not if another did, or if there are too few."""
-        with self._lock:
-            if self.taken != taken or taken + more > self.numbers.shape[0]:
-                return False
-            self.taken += more
-            return True
 
 
 @dataclass(frozen=True)
@@ -86,7 +39,7 @@ class _Panel:
 
     rows: Tensor
     start: int
-    memory: _Memory | None = None
+    memory: Memory | None = None
 
     @property
     def stop(self) -> int:
@@ -112,14 +65,14 @@ class PanelFactor:
     """
 
     def __init__(
-        self, panels: Sequence[_Panel], jitter: Tensor, attempts: list[float], pool: _Pool | None = None
+        self, panels: Sequence[_Panel], jitter: Tensor, attempts: list[float], pool: BufferPool | None = None
     ) -> None:
         self._panels = tuple(panels)
         self.jitter, self.attempts = jitter, attempts
-        self._pool = _Pool() if pool is None else pool
+        self.pool = BufferPool() if pool is None else pool
 
     def _with(self, panels: Sequence[_Panel]) -> "PanelFactor":
-        return PanelFactor(panels, self.jitter, self.attempts, self._pool)
+        return PanelFactor(panels, self.jitter, self.attempts, self.pool)
 
     @classmethod
     def of(cls, factor: TriangularFactor) -> "PanelFactor":
@@ -127,6 +80,13 @@ class PanelFactor:
         if isinstance(factor, PanelFactor):
             return factor
         return cls([_Panel(factor.lower.detach(), 0)], factor.jitter.detach(), factor.attempts)
+
+    @classmethod
+    def of_rows(
+        cls, memory: Memory, count: int, jitter: Tensor, attempts: list[float], pool: BufferPool
+    ) -> "PanelFactor":
+        """The factor whose rows are the first ones of a memory, as one panel, without a copy."""
+        return cls([_Panel(memory.numbers[:count, :count], 0, memory)], jitter, attempts, pool)
 
     # -- what a factor answers ------------------------------------------------------------------------------------
     @property
@@ -138,6 +98,11 @@ class PanelFactor:
     def panels(self) -> int:
         """How many there are: about log n / log 1.5 up to 2,000 rows, one more for each 1,000 beyond."""
         return len(self._panels)
+
+    @property
+    def only_memory(self) -> Memory | None:
+        """The memory of all rows where they are one panel that can grow; None for others."""
+        return self._panels[0].memory if self.panels == 1 else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,11 +139,11 @@ class PanelFactor:
 
     def half_solve(self, rhs: Tensor) -> Tensor:
         """L^-1 rhs for rhs (*batch, n, t), differentiable in rhs. Cost: n^2 t flops, no copy of the factor."""
-        return _solved(self, rhs, transposed=False)
+        return solved(self, rhs, transposed=False)
 
     def back_solve(self, rhs: Tensor) -> Tensor:
         """L^-T rhs, as `half_solve`."""
-        return _solved(self, rhs, transposed=True)
+        return solved(self, rhs, transposed=True)
 
     def solve(self, rhs: Tensor) -> Tensor:
         """K^-1 rhs, as `half_solve`. Cost: 2 n^2 t flops."""
@@ -224,9 +189,7 @@ class PanelFactor:
         """
         n, k = self.count, corner.shape[-1]
         half = self.solve_rows_(cross.to(self.dtype).clone(memory_format=torch.contiguous_format), transposed=False)
-        if least is None:
-            least = PIVOT * (n + k) * torch.finfo(self.dtype).eps * corner.diagonal()
-        lower = _corner_factor(half, corner, least)
+        lower = corner_factor(half, corner, least)
         panels, rows = self._with_room(k, workspace or Workspace())
         rows[:, :n] = half
         rows[:, n:] = lower
@@ -247,7 +210,7 @@ class PanelFactor:
             numbers = workspace.empty((room, start + room), self.dtype, self.device)
             if copied:
                 numbers[:own, :n] = last.rows
-            memory = _Memory(numbers, n - start + k, self._pool)
+            memory = Memory(numbers, n - start + k, self.pool)
         kept = self._panels[:-1] if start < n else self._panels
         count = n - start + k
         panel = _Panel(numbers[:count, : n + k], start, memory)
@@ -287,7 +250,7 @@ class PanelFactor:
         after = self._panels[len(before) :]
         start = after[0].start
         room = m - start + max(spare, SPARE_AFTER_REMOVAL)
-        numbers = self._pool.take(room, start + room, self.dtype, self.device, workspace or Workspace())
+        numbers = self.pool.take(room, start + room, self.dtype, self.device, workspace or Workspace())
         rows, at = numbers[: m - start, :m], kept[start:]
         runs = _runs(kept[first:], first)
         # One run of one panel is rotated from where it is to where it goes.
@@ -319,17 +282,24 @@ class PanelFactor:
             _, begin, end = runs[0]
             source = after[0].rows[begin - start : end - start, begin:end]
         update_triangle(source, changed, columns, compiled=compiled)
-        panel = _Panel(rows, start, _Memory(numbers, m - start, self._pool))
+        panel = _Panel(rows, start, Memory(numbers, m - start, self.pool))
         return self._with([*before, panel])
 
 
-def _corner_factor(half: Tensor, corner: Tensor, least: Tensor) -> Tensor:
-    """C with C C^T = K_nn - S^T S, for S^T (k, n). Raises: NotPositiveDefiniteError for a pivot not above `least`."""
-    if corner.shape[-1] == 1:  # one number: a dozen small operations less in every step of a stream
-        pivot, row = float(corner) - float(half[0].dot(half[0])), 0
-        if pivot > float(least):
+def corner_factor(half: Tensor, corner: Tensor, least: Tensor | None = None) -> Tensor:
+    """C with C C^T = K_nn - S^T S, for S^T (k, n). Raises: NotPositiveDefiniteError for a pivot not above `least`.
+
+    least: (k,); None for more than rounding of n + k rows.
+    """
+    k, n = half.shape
+    rounding = PIVOT * (n + k) * torch.finfo(half.dtype).eps
+    if k == 1:  # numbers: a dozen small operations less in every step of a stream
+        own = float(corner)
+        pivot, row = own - float(half[0].dot(half[0])), 0
+        if pivot > (rounding * own if least is None else float(least)):
             return corner.new_full((1, 1), math.sqrt(pivot))
     else:
+        least = rounding * corner.diagonal() if least is None else least
         schur = corner - half @ half.mT
         lower, info = torch.linalg.cholesky_ex(schur)
         pivots = lower.diagonal().square()
@@ -380,49 +350,3 @@ def _move(block: Tensor, columns: Tensor, first: int, runs: list[tuple[int, int,
 
 def _whole(lower: Tensor, jitter: Tensor, attempts: list[float]) -> PanelFactor:
     return PanelFactor([_Panel(lower, 0)], jitter, attempts)
-
-
-# -- derivatives ------------------------------------------------------------------------------------------------------
-def _solved(factor: PanelFactor, rhs: Tensor, transposed: bool) -> Tensor:
-    followed = torch.is_grad_enabled() and rhs.requires_grad
-    if (
-        followed
-        or torch._C._functorch.is_functorch_wrapped_tensor(rhs)
-        or forward_ad.unpack_dual(rhs).tangent is not None
-    ):
-        solved: Tensor = _Solve.apply(rhs, factor, transposed)
-        return solved
-    return _solve(factor, rhs, transposed)
-
-
-def _solve(factor: PanelFactor, rhs: Tensor, transposed: bool) -> Tensor:
-    """(*batch, n, t): every right-hand side of every batch member is a row."""
-    rows = rhs.mT.reshape(-1, rhs.shape[-2])
-    rows = rows.detach().to(factor.dtype).clone(memory_format=torch.contiguous_format)
-    return factor.solve_rows_(rows, transposed=transposed).reshape(rhs.mT.shape).mT
-
-
-class _Solve(torch.autograd.Function):
-    """Linear in the right-hand side: its pullback is the other solve, its pushforward itself."""
-
-    @staticmethod
-    def forward(rhs: Tensor, factor: PanelFactor, transposed: bool) -> Tensor:
-        return _solve(factor, rhs, transposed)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.factor, ctx.transposed = inputs
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _solved(ctx.factor, gradient, not ctx.transposed), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *rest: None) -> Tensor:
-        return _solved(ctx.factor, tangent, ctx.transposed)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int, None, None], rhs: Tensor, factor: PanelFactor, transposed: bool
-    ) -> tuple[Tensor, int]:
-        return _solved(factor, rhs.movedim(in_dims[0], 0), transposed), 0

@@ -10,15 +10,17 @@ import ctypes
 import functools
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from flashgp.foundations.forks import load_late
 from flashgp.solvers.rotations import rotations
 
-__all__ = ["made_ready", "solve_triangle_", "update_triangle"]
+__all__ = ["Array", "made_ready", "reflect_block", "reflects", "solve_triangle_", "update_triangle"]
 
 F64 = torch.float64
+Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 PREFIX = {torch.float64: "d", torch.float32: "s"}  # of a routine's name
 REFLECTORS = 8  # of one block: measured best for updates by one to a few columns (docs/decisions/0014)
 MANY_REFLECTORS = 32  # from MANY columns on, where the products inside fill the processor
@@ -107,6 +109,38 @@ def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: b
     if bool(wrong.any()):
         index = wrong.nonzero().squeeze(-1)
         out[:, index] = -out[:, index]
+
+
+def reflects() -> bool:
+    """Whether there is the routine that `reflect_block` calls."""
+    return "dtpqrt" in _routines()
+
+
+def reflect_block(lower: Array, columns: Array) -> tuple[Array, Array, Array, Array | None]:
+    """[L V] (I - (I; Y) T (I; Y^T)) = [L' 0] for a small block, in the compact form of its reflections, (M-120).
+
+    Reflections turn a negative diagonal into a positive one, so they are of [-L V]; `flips` turns the columns that no
+    reflection touched, since V was zero there.
+    Args: lower: L, (s, s), of which the lower triangle is read; columns: V, (s, k), at least one.
+    Returns: L' (s, s), undefined above its positive diagonal; Y^T (s, k); T (s, s), upper; flips, (s,) of 1 and -1,
+        None for all 1.
+    Cost: 3 s^2 k + s^3 / 3 flops.
+    """
+    s, k = columns.shape
+    routine = _routines()["dtpqrt"]
+    found, vectors = numpy.negative(lower, order="C"), numpy.array(columns, order="C")
+    triangle, work = numpy.zeros((s, s)), numpy.empty((s, s))
+    rows, cols, none, info = ctypes.c_int(k), ctypes.c_int(s), ctypes.c_int(0), ctypes.c_int(0)
+    routine(
+        _at(rows), _at(cols), _at(none), _at(cols), found.ctypes.data, _at(cols), vectors.ctypes.data, _at(rows),
+        triangle.ctypes.data, _at(cols), work.ctypes.data, _at(info),
+    )  # fmt: skip
+    assert info.value == 0, f"dtpqrt refused its argument {-info.value}"
+    diagonal = found.diagonal()
+    if diagonal.min() > 0.0:
+        return found, vectors, triangle.T, None  # what LAPACK writes by columns
+    flips = numpy.where(diagonal < 0.0, -1.0, 1.0)
+    return found * flips, vectors, triangle.T, flips
 
 
 def _reflect(routine: Any, out: Tensor, length: int, columns: Tensor) -> None:

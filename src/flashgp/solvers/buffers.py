@@ -1,0 +1,76 @@
+"""The memory of factors that grow: rows and columns that one child claims, and a pool for what nobody needs any more.
+
+A factor is a value, but its memory has room for more. Who goes on from a factor first claims the next rows and columns
+under a lock and writes there, where the older factor does not look; whoever comes second copies.
+"""
+
+import contextlib
+import threading
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.workspace import Workspace
+
+__all__ = ["BufferPool", "Memory"]
+
+
+class BufferPool:
+    """At most one buffer that nobody needs any more, for the next removal: a window that slides takes two in turns.
+
+    Shared by factors that come from each other, and gone with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._spare: list[torch.UntypedStorage] = []
+
+    def give(self, numbers: Tensor) -> None:
+        # Not a view, which would keep the tensor that is going away, and at the interpreter's end bring it down.
+        self._spare[:] = [numbers.untyped_storage()]
+
+    def take(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Tensor:
+        """An uninitialised (rows, columns): the spare buffer where it fits and is not twice too large."""
+        size = rows * columns
+        found = None
+        with contextlib.suppress(IndexError):  # one thread gets it
+            found = self._spare.pop()
+        if found is None or not size <= found.nbytes() // dtype.itemsize <= 2 * size:
+            return workspace.empty((rows, columns), dtype, device)
+        with workspace.hold(size * dtype.itemsize):
+            return torch.empty(0, dtype=dtype, device=device).set_(found, 0, (rows, columns), (columns, 1))
+
+
+class Memory:
+    """Numbers (rows, columns), row by row, and how many of their rows and columns are taken.
+
+    Fields: numbers; array, the same for NumPy, of which a view costs a tenth, None on other devices.
+    When nobody looks at it any more it goes to the pool.
+    """
+
+    def __init__(self, numbers: Tensor, rows: int, pool: BufferPool, columns: int = 0) -> None:
+        self.numbers, self._rows, self._columns, self._pool = numbers, rows, columns, pool
+        self.array = numbers.numpy() if numbers.device.type == "cpu" else None
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._pool.give(self.numbers)
+
+    def claim(self, rows: int, more: int, columns: int | None = None, more_columns: int = 0) -> bool:
+        """Take rows after the first `rows`, and columns after the first `columns`; not if another did, or without room.
+
+        columns: None where none are taken, so that it does not matter who took some.
+        """
+        with self._lock:
+            if self._rows != rows or rows + more > self.numbers.shape[0]:
+                return False
+            if columns is not None and self._columns != columns:
+                return False
+            self._rows += more
+            self._columns += more_columns
+            return True
+
+    def give_back(self, more: int, more_columns: int) -> None:
+        """Undo a claim that nothing came of; by its owner, whose it still is: nobody else's went through after it."""
+        with self._lock:
+            self._rows -= more
+            self._columns -= more_columns

@@ -1,0 +1,65 @@
+"""Solves with a factor that works on rows in place, for any batch, and differentiable in the right-hand side."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+__all__ = ["RowSolver", "solved"]
+
+
+class RowSolver(Protocol):
+    """A root F of K = F F^T, (n, l); what derivatives of a solve need is the other one."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def solve_rows_(self, rows: Tensor, *, transposed: bool) -> Tensor:
+        """F^+ of every row of a contiguous (t, n), or F^+T of (t, l); the result may take the place of the rows."""
+
+
+def solved(factor: RowSolver, rhs: Tensor, *, transposed: bool) -> Tensor:
+    """F^+ rhs for rhs (*batch, n, t), or F^+T rhs for (*batch, l, t), differentiable in rhs."""
+    followed = torch.is_grad_enabled() and rhs.requires_grad
+    if (
+        followed
+        or torch._C._functorch.is_functorch_wrapped_tensor(rhs)
+        or forward_ad.unpack_dual(rhs).tangent is not None
+    ):
+        found: Tensor = _Solve.apply(rhs, factor, transposed)
+        return found
+    return _solve(factor, rhs, transposed)
+
+
+def _solve(factor: RowSolver, rhs: Tensor, transposed: bool) -> Tensor:
+    """(*batch, n, t): every right-hand side of every batch member is a row."""
+    rows = rhs.mT.reshape(-1, rhs.shape[-2])
+    rows = rows.detach().to(factor.dtype).clone(memory_format=torch.contiguous_format)
+    found = factor.solve_rows_(rows, transposed=transposed)
+    return found.reshape(*rhs.mT.shape[:-1], found.shape[-1]).mT
+
+
+class _Solve(torch.autograd.Function):
+    """Linear in the right-hand side: its pullback is the other solve, its pushforward itself."""
+
+    @staticmethod
+    def forward(rhs: Tensor, factor: RowSolver, transposed: bool) -> Tensor:
+        return _solve(factor, rhs, transposed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.factor, ctx.transposed = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return solved(ctx.factor, gradient, transposed=not ctx.transposed), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *rest: None) -> Tensor:
+        return solved(ctx.factor, tangent, transposed=ctx.transposed)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, None, None], rhs: Tensor, factor: RowSolver, transposed: bool
+    ) -> tuple[Tensor, int]:
+        return solved(factor, rhs.movedim(in_dims[0], 0), transposed=transposed), 0
