@@ -5,6 +5,7 @@ linalg/measuring.py, products K V for each backend that this installation can ru
 Matern-5/2 kernel.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 
 from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.contention import OtherWork
+from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import DeviceRates, MachineProfile, PairRate
 from flashgp.foundations.profile_store import current_profile, keep_profile, machine_key, measuring, read_profile
@@ -34,6 +36,7 @@ QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
 MOST_GROWTH = 16  # of the rows, until a call is long enough
 SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the blocks and products measured on each
 FLOATS = (torch.float64, torch.float32)
+MOST_OTHERS = 0.2  # of a core, kept busy by other work, before rates are called those of a busy machine
 
 
 def tune(
@@ -50,15 +53,16 @@ def tune(
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
     Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
+    Warns: FlashGPWarning where others kept cores busy meanwhile; the profile is kept, and too slow.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
     """
     parts = _parts(only)
     if not keep:
-        return _measure(progress) if parts is None else _measure(progress, parts, _known())
+        return _measured(progress) if parts is None else _measured(progress, parts, _known())
     with measuring() as waited:
         found = read_profile() if waited and parts is None else None
         if found is None:
-            profile = _measure(progress) if parts is None else _measure(progress, parts, read_profile() or _known())
+            profile = _measured(progress) if parts is None else _measured(progress, parts, read_profile() or _known())
             keep_profile(profile)
             forget_runs()
     return found or profile
@@ -81,6 +85,24 @@ def _known() -> MachineProfile:
     if not profile.measured:
         raise DomainError(
             "`only` measures parts of this machine's profile, and there is none yet; run `flashgp tune` without it once"
+        )
+    return profile
+
+
+def _measured(
+    progress: Callable[[str, float], None] | None,
+    parts: Sequence[str] = PARTS,
+    known: MachineProfile | None = None,
+) -> MachineProfile:
+    """As `_measure`; says so where the rates are those of a busy machine."""
+    with OtherWork() as others:
+        profile = _measure(progress, parts, known)
+    if others.cores is not None and others.cores > MOST_OTHERS:
+        warnings.warn(
+            f"other work kept {others.cores:.2g} of this process's cores busy while they were measured, and the rates "
+            "are of what it left; run `flashgp tune` again once the machine is quiet",
+            FlashGPWarning,
+            stacklevel=3,
         )
     return profile
 
