@@ -203,6 +203,19 @@ def test_a_row_that_left_may_come_again_without_noise() -> None:
     agree(slid(post, x, y, range(46, 60)), gp.condition(x[20:], y[20:]), 1e-9)
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_too_large_to_square_are_named() -> None:
+    x, y = data(70)
+    post = slid(model().condition(x[:40], y[:40]), x, y, range(40, 50))
+    wrong = x[50:51].clone()
+    wrong[0] = 1e200
+    for update in (post.append, post.slide):
+        with pytest.raises(NotPositiveDefiniteError, match=r"must be finite.*new row 0 .*too large to square"):
+            update(wrong, y[:1])
+    after = slid(post, x, y, range(50, 70))
+    agree(after, model().condition(x[30:], y[30:]), 1e-10)
+
+
 def test_drift_in_a_window_is_seen() -> None:
     # M-113 for the rows of F.
     x, y = data(200)

@@ -21,6 +21,7 @@ from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, Sh
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision
 from flashgp.inference.online import like_own
+from flashgp.inference.online_window import whitened_by
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.variances import STRIP_BYTES
@@ -190,7 +191,7 @@ def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int 
                 place = None if len(flat) == members.shape[0] * q else place
                 flat = flat if place is not None else x.reshape(-1, d)
             half = _solved(post, post.gp.kernel.rows(flat))
-            kept = post.learned.whitened
+            kept = whitened_by(post.factor, post.learned.whitened)
             whitened = post.factor.half_solve(post.residual) if kept is None or graph else kept
         lower, mean = _corners(post, members, half, place, whitened)
         if samples is not None:

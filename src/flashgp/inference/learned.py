@@ -18,8 +18,8 @@ class Learned:
     """What happened to a posterior since it was conditioned.
 
     Fields: appended, dropped, refactorised, refined, how often; updates since the last look at the factor; turn, the
-    row that is looked at next; whitened, L^-1 of the residual, (u, p), None where it was not needed yet; known, all
-    rows in the factor of a window, those that left first, else None. Of solves:
+    row that is looked at next; whitened, L^-1 of the residual, (u, p), None where it was not needed yet, or the factor
+    of a window has it; known, all rows in such a factor, those that left first, else None. Of solves:
     usual_iterations, of one that was prepared for its rows; made, what is prepared; last, what the report says of the
     last one.
     """

@@ -31,7 +31,7 @@ from flashgp.inference.gp import GP
 from flashgp.inference.learned import ONLINE, Learned
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
 from flashgp.inference.online_solves import Change, updated_by_solves
-from flashgp.inference.online_window import moved_window, panels_of, spare_rows
+from flashgp.inference.online_window import moved_window, panels_of, spare_rows, whitened_by
 from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
@@ -187,14 +187,11 @@ def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Poste
 def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
     started = time.perf_counter()
     n, device = post.count, post.x.device
-    kept = None
-    if gone is not None and len(gone):
-        mask = torch.ones(n, dtype=torch.bool)
-        mask[gone] = False
-        kept = mask.nonzero().squeeze(-1).to(device)
+    kept = None if gone is None or not len(gone) else _others(gone, n).to(device)
     gp = _prior_of(post.gp, n, kept, new)
-    x = _stacked(post.x, kept, None if new is None else new.x)
-    y = _stacked(post.y, kept, None if new is None else new.y)
+    taken = _taken(n, kept)
+    x = _stacked(post.x, taken, None if new is None else new.x)
+    y = _stacked(post.y, taken, None if new is None else new.y)
     before, known = post.report, post.learned
     learned = replace(
         known, appended=known.appended + (0 if new is None else len(new)),
@@ -204,9 +201,8 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         return _afresh(post, gp, x, y, learned)
     table = _table(post, gp, x, y, kept, new)
     rows_new = None if new is None else post.gp.kernel.rows(new.x)
-    rows = post.rows if table.kept is None else post.rows.take(table.kept)
-    rows = rows if rows_new is None else rows.followed_by(rows_new)
     if post.float64_factor is None:
+        rows = _rows(post.rows, table.kept, rows_new)
         change = Change(rows, table.residual, table.noise, table.kept, table.added)
         found = updated_by_solves(post, change, learned)
         if found is None:
@@ -223,20 +219,23 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         return block.expand(some.count, others.count)
 
     factor: PanelFactor | WindowFactor
-    leading = table.leading
+    whitened: Tensor | None
     moved = None
-    if leading is not None:
-        moved = moved_window(post, leading, table.residual, table.noise, rows_new, covariance, workspace)
+    if table.leading is not None:
+        moved = moved_window(post, table.leading, table.residual, table.noise, rows_new, covariance, workspace)
     if moved is not None:
-        factor, whitened = moved.factor, moved.factor.whitened
+        factor, whitened, rows = moved.factor, None, moved.rows
     else:
+        rows = _rows(post.rows, table.kept, rows_new)
         block = None if rows_new is None else covariance(rows_new, rows)
         factor, whitened = _changed(post, table, block, workspace)
     anew, relative, checked = False, before.relative_residual, known.looked_at(rows.count)
     if checked is not None:
         some = rows.part(checked.start, checked.stop)
         own = covariance(some, some)
-        drift, relative = _drift(own, checked, factor, whitened, table)
+        z = whitened_by(factor, whitened)
+        assert z is not None
+        drift, relative = _drift(own, checked, factor, z, table)
         anew = not drift <= DRIFT * rows.count**0.5 * torch.finfo(F64).eps
     if anew and checked is not None:
         table = replace(table, noise=table.noise - factor.jitter)
@@ -303,10 +302,32 @@ def _prior_of(gp: GP, n: int, kept: Tensor | None, new: _New | None) -> GP:
     return changed
 
 
-def _stacked(own: Tensor, kept: Tensor | None, more: Tensor | None) -> Tensor:
-    """Some rows, then new ones."""
-    own = own if kept is None else own[kept]
+def _others(gone: Tensor, n: int) -> Tensor:
+    """What is left of n rows without increasing ones."""
+    if int(gone[-1]) == len(gone) - 1:  # the oldest
+        return torch.arange(len(gone), n)
+    mask = torch.ones(n, dtype=torch.bool)
+    mask[gone] = False
+    return mask.nonzero().squeeze(-1)
+
+
+def _taken(count: int, kept: Tensor | None) -> Tensor | slice | None:
+    """How to take some of so many rows: the latest ones are a view."""
+    gone = _leading(count, kept)
+    return slice(gone, None) if gone else kept
+
+
+def _stacked(own: Tensor, taken: Tensor | slice | None, more: Tensor | None) -> Tensor:
+    """Some rows, then new ones; some that are alone have memory of their own."""
+    if taken is not None:
+        own = own[taken].clone() if more is None and isinstance(taken, slice) else own[taken]
     return own if more is None else torch.cat([own, more])
+
+
+def _rows(own: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
+    """Likewise of features."""
+    own = own if kept is None else own.take(kept)
+    return own if more is None else own.followed_by(more)
 
 
 def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -> "Posterior":
@@ -357,7 +378,8 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
     device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
     joined = post.replicates
     if joined is None:
-        residual = _stacked(post.residual, kept, None if new is None else post.gp.residual(new.x, new.y))
+        more = None if new is None else post.gp.residual(new.x, new.y)
+        residual = _stacked(post.residual, _taken(post.distinct, kept), more)
         noise = gp.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
         return _Table(None, residual, noise, kept, None, _leading(post.distinct, kept))
     u, group = post.distinct, joined.group
@@ -385,9 +407,13 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
 
 
 def _leading(count: int, kept: Tensor | None) -> int | None:
-    """How many of so many rows are not kept, where they are the first; None where others are among them."""
-    gone = 0 if kept is None else count - len(kept)
-    return gone if kept is None or int(kept[0]) == gone else None
+    """How many of so many rows are not kept, where they are the first; None where others are, or may be, among them."""
+    if kept is None:
+        return 0
+    if kept.device.type != "cpu":  # it would be waited for
+        return None
+    gone = count - len(kept)
+    return gone if not len(kept) or int(kept[0]) == gone else None
 
 
 def _drift(
@@ -417,8 +443,8 @@ def _drift(
 @torch.no_grad()
 def weights_of(post: "Posterior") -> Tensor:
     """L^-T z, what an update left to do until it is asked for. Cost: n^2 flops."""
-    whitened = post.learned.whitened
     assert post.factor is not None
+    whitened = whitened_by(post.factor, post.learned.whitened)
     assert whitened is not None
     with deterministically(post.choice.deterministic), one_thread(0 if post.x.device.type == "cpu" else MANY_ROWS):
         factor: TriangularFactor = post.factor

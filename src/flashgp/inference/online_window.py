@@ -4,6 +4,7 @@ From the second time that the oldest rows leave: the first one puts the factor i
 Rows that left stay in the factor for a while, eq. (M-118), so that their features are kept as long.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,13 +15,14 @@ from torch import Tensor
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
+from flashgp.solvers.cholesky import TriangularFactor
 from flashgp.solvers.panels import PanelFactor
 from flashgp.solvers.window import WindowFactor, room_of
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
-__all__ = ["Moved", "moved_window", "panels_of", "spare_rows"]
+__all__ = ["Moved", "moved_window", "panels_of", "spare_rows", "whitened_by"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,11 @@ class Moved:
 
     factor: WindowFactor
     known: Rows
+
+    @property
+    def rows(self) -> Rows:
+        """Those that are there, as a view."""
+        return self.known.part(self.factor.pending, self.known.count)
 
 
 def moved_window(
@@ -57,24 +64,27 @@ def moved_window(
         factor, known = begun, post.rows
     if known is None or not factor.takes(gone, more):
         return None
-    compiled = not post.choice.deterministic
-    if new is None:
-        after = factor.moved(gone, compiled=compiled, workspace=workspace)
-    else:
+    border: tuple[Tensor, ...] = ()
+    if new is not None:
         held = known.count
         known = known.followed_by(new)
         block = covariance(new, known)
         corner = block[:, held:].clone()
         corner.diagonal().add_(noise[-more:])
-        try:
-            after = factor.moved(
-                gone, block[:, :held], corner, residual[-more:], compiled=compiled, workspace=workspace
-            )
-        except NotPositiveDefiniteError:
-            if not factor.pending + gone:
-                raise
-            return None  # of rows that left: those that are there decide
+        border = block[:, :held], corner, residual[-more:]
+    try:
+        after = factor.moved(gone, *border, compiled=not post.choice.deterministic, workspace=workspace)
+    except NotPositiveDefiniteError as error:
+        pivot = error.smallest_pivot
+        if not factor.pending + gone or (pivot is not None and not math.isfinite(pivot)):
+            raise
+        return None  # of rows that left: those that are there decide
     return Moved(after, known.part(known.count - after.pending - after.count, known.count))
+
+
+def whitened_by(factor: TriangularFactor | None, kept: Tensor | None) -> Tensor | None:
+    """The whitened residual: of a window's factor, which makes it when it is asked for, or what was kept for others."""
+    return factor.whitened if isinstance(factor, WindowFactor) else kept
 
 
 def panels_of(post: "Posterior", workspace: Workspace) -> tuple[PanelFactor, Tensor | None]:

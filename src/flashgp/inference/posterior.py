@@ -26,6 +26,7 @@ from flashgp.inference.gp import GP
 from flashgp.inference.learned import NOTHING_LEARNED, Learned
 from flashgp.inference.leave_one_out import LeaveOneOut, left_out
 from flashgp.inference.likelihood_gradient import LOG_2PI
+from flashgp.inference.online_window import whitened_by
 from flashgp.inference.paths import Paths, draw_paths
 from flashgp.inference.planning import check_prediction_plan, plan_for, price_of_variance
 from flashgp.inference.prediction import Prediction
@@ -119,7 +120,8 @@ class Posterior:
 
         None for a deterministic posterior: its answers must not depend on what was asked for before.
         """
-        return self.learned.whitened if self._weights is None and not self.choice.deterministic else None
+        spared = self._weights is None and not self.choice.deterministic
+        return whitened_by(self.factor, self.learned.whitened) if spared else None
 
     @property
     def count(self) -> int:

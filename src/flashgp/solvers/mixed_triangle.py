@@ -5,7 +5,7 @@
 A sweep writes columns of L' into N from the left; what it has not reached stays in O, eq. (M-120).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -55,7 +55,7 @@ class MixedTriangle:
         """The same with more columns taken from N; with all of them, O is no longer needed."""
         if finished == self.count:
             return MixedTriangle(self.count, self.left, finished)
-        return replace(self, finished=finished)
+        return MixedTriangle(self.count, self.left, finished, self.right, self.at_right)
 
     # -- growing ------------------------------------------------------------------------------------------------------
     def claim(self, rows: int, columns: int) -> bool:
@@ -89,13 +89,17 @@ class MixedTriangle:
         own = _of(self.right)[at + n : at + n + k, at : at + n + k]
         own[:, c:n] = rows[:, c:]
         own[:, n:] = corner
-        return replace(self, count=n + k)
+        return MixedTriangle(n + k, self.left, c, self.right, at)
 
     # -- as numbers ---------------------------------------------------------------------------------------------------
     def rows(self, start: int, stop: int) -> Array:
-        """Rows start to stop, (stop - start, n), zero right of the diagonal."""
-        c = self.finished
-        return numpy.tril(numpy.hstack([self.first[start:stop, :c], self.last[start:stop, c:]]), start)
+        """Rows start to stop, (stop - start, stop), zero right of the diagonal."""
+        c = min(self.finished, stop)
+        found = numpy.empty((stop - start, stop))
+        found[:, :c] = self.first[start:stop, :c]
+        found[:, c:] = self.last[start:stop, c:stop]
+        found[:, start:] = numpy.tril(found[:, start:])
+        return found
 
     def copy_to(self, out: Array, begin: int = 0) -> None:
         """Rows and columns from `begin` on into out, (n - begin, n - begin), at and below the diagonal."""

@@ -24,7 +24,7 @@ from flashgp.solvers.cholesky import TriangularFactor
 from flashgp.solvers.solved_rows import solved
 from flashgp.solvers.strided import STRIP, solve_triangle_, update_triangle
 
-__all__ = ["PanelFactor", "corner_factor"]
+__all__ = ["PIVOT", "PanelFactor", "corner_factor"]
 
 LEAST_ROWS, MOST_ROWS = 64, 1024  # of a panel that is made for more rows than are known yet; n / 2 between
 SPARE_AFTER_REMOVAL = 16  # rows: a window that slides claims them one by one
