@@ -199,6 +199,19 @@ def test_children_do_not_see_each_other() -> None:
         now = children[0]
 
 
+def test_children_that_only_drop_take_columns_of_their_own() -> None:
+    K, r = matrix(200), residual_of(200)
+    now = Tracked.begun(K, r, 90)
+    while now.factor._triangle.right is None:
+        now = now.moved(1, [])
+    first, second = now.moved(1, []), now.moved(3, [])
+    assert second.factor._triangle.left is not first.factor._triangle.left
+    for _ in range(3):
+        first, second = first.moved(1, []), second.moved(2, [])
+        first.check()
+        second.check()
+
+
 def test_threads_each_get_their_own_child() -> None:
     K, r = matrix(400), residual_of(400)
     base = Tracked.begun(K, r, 60)
