@@ -69,6 +69,8 @@ PLOTS: dict[str, Callable[..., Any]] = {
     "predicted_observed": lambda **o: plots.predicted_observed(*data(50), **o),
     "calibration": lambda **o: plots.calibration(*data(50), **o),
     "latency": lambda **o: plots.latency(steps(30), **o),
+    "machine_bandwidths": lambda **o: plots.machine_bandwidths({"one": machine(1.0)}, **o),
+    "machine_rates": lambda **o: plots.machine_rates({"one": machine(1e-9)}, **o),
     "prequential_error": lambda **o: plots.prequential_error(steps(30), **o),
     "pit_histogram": lambda **o: plots.pit_histogram(*data(50), **o),
     "relevance": lambda **o: plots.relevance(posterior(2).gp, **o),

@@ -158,7 +158,7 @@ def test_who_waited_takes_what_the_other_measured(folder: Path, monkeypatch: pyt
     assert current_profile() == first
 
 
-def _stub(progress: object) -> MachineProfile:
+def _stub(*_: object) -> MachineProfile:
     """A measurement that takes a moment and says which process took it."""
     import os
     import time
