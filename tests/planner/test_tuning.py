@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import re
 import time
 import warnings
 from dataclasses import replace
@@ -331,14 +332,28 @@ def test_rates_are_measured_quickly_where_nobody_did(monkeypatch: pytest.MonkeyP
             assert rates.seconds(operation, torch.float64, 12) is None
 
 
-def test_where_one_way_takes_over() -> None:
+@pytest.mark.parametrize("speed", [1.0, 0.1])
+def test_where_one_way_takes_over_is_where_plans_change(speed: float) -> None:
     from flashgp.planner.crossovers import crossovers
 
-    slow = replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, cholesky_float64=1e9, block_pairs=1e30))
-    found = dict(crossovers(slow))
-    n = int((3 * 1e10) ** (1 / 3))
-    assert f"up to {n:,} rows" in found["factor, float64"]
-    assert "up to 908 rows" in found["fit, exact gradients"]  # 40 n^3 / 1e9 < 30
-    assert "from 1 products" in found["stored tiles"]
+    rates = replace(BUILT_IN.cpu, cholesky_float64=speed * BUILT_IN.cpu.cholesky_float64)
+    profile = replace(BUILT_IN, cpu=rates)
+    found = {
+        what: int(re.sub(r"\D", "", text.split(";")[0].replace("float32", ""))) for what, text in crossovers(profile)
+    }
+    gp = fgp.GP(fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(8)))
+
+    def plan(n: int) -> fgp.Plan:
+        return fgp.plan(gp, n=n, d=8, memory=2**62, profile=profile)
+
+    last = found["factor, float64"]
+    assert (plan(last).route, plan(last + 1).route) == ("direct", "refined")
+    last = found["fit, exact gradients"]
+    assert plan(last).training == "exact"
+    assert plan(last + 1).training != "exact"
+    operator = gp.kernel.operator(torch.zeros(20_000, 8))
+    first = found["stored tiles"]
+    routes = [operator.plan(1, products=first - less, memory=2**62, profile=profile).route for less in (1, 0)]
+    assert routes == ["recomputed", "stored"]
     never = replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, copy_bytes=1.0))
     assert "never" in dict(crossovers(never))["stored tiles"]

@@ -8,15 +8,20 @@ from collections.abc import Callable
 import torch
 
 from flashgp.foundations.profile import MachineProfile
+from flashgp.kernels.matern import Matern
 from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, crossover_order
-from flashgp.planner.conditioning import PATIENCE_SECONDS, TRAINING_EVALUATIONS, TRAINING_SECONDS
+from flashgp.pairwise.program import program_of
+from flashgp.planner.conditioning import plan_conditioning
+from flashgp.planner.plan import Plan
+from flashgp.planner.products import plan_product
 
 __all__ = ["crossovers"]
 
 DENSE = ("cholesky", "qr", "eigh", "triangular")
 RIGHT_HAND_SIDES = 16  # of the triangular systems shown
-MOST_ROWS = 10**7
-PRODUCT_ROWS, PRODUCT_FEATURES = 20_000, 8  # of the products whose tiles are stored or not
+MOST_ROWS, MOST_PRODUCTS = 10**7, 10**6
+PRODUCT_ROWS, FEATURES = 20_000, 8  # of the problems that plans are asked for
+UNBOUNDED_BYTES = 2**62  # so that seconds decide
 
 
 def crossovers(profile: MachineProfile) -> list[tuple[str, str]]:
@@ -42,16 +47,18 @@ def _dense(profile: MachineProfile) -> list[tuple[str, str]]:
 
 
 def _factors(profile: MachineProfile) -> list[tuple[str, str]]:
-    """Up to which n a float64 factor is taken, and gradients come from one."""
-    rates = profile.cpu
+    """Up to which n the plan takes a float64 factor, and exact gradients in `fit`, were there memory for all."""
+    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+    temporaries = program_of(form).value_temporaries
 
-    def factor(n: int) -> float:
-        return n**3 / 3 / rates.cholesky(torch.float64, n) + 1.5 * n * n / rates.block_pairs
+    def plan(n: int) -> Plan:
+        return plan_conditioning(
+            n, FEATURES, form=form, features=2 * FEATURES, temporaries=temporaries, memory=UNBOUNDED_BYTES,
+            profile=profile,
+        )  # fmt: skip
 
-    direct = _largest(lambda n: factor(n) <= PATIENCE_SECONDS)
-    exact = _largest(
-        lambda n: TRAINING_EVALUATIONS * (3 * factor(n) - 2.5 * n * n / rates.block_pairs) < TRAINING_SECONDS
-    )
+    direct = _largest(lambda n: plan(n).route == "direct")
+    exact = _largest(lambda n: plan(n).training == "exact")
     return [
         ("factor, float64", f"up to {direct:,} rows on the CPU; float32 and corrections beyond"),
         ("fit, exact gradients", f"up to {exact:,} rows on the CPU; estimated ones beyond"),
@@ -59,24 +66,25 @@ def _factors(profile: MachineProfile) -> list[tuple[str, str]]:
 
 
 def _products(profile: MachineProfile) -> list[tuple[str, str]]:
-    """From how many products on storing float32 tiles is quicker than recomputing them."""
-    rates, pairs = profile.cpu, PRODUCT_ROWS**2
-    known = [
-        rate
-        for backend in ("cpu", "torch")
-        if (rate := profile.product_rate(backend, "cpu", torch.float32, True, PRODUCT_FEATURES, 1))
-    ]
-    recomputed = pairs / max(known)
-    stored = max(2 * pairs / rates.gemm_float32, 2 * pairs / rates.copy_bytes)
-    if stored >= recomputed:
+    """From how many products on the plan stores float32 tiles instead of computing them again."""
+    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+
+    def recomputed(count: int) -> bool:
+        plan = plan_product(
+            form, PRODUCT_ROWS, d=FEATURES, products=count, dtype=torch.float32, memory=UNBOUNDED_BYTES,
+            profile=profile,
+        )  # fmt: skip
+        return plan.route == "recomputed"
+
+    count = _largest(recomputed, MOST_PRODUCTS)
+    if count == MOST_PRODUCTS:
         return [("stored tiles", "never quicker than recomputed ones, one right-hand side")]
-    count = int(pairs / rates.block_pairs / (recomputed - stored)) + 1
-    return [("stored tiles", f"quicker than recomputed ones from {count:,} products, one right-hand side")]
+    return [("stored tiles", f"quicker than recomputed ones from {count + 1:,} products, one right-hand side")]
 
 
-def _largest(holds: Callable[[int], bool]) -> int:
-    """The largest n up to MOST_ROWS for which it holds, of something that grows."""
-    least, most = 0, MOST_ROWS
+def _largest(holds: Callable[[int], bool], most: int = MOST_ROWS) -> int:
+    """The largest n up to `most` for which it holds, of something that grows; 0 where it holds for none."""
+    least = 0
     while least < most:
         middle = (least + most + 1) // 2
         least, most = (middle, most) if holds(middle) else (least, middle - 1)
