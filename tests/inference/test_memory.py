@@ -3,53 +3,21 @@
 import contextlib
 import functools
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashgp as fgp
 from flashgp.bench.memory import measure_peak_bytes
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference import prediction, search
 from flashgp.pairwise import small, tile_job
+from inference.allocations import Allocations
 from inference.plain_gp import F64, data, model, relative
 
 MIB = 2**20
-
-
-class Allocations(TorchDispatchMode):
-    """Sees every tensor torch makes: the largest storage, and the most bytes alive at once in storages above a size."""
-
-    def __init__(self, counted_bytes: int = 0) -> None:
-        super().__init__()
-        self.counted_bytes = counted_bytes
-        self.largest = self.alive = self.peak = 0
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(value, torch.Tensor):
-                self.look_at(value.untyped_storage())
-        return out
-
-    def look_at(self, storage: torch.UntypedStorage) -> None:
-        size, key = storage.nbytes(), storage._cdata
-        self.largest = max(self.largest, size)
-        if size < self.counted_bytes or key in self.seen:
-            return
-        self.seen.add(key)
-        self.alive += size
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self.forget, key, size)
-
-    def forget(self, key: int, size: int) -> None:
-        self.seen.discard(key)
-        self.alive -= size
 
 
 def test_the_watcher_sees() -> None:
