@@ -5,6 +5,7 @@ import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -233,3 +234,10 @@ def test_folders_without_platformdirs(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert profile_path().parent == tmp_path / "flashgp"
     monkeypatch.delenv("XDG_CONFIG_HOME")
     assert profile_path().parent == Path.home() / ".config" / "flashgp"
+
+
+def test_a_profile_is_looked_up_without_reading_its_rates() -> None:
+    """Every small block asks for its engine by the profile: hashing 150 rates each time cost more than the block."""
+    unhashable: Any = [*BUILT_IN.products]
+    assert hash(replace(BUILT_IN, products=unhashable)) == hash(BUILT_IN)
+    assert hash(replace(BUILT_IN)) == hash(BUILT_IN)

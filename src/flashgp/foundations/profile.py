@@ -113,6 +113,10 @@ class MachineProfile:
     accelerator_name: str = ""
     products: tuple[PairRate, ...] = field(default=())
 
+    def __hash__(self) -> int:
+        # Of what tells machines apart: every small block looks its engine up by the profile, which has 150 rates.
+        return hash((self.name, self.processor, self.cores, self.threads, self.torch_version, self.accelerator_name))
+
     @property
     def measured(self) -> bool:
         return self.name != "built-in"

@@ -15,7 +15,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
-from flashgp.foundations.form import Rows
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report, readable_bytes
@@ -183,7 +183,7 @@ class Posterior:
         with deterministically(deterministic):
             x_test = in_own_memory(x_test)
         try:
-            torch.broadcast_shapes(x_test.shape[:-2], self.batch_shape)
+            broadcast_batch(x_test.shape[:-2], self.batch_shape)
         except RuntimeError:
             raise ShapeError(
                 f"`x_test` has batch shape {tuple(x_test.shape[:-2])}, which does not broadcast with the model's "

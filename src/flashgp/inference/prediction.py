@@ -21,7 +21,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_targets
 from flashgp.foundations.determinism import EVENT, deterministic_where
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError
-from flashgp.foundations.form import Rows
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.report import Report, readable_bytes, readable_seconds
@@ -74,7 +74,8 @@ class Prediction:
         self._variance: Tensor | None = None
         self._sampled: tuple[Tensor, ...] | None = None  # standard error, lower and upper of sampled variances
         self._limit: int | None = None  # bytes that solves may take
-        self._cross: Tensor | None = None  # K_sx of a few points, from the mean to the variance
+        self._rows: Rows | None = None  # of a few points, from the mean to the variance; likewise K_sx
+        self._cross: Tensor | None = None
         self._solved_cross: Tensor | None = None  # L^-1 K_xs, likewise
         self._workspace = Workspace()
         self._graph = False  # whether what is kept carries gradients
@@ -201,7 +202,7 @@ class Prediction:
     def _forget_without_graph(self) -> None:
         """What was computed without gradients is computed again once they are asked for."""
         if self._wants_graph() and not self._graph:
-            self._mean = self._variance = self._sampled = self._cross = self._solved_cross = None
+            self._mean = self._variance = self._sampled = self._rows = self._cross = self._solved_cross = None
             self._graph = True
 
     @exact_precision
@@ -220,7 +221,8 @@ class Prediction:
         points = self._x.shape[:-1].numel()
         alone = points if points <= FEW_POINTS and not self._x.is_cuda else ONE_THREAD_ROWS + 1
         with one_thread(alone), torch.set_grad_enabled(self._wants_graph()):
-            rows = post.gp.kernel.rows(self._x)
+            rows = self._rows or post.gp.kernel.rows(self._x)
+            self._rows = rows if points <= FEW_POINTS else None
             if self._mean is None:
                 self._mean = workspace.adopt(self._latent_mean(rows, plan))
                 self.report.error_bound = self._error_bound(rows)
@@ -242,7 +244,7 @@ class Prediction:
         prior = evaluate_mean(post.gp.mean, self._x, self._outputs)
         prior = prior if self._outputs is not None else prior.unsqueeze(-1)
         if not post.count:
-            batch = torch.broadcast_shapes(prior.shape[:-2], post.batch_shape, rows.batch_shape)
+            batch = broadcast_batch(prior.shape[:-2], post.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], post.residual.shape[-1])
         cross = post.covariance_to(rows, torch.float64, self._workspace, plan)
         if cross.shape.numel() > KEPT_NUMBERS:
@@ -271,7 +273,7 @@ class Prediction:
         post = self._posterior
         form, theta = post.gp.kernel.form, post.theta
         prior = CovarianceOperator(form, theta, rows, None, torch.float64).diagonal()
-        batch = torch.broadcast_shapes(prior.shape[:-1], post.batch_shape)
+        batch = broadcast_batch(prior.shape[:-1], post.batch_shape)
         if not post.count:
             return prior.expand(*batch, rows.count).unsqueeze(-1)
         if not rows.count:
@@ -296,8 +298,8 @@ class Prediction:
             assert post.factor is not None
             explained, dtype = self._explained_by_factor(rows, batch), post.factor.dtype
         variance = prior - explained
-        floor = -FAR_BELOW_ZERO * post.distinct * torch.finfo(dtype).eps * prior.detach().abs()
-        if bool((variance.detach() < floor).any()):
+        rounding = FAR_BELOW_ZERO * post.distinct * torch.finfo(dtype).eps
+        if variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
             worst = float(variance.detach().min())
             self.report.events.append(f"a computed variance was {worst:.2e}, below zero by more than rounding")
             warnings.warn(
@@ -434,7 +436,7 @@ class Prediction:
             )
         with torch.set_grad_enabled(self._wants_graph()):
             joint = self._latent_joint()
-            joint = joint.expand(*torch.broadcast_shapes(joint.shape[:-2], post.batch_shape), n, n)
+            joint = joint.expand(*broadcast_batch(joint.shape[:-2], post.batch_shape), n, n)
             if observed:
                 noise = post.gp.likelihood.variance(self._x.device).unsqueeze(-1)
                 joint = joint + torch.diag_embed(noise.expand(*joint.shape[:-1]))
@@ -443,7 +445,7 @@ class Prediction:
     def _joint_bytes(self) -> int:
         """At the peak: matrices of the points, and their covariances with the training rows, solved and multiplied."""
         post, n = self._posterior, self._x.shape[-2]
-        members = torch.broadcast_shapes(self._x.shape[:-2], post.batch_shape).numel()
+        members = broadcast_batch(self._x.shape[:-2], post.batch_shape).numel()
         if post.solves is None:
             return 8 * members * (3 * n * n + 2 * n * post.distinct)
         return 8 * ((members + 3) * n * n + 3 * n * post.distinct)  # one member after the other

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.profile import MachineProfile
@@ -176,7 +176,7 @@ class CovarianceOperator(LinearOperator):
     @property
     def shape(self) -> torch.Size:
         cols = self.rows if self.cols is None else self.cols
-        batch = torch.broadcast_shapes(self.rows.batch_shape, cols.batch_shape, *(t.shape for t in self.theta))
+        batch = broadcast_batch(self.rows.batch_shape, cols.batch_shape, *(t.shape for t in self.theta))
         return torch.Size((*batch, self.rows.count, cols.count))
 
     @property
