@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.peers import peer
+from flashgp.bench.claims.peers import peer, takes_no_part
 from flashgp.bench.claims.plain import broadcasting, exact, from_products, not_called, vmapped
 from flashgp.bench.claims.suite import (
     BROADCASTING,
@@ -50,14 +50,12 @@ def run(options: Options, say: Speaker) -> Outcome:
     """Every size, dtype and device; see Suite."""
     findings: list[Finding] = []
     notes: list[str] = []
-    for device in options.devices:
-        for name in options.dtypes:
-            for n in options.sizes:
-                finding, said = _compared(n, name, device, options, say)
-                findings.append(finding)
-                notes += said
+    for device, name, n in options.problems:
+        finding, said = _compared(n, name, device, options, say)
+        findings.append(finding)
+        notes += said
     if options.peers and peer("gpytorch") is None:
-        notes.append("GPyTorch is not installed, so it takes no part; pip install 'flashgp[peers]'")
+        notes.append(takes_no_part("GPyTorch"))
     return SUITE.outcome(findings, notes, columns=COLUMNS, own_rows=tuple(_row(finding) for finding in findings))
 
 

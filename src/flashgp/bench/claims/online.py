@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.peers import peer, smooth_data
+from flashgp.bench.claims.peers import peer, smooth_data, takes_no_part
 from flashgp.bench.claims.plain import PLAIN, exact
 from flashgp.bench.claims.suite import DTYPES, Finding, Options, Outcome, Speaker, Suite, measure
 from flashgp.inference.gp import GP
@@ -89,44 +89,42 @@ def run(options: Options, say: Speaker) -> Outcome:
     gpytorch = peer("gpytorch") if options.peers else None
     kernel = SquaredExponential(torch.full((D,), LENGTHSCALE, dtype=torch.float64))
     gp = GP(1.0 * kernel, Zero(), Gaussian(NOISE))
-    for device in options.devices:
-        for name in options.dtypes:
-            for n in options.sizes:
-                x, y = (tensor.to(device, DTYPES[name]) for tensor in smooth_data(n + 2, D, DTYPES[name]))
-                given, row, point = (x[:n], y[:n]), (x[n : n + 1], y[n : n + 1]), x[n + 1 :]
-                post = gp.condition(*given)
+    for device, name, n in options.problems:
+        x, y = (tensor.to(device, DTYPES[name]) for tensor in smooth_data(n + 2, D, DTYPES[name]))
+        given, row, point = (x[:n], y[:n]), (x[n : n + 1], y[n : n + 1]), x[n + 1 :]
+        post = gp.condition(*given)
 
-                def ours(x_new: Tensor, y_new: Tensor, point: Tensor, post: Any = post) -> Answer:
-                    prediction = post.append(x_new, y_new).predict(point)
-                    return prediction.mean, prediction.variance
+        def ours(x_new: Tensor, y_new: Tensor, point: Tensor, post: Any = post) -> Answer:
+            prediction = post.append(x_new, y_new).predict(point)
+            return prediction.mean, prediction.variance
 
-                def again(x_new: Tensor, y_new: Tensor, point: Tensor, given: Any = given) -> Answer:
-                    rows, targets = (torch.cat(pair) for pair in zip(given, (x_new, y_new), strict=True))
-                    prediction = gp.condition(rows, targets).predict(point)
-                    return prediction.mean, prediction.variance
+        def again(x_new: Tensor, y_new: Tensor, point: Tensor, given: Any = given) -> Answer:
+            rows, targets = (torch.cat(pair) for pair in zip(given, (x_new, y_new), strict=True))
+            prediction = gp.condition(rows, targets).predict(point)
+            return prediction.mean, prediction.variance
 
-                candidates: dict[str, Callable[..., Answer]] = {
-                    "FlashGP, append": ours,
-                    "FlashGP, conditioned again": again,
-                    **{plain: _from_nothing(k, *given) for plain, k in PLAIN.items()},
-                }
-                if gpytorch is not None:
-                    base = gpytorch.kernels.RBFKernel(ard_num_dims=D)
-                    base.lengthscale = LENGTHSCALE
-                    model = GPyTorchModel(gpytorch, base, *given, NOISE, point)
-                    candidates["GPyTorch, fantasy model"] = lambda x_new, y_new, point, model=model: model.answer(
-                        model.add(x_new, y_new), point
-                    )
-                truth = _from_nothing(exact, *(tensor.cpu() for tensor in given))
-                finding, said = measure(
-                    f"one row, then one point, d={D}, {name}, {device}", n, candidates, (*row, point),
-                    lambda *inputs, truth=truth: truth(*(tensor.cpu() for tensor in inputs)), TOLERANCE, options,
-                    dict.fromkeys(PLAIN, 3 * n * n * D * 8), say,
-                )  # fmt: skip
-                findings.append(finding)
-                notes += said
+        candidates: dict[str, Callable[..., Answer]] = {
+            "FlashGP, append": ours,
+            "FlashGP, conditioned again": again,
+            **{plain: _from_nothing(k, *given) for plain, k in PLAIN.items()},
+        }
+        if gpytorch is not None:
+            base = gpytorch.kernels.RBFKernel(ard_num_dims=D)
+            base.lengthscale = LENGTHSCALE
+            model = GPyTorchModel(gpytorch, base, *given, NOISE, point)
+            candidates["GPyTorch, fantasy model"] = lambda x_new, y_new, point, model=model: model.answer(
+                model.add(x_new, y_new), point
+            )
+        truth = _from_nothing(exact, *(tensor.cpu() for tensor in given))
+        finding, said = measure(
+            f"one row, then one point, d={D}, {name}, {device}", n, candidates, (*row, point),
+            lambda *inputs, truth=truth: truth(*(tensor.cpu() for tensor in inputs)), TOLERANCE, options,
+            dict.fromkeys(PLAIN, 3 * n * n * D * 8), say,
+        )  # fmt: skip
+        findings.append(finding)
+        notes += said
     if options.peers and gpytorch is None:
-        notes.append("GPyTorch is not installed, so it takes no part; pip install 'flashgp[peers]'")
+        notes.append(takes_no_part("GPyTorch"))
     return SUITE.outcome(findings, notes)
 
 

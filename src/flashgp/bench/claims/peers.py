@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["peer", "smooth_data"]
+__all__ = ["peer", "smooth_data", "takes_no_part"]
 
 
 def peer(name: str) -> Any | None:
@@ -17,6 +17,11 @@ def peer(name: str) -> Any | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
+
+
+def takes_no_part(title: str) -> str:
+    """The note of a suite whose peer is not there."""
+    return f"{title} is not installed, so it takes no part; pip install 'flashgp[peers]'"
 
 
 def smooth_data(n: int, d: int, dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

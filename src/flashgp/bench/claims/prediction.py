@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.peers import peer, smooth_data
+from flashgp.bench.claims.peers import peer, smooth_data, takes_no_part
 from flashgp.bench.claims.plain import PLAIN, exact
 from flashgp.bench.claims.suite import DTYPES, Finding, Options, Outcome, Speaker, Suite, measure
 from flashgp.inference.gp import GP
@@ -72,32 +72,30 @@ def run(options: Options, say: Speaker) -> Outcome:
     findings: list[Finding] = []
     notes: list[str] = []
     gpytorch = peer("gpytorch") if options.peers else None
-    for device in options.devices:
-        for name in options.dtypes:
-            for n in options.sizes:
-                post = posterior(n, D, device)
-                x, y = post.x, post.y
-                point = torch.randn(1, D, generator=torch.Generator().manual_seed(1), dtype=DTYPES[name]).to(device)
+    for device, name, n in options.problems:
+        post = posterior(n, D, device)
+        x, y = post.x, post.y
+        point = torch.randn(1, D, generator=torch.Generator().manual_seed(1), dtype=DTYPES[name]).to(device)
 
-                def ours(z: Tensor, post: Any = post) -> Answer:
-                    prediction = post.predict(z)
-                    return prediction.mean, prediction.variance
+        def ours(z: Tensor, post: Any = post) -> Answer:
+            prediction = post.predict(z)
+            return prediction.mean, prediction.variance
 
-                candidates: dict[str, Callable[[Tensor], Answer]] = {"FlashGP": ours}
-                candidates |= {plain: _Factored(k, x, y) for plain, k in PLAIN.items()}
-                if options.peers and device == "cpu":
-                    candidates["scikit-learn"] = _sklearn(x, y)
-                if gpytorch is not None:
-                    candidates["GPyTorch"] = _answers(gpytorch_model(gpytorch, x, y))
-                reference = _Factored(exact, x.cpu(), y.cpu())
-                finding, said = measure(
-                    f"one point, d={D}, {name}, {device}", n, candidates, (point,),
-                    lambda z, reference=reference: reference(z.cpu()), TOLERANCE, options, say=say,
-                )  # fmt: skip
-                findings.append(finding)
-                notes += said
+        candidates: dict[str, Callable[[Tensor], Answer]] = {"FlashGP": ours}
+        candidates |= {plain: _Factored(k, x, y) for plain, k in PLAIN.items()}
+        if options.peers and device == "cpu":
+            candidates["scikit-learn"] = _sklearn(x, y)
+        if gpytorch is not None:
+            candidates["GPyTorch"] = _answers(gpytorch_model(gpytorch, x, y))
+        reference = _Factored(exact, x.cpu(), y.cpu())
+        finding, said = measure(
+            f"one point, d={D}, {name}, {device}", n, candidates, (point,),
+            lambda z, reference=reference: reference(z.cpu()), TOLERANCE, options, say=say,
+        )  # fmt: skip
+        findings.append(finding)
+        notes += said
     if options.peers and gpytorch is None:
-        notes.append("GPyTorch is not installed, so it takes no part; pip install 'flashgp[peers]'")
+        notes.append(takes_no_part("GPyTorch"))
     return SUITE.outcome(findings, notes)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.peers import peer
+from flashgp.bench.claims.peers import peer, takes_no_part
 from flashgp.bench.claims.plain import PLAIN, exact
 from flashgp.bench.claims.suite import DTYPES, Finding, Options, Outcome, Speaker, Suite, measure
 from flashgp.kernels import SquaredExponential
@@ -43,24 +43,22 @@ def run(options: Options, say: Speaker) -> Outcome:
     notes: list[str] = []
     pykeops = peer("pykeops") if options.peers else None
     kernel = SquaredExponential(LENGTHSCALE)
-    for device in options.devices:
-        for name in options.dtypes:
-            for n in options.sizes:
-                dtype = DTYPES[name]
-                x, right = (tensor.to(device, dtype) for tensor in points(n, D, T))
-                candidates: dict[str, Callable[..., Any]] = {"FlashGP": lambda x, right: kernel.operator(x) @ right}
-                candidates |= {plain: lambda x, right, k=k: k(x, x, LENGTHSCALE) @ right for plain, k in PLAIN.items()}
-                if pykeops is not None:
-                    candidates["KeOps"] = lambda x, right: keops_product(pykeops, x, x, right, LENGTHSCALE)()
-                finding, said = measure(
-                    f"d={D}, {T} right-hand side, {name}, {device}", n, candidates, (x, right),
-                    lambda x, right: exact(x, x, LENGTHSCALE) @ right.double().cpu(), TOLERANCES[name], options,
-                    dict.fromkeys(PLAIN, 3 * n * n * D * dtype.itemsize), say,
-                )  # fmt: skip
-                findings.append(finding)
-                notes += said
+    for device, name, n in options.problems:
+        dtype = DTYPES[name]
+        x, right = (tensor.to(device, dtype) for tensor in points(n, D, T))
+        candidates: dict[str, Callable[..., Any]] = {"FlashGP": lambda x, right: kernel.operator(x) @ right}
+        candidates |= {plain: lambda x, right, k=k: k(x, x, LENGTHSCALE) @ right for plain, k in PLAIN.items()}
+        if pykeops is not None:
+            candidates["KeOps"] = lambda x, right: keops_product(pykeops, x, x, right, LENGTHSCALE)()
+        finding, said = measure(
+            f"d={D}, {T} right-hand side, {name}, {device}", n, candidates, (x, right),
+            lambda x, right: exact(x, x, LENGTHSCALE) @ right.double().cpu(), TOLERANCES[name], options,
+            dict.fromkeys(PLAIN, 3 * n * n * D * dtype.itemsize), say,
+        )  # fmt: skip
+        findings.append(finding)
+        notes += said
     if options.peers and pykeops is None:
-        notes.append("KeOps is not installed, so it takes no part; pip install 'flashgp[peers]'")
+        notes.append(takes_no_part("KeOps"))
     return SUITE.outcome(findings, notes)
 
 

@@ -1,5 +1,6 @@
 """What a suite is asked for, and what it found: comparisons of several sizes, as a record, a table and text."""
 
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,11 @@ class Options:
     clocks: str | tuple[str, ...] = "all"
     peers: bool = True
     seed: int = 0
+
+    @property
+    def problems(self) -> list[tuple[str, str, int]]:
+        """(device, dtype, size) of every one."""
+        return list(itertools.product(self.devices, self.dtypes, self.sizes))
 
 
 @dataclass(frozen=True)

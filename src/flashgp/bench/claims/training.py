@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.peers import peer, smooth_data
+from flashgp.bench.claims.peers import peer, smooth_data, takes_no_part
 from flashgp.bench.claims.suite import BROADCASTING, DTYPES, VMAP, Finding, Options, Outcome, Speaker, Suite, measure
 from flashgp.inference.gp import GP
 from flashgp.kernels import SquaredExponential
@@ -128,26 +128,24 @@ def run(options: Options, say: Speaker) -> Outcome:
     findings: list[Finding] = []
     notes: list[str] = []
     gpytorch = peer("gpytorch") if options.peers else None
-    for device in options.devices:
-        for name in options.dtypes:
-            for n in options.sizes:
-                dtype = DTYPES[name]
-                x, y = (tensor.to(device) for tensor in smooth_data(n, D, dtype))
-                candidates: dict[str, Step] = {
-                    "FlashGP": flashgp_step(D, dtype),
-                    BROADCASTING: plain_step(D, dtype, device, mapped=False),
-                    VMAP: plain_step(D, dtype, device, mapped=True),
-                }
-                if gpytorch is not None:
-                    candidates["GPyTorch"] = gpytorch_step(gpytorch, x, y)
-                finding, said = measure(
-                    f"d={D}, {name}, {device}", n, candidates, (x, y), reference, TOLERANCES[name], options,
-                    dict.fromkeys((BROADCASTING, VMAP), 5 * n * n * D * dtype.itemsize), say, gradients=True,
-                )  # fmt: skip
-                findings.append(finding)
-                notes += said
+    for device, name, n in options.problems:
+        dtype = DTYPES[name]
+        x, y = (tensor.to(device) for tensor in smooth_data(n, D, dtype))
+        candidates: dict[str, Step] = {
+            "FlashGP": flashgp_step(D, dtype),
+            BROADCASTING: plain_step(D, dtype, device, mapped=False),
+            VMAP: plain_step(D, dtype, device, mapped=True),
+        }
+        if gpytorch is not None:
+            candidates["GPyTorch"] = gpytorch_step(gpytorch, x, y)
+        finding, said = measure(
+            f"d={D}, {name}, {device}", n, candidates, (x, y), reference, TOLERANCES[name], options,
+            dict.fromkeys((BROADCASTING, VMAP), 5 * n * n * D * dtype.itemsize), say, gradients=True,
+        )  # fmt: skip
+        findings.append(finding)
+        notes += said
     if options.peers and gpytorch is None:
-        notes.append("GPyTorch is not installed, so it takes no part; pip install 'flashgp[peers]'")
+        notes.append(takes_no_part("GPyTorch"))
     return SUITE.outcome(findings, notes)
 
 
