@@ -16,28 +16,16 @@ import torch
 import flashgp as fgp
 from flashgp.diagnosis import Diagnosis, Finding, accelerators, directories, nvidia, packages, processor, threads
 from flashgp.diagnosis.examination import PROBES, examine
-from flashgp.foundations import machine
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.report import readable_seconds
+from machine_root import MachineRoot
 
 GIB = 2**30
 
 
-class Root:
-    """A /proc and a /sys of our own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, name: str, text: str) -> None:
-        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.path / name).write_text(text)
-
-
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path / "root"))
-    return Root(tmp_path / "root")
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRoot:
+    return MachineRoot(tmp_path / "root", monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +110,7 @@ def test_a_driver_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("driver version is insufficient" in one.found for one in failed)
 
 
-def test_without_proc_and_sys(root: Root) -> None:
+def test_without_proc_and_sys(root: MachineRoot) -> None:
     found = {one.topic: one for one in fgp.doctor().findings}
     assert "its instruction sets are not listed" in found["processor"].found
     assert found["NUMA nodes"].found == "this system names none"
@@ -238,7 +226,7 @@ def test_a_required_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # -- processor, cores, memory ------------------------------------------------------------------------------------------
-def test_instruction_sets(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_sets(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     root.write("proc/cpuinfo", "processor: 0\nmodel name : X\nflags\t\t: fpu avx avx2 fma avx512f\n\nprocessor: 1\n")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     found = only(processor.processor_findings())
@@ -253,14 +241,14 @@ def test_instruction_sets(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(processor.processor_findings()).severity == "note"
 
 
-def eight_cores(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_cores(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for core in range(8):
         root.write(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list", f"{core % 4},{core % 4 + 4}")
 
 
-def test_cores_by_affinity_quota_and_launcher(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_by_affinity_quota_and_launcher(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
     root.write("proc/self/cgroup", "0::/\n")
     root.write("sys/fs/cgroup/cpu.max", "250000 100000\n")
@@ -275,7 +263,7 @@ def test_cores_by_affinity_quota_and_launcher(root: Root, monkeypatch: pytest.Mo
     assert bound.advice.startswith("unset OMP_PROC_BIND, and bind with")
 
 
-def test_several_nodes_are_worth_a_pin(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_nodes_are_worth_a_pin(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
     root.write("sys/devices/system/node/node0/cpulist", "0-3\n")
     assert processor.numa_nodes()
@@ -287,7 +275,7 @@ def test_several_nodes_are_worth_a_pin(root: Root, monkeypatch: pytest.MonkeyPat
     assert only(processor._node_findings(frozenset({5}))).severity == "ok", "bound to one of them already"
 
 
-def test_memory_within_the_limit(root: Root) -> None:
+def test_memory_within_the_limit(root: MachineRoot) -> None:
     root.write("proc/meminfo", f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\n")
     found = only(processor.memory_findings())
     assert found.severity == "ok"
@@ -304,7 +292,7 @@ def test_memory_within_the_limit(root: Root) -> None:
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
-def test_too_many_and_too_few_threads(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_and_too_few_threads(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
     monkeypatch.setattr(threads, "_libraries", lambda: [{"name": "openblas", "threads": 8, "version": "1"}])
 
@@ -325,7 +313,7 @@ def test_too_many_and_too_few_threads(root: Root, monkeypatch: pytest.MonkeyPatc
     assert blas.advice == "set OPENBLAS_NUM_THREADS=2"
 
 
-def test_processes_of_a_launcher_that_share_their_cores(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_launcher_that_share_their_cores(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
     monkeypatch.setattr(threads, "_libraries", list)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)

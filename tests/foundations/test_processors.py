@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flashgp.foundations import machine, processors
+from flashgp.foundations import processors
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.processors import (
     core_quota,
@@ -16,23 +16,12 @@ from flashgp.foundations.processors import (
     physical_cores,
     usable_cores,
 )
-
-
-class Root:
-    """A /proc and a /sys of our own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, name: str, text: str) -> None:
-        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.path / name).write_text(text)
+from machine_root import MachineRoot
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
-    return Root(tmp_path)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRoot:
+    return MachineRoot(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +80,7 @@ def test_own_cores_are_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_cores() is None
 
 
-def test_a_quota_leaves_fewer_cores(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_leaves_fewer_cores(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert (core_quota(), usable_cores()) == (None, 8)
     root.write("proc/self/cgroup", "0::/user/job\n")
@@ -106,7 +95,7 @@ def test_a_quota_leaves_fewer_cores(root: Root, monkeypatch: pytest.MonkeyPatch)
     assert (core_quota(), usable_cores()) == (32.0, 8), "no more than the affinity"
 
 
-def test_a_quota_of_version_1(root: Root) -> None:
+def test_a_quota_of_version_1(root: MachineRoot) -> None:
     root.write("proc/self/cgroup", "4:memory:/a\n2:cpu,cpuacct:/docker/abc\n")
     root.write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
     root.write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
@@ -118,7 +107,7 @@ def test_a_quota_of_version_1(root: Root) -> None:
     assert core_quota() is None
 
 
-def test_numa_nodes_and_those_with_memory_alone(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_nodes_and_those_with_memory_alone(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     assert numa_nodes() == {}
     folders = processors._folders  # as the file system gives them: in any order
     monkeypatch.setattr(processors, "_folders", lambda *of: sorted(folders(*of), reverse=True))
@@ -129,7 +118,7 @@ def test_numa_nodes_and_those_with_memory_alone(root: Root, monkeypatch: pytest.
     assert list(numa_nodes().items()) == [(2, {0, 1, 2, 3, 8}), (3, set()), (10, {4, 5, 6, 7})]
 
 
-def test_physical_cores(root: Root) -> None:
+def test_physical_cores(root: MachineRoot) -> None:
     assert physical_cores({0, 1, 2}) == 3
     for core, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
         root.write(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list", f"{siblings}\n")
