@@ -114,6 +114,10 @@ def test_the_primitives_say_what_they_do() -> None:
     assert kinds_in(lambda: fgp.fit(gp, x, y, starts=1)) >= {PRODUCTS, FACTOR, TRANSFERS}
     iterative = fgp.plan(gp, n=60, d=1, solver="cg")
     assert kinds_in(lambda: gp.condition(x, y, plan=iterative)) >= {PRODUCTS, FACTOR}
+    matrix = operator.with_noise(0.1).to_dense()
+    for factorise in (fgp.linalg.cholesky, fgp.linalg.eigh, fgp.linalg.qr):
+        assert kinds_in(lambda factorise=factorise: factorise(matrix)) == {FACTOR}
+    assert kinds_in(lambda: fgp.linalg.solve_triangular(matrix, right, upper=True)) == {SOLVES}
 
 
 def test_gradients_and_second_derivatives_are_products_too() -> None:

@@ -20,6 +20,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
+from flashgp.foundations.ranges import stretched
 
 from .routing import Elsewhere, elsewhere
 
@@ -30,6 +31,7 @@ MODES = ("reduced", "complete", "r")
 _REFUSED = (RuntimeError, TypeError, AttributeError, IndexError)  # torch's errors; LinAlgError is a RuntimeError
 
 
+@stretched("factorisation")
 def qr(A: Tensor, mode: str = "reduced", *, device: str = "auto", crossover: float | None = None) -> Any:
     """A = Q R, as `torch.linalg.qr`, where it is quicker.
 
@@ -56,6 +58,7 @@ def qr(A: Tensor, mode: str = "reduced", *, device: str = "auto", crossover: flo
         raise error
 
 
+@stretched("factorisation")
 def cholesky(A: Tensor, *, upper: bool = False, device: str = "auto", crossover: float | None = None) -> Tensor:
     """L with A = L L^T (U with A = U^T U), as `torch.linalg.cholesky`, where it is quicker.
 
@@ -77,6 +80,7 @@ def cholesky(A: Tensor, *, upper: bool = False, device: str = "auto", crossover:
         raise error
 
 
+@stretched("factorisation")
 def eigh(A: Tensor, *, device: str = "auto", crossover: float | None = None) -> Any:
     """Eigenvalues, increasing, and eigenvectors of symmetric A, as `torch.linalg.eigh`, where it is quicker.
 
@@ -103,6 +107,7 @@ def eigh(A: Tensor, *, device: str = "auto", crossover: float | None = None) -> 
         raise error
 
 
+@stretched("triangular solves")
 def solve_triangular(
     A: Tensor,
     B: Tensor,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp.foundations.ranges import stretched
 from flashgp.solvers.cholesky import TriangularFactor, factorise
 from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.contract import Solver, System
@@ -55,6 +56,7 @@ def rounding_slack(system: System, trace: float, dtype: torch.dtype, jitter: flo
     return 1.0 + (jitter + rounding) / least if least > 0.0 else math.inf
 
 
+@stretched("triangular solves")
 def solve_scaled(matrix: Tensor, v: Tensor, *, upper: bool) -> Tensor:
     """A triangular solve in the matrix's dtype for v (n, t), float64; columns are brought to size 1, since float32 has
     little range."""
