@@ -176,7 +176,7 @@ def test_printed_and_written(tmp_path: Any) -> None:
     lines = str(result).splitlines()
     assert lines[0].split()[:3] == ["candidate", "median", "spread"]
     assert lines[2].split()[0] == "good"
-    assert lines[3].endswith("refused: wrong answer: error 2.0e+00, tolerance 1.0e-09")
+    assert lines[3].endswith("refused: gave a wrong answer: error 2.0e+00, tolerance 1.0e-09")
     result.save(tmp_path / "deep" / "record.json")
     record = read_record(tmp_path / "deep" / "record.json")
     assert record == json.loads(result.to_json())

@@ -100,7 +100,7 @@ def verdict(
         (lambda x: gram(x).to(torch.complex128), "returned dtype torch.complex128"),
         (lambda x: gram(x).fill_(torch.nan), "16 values that are NaN"),
         (lambda x: gram(x).log().mul(torch.inf), "NaN or infinite"),
-        (lambda x: gram(x) + 1e-5, "wrong answer: error"),
+        (lambda x: gram(x) + 1e-5, "gave a wrong answer: error"),
         (lambda x: gram(x).flip(0), "wrong answer"),
         (lambda x: (gram(x), gram(x)), r"returned tensors at output\[0\], output\[1\], the reference at the top"),
         (lambda x: (), "returned tensors at nowhere"),

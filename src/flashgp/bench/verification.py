@@ -79,7 +79,7 @@ def answer_error(
             return f"returned {reason}{_place(path)}", None
         worst = max(worst, _distance(found[path], expected))
     # NaN and infinity were refused above, so a plain comparison decides.
-    return (None if worst <= tolerance else f"wrong answer: error {worst:.1e}, tolerance {tolerance:.1e}"), worst
+    return (None if worst <= tolerance else f"gave a wrong answer: error {worst:.1e}, tolerance {tolerance:.1e}"), worst
 
 
 def distances(left: dict[Path, torch.Tensor], right: dict[Path, torch.Tensor]) -> list[float]:

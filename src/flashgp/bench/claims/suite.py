@@ -316,7 +316,7 @@ def _rows(finding: Finding) -> list[dict[str, Any]]:
                 "ratio": ratio,
                 "error": one.error,
                 "peak_bytes": one.peak_bytes,
-                "verdict": "accepted" if one.accepted else f"refused: it {one.reason}",
+                "verdict": "accepted" if one.accepted else f"refused: {one.reason}",
                 **{f"{clock}_seconds": seconds for clock, seconds in one.clock_seconds.items()},
                 "disagreements": list(one.disagreements),
             }
