@@ -13,16 +13,6 @@ from typing import Any, get_args
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "flashgp"
 
-# Called for every pair of points by the reference backend, where the wrapper would dominate; or compiled by numba,
-# which cannot compile the wrapper; or traced by torch.compile, which cannot either.
-UNCHECKED = (
-    "flashgp.foundations.expression",
-    "flashgp.operators.compiled",
-    "flashgp.pairwise.cpu.arithmetic",
-    "flashgp.pairwise.cpu.pulls",
-    "flashgp.pairwise.cpu.sweeps",
-)
-
 
 def check_on_return(function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
     """The type checker that jaxtyping's import hook calls.
@@ -47,14 +37,17 @@ def _shaped(hint: object) -> bool:
 
 
 def install() -> None:
-    """Check every module of the package that is imported from now on, except those in UNCHECKED."""
+    """Check every module of the package that imports shapes, from now on: the wrapper costs more than most functions,
+    and would stand around those of modules without a shape for nothing."""
     from jaxtyping import install_import_hook
 
-    modules = [
-        ".".join(["flashgp", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+    install_import_hook(shaped_modules(), "shape_check.check_on_return")
+
+
+def shaped_modules() -> list[str]:
+    """The modules of the package whose annotations have shapes; no package, below which everything would be checked."""
+    return [
+        ".".join(["flashgp", *path.relative_to(SOURCE).with_suffix("").parts])
         for path in sorted(SOURCE.rglob("*.py"))
+        if "\nfrom jaxtyping import " in path.read_text(encoding="utf-8")
     ]
-    checked = [name for name in modules if not name.startswith(UNCHECKED)]
-    # The hook takes a name and everything below it, so packages that hold an exempt module are left to their modules.
-    checked = [name for name in checked if not any(other.startswith(name + ".") for other in UNCHECKED)]
-    install_import_hook(checked, "shape_check.check_on_return")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy
 import torch
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from flashgp.foundations.checks import as_float_tensor, check_finite
@@ -43,13 +44,13 @@ class Gaussian(nn.Module):
         self.register_buffer("row_variance", _per_row(row_variance, "row_variance", smallest=0.0))
         self.register_buffer("row_weight", _per_row(row_weight, "row_weight", smallest=math.ulp(0.0)))
 
-    def variance(self, device: torch.device) -> Tensor:
+    def variance(self, device: torch.device) -> Float64[Tensor, "*batch"]:
         """The variance of a new observation around f, shape (*batch,), float64."""
         if self.noise_variance is None:
             return torch.zeros((), dtype=torch.float64, device=device)
         return self.noise_variance.value.to(device)
 
-    def diagonal(self, n: int, device: torch.device) -> Tensor:
+    def diagonal(self, n: int, device: torch.device) -> Float64[Tensor, "*batch rows"]:
         """The noise variance of each training row, shape (*batch, n) (or (*batch, 1) when all are equal), float64.
 
         Raises: ShapeError when row_variance or row_weight has another number of rows.
@@ -68,7 +69,7 @@ class Gaussian(nn.Module):
             total = total / rows if name == "row_weight" else total + rows
         return total
 
-    def rows(self, index: Tensor) -> "Gaussian":
+    def rows(self, index: Int[Tensor, "some"]) -> "Gaussian":
         """The same likelihood for some of the training rows; parameters are shared."""
         part = Gaussian(self.noise_variance)
         for name in ("row_variance", "row_weight"):
@@ -112,15 +113,19 @@ class Gaussian(nn.Module):
         """A term of the log likelihood besides that of y under the covariance matrix, (*batch,); None for none."""
         return None
 
-    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+    def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """log p(y | f), entry by entry, for new observations."""
         return _log_normal(y, f, self.variance(f.device).unsqueeze(-1))
 
-    def predictive(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    def predictive(
+        self, mean: Float[Tensor, "*shape"], variance: Float[Tensor, "..."]
+    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "..."]]:
         """Mean and variance of new observations from those of f, shapes (*batch, n)."""
         return mean, variance + self.variance(variance.device).unsqueeze(-1)
 
-    def expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def expected_log_prob(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
         """The expectation of log p(y | f) under f ~ N(mean, variance), eq. (M-29)."""
         noise = self.variance(mean.device).unsqueeze(-1)
         return _log_normal(y, mean, noise) - 0.5 * variance / noise

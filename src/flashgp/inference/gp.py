@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, check_targets
@@ -149,7 +150,7 @@ class GP(nn.Module):
         theta: Mapping[str, Tensor] | None = None,
         dtype: torch.dtype | None = None,
         jitter: float | None = None,
-    ) -> Tensor:
+    ) -> Float64[Tensor, "*batch"]:
         """log p(y | x), eq. (M-33), in nats, with a closed-form gradient: for own training loops.
 
         Args:
@@ -178,7 +179,7 @@ class GP(nn.Module):
         jacobian: bool = False,
         dtype: torch.dtype | None = None,
         jitter: float | None = None,
-    ) -> Tensor:
+    ) -> Float64[Tensor, "*batch"]:
         """log p(y | x, theta) + log p(theta) over all priors, eq. (M-38): the objective of `fit`, or of a sampler.
 
         Args: as `log_marginal_likelihood`; jacobian: add log |d value / d raw|, so that the density is that of the
@@ -191,7 +192,7 @@ class GP(nn.Module):
             return self._at(theta, x, y, lambda gp: gp.log_joint(x, y, jacobian=jacobian, dtype=dtype, jitter=jitter))
         return self.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter) + self.log_prior(jacobian=jacobian)
 
-    def log_prior(self, *, jacobian: bool = False) -> Tensor:
+    def log_prior(self, *, jacobian: bool = False) -> Float64[Tensor, "*batch"]:
         """Sum of the log densities of all priors, shape (*batch,)."""
         total = torch.zeros((), dtype=torch.float64)
         for _, parameter in named_parameter_objects(self):
@@ -281,7 +282,7 @@ class GP(nn.Module):
         noise = self.likelihood.diagonal(x.shape[-2], x.device)
         return self.residual(x, y), noise, self.kernel.rows(x), theta
 
-    def residual(self, x: Tensor, y: Tensor) -> Tensor:
+    def residual(self, x: Float[Tensor, "*points n d"], y: Float[Tensor, "..."]) -> Float64[Tensor, "*batch n p"]:
         """y minus the prior mean, (*batch, n, outputs or 1), float64."""
         y = y.to(torch.float64)
         mean = evaluate_mean(self.mean, x, self.outputs)

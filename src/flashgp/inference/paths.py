@@ -11,6 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points
@@ -59,7 +60,7 @@ class Paths:
 
     @exact_precision
     @deterministic_where(lambda self, _: self._posterior.choice.deterministic)
-    def __call__(self, x: Any) -> Tensor:
+    def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
         """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
 
         Differentiable in x. Raises: ShapeError, DomainError for points that do not fit.

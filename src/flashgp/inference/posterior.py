@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, promotions
@@ -108,14 +109,14 @@ class Posterior:
         return self.report.plan
 
     @property
-    def representer_weights(self) -> Tensor:
+    def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
         """K^-1 (y - m), (*batch, u, outputs or 1), float64; after an update n^2 flops when they are first asked for."""
         if self._weights is None:
             self._weights = online.weights_of(self)
         return self._weights
 
     @property
-    def whitened(self) -> Tensor | None:
+    def whitened(self) -> Float64[Tensor, "u p"] | None:
         """L^-1 (y - m), (u, outputs or 1), while it spares the weights: after an update, until these are asked for.
 
         None for a deterministic posterior: its answers must not depend on what was asked for before.
@@ -134,12 +135,12 @@ class Posterior:
         return self.rows.count
 
     @property
-    def points(self) -> Tensor:
+    def points(self) -> Float[Tensor, "*batch u d"]:
         """The distinct training inputs, (*batch, u, d), in the order of the weights."""
         return self.x if self.replicates is None else self.replicates.x
 
     @property
-    def noise(self) -> Tensor:
+    def noise(self) -> Float64[Tensor, "*batch rows"]:
         """The noise variance of each distinct row, with the jitter of the system that was solved, (*batch, u or 1)."""
         noise = self._likelihood.diagonal(self.distinct, self.x.device)
         if self.factor is None or self.solves is not None:
@@ -361,7 +362,7 @@ class Posterior:
         return self.residual.shape[:-2]
 
     @deterministic_where(lambda self: self.choice.deterministic)
-    def log_marginal_likelihood(self) -> Tensor:
+    def log_marginal_likelihood(self) -> Float64[Tensor, "*batch"]:
         """log p(y | x) of eqs. (M-33) and (M-87), (*batch,), nats.
 
         From the float64 factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to

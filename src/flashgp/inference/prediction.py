@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_targets
@@ -88,7 +89,7 @@ class Prediction:
 
     # -- latent function ----------------------------------------------------------------------------------------
     @property
-    def mean(self) -> Tensor:
+    def mean(self) -> Float[Tensor, "*shape"]:
         """E f(x*), units of y."""
         self._forget_without_graph()
         if self._mean is None:
@@ -96,7 +97,7 @@ class Prediction:
         return self._given(self._mean)
 
     @property
-    def variance(self) -> Tensor:
+    def variance(self) -> Float[Tensor, "*shape"]:
         """Var f(x*) of the latent function, units of y squared, the same for every output."""
         self._forget_without_graph()
         if self._variance is None:
@@ -104,13 +105,13 @@ class Prediction:
         return self._given(self._variance)
 
     @property
-    def variance_standard_error(self) -> Tensor | None:
+    def variance_standard_error(self) -> Float[Tensor, "*shape"] | None:
         """Of a sampled variance, point by point, eq. (M-97), in its units and shape; None where it is exact."""
         self.variance  # noqa: B018 - which says
         return None if self._sampled is None else self._given(self._sampled[0])
 
     @property
-    def variance_interval(self) -> tuple[Tensor, Tensor] | None:
+    def variance_interval(self) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]] | None:
         """What holds the exact variance with a probability of 95 %, each of the shape of `variance`, eq. (M-97).
 
         Not two standard errors to each side, since the likelihood is skewed. None where the variance is exact.
@@ -119,27 +120,27 @@ class Prediction:
         return None if self._sampled is None else (self._given(self._sampled[1]), self._given(self._sampled[2]))
 
     @property
-    def observation_variance(self) -> Tensor:
+    def observation_variance(self) -> Float[Tensor, "*shape"]:
         """Variance of a new observation at x*: variance plus noise_variance."""
         noise = self._posterior.gp.likelihood.variance(self._x.device)
         noise = noise[..., None, None] if self._outputs is not None else noise.unsqueeze(-1)
         return (self.variance.double() + noise).to(self._x.dtype)
 
     # -- observations -------------------------------------------------------------------------------------------
-    def quantile(self, q: float) -> Tensor:
+    def quantile(self, q: float) -> Float[Tensor, "*shape"]:
         """The q-quantile of a new observation, 0 < q < 1."""
         if not 0.0 < q < 1.0:
             raise DomainError(f"`q` must be between 0 and 1, got {q!r}; for example 0.975")
         standard = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * q - 1.0, dtype=torch.float64)))
         return self.mean + standard * self.observation_variance.sqrt()
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.95) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """The central interval that holds a new observation with that probability."""
         if not 0.0 < level < 1.0:
             raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
         return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
 
-    def log_prob(self, y: Tensor) -> Tensor:
+    def log_prob(self, y: Tensor) -> Float[Tensor, "*shape"]:
         """log density of each new observation on its own, nats, y's shape, eq. (M-43)."""
         y = check_targets(y, "y", self._x, self._outputs)
         variance = self.observation_variance.double()
@@ -147,7 +148,7 @@ class Prediction:
         return (-0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))).to(self._x.dtype)
 
     @deterministic_where(lambda self, *_, **__: self._deterministic)
-    def joint_log_prob(self, y: Tensor) -> Tensor:
+    def joint_log_prob(self, y: Tensor) -> Float64[Tensor, "*batch"]:
         """log density of all new observations together, (*batch,), nats. Cost: n_test^3 / 3 flops."""
         y = check_targets(y, "y", self._x, self._outputs).double()
         error = y - self.mean.double()
@@ -159,7 +160,7 @@ class Prediction:
         return -0.5 * (solved.square().sum((-2, -1)) + p * factor.log_determinant + n * p * math.log(2.0 * math.pi))
 
     # -- joint --------------------------------------------------------------------------------------------------
-    def covariance(self, *, observed: bool = False) -> Tensor:
+    def covariance(self, *, observed: bool = False) -> Float[Tensor, "*batch n_test n_test"]:
         """The joint covariance of the latent values (of observations with `observed`), (*batch, n_test, n_test).
 
         Raises: MemoryBudgetError when what it takes exceeds what is free: three to four such matrices, and two to three
@@ -168,7 +169,9 @@ class Prediction:
         return self._joint(observed=observed).to(self._x.dtype)
 
     @deterministic_where(lambda self, *_, **__: self._deterministic)
-    def sample(self, count: int = 1, *, observed: bool = False, seed: int | None = None) -> Tensor:
+    def sample(
+        self, count: int = 1, *, observed: bool = False, seed: int | None = None
+    ) -> Float[Tensor, "{count} *shape"]:
         """Joint samples of the latent function (of observations with `observed`), (count, *batch, n_test[, outputs]).
 
         Without a seed one integer is drawn from torch's default generator. Cost: n_test^3 / 3 flops.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Inexact
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
@@ -32,7 +33,9 @@ _REFUSED = (RuntimeError, TypeError, AttributeError, IndexError)  # torch's erro
 
 
 @stretched("factorisation")
-def qr(A: Tensor, mode: str = "reduced", *, device: str = "auto", crossover: float | None = None) -> Any:
+def qr(
+    A: Inexact[Tensor, "*batch m n"], mode: str = "reduced", *, device: str = "auto", crossover: float | None = None
+) -> Any:
     """A = Q R, as `torch.linalg.qr`, where it is quicker.
 
     Args:
@@ -59,7 +62,9 @@ def qr(A: Tensor, mode: str = "reduced", *, device: str = "auto", crossover: flo
 
 
 @stretched("factorisation")
-def cholesky(A: Tensor, *, upper: bool = False, device: str = "auto", crossover: float | None = None) -> Tensor:
+def cholesky(
+    A: Inexact[Tensor, "*batch n n"], *, upper: bool = False, device: str = "auto", crossover: float | None = None
+) -> Inexact[Tensor, "*batch n n"]:
     """L with A = L L^T (U with A = U^T U), as `torch.linalg.cholesky`, where it is quicker.
 
     Args: A: shape (*batch, n, n), symmetric positive definite; one triangle is read. device, crossover: as of `qr`.
@@ -81,7 +86,7 @@ def cholesky(A: Tensor, *, upper: bool = False, device: str = "auto", crossover:
 
 
 @stretched("factorisation")
-def eigh(A: Tensor, *, device: str = "auto", crossover: float | None = None) -> Any:
+def eigh(A: Inexact[Tensor, "*batch n n"], *, device: str = "auto", crossover: float | None = None) -> Any:
     """Eigenvalues, increasing, and eigenvectors of symmetric A, as `torch.linalg.eigh`, where it is quicker.
 
     Args: A: shape (*batch, n, n), finite (else NaN, as torch gives); its lower triangle is read. device, crossover: as
@@ -109,15 +114,15 @@ def eigh(A: Tensor, *, device: str = "auto", crossover: float | None = None) -> 
 
 @stretched("triangular solves")
 def solve_triangular(
-    A: Tensor,
-    B: Tensor,
+    A: Inexact[Tensor, "*a n n"],
+    B: Inexact[Tensor, "*b k t"],
     *,
     upper: bool,
     left: bool = True,
     unitriangular: bool = False,
     device: str = "auto",
     crossover: float | None = None,
-) -> Tensor:
+) -> Inexact[Tensor, "*batch k t"]:
     """X with A X = B (X A = B with left=False), as `torch.linalg.solve_triangular`, where it is quicker.
 
     Args:

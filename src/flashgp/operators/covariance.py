@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -203,7 +204,7 @@ class CovarianceOperator(LinearOperator):
 
     @exact_precision
     @deterministic_where(lambda self, *_, **__: self.orders.deterministic)
-    def to_dense(self, dtype: torch.dtype | None = None) -> Tensor:
+    def to_dense(self, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch n m"]:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
         dtype = check_floating(dtype or self.dtype)
         tensors = self._tensors()
@@ -218,7 +219,7 @@ class CovarianceOperator(LinearOperator):
 
     @exact_precision
     @deterministic_where(lambda self: self.orders.deterministic)
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "*batch n"]:
         """k(x1_i, x2_i) of a symmetric operator, (*batch, n)."""
         if self.cols is not None:
             raise ShapeError("`diagonal` needs an operator of one set of points, got two; use k.operator(x1)")
