@@ -32,7 +32,7 @@ stream-demo control-demo: %-demo: $(VENV)/.demo
 	$(python) examples/$*_demo.py --out demo
 
 test: lint types
-	$(python) -m pytest -n $(WORKERS) --dist loadfile
+	$(python) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(python) -m ruff check .

@@ -97,10 +97,10 @@ def test_two_devices_are_both_named() -> None:
 
 @needs_triton
 def test_the_gpu_check_needs_few_packages(tmp_path: Path) -> None:
-    """benchmark/gpu_check.py from source: beside torch and triton, which come first, only what that machine has."""
+    """benchmark/gpu_check.py from source: beside torch, triton and jaxtyping, only what that machine has."""
     root = HERE.parents[1]
     code = f"""
-import sys, runpy, torch, triton
+import sys, runpy, torch, triton, jaxtyping
 allowed = {{"flashgp", "numba", "numpy", "scipy", "safetensors", "filelock", "psutil", "torch", "triton"}}
 allowed |= {{"sympy", "mpmath"}}  # which torch itself imports
 known = {{name.split(".")[0] for name in sys.modules}} | sys.stdlib_module_names | allowed
