@@ -47,6 +47,22 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert heavy == [], "import them inside the functions that use them"
 
 
+def test_first_steps_do_not_wait_for_sympy(source_environment: dict[str, str]) -> None:
+    """Half a second of somebody's first plan, for the first call of torch.broadcast_shapes."""
+    code = """
+import sys, torch
+import flashgp as fgp
+gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+fgp.plan(gp, n=36_000, d=8, n_test=4_000)
+x = torch.rand(20, 2, dtype=torch.float64)
+post = gp.condition(x, x[:, 0]).append(x[:1] + 1.0, x[:1, 0])
+post.predict(x).variance, gp.kernel.operator(x) @ x
+print("sympy" in sys.modules)
+"""
+    run = python(code, source_environment)
+    assert (run.returncode, run.stdout.strip()) == (0, "False"), run.stderr
+
+
 def test_import_says_nothing(source_environment: dict[str, str]) -> None:
     run = python("import torch, sys; sys.stderr.flush(); import flashgp", source_environment)
     assert (run.returncode, run.stdout) == (0, "")

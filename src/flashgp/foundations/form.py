@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -176,9 +177,15 @@ class Rows:
 
 
 def broadcast_batch(*shapes: torch.Size) -> torch.Size:
-    """`torch.broadcast_shapes`, quick when the shapes are equal, which they nearly always are."""
+    """`torch.broadcast_shapes` without what its first call imports, SymPy: half a second of somebody's first plan.
+
+    Raises: RuntimeError, as torch does, for shapes that do not broadcast.
+    """
     distinct = set(shapes)
     distinct.discard(torch.Size())
-    if not distinct:
-        return torch.Size()
-    return distinct.pop() if len(distinct) == 1 else torch.Size(torch.broadcast_shapes(*distinct))
+    if len(distinct) < 2:
+        return distinct.pop() if distinct else torch.Size()
+    try:
+        return torch.Size(numpy.broadcast_shapes(*distinct))
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None

@@ -18,7 +18,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
-from flashgp.foundations.form import Rows
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.placement import placement_events
 from flashgp.foundations.ranges import stretch
@@ -125,9 +125,7 @@ def condition(
         theta = tuple(t.to(target) for t in gp.kernel.theta())
         residual = gp.residual(used_x, used_y)
         noise = likelihood.diagonal(distinct, target)
-        batch = torch.broadcast_shapes(
-            rows.batch_shape, *(t.shape for t in theta), residual.shape[:-2], noise.shape[:-1]
-        )
+        batch = broadcast_batch(rows.batch_shape, *(t.shape for t in theta), residual.shape[:-2], noise.shape[:-1])
         residual = residual.expand(*batch, *residual.shape[-2:])
         if batch and plan.route not in FACTORED:
             raise DomainError(

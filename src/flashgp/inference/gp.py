@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.forks import load_late
-from flashgp.foundations.form import Rows
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.likelihood_gradient import DirectSettings, log_marginal_likelihood
@@ -360,7 +360,7 @@ def _outline(kernel: Kernel) -> str:
 
 def _conflicting(x: Tensor, y: Tensor, noise: Tensor, outputs: int | None) -> bool:
     """Whether two rows without noise are equal in x and differ in y, in any batch member. Cost: a sort."""
-    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[: y.dim() - (1 if outputs is None else 2)], noise.shape[:-1])
+    batch = broadcast_batch(x.shape[:-2], y.shape[: y.dim() - (1 if outputs is None else 2)], noise.shape[:-1])
     y = y.unsqueeze(-1) if outputs is None else y
     n = x.shape[-2]
     x = x.expand(*batch, *x.shape[-2:]).reshape(-1, n, x.shape[-1])

@@ -17,6 +17,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
 from flashgp.foundations.report import Report, readable_bytes
@@ -69,7 +70,7 @@ class Paths:
         post = self._posterior
         x = in_own_memory(check_points(x, "x", like=post.x))
         try:
-            torch.broadcast_shapes(x.shape[:-2], post.batch_shape)
+            broadcast_batch(x.shape[:-2], post.batch_shape)
         except RuntimeError:
             raise ShapeError(
                 f"`x` has batch shape {tuple(x.shape[:-2])}, which does not broadcast with the model's "

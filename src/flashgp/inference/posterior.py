@@ -202,7 +202,7 @@ class Posterior:
         n_test, d = x_test.shape[-2:]
         if plan is None and memory is None and (not self.count or n_test * self.distinct < LEAST_PAIRS):
             return None
-        members = torch.broadcast_shapes(x_test.shape[:-2], self.batch_shape).numel()
+        members = broadcast_batch(x_test.shape[:-2], self.batch_shape).numel()
         if plan is not None:
             check_prediction_plan(plan, (n_test, self.distinct, self.gp.outputs or 1, members), memory, x_test.device)
             return lambda variance: plan

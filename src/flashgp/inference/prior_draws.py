@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.form import Rows
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.inference.gp import GP
 from flashgp.kernels.random_features import RandomFeatures
@@ -53,7 +53,7 @@ class FeatureDraws(PriorDraws):
 
     def __call__(self, x: Tensor) -> Tensor:
         n = x.shape[-2]
-        batch = torch.broadcast_shapes(self.weights.shape[:-2], x.shape[:-2]).numel()
+        batch = broadcast_batch(self.weights.shape[:-2], x.shape[:-2]).numel()
         step = max(1, TILE_BYTES // (8 * max(1, self.weights.shape[-2] * batch)))
         if n <= step:
             return self._tile(x)

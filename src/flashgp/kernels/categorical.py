@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, exp, match, number, parameter, product, row_scalar
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
@@ -181,7 +182,7 @@ class Coregionalization(Leaf):
         rows = self.rows(x)
         factor, codes = rows.features
         own = torch.nn.functional.one_hot(codes, self.count) * rows.scalars[0].unsqueeze(-1)
-        batch = torch.broadcast_shapes(factor.shape[:-2], own.shape[:-2])
+        batch = broadcast_batch(factor.shape[:-2], own.shape[:-2])
         return [Term(exact=torch.cat([f.expand(*batch, *f.shape[-2:]) for f in (factor, own)], dim=-1))]
 
     def options(self) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def _take(table: Tensor, codes: Tensor) -> Tensor:
     """Rows of a table (*batch, count, r) at codes (*batch, n): (*batch, n, r)."""
     if codes.dim() == 1:
         return table[..., codes, :]
-    batch = torch.broadcast_shapes(table.shape[:-2], codes.shape[:-1])
+    batch = broadcast_batch(table.shape[:-2], codes.shape[:-1])
     table = table.expand(*batch, *table.shape[-2:])
     index = codes.expand(*batch, codes.shape[-1]).unsqueeze(-1).expand(*batch, codes.shape[-1], table.shape[-1])
     return table.gather(-2, index)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flashgp.foundations.expression import Expression, parameter
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
@@ -47,7 +47,7 @@ class Constant(Leaf):
 
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
         root = self.variance.value.to(x.device).sqrt()[..., None, None]
-        batch = torch.broadcast_shapes(root.shape[:-2], x.shape[:-2])
+        batch = broadcast_batch(root.shape[:-2], x.shape[:-2])
         return [Term(exact=root.expand(*batch, x.shape[-2], 1))]
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:

@@ -20,7 +20,7 @@ from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression
 from flashgp.foundations.forks import load_late
-from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term
 
@@ -112,7 +112,7 @@ class Kernel(nn.Module, ABC):
     @property
     def batch_shape(self) -> torch.Size:
         """The broadcast batch shape of all parameters."""
-        return torch.broadcast_shapes(*(p.batch_shape for p in self.modules() if isinstance(p, Parameter)))
+        return broadcast_batch(*(p.batch_shape for p in self.modules() if isinstance(p, Parameter)))
 
     @overload
     def operator(

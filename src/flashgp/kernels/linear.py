@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, parameter, product
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.kernel import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
@@ -92,7 +93,7 @@ class Polynomial(Linear):
         """All monomials while they are no more than the random features, else products of projections, eq. (M-93)."""
         (u,) = self.rows(x).features
         root = self.offset.value.to(u.device).sqrt()[..., None, None]
-        batch = torch.broadcast_shapes(u.shape[:-2], root.shape[:-2])
+        batch = broadcast_batch(u.shape[:-2], root.shape[:-2])
         u = torch.cat([u.expand(*batch, *u.shape[-2:]), root.expand(*batch, u.shape[-2], 1)], dim=-1)
         columns = u.shape[-1]
         if math.comb(columns - 1 + self.degree, self.degree) > 2 * draw.pairs:

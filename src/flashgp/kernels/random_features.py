@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from flashgp.foundations.checks import check_points
+from flashgp.foundations.form import broadcast_batch
 
 if TYPE_CHECKING:
     from flashgp.kernels.kernel import Kernel
@@ -215,7 +216,7 @@ class RandomFeatures:
     def __call__(self, x: Tensor) -> Tensor:
         """psi at points x (*batch, n, d): (*batch, n, columns), float64, differentiable in x and in the parameters."""
         values = [term.values() for term in self._terms(x)]
-        batch = torch.broadcast_shapes(*(v.shape[:-2] for v in values))
+        batch = broadcast_batch(*(v.shape[:-2] for v in values))
         return torch.cat([v.expand(*batch, *v.shape[-2:]) for v in values], dim=-1)
 
     def exact(self, x: Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.report import Report
 from flashgp.operators.indexing import Side, sides
 
@@ -290,7 +291,7 @@ class SumOperator(LinearOperator):
 
     @property
     def shape(self) -> torch.Size:
-        batch = torch.broadcast_shapes(*(part.shape[:-2] for part in self.parts))
+        batch = broadcast_batch(*(part.shape[:-2] for part in self.parts))
         return torch.Size((*batch, *self.parts[0].shape[-2:]))
 
     @property
@@ -316,7 +317,7 @@ class SumOperator(LinearOperator):
             elif _is_followed(dense) or _is_followed(part.values):
                 dense = dense + part.to_dense(dense.dtype)
             else:
-                shape = (*torch.broadcast_shapes(dense.shape[:-1], part.values.shape), dense.shape[-1])
+                shape = (*broadcast_batch(dense.shape[:-1], part.values.shape), dense.shape[-1])
                 if not (dense.shape == shape and dense.is_contiguous()):
                     dense = dense.expand(shape).clone(memory_format=torch.contiguous_format)
                 dense.diagonal(dim1=-2, dim2=-1).add_(part.values.to(dense.dtype))

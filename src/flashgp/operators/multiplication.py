@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import deterministic_where, in_own_memory, is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
-from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.ranges import stretched
@@ -243,7 +243,7 @@ def _plan_for(operator: "CovarianceOperator", right: Tensor) -> ProductPlan | No
 
 def _members(operator: "CovarianceOperator", right: Tensor) -> int:
     """How many models a product computes."""
-    return torch.broadcast_shapes(operator.shape[:-2], right.shape[:-2]).numel()
+    return broadcast_batch(operator.shape[:-2], right.shape[:-2]).numel()
 
 
 def _given(operator: "CovarianceOperator") -> tuple[Form, tuple[Tensor, ...], Rows, Rows | None]:

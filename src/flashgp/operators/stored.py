@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend
@@ -50,7 +51,7 @@ class StoredTiles:
 
         Computed as right^T K^T: with few right-hand sides a matrix product is quicker with the panel on the right.
         """
-        batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
+        batch = broadcast_batch(self.shape[:-2], right.shape[:-2])
         given = right.mT.contiguous()
         out = right.new_zeros((*batch, right.shape[-1], self.shape[-2]))
         for i, j, tile in self.panels:
@@ -63,7 +64,7 @@ class StoredTiles:
     @stretched("pairwise products")
     def columns_times(self, columns: slice, right: Tensor) -> Tensor:
         """K[:, columns] @ right, (*batch, n, t), in right's dtype, of a symmetric K, for right (*batch, b, t)."""
-        batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
+        batch = broadcast_batch(self.shape[:-2], right.shape[:-2])
         out = right.new_zeros((*batch, self.shape[-2], right.shape[-1]))
         for i, j, tile in self.panels:
             here = slice(max(columns.start, j.start), columns.stop)  # columns that the panel has

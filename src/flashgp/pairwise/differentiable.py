@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.pairwise.program import evaluate
 
 __all__ = ["block", "diagonal"]
@@ -33,7 +33,7 @@ def block(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None) ->
             statistics.append(_SquaredDistance.apply(left, right))
     scalars = [a.unsqueeze(-1) for a in rows.scalars] + [a.unsqueeze(-2) for a in cols.scalars]
     tile = evaluate(form, statistics, scalars, [t[..., None, None] if t.dim() else t for t in theta])
-    batch = torch.broadcast_shapes(rows.batch_shape, cols.batch_shape, *(t.shape for t in theta))
+    batch = broadcast_batch(rows.batch_shape, cols.batch_shape, *(t.shape for t in theta))
     return tile.expand(*batch, rows.count, cols.count)
 
 
@@ -51,7 +51,7 @@ def diagonal(form: Form, theta: Sequence[Tensor], rows: Rows) -> Tensor:
             statistics.append(torch.full((rows.count,), own, dtype=torch.float64, device=rows.device))
     scalars = [*rows.scalars, *rows.scalars]
     value = evaluate(form, statistics, scalars, [t.unsqueeze(-1) if t.dim() else t for t in theta])
-    batch = torch.broadcast_shapes(rows.batch_shape, *(t.shape for t in theta))
+    batch = broadcast_batch(rows.batch_shape, *(t.shape for t in theta))
     return value.expand(*batch, rows.count)
 
 
