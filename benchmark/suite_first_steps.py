@@ -52,7 +52,7 @@ def _first_plan() -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv, __doc__ or "")
-    tune = ["tune", *(["--only", "copy"] if options.toy else [])]
+    tune = ["tune", *(["--help"] if options.toy else [])]  # a profile has no toy size
     with tempfile.TemporaryDirectory() as folder:  # of the profile, which is nobody's
         works: dict[str, tuple[Callable[[], float], int, float | None]] = {
             "`import torch`, which all others begin with": (lambda: _import_of("torch"), 5, None),
