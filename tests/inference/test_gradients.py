@@ -264,3 +264,18 @@ def test_theta_is_checked(theta: dict[str, torch.Tensor], error: type[Exception]
     x, y = data(4)
     with pytest.raises(error, match=message):
         fgp.GP(k.RBF(torch.ones(2))).log_joint(x, y, theta=theta)
+
+
+@pytest.mark.parametrize("points", [3, 40])
+def test_mean_and_variance_each_have_a_graph_of_their_own(points: int) -> None:
+    """A backward pass from the mean leaves the variance's, whatever the two could share."""
+    x = torch.linspace(0.0, 1.0, 60, dtype=torch.float64)[:, None]
+    post = fgp.GP(fgp.kernels.RBF(0.3), likelihood=fgp.likelihoods.Gaussian(0.1)).condition(x, torch.sin(6.0 * x[:, 0]))
+    here = (torch.arange(points, dtype=torch.float64)[:, None] / 40.0).requires_grad_()
+    found = post.predict(here)
+    found.mean.sum().backward()
+    found.variance.sum().backward()
+    fresh = post.predict(here)
+    (expected,) = torch.autograd.grad(fresh.mean.sum() + fresh.variance.sum(), here)
+    assert here.grad is not None
+    torch.testing.assert_close(here.grad, expected)

@@ -225,7 +225,8 @@ class Prediction:
         alone = points if points <= FEW_POINTS and not self._x.is_cuda else ONE_THREAD_ROWS + 1
         with one_thread(alone), torch.set_grad_enabled(self._wants_graph()):
             rows = self._rows or post.gp.kernel.rows(self._x)
-            self._rows = rows if points <= FEW_POINTS else None
+            # A graph that is kept would be gone for the variance after a backward pass from the mean.
+            self._rows = rows if points <= FEW_POINTS and not self._wants_graph() else None
             if self._mean is None:
                 self._mean = workspace.adopt(self._latent_mean(rows, plan))
                 self.report.error_bound = self._error_bound(rows)
@@ -250,7 +251,7 @@ class Prediction:
             batch = broadcast_batch(prior.shape[:-2], post.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], post.residual.shape[-1])
         cross = post.covariance_to(rows, torch.float64, self._workspace, plan)
-        if cross.shape.numel() > KEPT_NUMBERS:
+        if cross.shape.numel() > KEPT_NUMBERS or self._wants_graph():
             return prior + cross @ post.representer_weights
         self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
         z = post.whitened if self._x.shape[:-1].numel() <= FEW_POINTS and not self._wants_graph() else None
