@@ -2,9 +2,9 @@
 
 Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
 whitened residual z = L^-1 r is kept, so that appended rows only add to it. The weights L^-T z wait until they are asked
-for: predictions at a few points take the mean from z. Every few updates some rows of L L^T and of L z are held against
-K and r, taking turns, eq. (M-113); where they show more than rounding, the factor is made anew. Without a float64
-factor the weights are solved for again (online_solves.py).
+for: predictions at a few points take the mean from z. Every few updates some rows of the factor are looked at, eq.
+(M-113) (online_ending.py). One row more, the usual step, has a way of its own (online_row.py). Without a float64 factor
+the weights are solved for again (online_solves.py).
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
 noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
@@ -25,14 +25,15 @@ from flashgp.foundations.determinism import deterministic_where, deterministical
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.modes import exact_precision, ordinary_tensors
-from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
-from flashgp.inference.learned import ONLINE, Learned
-from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
+from flashgp.inference.learned import Learned
+from flashgp.inference.online_ending import State, Table, ended
+from flashgp.inference.online_row import appended_row
 from flashgp.inference.online_solves import Change, updated_by_solves
 from flashgp.inference.online_window import moved_window, panels_of, spare_rows, whitened_by
-from flashgp.inference.replicates import ReplicatedGaussian, Replicates, join
+from flashgp.inference.plain_prior import FEW_PAIRS
+from flashgp.inference.replicates import ReplicatedGaussian, join
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.solvers.cholesky import TriangularFactor
@@ -56,7 +57,6 @@ __all__ = [
 F64 = torch.float64
 FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
 MANY_ROWS = ONE_THREAD_ROWS + 1
-DRIFT = 100.0  # times sqrt(n) eps: a backward error beyond it is not that of a fresh factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +75,8 @@ class _New:
 # -- what users call, behind the methods of Posterior -------------------------------------------------------------
 def append(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
     """See `Posterior.append`."""
+    if row_variance is None and row_weight is None and (one := appended_row(post, x, y)) is not None:
+        return one
     new = _checked(post, x, y, row_variance, row_weight)
     return _updated(post, None, new) if len(new) else post
 
@@ -192,10 +194,9 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     taken = _taken(n, kept)
     x = _stacked(post.x, taken, None if new is None else new.x)
     y = _stacked(post.y, taken, None if new is None else new.y)
-    before, known = post.report, post.learned
     learned = replace(
-        known, appended=known.appended + (0 if new is None else len(new)),
-        dropped=known.dropped + (0 if gone is None else len(gone)),
+        post.learned, appended=post.learned.appended + (0 if new is None else len(new)),
+        dropped=post.learned.dropped + (0 if gone is None else len(gone)),
     )  # fmt: skip
     if not post.count or (kept is not None and not len(kept)):
         return _afresh(post, gp, x, y, learned)
@@ -212,9 +213,11 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
             gp, x, y, rows, post.theta, found.factor, found.weights, table.residual, found.report,
             replicates=table.replicates, solves=found.solves, choice=post.choice, learned=found.learned,
         )  # fmt: skip
-    workspace, form = Workspace(), gp.kernel.form
+    workspace, form, plain = Workspace(), gp.kernel.form, post.plain_prior
 
     def covariance(some: Rows, others: Rows) -> Tensor:
+        if plain is not None and some.count * others.count <= FEW_PAIRS:
+            return plain.block(some, others, workspace)
         block = TorchTiles().block(form, post.theta, some, others, dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
@@ -229,41 +232,11 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         rows = _rows(post.rows, table.kept, rows_new)
         block = None if rows_new is None else covariance(rows_new, rows)
         factor, whitened = _changed(post, table, block, workspace)
-    anew, relative, checked = False, before.relative_residual, known.looked_at(rows.count)
-    if checked is not None:
-        some = rows.part(checked.start, checked.stop)
-        own = covariance(some, some)
-        z = whitened_by(factor, whitened)
-        assert z is not None
-        drift, relative = _drift(own, checked, factor, z, table)
-        anew = not drift <= DRIFT * rows.count**0.5 * torch.finfo(F64).eps
-    if anew and checked is not None:
-        table = replace(table, noise=table.noise - factor.jitter)
-        settings = DirectSettings(TorchTiles(), F64, None, repair=lambda: gp.repairable(x, y), workspace=workspace)
-        factor = PanelFactor.of(factorise_covariance(settings, form, post.theta, rows, table.noise))
-        table = replace(table, noise=table.noise + factor.jitter)
-        whitened = factor.half_solve(table.residual)
-        relative = _drift(own, checked, factor, whitened, table)[1]
-    learned = replace(
-        learned, refactorised=known.refactorised + anew, whitened=whitened,
-        updates=known.updates + 1 if checked is None else 0, turn=known.turn if checked is None else checked.stop,
-        known=None if moved is None or anew else moved.known,
-    )  # fmt: skip
-    report = Report(
-        route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
-        relative_residual=relative, jitter=float(factor.jitter) or None, peak_bytes=workspace.peak_bytes,
-        plan=before.plan, events=[*(event for event in before.events if not event.startswith(ONLINE)), learned.event],
-    )  # fmt: skip
-    report.seconds = time.perf_counter() - started
-    return type(post)(
-        gp, x, y, rows, post.theta, factor, None, table.residual, report,
-        replicates=table.replicates, choice=post.choice, learned=learned,
-    )  # fmt: skip
+    state = State(gp, x, y, rows, table, factor, whitened, None if moved is None else moved.known)
+    return ended(post, state, learned, covariance, workspace, started)
 
 
-def _changed(
-    post: "Posterior", table: "_Table", block: Tensor | None, workspace: Workspace
-) -> tuple[PanelFactor, Tensor]:
+def _changed(post: "Posterior", table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
     """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
     appended = 0 if block is None else len(block)
     factor, whitened = panels_of(post, workspace)
@@ -356,24 +329,7 @@ def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
     return made
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """What is computed with after the update.
-
-    Fields: replicates; residual (u', p); noise with the jitter (u',); kept, of the rows computed with before, those
-    that stay, None for all; added (kept,), by how much their noise grows, None for nothing; leading, how many left
-    where they were the first and the others are what they were, None for others.
-    """
-
-    replicates: Replicates | None
-    residual: Tensor
-    noise: Tensor
-    kept: Tensor | None
-    added: Tensor | None
-    leading: int | None
-
-
-def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> _Table:
+def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> Table:
     # Solves are of the matrix without the jitter of a factor that helps them.
     device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
     joined = post.replicates
@@ -381,7 +337,7 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
         more = None if new is None else post.gp.residual(new.x, new.y)
         residual = _stacked(post.residual, _taken(post.distinct, kept), more)
         noise = gp.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
-        return _Table(None, residual, noise, kept, None, _leading(post.distinct, kept))
+        return Table(None, residual, noise, kept, None, _leading(post.distinct, kept))
     u, group = post.distinct, joined.group
     stay, added = None, None
     if kept is not None:
@@ -403,7 +359,7 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
         growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
         added = torch.where(fewer, growth, 0.0)
     leading = None if stay is not None and bool(fewer.any()) else _leading(u, stay)
-    return _Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added, leading)
+    return Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added, leading)
 
 
 def _leading(count: int, kept: Tensor | None) -> int | None:
@@ -414,28 +370,6 @@ def _leading(count: int, kept: Tensor | None) -> int | None:
         return None
     gone = count - len(kept)
     return gone if not len(kept) or int(kept[0]) == gone else None
-
-
-def _drift(
-    own: Tensor, checked: slice, factor: PanelFactor | WindowFactor, whitened: Tensor, table: _Table
-) -> tuple[float, float | None]:
-    """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113).
-
-    Args: own: K of the checked rows, (c, c); checked: which they are; whitened: z, (n, p).
-    Returns: the largest backward error of these rows, and an estimate of |r - L z| / |r| over all.
-    """
-    lower = factor.some_rows(checked.start, checked.stop)
-    z = whitened[: lower.shape[1]]
-    matrix, residual = own.clone(), table.residual[checked]
-    matrix.diagonal().add_(table.noise[checked])
-    size = lower.abs()
-    wrong = (matrix.sub_(lower @ lower.mT).abs_() / (size @ size.mT)).max()
-    error = residual - lower @ z
-    least = torch.finfo(F64).tiny
-    wrong = torch.maximum(wrong, (error.abs() / (size @ z.abs() + residual.abs()).clamp_min(least)).max())
-    whole = float(table.residual.norm())
-    share = (len(table.residual) / len(own)) ** 0.5 / whole if whole > 0.0 else None
-    return float(wrong), None if share is None else float(error.norm()) * share
 
 
 @ordinary_tensors

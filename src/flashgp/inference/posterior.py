@@ -29,6 +29,7 @@ from flashgp.inference.leave_one_out import LeaveOneOut, left_out
 from flashgp.inference.likelihood_gradient import LOG_2PI
 from flashgp.inference.online_window import whitened_by
 from flashgp.inference.paths import Paths, draw_paths
+from flashgp.inference.plain_prior import PlainPrior
 from flashgp.inference.planning import check_prediction_plan, plan_for, price_of_variance
 from flashgp.inference.prediction import Prediction
 from flashgp.inference.replicates import Replicates
@@ -97,6 +98,7 @@ class Posterior:
         self._solves = solves
         self._probes: VarianceProbes | None = None
         self.told_of_samples = False  # whether a warning has said that variances are sampled
+        self._plain_prior: tuple[PlainPrior | None] | None = None  # once it was asked for
         self._likelihood_parts: tuple[Tensor, float] | None = None  # without a factor, once it was asked for
 
     @property
@@ -114,6 +116,21 @@ class Posterior:
         if self._weights is None:
             self._weights = online.weights_of(self)
         return self._weights
+
+    @property
+    def plain_prior(self) -> PlainPrior | None:
+        """What points of the prior are made of in NumPy calls; None where torch has to say, as for repeated rows.
+
+        Looked up once for all posteriors that come from this one by learning rows.
+        """
+        if self._plain_prior is None:
+            served = self.replicates is None and not self.differentiable and not self.choice.deterministic
+            self._plain_prior = (PlainPrior.of(self.gp, self.theta, self.x) if served else None,)
+        return self._plain_prior[0]
+
+    def take_prior(self, post: "Posterior") -> None:
+        """What `post`, of the same prior, has looked up of it."""
+        self._plain_prior = post._plain_prior
 
     @property
     def whitened(self) -> Float64[Tensor, "u p"] | None:

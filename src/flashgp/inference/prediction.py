@@ -28,6 +28,8 @@ from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.report import Report, readable_bytes, readable_seconds
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.few_points import FewPoints
+from flashgp.inference.plain_prior import TITLE
 from flashgp.inference.solves import Solves
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.inference.variance import FLOOR, SHARE, Explained, explained, explained_jointly, strips
@@ -78,6 +80,7 @@ class Prediction:
         self._rows: Rows | None = None  # of a few points, from the mean to the variance; likewise K_sx
         self._cross: Tensor | None = None
         self._solved_cross: Tensor | None = None  # L^-1 K_xs, likewise
+        self._few: FewPoints | None = None  # what takes the place of all three where points and prior are simple
         self._workspace = Workspace()
         self._graph = False  # whether what is kept carries gradients
         condition = posterior.report
@@ -206,6 +209,7 @@ class Prediction:
         """What was computed without gradients is computed again once they are asked for."""
         if self._wants_graph() and not self._graph:
             self._mean = self._variance = self._sampled = self._rows = self._cross = self._solved_cross = None
+            self._few = None
             self._graph = True
 
     @exact_precision
@@ -213,6 +217,10 @@ class Prediction:
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
         post, workspace = self._posterior, self._workspace
+        if self._of_few_points(variance):
+            self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - started
+            self.report.backend = TITLE
+            return
         plan = None
         if self._planner is not None:
             plan = self._planner(self._asked_now() if variance or self._variance is not None else False)
@@ -243,6 +251,25 @@ class Prediction:
         self.report.peak_bytes = workspace.peak_bytes
         self.report.events += [event for event in workspace.events if event not in self.report.events]
 
+    def _of_few_points(self, variance: bool) -> bool:
+        """The mean, and the variance if asked for, by the few calls that they need; False where that is not all."""
+        if self._few is None:
+            post = self._posterior
+            simple = self._planner is None and self._asked != "sampled" and not self._deterministic
+            if not (simple and post.float64_factor is not None and 0 < len(self._x) <= FEW_POINTS):
+                return False
+            if self._wants_graph() or (self._bound_moves and post.report.error_bound is not None):
+                return False
+            self._few = FewPoints.of(post, self._x.detach())
+            if self._few is None:
+                return False
+        if self._mean is None:
+            self._mean = self._few.mean()
+        if variance:
+            prior, explained = self._few.variance()
+            self._variance = self._difference(prior, explained, torch.float64).expand(self._mean.shape)
+        return True
+
     def _latent_mean(self, rows: Rows, plan: ProductPlan | None) -> Tensor:
         post = self._posterior
         prior = evaluate_mean(post.gp.mean, self._x, self._outputs)
@@ -261,11 +288,17 @@ class Prediction:
         self._solved_cross = post.factor.half_solve(self._cross.mT)  # as quick as the weights, and the variance's too
         return prior + self._solved_cross.mT @ z
 
+    @property
+    def _bound_moves(self) -> bool:
+        """Whether k(x, x) is not the same everywhere, and with it the bound of the error."""
+        form = self._posterior.gp.kernel.form
+        return bool({"product", "opaque"} & {*form.statistics} or form.scalar_count)
+
     def _error_bound(self, rows: Rows) -> float | None:
         """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
         post = self._posterior
         bound, form = post.report.error_bound, post.gp.kernel.form
-        if bound is None or not rows.count or not ({"product", "opaque"} & {*form.statistics} or form.scalar_count):
+        if bound is None or not rows.count or not self._bound_moves:
             return bound
         here, there = (
             float(CovarianceOperator(form, post.theta, r, None, torch.float64).diagonal().detach().max())
@@ -301,8 +334,12 @@ class Prediction:
         else:
             assert post.factor is not None
             explained, dtype = self._explained_by_factor(rows, batch), post.factor.dtype
+        return self._difference(prior, explained, dtype)
+
+    def _difference(self, prior: Tensor, explained: Tensor, dtype: torch.dtype) -> Tensor:
+        """The variance that is left, (*batch, n_test, 1); dtype: of what the explained one was computed in."""
         variance = prior - explained
-        rounding = FAR_BELOW_ZERO * post.distinct * torch.finfo(dtype).eps
+        rounding = FAR_BELOW_ZERO * self._posterior.distinct * torch.finfo(dtype).eps
         if variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
             worst = float(variance.detach().min())
             self.report.events.append(f"a computed variance was {worst:.2e}, below zero by more than rounding")

@@ -23,7 +23,7 @@ from flashgp.kernels.kernel import Kernel, Leaf
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.small import COMPILED_ROWS, small_problem
 
-__all__ = ["SmallModel", "small_likelihood"]
+__all__ = ["SmallModel", "is_plain", "small_leaves", "small_likelihood"]
 
 Array = numpy.ndarray
 
@@ -110,7 +110,7 @@ class SmallModel:
                 return None
         parameters = [*theta, *(p for k in leaves for p in k.children() if isinstance(p, Parameter))]
         parameters += [p for p in (getattr(gp.mean, "value", None), likelihood.noise_variance) if p is not None]
-        if not all(_plain(p) for p in parameters):
+        if not all(is_plain(p) for p in parameters):
             return None
         targets = y.detach().numpy().astype(numpy.float64, copy=False)
         return cls(gp, x.detach().numpy().astype(numpy.float64, copy=False), targets.reshape(n, -1), leaves, theta)
@@ -167,6 +167,12 @@ def _shared(form: Form) -> Form:
     return form
 
 
+def small_leaves(kernel: Kernel, x: Tensor) -> list[Leaf] | None:
+    """The leaves of a kernel in the order of its form; None where one of them states no small features."""
+    leaves: list[Leaf] = []
+    return leaves if _collect(kernel, leaves, [], x) else None
+
+
 def _collect(kernel: Kernel, leaves: list[Leaf], theta: list[Parameter], x: Tensor) -> bool:
     """Leaves and profile parameters in the order of the form; False when a kernel states no small features."""
     if isinstance(kernel, Scaled):
@@ -182,7 +188,7 @@ def _collect(kernel: Kernel, leaves: list[Leaf], theta: list[Parameter], x: Tens
     return True
 
 
-def _plain(parameter: Parameter) -> bool:
+def is_plain(parameter: Parameter) -> bool:
     """One model's float64 values on the CPU, not seen through a functional transform."""
     raw = parameter.raw
     return (

@@ -11,6 +11,7 @@ times slower, with nothing wrong (docs/decisions/0004). Where the count of threa
 """
 
 import functools
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +24,25 @@ __all__ = ["ONE_THREAD_ROWS", "one_thread", "quiet_openblas"]
 ONE_THREAD_ROWS = 400  # up to here a second thread does not make a factorisation and its inverse faster
 
 
+class _Library:
+    """One OpenBLAS: what asks it for its number of threads, and what sets that, as directly as its names are known."""
+
+    def __init__(self, controller: Any) -> None:
+        self.get, self.set = controller.get_num_threads, controller.set_num_threads
+        for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
+            names = [f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set")]
+            if all(hasattr(controller.dynlib, name) for name in names):
+                self.get, self.set = (getattr(controller.dynlib, name) for name in names)
+                return
+
+
 @functools.lru_cache(maxsize=1)
-def _openblas() -> list[Any]:
-    """The controllers of every OpenBLAS that is loaded."""
+def _openblas() -> list[_Library]:
+    """Every OpenBLAS that is loaded."""
     import scipy.linalg  # noqa: F401 - loads SciPy's library, so that it is found
     from threadpoolctl import ThreadpoolController
 
-    return list(ThreadpoolController().select(internal_api="openblas").lib_controllers)
+    return [_Library(one) for one in ThreadpoolController().select(internal_api="openblas").lib_controllers]
 
 
 _lock = threading.Lock()
@@ -47,9 +60,9 @@ def quiet_openblas() -> Iterator[None]:
     with _lock:
         _inside += 1
         if _inside == 1:
-            _before[:] = [library.num_threads for library in _openblas()]
+            _before[:] = [library.get() for library in _openblas()]
             for library in _openblas():
-                library.set_num_threads(1)
+                library.set(1)
     try:
         yield
     finally:
@@ -57,7 +70,7 @@ def quiet_openblas() -> Iterator[None]:
             _inside -= 1
             if not _inside:
                 for library, count in zip(_openblas(), _before, strict=True):
-                    library.set_num_threads(count)
+                    library.set(count)
 
 
 class one_thread:  # noqa: N801 - used like contextlib's

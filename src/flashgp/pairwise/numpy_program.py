@@ -10,7 +10,7 @@ import numpy
 from flashgp.foundations.form import Form
 from flashgp.pairwise.program import program_of
 
-__all__ = ["numpy_partials"]
+__all__ = ["numpy_partials", "numpy_value"]
 
 Array = numpy.ndarray
 
@@ -70,3 +70,9 @@ _RUNTIME = {
 def numpy_partials(form: Form) -> Callable[..., Any]:
     """The generated `partials` of a form over NumPy arrays: see `Program.partials`."""
     return program_of(form).bound(_RUNTIME)["partials"]
+
+
+@functools.lru_cache(maxsize=256)
+def numpy_value(form: Form) -> Callable[..., Any]:
+    """The generated `value` of a form over NumPy arrays: see `Program.value`; its result in a tuple."""
+    return program_of(form).bound(_RUNTIME)["value"]

@@ -8,11 +8,13 @@ appends to it first claims a spare row under a lock and writes there, where the 
 gets a copy of the last panel. The factor that conditioning made is the first panel, as it is.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.solvers.buffers import BufferPool, Memory
 from flashgp.solvers.cholesky import TriangularFactor
 from flashgp.solvers.solved_rows import solved
-from flashgp.solvers.strided import STRIP, solve_triangle_, update_triangle
+from flashgp.solvers.strided import STRIP, Array, Triangle, solve_triangle_, update_triangle
 
 __all__ = ["PIVOT", "PanelFactor", "corner_factor"]
 
@@ -52,6 +54,22 @@ class _Panel:
     @property
     def triangle(self) -> Tensor:
         return self.rows[:, self.start :]
+
+    @functools.cached_property
+    def for_vectors(self) -> tuple[Array, Triangle] | None:
+        """(what lies left of the triangle, the triangle) for NumPy and BLAS; None where these do not reach it."""
+        triangle = Triangle.of(self.triangle)
+        return None if triangle is None else (self.left.numpy(), triangle)
+
+    def grown(self, more: int) -> "_Panel":
+        """With the next rows of its memory."""
+        assert self.memory is not None
+        count, known = self.rows.shape[0] + more, self.__dict__.get("for_vectors")
+        panel = _Panel(self.memory.numbers[:count, : self.start + count], self.start, self.memory)
+        if known is not None:  # the same place, some rows longer
+            assert self.memory.array is not None
+            panel.__dict__["for_vectors"] = self.memory.array[:count, : self.start], known[1]
+        return panel
 
     def first(self, count: int) -> "_Panel":
         """Its first rows; what follows in memory stays taken."""
@@ -152,21 +170,40 @@ class PanelFactor:
     @stretched("triangular solves")
     def solve_rows_(self, rows: Tensor, *, transposed: bool) -> Tensor:
         """L^-1 (or L^-T) of every row of a contiguous (t, n), in its place."""
-        single = rows.shape[0] == 1
+        if rows.shape[0] == 1 and self.takes_vectors:
+            self._solve_vector_(rows[0].numpy(), transposed)
+            return rows
         for panel in reversed(self._panels) if transposed else self._panels:
             own, before = rows[:, panel.start : panel.stop], rows[:, : panel.start]
             if not transposed and panel.start:
-                if single:
-                    own[0].addmv_(panel.left, before[0], alpha=-1.0)
-                else:
-                    own.addmm_(before, panel.left.mT, alpha=-1.0)
+                own.addmm_(before, panel.left.mT, alpha=-1.0)
             solve_triangle_(panel.triangle, own, transposed=transposed)
             if transposed and panel.start:
-                if single:
-                    before[0].addmv_(panel.left.mT, own[0], alpha=-1.0)
-                else:
-                    before.addmm_(own, panel.left, alpha=-1.0)
+                before.addmm_(own, panel.left, alpha=-1.0)
         return rows
+
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether NumPy and BLAS reach all of it, so that one vector or row takes no torch call."""
+        return all(panel.for_vectors is not None for panel in self._panels)
+
+    def _solve_vector_(self, vector: Array, transposed: bool) -> None:
+        """The same for one (n,) without gaps, with calls that start sooner than torch's."""
+        for panel in reversed(self._panels) if transposed else self._panels:
+            assert panel.for_vectors is not None
+            left, triangle = panel.for_vectors
+            own, before = vector[panel.start : panel.stop], vector[: panel.start]
+            if not transposed and panel.start:
+                own -= left @ before
+            triangle.solve_(own, transposed=transposed)
+            if transposed and panel.start:
+                before -= own @ left
+
+    @stretched("triangular solves")
+    def half_solve_vector(self, vector: Array) -> Array:
+        """L^-1 b in the place of b, (n,) without gaps, in the factor's dtype; where `takes_vectors`."""
+        self._solve_vector_(vector, False)
+        return vector
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _whole, (self.lower, self.jitter, self.attempts)
@@ -195,22 +232,39 @@ class PanelFactor:
         rows[:, n:] = lower
         return self._with(panels), half, lower
 
+    @stretched("factorisation")
+    def bordered_by(self, cross: Array, corner: float, workspace: Workspace) -> tuple["PanelFactor", float]:
+        """`bordered` by one row, where `takes_vectors`: K_no, (n,), becomes s = L^-1 K_on in its place.
+
+        Returns: the factor and the pivot's root. Raises, cost: as `bordered`.
+        """
+        self._solve_vector_(cross, False)
+        root = _corner_root(corner, float(cross @ cross), len(cross), numpy.finfo(cross.dtype).eps)
+        panels, _ = self._with_room(1, workspace)
+        last = panels[-1]
+        assert last.memory is not None
+        assert last.memory.array is not None
+        row = last.memory.array[last.rows.shape[0] - 1]
+        row[: len(cross)] = cross
+        row[len(cross)] = root
+        return self._with(panels), root
+
     def _with_room(self, k: int, workspace: Workspace) -> tuple[list[_Panel], Tensor]:
         """The panels with k more rows, and these (k, n + k), to be written."""
         n, last = self.count, self._panels[-1]
         own, memory = last.rows.shape[0], last.memory
         if memory is not None and memory.claim(own, k):
-            numbers, start = memory.numbers, last.start
-        else:
-            # Another one took the row after ours: a copy of a short panel, so that their number stays small.
-            short = own <= max(LEAST_ROWS, last.start // 2)
-            copied = memory is not None and short and own + k <= memory.numbers.shape[0]
-            start = last.start if copied else n
-            room = max(k + n - start, LEAST_ROWS, min(start // 2, MOST_ROWS))
-            numbers = workspace.empty((room, start + room), self.dtype, self.device)
-            if copied:
-                numbers[:own, :n] = last.rows
-            memory = Memory(numbers, n - start + k, self.pool)
+            panel = last.grown(k)
+            return [*self._panels[:-1], panel], panel.rows[own:]
+        # Another one took the row after ours: a copy of a short panel, so that their number stays small.
+        short = own <= max(LEAST_ROWS, last.start // 2)
+        copied = memory is not None and short and own + k <= memory.numbers.shape[0]
+        start = last.start if copied else n
+        room = max(k + n - start, LEAST_ROWS, min(start // 2, MOST_ROWS))
+        numbers = workspace.empty((room, start + room), self.dtype, self.device)
+        if copied:
+            numbers[:own, :n] = last.rows
+        memory = Memory(numbers, n - start + k, self.pool)
         kept = self._panels[:-1] if start < n else self._panels
         count = n - start + k
         panel = _Panel(numbers[:count, : n + k], start, memory)
@@ -292,29 +346,38 @@ def corner_factor(half: Tensor, corner: Tensor, least: Tensor | None = None) -> 
     least: (k,); None for more than rounding of n + k rows.
     """
     k, n = half.shape
-    rounding = PIVOT * (n + k) * torch.finfo(half.dtype).eps
+    eps = torch.finfo(half.dtype).eps
     if k == 1:  # numbers: a dozen small operations less in every step of a stream
-        own = float(corner)
-        pivot, row = own - float(half[0].dot(half[0])), 0
-        if pivot > (rounding * own if least is None else float(least)):
-            return corner.new_full((1, 1), math.sqrt(pivot))
-    else:
-        least = rounding * corner.diagonal() if least is None else least
-        schur = corner - half @ half.mT
-        lower, info = torch.linalg.cholesky_ex(schur)
-        pivots = lower.diagonal().square()
-        if not int(info) and bool((pivots > least).all()):
-            return lower
-        row = int(info) - 1 if int(info) else int((~(pivots > least)).nonzero()[0])
-        pivot = float(schur[row, row] if int(info) else pivots[row])
+        own, taken = float(corner), float(half[0].dot(half[0]))
+        return corner.new_full((1, 1), _corner_root(own, taken, n, eps, None if least is None else float(least)))
+    least = PIVOT * (n + k) * eps * corner.diagonal() if least is None else least
+    schur = corner - half @ half.mT
+    lower, info = torch.linalg.cholesky_ex(schur)
+    pivots = lower.diagonal().square()
+    if not int(info) and bool((pivots > least).all()):
+        return lower
+    row = int(info) - 1 if int(info) else int((~(pivots > least)).nonzero()[0])
+    raise _refused(row, float(schur[row, row] if int(info) else pivots[row]))
+
+
+def _corner_root(own: float, taken: float, n: int, eps: float, least: float | None = None) -> float:
+    """C of one row: the root of k_nn = own less |s|^2 = taken, n rows before it."""
+    pivot = own - taken
+    if pivot > (PIVOT * (n + 1) * eps * own if least is None else least):
+        return math.sqrt(pivot)
+    raise _refused(0, pivot)
+
+
+def _refused(row: int, pivot: float) -> NotPositiveDefiniteError:
+    """What is said of a new row that leaves such a pivot."""
     if not math.isfinite(pivot):  # -inf or NaN, of entries that overflowed
-        raise NotPositiveDefiniteError(
+        return NotPositiveDefiniteError(
             f"the covariance matrix with the new rows must be finite, but what the rows before leave of new row {row} "
             f"is {pivot:.3g}: numbers of its x are too large to square. Correct them, or leave it out",
             smallest_pivot=pivot,
             indices=[(row,)],
         )
-    raise NotPositiveDefiniteError(
+    return NotPositiveDefiniteError(
         f"the covariance matrix with the new rows must be positive definite, but what the rows before leave of "
         f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them without noise. Give it noise "
         "(noise_variance, row_variance=), or leave it out",

@@ -17,7 +17,15 @@ from torch import Tensor
 from flashgp.foundations.forks import load_late
 from flashgp.solvers.rotations import rotations
 
-__all__ = ["Array", "made_ready", "reflect_block", "reflects", "solve_triangle_", "update_triangle"]
+__all__ = [
+    "Array",
+    "Triangle",
+    "made_ready",
+    "reflect_block",
+    "reflects",
+    "solve_triangle_",
+    "update_triangle",
+]
 
 F64 = torch.float64
 Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
@@ -68,6 +76,37 @@ def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
         b"L", uplo, trans, b"N", _at(size), _at(count), _at(one), lower.data_ptr(), _at(leading), rhs.data_ptr(),
         _at(own),
     )  # fmt: skip
+
+
+class Triangle:
+    """A lower triangle the way BLAS takes it, prepared once: a vector is then solved for in one call.
+
+    Args: lower (c, c), of which the lower triangle is read, float64 or float32 on the CPU, one of its strides 1;
+        routine, by_rows and length: what `of` found.
+    """
+
+    def __init__(self, lower: Tensor, routine: Any, by_rows: bool, length: int) -> None:
+        self._lower, self._routine = lower, routine  # so that the numbers stay alive
+        self._leading = ctypes.c_int(length)
+        self._uplo = b"U" if by_rows else b"L"
+        self._trans = (b"T", b"N") if by_rows else (b"N", b"T")
+        self._numbers = (lower.data_ptr(), _at(self._leading))
+
+    @classmethod
+    def of(cls, lower: Tensor) -> "Triangle | None":
+        """None where BLAS cannot read it where it lies."""
+        routine, place = _routine("trsv", lower), _place(lower)
+        return None if routine is None or place is None else cls(lower, routine, *place)
+
+    def solve_(self, vector: Array, *, transposed: bool) -> None:
+        """x <- L^-1 x, or L^-T x where `transposed`, by the first rows and columns of the triangle, as many as x has.
+
+        Args: vector: without gaps, in the triangle's dtype; of at most c numbers, unless rows were added in its memory.
+        Cost: one call; as many flops as entries squared.
+        """
+        size = ctypes.c_int(len(vector))
+        lower, leading = self._numbers
+        self._routine(self._uplo, self._trans[transposed], b"N", _at(size), lower, leading, vector.ctypes.data, _AT_ONE)
 
 
 def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: bool = True) -> None:
@@ -175,6 +214,8 @@ def _routine(name: str, *tensors: Tensor) -> Any:
 
 
 _at = ctypes.addressof
+_ONE = ctypes.c_int(1)
+_AT_ONE = _at(_ONE)
 
 
 @functools.lru_cache(maxsize=1)

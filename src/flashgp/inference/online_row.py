@@ -1,0 +1,102 @@
+"""One row more, the usual step of a stream: eq. (M-111) by the calls that it needs and no others.
+
+A posterior of n rows takes one by a triangular solve, n^2 flops, and some n numbers. Up to a few thousand rows the
+calls around it weigh as much, so that here they are NumPy's and BLAS's, on what the prior looked up once
+(plain_prior.py). What is not that simple goes the general way (online.py), which gives the same numbers up to rounding.
+"""
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.online_ending import State, Table, ended
+from flashgp.inference.plain_prior import TITLE, PlainPrior
+from flashgp.inference.threads import quiet_openblas
+from flashgp.pairwise.few import Array, RowArrays
+from flashgp.solvers.panels import PanelFactor
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["appended_row"]
+
+F64 = torch.float64
+
+
+def appended_row(post: "Posterior", x: Any, y: Any) -> "Posterior | None":
+    """The posterior with one more row, as `Posterior.append`; None where `x`, `y` or the posterior ask for more care.
+
+    Raises: NotPositiveDefiniteError as `append`.
+    Cost: n^2 flops and some fifty calls.
+    """
+    started = time.perf_counter()
+    prior, factor, z = post.plain_prior, post.factor, post.learned.whitened
+    if prior is None or z is None or not isinstance(factor, PanelFactor) or factor.dtype != F64 or not _as_usual():
+        return None
+    given = _row(post, x, y)
+    if given is None or not factor.takes_vectors:
+        return None
+    with quiet_openblas(), numpy.errstate(all="ignore"):  # what is not finite is refused by its pivot
+        return _appended(post, prior, factor, z, *given, started)
+
+
+def _as_usual() -> bool:
+    """Whether torch is in none of the modes that change what tensors are."""
+    return not (torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"))
+
+
+def _row(post: "Posterior", x: Any, y: Any) -> tuple[Tensor, Tensor] | None:
+    """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
+    row, target = _alike(x, post.x), _alike(y, post.y)
+    if row is None or target is None or not math.isfinite(float(row.sum()) + float(target.sum())):
+        return None
+    return row, target
+
+
+def _alike(value: Any, own: Tensor) -> Tensor | None:
+    if type(value) is numpy.ndarray:
+        if not (
+            value.flags.writeable and value.flags.c_contiguous and value.dtype.kind == "f" and value.dtype.isnative
+        ):
+            return None
+        value = torch.from_numpy(value)
+    elif type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return None
+    same = value.dtype == own.dtype and value.shape == (1, *own.shape[1:]) and value.device.type == "cpu"
+    return value.detach() if same and not value.is_inference() else None
+
+
+def _appended(
+    post: "Posterior", prior: PlainPrior, factor: PanelFactor, z: Tensor, x: Tensor, y: Tensor, started: float
+) -> "Posterior":
+    workspace = Workspace()
+    workspace.ran(TITLE)
+    rows, jitter = post.rows, float(factor.jitter)
+    new = prior.rows(x.numpy().astype(numpy.float64, copy=False))
+    cross = prior.covariance.block(new, RowArrays.of(rows))[0]
+    corner = float(prior.covariance.diagonal(new)[0]) + prior.noise + jitter
+    factor, root = factor.bordered_by(cross, corner, workspace)  # cross is L^-1 of it now
+    residual = y.numpy().reshape(1, -1).astype(numpy.float64, copy=False) - prior.mean
+    before = z.numpy()
+    whitened = _followed(before, (residual - cross @ before) / root)
+    noise = torch.full((1,), prior.noise + jitter, dtype=F64).expand(len(cross) + 1)
+    table = Table(None, _followed(post.residual.numpy(), residual), noise)
+    longer = Rows(
+        tuple(_followed(f.numpy(), more) for f, more in zip(rows.features, new.features, strict=True)),
+        tuple(_followed(a.numpy(), more) for a, more in zip(rows.scalars, new.scalars, strict=True)),
+        rows.count + 1, rows.batch, rows.place,
+    )  # fmt: skip
+    state = State(post.gp, torch.cat([post.x, x]), torch.cat([post.y, y]), longer, table, factor, whitened)
+    learned = replace(post.learned, appended=post.learned.appended + 1)
+    return ended(post, state, learned, lambda some, others: prior.block(some, others, workspace), workspace, started)
+
+
+def _followed(own: Array, more: Array) -> Tensor:
+    return torch.from_numpy(numpy.concatenate([own, more]))
