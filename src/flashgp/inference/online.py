@@ -194,10 +194,8 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     taken = _taken(n, kept)
     x = _stacked(post.x, taken, None if new is None else new.x)
     y = _stacked(post.y, taken, None if new is None else new.y)
-    learned = replace(
-        post.learned, appended=post.learned.appended + (0 if new is None else len(new)),
-        dropped=post.learned.dropped + (0 if gone is None else len(gone)),
-    )  # fmt: skip
+    came, went = 0 if new is None else len(new), 0 if gone is None else len(gone)
+    learned = replace(post.learned, appended=post.learned.appended + came, dropped=post.learned.dropped + went)
     if not post.count or (kept is not None and not len(kept)):
         return _afresh(post, gp, x, y, learned)
     table = _table(post, gp, x, y, kept, new)
@@ -232,8 +230,9 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         rows = _rows(post.rows, table.kept, rows_new)
         block = None if rows_new is None else covariance(rows_new, rows)
         factor, whitened = _changed(post, table, block, workspace)
-    state = State(gp, x, y, rows, table, factor, whitened, None if moved is None else moved.known)
-    return ended(post, state, learned, covariance, workspace, started)
+    known = None if moved is None else moved.known
+    state = State(gp, x, y, rows, table, factor, whitened, came, went, known)
+    return ended(post, state, covariance, workspace, started)
 
 
 def _changed(post: "Posterior", table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:

@@ -20,7 +20,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.gp import GP
-from flashgp.inference.learned import ONLINE, Learned
+from flashgp.inference.learned import ONLINE
 from flashgp.inference.likelihood_gradient import DirectSettings, factorise_covariance
 from flashgp.inference.online_window import whitened_by
 from flashgp.inference.replicates import Replicates
@@ -57,7 +57,8 @@ class Table:
 @dataclass(frozen=True, eq=False)
 class State:
     """What an update has made. Fields: gp, x, y and rows of the posterior to be; table; factor; whitened, L^-1 of its
-    residual, None where the factor has it; known, the rows in the factor of a window, else None."""
+    residual, None where the factor has it; appended, dropped, how many rows came and went; known, the rows in the
+    factor of a window, else None."""
 
     gp: GP
     x: Tensor
@@ -66,20 +67,21 @@ class State:
     table: Table
     factor: PanelFactor | WindowFactor
     whitened: Tensor | None
+    appended: int = 0
+    dropped: int = 0
     known: Rows | None = None
 
 
 def ended(
     post: "Posterior",
     state: State,
-    learned: Learned,
     covariance: Callable[[Rows, Rows], Tensor],
     workspace: Workspace,
     started: float,
 ) -> "Posterior":
-    """The posterior after an update of `post`, looked at where it is time for that; learned: with the new counts."""
+    """The posterior after an update of `post`, looked at where it is time for that."""
     before, table, rows, factor, whitened = post.report, state.table, state.rows, state.factor, state.whitened
-    known = state.known
+    learned, known = post.learned, state.known
     relative, checked = before.relative_residual, learned.looked_at(rows.count)
     anew = False
     if checked is not None:
@@ -99,7 +101,8 @@ def ended(
         whitened = factor.half_solve(table.residual)
         relative = _drift(own, checked, factor, whitened, table)[1]
     learned = replace(
-        learned, refactorised=learned.refactorised + anew, whitened=whitened,
+        learned, appended=learned.appended + state.appended, dropped=learned.dropped + state.dropped,
+        refactorised=learned.refactorised + anew, whitened=whitened,
         updates=learned.updates + 1 if checked is None else 0, turn=learned.turn if checked is None else checked.stop,
         known=known,
     )  # fmt: skip

@@ -7,7 +7,6 @@ calls around it weigh as much, so that here they are NumPy's and BLAS's, on what
 
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -86,16 +85,15 @@ def _appended(
     residual = y.numpy().reshape(1, -1).astype(numpy.float64, copy=False) - prior.mean
     before = z.numpy()
     whitened = _followed(before, (residual - cross @ before) / root)
-    noise = torch.full((1,), prior.noise + jitter, dtype=F64).expand(len(cross) + 1)
+    noise = torch.from_numpy(numpy.full(len(cross) + 1, prior.noise + jitter))
     table = Table(None, _followed(post.residual.numpy(), residual), noise)
     longer = Rows(
         tuple(_followed(f.numpy(), more) for f, more in zip(rows.features, new.features, strict=True)),
         tuple(_followed(a.numpy(), more) for a, more in zip(rows.scalars, new.scalars, strict=True)),
         rows.count + 1, rows.batch, rows.place,
     )  # fmt: skip
-    state = State(post.gp, torch.cat([post.x, x]), torch.cat([post.y, y]), longer, table, factor, whitened)
-    learned = replace(post.learned, appended=post.learned.appended + 1)
-    return ended(post, state, learned, lambda some, others: prior.block(some, others, workspace), workspace, started)
+    state = State(post.gp, torch.cat([post.x, x]), torch.cat([post.y, y]), longer, table, factor, whitened, appended=1)
+    return ended(post, state, lambda some, others: prior.block(some, others, workspace), workspace, started)
 
 
 def _followed(own: Array, more: Array) -> Tensor:
