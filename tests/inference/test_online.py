@@ -335,14 +335,16 @@ def test_nothing_left_is_the_prior_and_it_learns_again() -> None:
     assert post.append(x[:0], y[:0]) is post
 
 
-def test_drift_is_seen_and_the_factor_made_anew() -> None:
+@pytest.mark.parametrize("k", [1, 2])
+def test_drift_is_seen_and_the_factor_made_anew(k: int) -> None:
     # M-113: within as many updates as it takes to look at every row.
-    x, y = data(60)
+    x, y = data(100)
     gp, post = model(), model().condition(x[:40], y[:40]).append(x[40:41], y[40:41])
     post.factor._panels[0].rows[20, 3] += 1e-3
     post._weights = None
-    for i in range(41, 60):
-        post = post.append(x[i : i + 1], y[i : i + 1])
+    for i in range(41, 41 + 40 // k * k, k):
+        post = post.append(x[i : i + k], y[i : i + k])
+    x, y = x[: post.count], y[: post.count]
     assert post.learned.refactorised == 1
     assert "made anew 1 time" in post.report.events[-1]
     agree(post, gp.condition(x, y), 1e-10)

@@ -30,7 +30,7 @@ class FewPoints:
 
     def __init__(self, post: "Posterior", prior: PlainPrior, x: Tensor) -> None:
         self._post, self._prior = post, prior
-        self._rows = prior.rows(x.numpy().astype(numpy.float64, copy=False))
+        self._rows = prior.rows(x.numpy())
         self._cross = prior.covariance.block(self._rows, RowArrays.of(post.rows))
         self._solved: Array | None = None
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Rows
@@ -10,7 +11,9 @@ from flashgp.foundations.report import counted
 __all__ = ["NOTHING_LEARNED", "ONLINE", "Learned"]
 
 ONLINE = "online: "  # how the lines of a report begin that the next update replaces
-CHECK_EVERY, CHECKED_ROWS = 4, 16  # updates, and rows of the factor and of L z that are then looked at
+# Rows of the factor and of L z that are looked at in every so many updates: a few in each, so that all steps take the
+# same; where a device would be waited for, more of them and seldom.
+CHECKED_ROWS, CHECK_EVERY = 16, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +39,13 @@ class Learned:
     made: str = "the factor"
     last: str = ""
 
-    def looked_at(self, count: int) -> slice | None:
+    def looked_at(self, count: int, device: torch.device) -> slice | None:
         """The rows, of so many, that the next update looks at; None where it does not."""
-        if self.updates + 1 < CHECK_EVERY:
+        every, rows = (1, CHECKED_ROWS // CHECK_EVERY) if device.type == "cpu" else (CHECK_EVERY, CHECKED_ROWS)
+        if self.updates + 1 < every:
             return None
         start = self.turn if self.turn < count else 0
-        return slice(start, min(start + CHECKED_ROWS, count))
+        return slice(start, min(start + rows, count))
 
     @property
     def event(self) -> str:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.online_ending import State, Table, ended
+from flashgp.inference.learned import CHECKED_ROWS
+from flashgp.inference.online_ending import LEAST, Looked, State, Table, ended
 from flashgp.inference.plain_prior import TITLE, PlainPrior
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.few import Array, RowArrays
@@ -54,7 +55,7 @@ def _as_usual() -> bool:
 def _row(post: "Posterior", x: Any, y: Any) -> tuple[Tensor, Tensor] | None:
     """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
     row, target = _alike(x, post.x), _alike(y, post.y)
-    if row is None or target is None or not math.isfinite(float(row.sum()) + float(target.sum())):
+    if row is None or target is None or not math.isfinite(row.numpy().sum() + target.numpy().sum()):
         return None
     return row, target
 
@@ -78,22 +79,50 @@ def _appended(
     workspace = Workspace()
     workspace.ran(TITLE)
     rows, jitter = post.rows, float(factor.jitter)
-    new = prior.rows(x.numpy().astype(numpy.float64, copy=False))
+    new = prior.rows(x.numpy())
     cross = prior.covariance.block(new, RowArrays.of(rows))[0]
-    corner = float(prior.covariance.diagonal(new)[0]) + prior.noise + jitter
+    noise = prior.noise + jitter if jitter else prior.noise
+    corner = float(prior.covariance.diagonal(new)[0]) + float(noise)
+    turn = post.learned.turn if post.learned.turn < len(cross) else 0
+    entry = float(cross[turn])
     factor, root = factor.bordered_by(cross, corner, workspace)  # cross is L^-1 of it now
-    residual = y.numpy().reshape(1, -1).astype(numpy.float64, copy=False) - prior.mean
+    own = post.residual.numpy()
+    residual = y.numpy().reshape(1, -1) - prior.mean
     before = z.numpy()
+    looked = _looked(post, factor.row(turn), cross, entry, before, own)
     whitened = _followed(before, (residual - cross @ before) / root)
-    noise = torch.from_numpy(numpy.full(len(cross) + 1, prior.noise + jitter))
-    table = Table(None, _followed(post.residual.numpy(), residual), noise)
+    table = Table(None, _followed(own, residual), noise.expand(len(cross) + 1))
     longer = Rows(
         tuple(_followed(f.numpy(), more) for f, more in zip(rows.features, new.features, strict=True)),
         tuple(_followed(a.numpy(), more) for a, more in zip(rows.scalars, new.scalars, strict=True)),
         rows.count + 1, rows.batch, rows.place,
     )  # fmt: skip
     state = State(post.gp, torch.cat([post.x, x]), torch.cat([post.y, y]), longer, table, factor, whitened, appended=1)
-    return ended(post, state, lambda some, others: prior.block(some, others, workspace), workspace, started)
+
+    def covariance(some: Rows, others: Rows) -> Tensor:
+        return prior.block(some, others, workspace)
+
+    return ended(post, state, covariance, workspace, started, looked)
+
+
+def _looked(post: "Posterior", row: Array, half: Array, entry: float, z: Array, residual: Array) -> Looked:
+    """One row l of the factor beside the new one s, with which its covariance is `entry`, eq. (M-113).
+
+    An append changes no row but adds one: l . s sees the errors of that, and l z those of the row itself.
+    """
+    stop = len(row)
+    s, z, size, own = half[:stop], z[:stop], abs(row), residual[stop - 1]
+    error = own - row @ z
+    shares = abs(error) / numpy.maximum(size @ abs(z) + abs(own), LEAST)
+    new = abs(entry - float(row @ s)) / max(float(size @ abs(s)), LEAST)
+    drift = max(new, float(shares.max()))
+    squares = float(numpy.vdot(residual, residual))
+    found = None
+    if squares > 0.0:  # of one row: the mean of the last sixteen
+        found = len(residual) * float(error @ error) / squares
+        known = post.report.relative_residual
+        found = (found if known is None else known * known + (found - known * known) / CHECKED_ROWS) ** 0.5
+    return Looked(drift if drift == drift else math.inf, found, stop)
 
 
 def _followed(own: Array, more: Array) -> Tensor:

@@ -31,10 +31,10 @@ TITLE = "NumPy"  # in reports
 class PlainPrior:
     """What points of a prior are made of. Made by `of`, for the parameters as they are then.
 
-    Fields: covariance, of blocks of few pairs; mean, of every point, () or (outputs,); noise, of every row, float64.
+    Fields: covariance, of blocks of few pairs; mean, of every point, () or (outputs,); noise, of every row, (1,).
     """
 
-    def __init__(self, gp: GP, covariance: FewRows, leaves: Sequence[Leaf] | None, mean: Array, noise: float) -> None:
+    def __init__(self, gp: GP, covariance: FewRows, leaves: Sequence[Leaf] | None, mean: Array, noise: Tensor) -> None:
         self.covariance, self.mean, self.noise = covariance, mean, noise
         self._kernel = gp.kernel
         self._leaves: list[tuple[Leaf, list[int] | None, dict[str, Any]]] | None = None
@@ -59,10 +59,11 @@ class PlainPrior:
         if covariance is None:
             return None
         mean = gp.mean.value.value.numpy() if isinstance(gp.mean, Constant) else numpy.zeros(())
-        return cls(gp, covariance, small_leaves(gp.kernel, x), mean, float(likelihood.variance(x.device)))
+        return cls(gp, covariance, small_leaves(gp.kernel, x), mean, likelihood.variance(x.device).reshape(1))
 
     def rows(self, x: Array) -> RowArrays:
-        """What points (k, d), float64, contribute to the form."""
+        """What points (k, d) contribute to the form."""
+        x = x if x.dtype == numpy.float64 else x.astype(numpy.float64)
         if self._leaves is None:
             with torch.no_grad():
                 return RowArrays.of(self._kernel.rows(torch.from_numpy(x)))

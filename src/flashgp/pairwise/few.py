@@ -40,6 +40,8 @@ class FewRows:
 
     def __init__(self, form: Form, theta: Sequence[float]) -> None:
         self._theta = tuple(theta)
+        self._everywhere: float | None = None  # k(x, x) where it is the same at every point, once it was asked for
+        self._moves = bool(form.scalar_count or "product" in form.statistics)
         self._statistics = [_STATISTICS[kind] for kind in form.statistics]
         self._diagonals = [_DIAGONALS[kind] for kind in form.statistics]
         self._value = numpy_value(form)
@@ -65,9 +67,14 @@ class FewRows:
     @stretched("pairwise products")
     def diagonal(self, rows: RowArrays) -> Array:
         """k(x_i, x_i), (k,)."""
+        if self._everywhere is not None:
+            return numpy.full(rows.length, self._everywhere)
         features = zip(self._diagonals, rows.features, strict=True)
         with numpy.errstate(all="ignore"):
-            return self._filled([make(a) for make, a in features], [*rows.scalars, *rows.scalars], (rows.length,))
+            found = self._filled([make(a) for make, a in features], [*rows.scalars, *rows.scalars], (rows.length,))
+        if rows.length and not self._moves:
+            self._everywhere = float(found[0])
+        return found
 
     def _filled(self, statistics: list[Array], scalars: list[Array], shape: tuple[int, ...]) -> Array:
         (value,) = self._value(*statistics, *scalars, *self._theta, not scalars)

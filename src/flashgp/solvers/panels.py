@@ -149,6 +149,12 @@ class PanelFactor:
                 found[first - start : last - start, :last] = panel.rows[first - panel.start : last - panel.start, :last]
         return found.tril_(start)
 
+    def row(self, i: int) -> Array:
+        """L_i to its diagonal, (i + 1,), where it lies; on the CPU."""
+        panel = next(panel for panel in self._panels if i < panel.stop)
+        found: Array = panel.rows.numpy()[i - panel.start, : i + 1]
+        return found
+
     @property
     def log_determinant(self) -> Tensor:
         """log |K|, (), float64. Cost: O(n)."""
