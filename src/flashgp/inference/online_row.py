@@ -55,9 +55,10 @@ def _as_usual() -> bool:
 def _row(post: "Posterior", x: Any, y: Any) -> tuple[Tensor, Tensor] | None:
     """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
     row, target = _alike(x, post.x), _alike(y, post.y)
-    if row is None or target is None or not math.isfinite(row.numpy().sum() + target.numpy().sum()):
+    if row is None or target is None:
         return None
-    return row, target
+    numbers = row.tolist()[0] + target.reshape(-1).tolist()  # a sum of some numbers, sooner than by a call
+    return (row, target) if math.isfinite(sum(numbers)) else None
 
 
 def _alike(value: Any, own: Tensor) -> Tensor | None:
