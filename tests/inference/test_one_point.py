@@ -1,5 +1,7 @@
 """One row more and a few points, by few calls, are what the general way gives; and they know what is not theirs."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference import few_points, online
+from flashgp.inference import few_points, online, prediction
 from flashgp.kernels import REGISTRY
 
 F64 = torch.float64
@@ -258,6 +260,37 @@ def test_gradients_after_values_and_values_in_torch_modes() -> None:
         cast = post.predict(at.detach())
         assert torch.allclose(cast.mean, plain[0], rtol=1e-11)
         assert post.append(x[:1] + 0.3, y[:1]).factor.lower.dtype == F64
+
+
+def test_posteriors_and_predictions_that_have_been_asked_are_pickled_and_copied() -> None:
+    x, y = table(40)
+    post = grown(model(), x, y, 30)
+    p = answered(post, x[:1] + 0.05)
+    for again in (lambda thing: pickle.loads(pickle.dumps(thing)), copy.deepcopy):
+        other = again(post)
+        assert torch.equal(again(p).variance, p.variance)
+        assert torch.allclose(answered(other, x[:1] + 0.05).mean, p.mean, rtol=1e-12)
+        assert other.append(x[:1] + 0.3, y[:1]).count == 41
+
+
+def test_a_lazy_negation_is_taken_as_it_is() -> None:
+    x, y = table(40)
+    post = grown(model(), x[:39], y[:39], 30)
+    lazy = torch.imag(torch.conj(torch.complex(x, -x)))
+    assert lazy.is_neg()
+    assert torch.allclose(post.predict(lazy[:1]).mean, post.predict(x[:1]).mean, rtol=1e-12)
+    assert torch.equal(post.append(lazy[39:], y[39:]).x, x)
+
+
+def test_a_variance_far_below_zero_is_said_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = table(40)
+    for points in (1, 40):  # by few calls, and generally
+        p = grown(model(), x, y, 30).predict(x[:points])
+        p.mean  # noqa: B018
+        monkeypatch.setattr(prediction, "FAR_BELOW_ZERO", -1e15)
+        with pytest.warns(fgp.FlashGPWarning, match="a computed variance was"):
+            p.variance  # noqa: B018
+        assert any("below zero" in event for event in p.report.events)
 
 
 def test_rows_without_anything_in_common_are_no_drift() -> None:

@@ -41,8 +41,8 @@ class FewPoints:
         Args: x (k, d), checked, on the CPU and without a graph; post, whose factor is float64.
         """
         prior = post.plain_prior if x.dim() == 2 and len(x) * post.distinct <= FEW_PAIRS else None
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)
-        return None if prior is None or wrapped or torch.is_autocast_enabled("cpu") else cls(post, prior, x)
+        ordinary = type(x) is Tensor and not (torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_neg())
+        return cls(post, prior, x) if prior is not None and ordinary and not torch.is_autocast_enabled("cpu") else None
 
     @property
     def half(self) -> Array:

@@ -68,7 +68,7 @@ def _alike(value: Any, own: Tensor) -> Tensor | None:
         ):
             return None
         value = torch.from_numpy(value)
-    elif type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    elif type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_neg():
         return None
     same = value.dtype == own.dtype and value.shape == (1, *own.shape[1:]) and value.device.type == "cpu"
     return value.detach() if same and not value.is_inference() else None

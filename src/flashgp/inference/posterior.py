@@ -124,7 +124,7 @@ class Posterior:
         Looked up once for all posteriors that come from this one by learning rows.
         """
         if self._plain_prior is None:
-            served = self.replicates is None and not self.differentiable and not self.choice.deterministic
+            served = not (self.replicates or self.differentiable or self.choice.deterministic or self.batch_shape)
             self._plain_prior = (PlainPrior.of(self.gp, self.theta, self.x) if served else None,)
         return self._plain_prior[0]
 

@@ -347,7 +347,7 @@ class Prediction:
                 f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {dtype}; "
                 "the value is given as 0. Use float64, or more noise",
                 FlashGPWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
         return variance.clamp_min(0.0).unsqueeze(-1)
 

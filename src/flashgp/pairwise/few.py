@@ -39,7 +39,7 @@ class FewRows:
     """The covariance function of one model with its parameters, for blocks of few pairs. Made by `of`."""
 
     def __init__(self, form: Form, theta: Sequence[float]) -> None:
-        self._theta = tuple(theta)
+        self._form, self._theta = form, tuple(theta)
         self._everywhere: float | None = None  # k(x, x) where it is the same at every point, once it was asked for
         self._moves = bool(form.scalar_count or "product" in form.statistics)
         self._statistics = [_STATISTICS[kind] for kind in form.statistics]
@@ -55,6 +55,9 @@ class FewRows:
         if not form.fusable or is_deterministic() or any(t.dim() or t.device.type != "cpu" for t in theta):
             return None
         return cls(form, [float(t.detach()) for t in theta])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FewRows, (self._form, self._theta)  # generated functions cannot be pickled
 
     @stretched("pairwise products")
     def block(self, rows: RowArrays, others: RowArrays) -> Array:
