@@ -209,8 +209,12 @@ class Stream:
     @staticmethod
     def _noise(post: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
         """Variance of each row's noise, (k,) or (k, 1). Raises: as `Posterior.append`, for what does not fit k rows."""
-        likelihood = Gaussian(post.gp.likelihood.noise_variance).extended(0, k, row_variance, row_weight)
-        noise = likelihood.diagonal(k, post.x.device).detach().expand(k)
+        own, device = post.gp.likelihood, post.x.device
+        if row_variance is None and row_weight is None and own.row_variance is None:
+            noise = own.variance(device).detach().expand(k)
+        else:
+            likelihood = Gaussian(own.noise_variance).extended(0, k, row_variance, row_weight)
+            noise = likelihood.diagonal(k, device).detach().expand(k)
         return noise if post.gp.outputs is None else noise.unsqueeze(-1)
 
     def _learned(self, post: Posterior, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> Posterior:
@@ -227,13 +231,16 @@ class Stream:
         return (post.drop(range(surplus)) if surplus else post).append(x, y, **given)
 
     def _score(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
-        error = y - mean
-        squares = error.square()
-        self._rows += len(y)
-        outputs = 1 if y.dim() == 1 else y.shape[-1]
+        found, spread, wanted = (
+            t.cpu().numpy() for t in (mean, variance, y)
+        )  # few numbers: NumPy's calls start sooner
+        squares = numpy.square(wanted - found)
+        self._rows += len(wanted)
+        outputs = 1 if wanted.ndim == 1 else wanted.shape[-1]
         self._squares += float(squares.sum()) / outputs
-        self._nll += 0.5 * float((squares / variance + variance.log() + LOG_2PI).sum()) / outputs
-        self._inside += float((squares <= STANDARD**2 * variance).double().sum()) / outputs
+        with numpy.errstate(all="ignore"):  # a variance of 0
+            self._nll += 0.5 * float((squares / spread + numpy.log(spread) + LOG_2PI).sum()) / outputs
+        self._inside += float((squares <= STANDARD**2 * spread).sum()) / outputs
 
     def _refine(self) -> float:
         """Seconds that it took. Hyperparameters that cannot be refined go on as they are: the rows are learned."""
