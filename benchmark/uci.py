@@ -8,6 +8,7 @@ fails, or would not fit into memory, is recorded as such, and the others go on. 
 
     flashgp             fgp.fit at its defaults
     dense               the same, forced to a float64 Cholesky of all rows: the optimum, where it can be computed
+    polished            the optimum beside what FlashGP finds: from there on with a float64 Cholesky of all rows
     gpytorch-default    GPyTorch as its regression example trains it (see uci_gpytorch)
     gpytorch-cholesky   the same in float64, factorising at any size
 
