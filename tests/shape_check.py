@@ -7,20 +7,24 @@ are left to mypy.
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "flashgp"
+RESULT = re.compile(r"ret\d+")  # the name that jaxtyping gives the result, as no parameter of ours is called
 
 
 def check_on_return(function: Callable[..., Any], *_: object, **__: object) -> Callable[..., Any]:
     """The type checker that jaxtyping's import hook calls.
 
-    jaxtyping hands over two functions for each of ours: one with only the parameters, called before ours and marked
-    by a return annotation of Any, and one that also receives the result, called after. The first is left unchecked.
+    jaxtyping hands over two functions for each of ours: one with only the parameters, called before ours, and one that
+    also receives the result, as a last keyword, called after. The first is left unchecked. Its return annotation of Any
+    does not tell it: the other has that too where ours names a class that does not exist yet, such as its own.
     """
-    if inspect.signature(function).return_annotation is Any and "return" in function.__annotations__:
+    last = list(inspect.signature(function).parameters.values())[-1:]
+    if not last or last[0].kind is not inspect.Parameter.KEYWORD_ONLY or not RESULT.fullmatch(last[0].name):
         return function
     from beartype import BeartypeConf, beartype
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError, ShapeError
@@ -16,8 +17,8 @@ Numeric = float | Tensor | Parameter
 class Zero(nn.Module):
     """m(x) = 0."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Points (*batch, n, d) to zeros (n,), float64."""
+    def forward(self, x: Float[Tensor, "*batch n d"]) -> Float64[Tensor, "n"]:
+        """Points to zeros."""
         return torch.zeros(x.shape[-2], dtype=torch.float64, device=x.device)
 
     def structure(self) -> dict[str, Any]:
@@ -43,8 +44,10 @@ class Constant(nn.Module):
                 value = value.unsqueeze(-1).expand(*value.shape, outputs)
         self.value = as_parameter(value, Domain(), "value", event_dim=0 if outputs is None else 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Points (*batch, n, d) to (*batch, n), or (*batch, n, outputs)."""
+    def forward(
+        self, x: Float[Tensor, "*points n d"]
+    ) -> Float64[Tensor, "*batch n"] | Float64[Tensor, "*batch n outputs"]:
+        """The value at every point, with its own batch dimensions; the second where it serves several outputs."""
         n = x.shape[-2]
         value = self.value.value.to(x.device)
         if self.outputs is None:
@@ -73,8 +76,8 @@ class Linear(nn.Module):
         self.slope = as_parameter(slope, Domain(), "slope", event_dim=1)
         self.intercept = as_parameter(intercept, Domain(), "intercept")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Points (*batch, n, d) to (*batch, n)."""
+    def forward(self, x: Float[Tensor, "*points n d"]) -> Float64[Tensor, "*batch n"]:
+        """The value at every point; the batch is that of the points and the parameters together."""
         slope = self.slope.value.to(x.device)
         if slope.shape[-1] != x.shape[-1]:
             raise ShapeError(
@@ -90,7 +93,9 @@ class Linear(nn.Module):
 REGISTRY: dict[str, type[nn.Module]] = {"Zero": Zero, "Constant": Constant, "Linear": Linear}
 
 
-def evaluate_mean(mean: nn.Module, x: Tensor, outputs: int | None) -> Tensor:
+def evaluate_mean(
+    mean: nn.Module, x: Float[Tensor, "*points n d"], outputs: int | None
+) -> Float64[Tensor, "*batch n"] | Float64[Tensor, "*batch n outputs_or_1"]:
     """The prior mean at x, float64, shape (*batch, n) or, with outputs, (*batch, n, outputs or 1).
 
     A foreign module runs in the dtype of its own parameters; a trailing dimension of one is dropped for one output.

@@ -59,6 +59,9 @@ class Double(torch.autograd.Function):
 class Pair:
     x: Float[Tensor, "n"]
     y: Float[Tensor, "n"]
+
+    def scaled(self, factor: Float[Tensor, ""]) -> "Pair":
+        return Pair(factor * self.x, factor * self.y)
 """
 
 
@@ -102,6 +105,14 @@ def test_dataclasses_and_autograd_functions(checked) -> None:
     x = torch.ones(3, requires_grad=True)
     checked.Double.apply(x).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_arguments_of_what_returns_its_own_class(checked) -> None:
+    pair = checked.Pair(torch.ones(2), torch.ones(2))
+    assert torch.equal(pair.scaled(torch.tensor(2.0)).y, torch.full((2,), 2.0))
+    for factor in (torch.ones(2), torch.tensor(2)):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            pair.scaled(factor)
 
 
 def test_public_modules_are_checked() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
@@ -43,9 +44,9 @@ class FantasyPrediction:
     (*b, m, 1): hypothetical targets do not change it; observation_variance, with the noise. In x's dtype.
     """
 
-    mean: Tensor
-    variance: Tensor
-    observation_variance: Tensor
+    mean: Float[Tensor, "*means"]
+    variance: Float[Tensor, "*variances"]
+    observation_variance: Float[Tensor, "*variances"]
 
 
 class Fantasies:
@@ -55,9 +56,16 @@ class Fantasies:
     """
 
     def __init__(
-        self, posterior: "Posterior", x: Tensor, y: Tensor, half: Tensor | None, place: Tensor | None, lower: Tensor,
-        whitened: Tensor, scores: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        posterior: "Posterior",
+        x: Float[Tensor, "*b q d"],
+        y: Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"],
+        half: Float64[Tensor, "u n"] | None,
+        place: Int64[Tensor, "rows"] | None,
+        lower: Float64[Tensor, "members q q"],
+        whitened: Float64[Tensor, "n p"],
+        scores: Float64[Tensor, "*s members q p"],
+    ) -> None:
         self.posterior, self.x, self.y = posterior, x, y
         self._half, self._place = half, place  # (L^-1 K_oF)^T of the distinct points, (u, n); which of them each row is
         self._lower = lower  # C_b, (B, q, q)

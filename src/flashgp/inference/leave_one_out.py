@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.inference.likelihood_gradient import LOG_2PI
@@ -20,14 +21,17 @@ class LeaveOneOut:
     Fields: mean (*batch, n[, outputs]); variance of the observation, the same shape; log_prob of the observed y.
     """
 
-    mean: Tensor
-    variance: Tensor
-    log_prob: Tensor
+    mean: Float[Tensor, "*shape"]
+    variance: Float[Tensor, "*shape"]
+    log_prob: Float[Tensor, "*shape"]
 
 
 def left_out(
-    factor: TriangularFactor, weights: Tensor, y: Tensor, replicates: Replicates | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    factor: TriangularFactor,
+    weights: Float64[Tensor, "*batch u p"],
+    y: Float64[Tensor, "*points n p"],
+    replicates: Replicates | None,
+) -> tuple[Float64[Tensor, "*batch n p"], Float64[Tensor, "*batch n p"], Float64[Tensor, "*batch n p"]]:
     """(mean, variance, log density) of y (*batch, n, p) from factor and representer weights, each of y's shape.
 
     With replicates the factor and the weights are those of the distinct rows, eq. (M-88).

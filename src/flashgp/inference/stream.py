@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
@@ -46,9 +47,9 @@ class StreamStep:
     refining took, refining_seconds (0 where it was not its turn).
     """
 
-    mean: Tensor
-    variance: Tensor
-    y: Tensor | None
+    mean: Float[Tensor, "k *outputs"]
+    variance: Float[Tensor, "k *outputs"]
+    y: Float[Tensor, "k *outputs"] | None
     count: int
     seconds: float
     refining_seconds: float

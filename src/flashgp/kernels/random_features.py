@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
@@ -48,12 +49,12 @@ class Draw:
             self._parts[index] = Draw(self.pairs, self.seed, (*self.path, index))
         return self._parts[index]
 
-    def uniform(self, columns: int) -> Tensor:
-        """Points inside the unit cube, (columns, pairs), each uniform, together even, in random order."""
+    def uniform(self, columns: int) -> Float64[Tensor, "{columns} {self.pairs}"]:
+        """Points inside the unit cube, each a column, uniform on its own and together even, in random order."""
         return self._drawn("uniform", columns)
 
-    def signs(self, columns: int) -> Tensor:
-        """+1 or -1, independent, (columns, pairs)."""
+    def signs(self, columns: int) -> Float64[Tensor, "{columns} {self.pairs}"]:
+        """+1 or -1, independent."""
         return self._drawn("signs", columns)
 
     def _drawn(self, kind: str, columns: int) -> Tensor:
@@ -86,20 +87,20 @@ _DRAWN = {"uniform": _uniform, "signs": _signs}
 class Term:
     """A covariance as finite features times random ones, eq. (M-92); what is None is 1.
 
-    Fields: exact, (*batch, n, r); weights, (*batch, n or 1, pairs); phases, (*batch, n, pairs).
+    Fields: exact, (*batch, n, r); weights, (*batch, n or 1, pairs or 1); phases, (*batch, n, pairs).
     """
 
-    exact: Tensor | None = None
-    weights: Tensor | None = None
-    phases: Tensor | None = None
+    exact: Float64[Tensor, "*exact_batch n r"] | None = None
+    weights: Float64[Tensor, "*weights_batch n_or_1 pairs_or_1"] | None = None
+    phases: Float64[Tensor, "*phases_batch n pairs"] | None = None
 
     @property
     def random(self) -> bool:
         """Whether it equals the covariance in expectation only."""
         return self.weights is not None or self.phases is not None
 
-    def scaled(self, root: Tensor) -> "Term":
-        """All features times root, (*batch, 1, 1)."""
+    def scaled(self, root: Float64[Tensor, "*batch 1 1"]) -> "Term":
+        """All features times root."""
         if self.exact is not None:
             return replace(self, exact=root * self.exact)
         return replace(self, weights=root if self.weights is None else root * self.weights)
@@ -111,8 +112,8 @@ class Term:
         mixed = self.exact @ draw.signs(self.exact.shape[-1]).to(self.exact.device)
         return Term(None, _times(self.weights, mixed), self.phases)
 
-    def values(self) -> Tensor:
-        """The features, (*batch, n, columns)."""
+    def values(self) -> Float64[Tensor, "*batch n_or_1 columns"]:
+        """The features; one row where it is that of every point."""
         random = self.weights
         if self.phases is not None:
             waves = torch.cat([self.phases.cos(), self.phases.sin()], dim=-1)
@@ -152,7 +153,7 @@ def multiplied(first: Sequence[Term], second: Sequence[Term], draw: Draw) -> lis
     return terms
 
 
-def fourier(features: Tensor, draw: Draw, mixing: Any = None) -> Term:
+def fourier(features: Float64[Tensor, "*batch n d"], draw: Draw, mixing: Any = None) -> Term:
     """Phases omega . u of row features u, (*batch, n, d'), with omega = sqrt(s) z, z normal, eqs. (M-90), (M-91).
 
     Args: mixing: from a uniform draw (pairs,) to s, (*batch, pairs), and to weights of the features, (*batch, pairs) or
@@ -194,8 +195,10 @@ class _GammaQuantile(torch.autograd.Function):
         return product.sum_to_size(ctx.saved_tensors[0].shape), None
 
 
-def gamma_quantile(shape: Tensor, u: Tensor) -> Tensor:
-    """The quantile of a gamma variable of unit scale: shape (*batch, 1), u (pairs,) to (*batch, pairs)."""
+def gamma_quantile(
+    shape: Float64[Tensor, "*batch pairs_or_1"], u: Float64[Tensor, "pairs"]
+) -> Float64[Tensor, "*batch pairs"]:
+    """The quantile of a gamma variable of unit scale, of one shape or one for each of the pairs."""
     return _GammaQuantile.apply(shape, u)
 
 
@@ -213,13 +216,13 @@ class RandomFeatures:
     count: int
     draw: Draw
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """psi at points x (*batch, n, d): (*batch, n, columns), float64, differentiable in x and in the parameters."""
+    def __call__(self, x: Shaped[Tensor, "*points n d"]) -> Float64[Tensor, "*batch n columns"]:
+        """psi at points x, differentiable in x and in the parameters, whose batch the result has too."""
         values = [term.values() for term in self._terms(x)]
         batch = broadcast_batch(*(v.shape[:-2] for v in values))
         return torch.cat([v.expand(*batch, *v.shape[-2:]) for v in values], dim=-1)
 
-    def exact(self, x: Tensor) -> bool:
+    def exact(self, x: Shaped[Tensor, "*points n d"]) -> bool:
         """Whether psi(x) . psi(x') is k(x, x') itself for points of so many columns: every term has a finite rank."""
         return not any(term.random for term in self._terms(x[..., :0, :]))
 
