@@ -130,6 +130,7 @@ class Stream:
         self._rows, self._squares, self._nll, self._inside = 0, 0.0, 0.0, 0.0
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
+        self.posterior.plain_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
         made_ready(removals=window is not None and not posterior.choice.deterministic)
 
     def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:

@@ -45,6 +45,8 @@ class FewRows:
         self._statistics = [_STATISTICS[kind] for kind in form.statistics]
         self._diagonals = [_DIAGONALS[kind] for kind in form.statistics]
         self._value = numpy_value(form)
+        if "distance" in form.statistics:
+            _cdist()  # now, not with the first block: SciPy's package of it takes a quarter of a second to load
 
     @classmethod
     def of(cls, form: Form, theta: Sequence[Tensor]) -> "FewRows | None":
