@@ -113,7 +113,10 @@ def dense(cell: Cell, parts: Split, quiet: bool = False) -> Answer:
 
 
 def polished(cell: Cell, parts: Split, quiet: bool = False) -> Answer:
-    """The optimum beside what FlashGP finds: from there on with a float64 Cholesky of all rows in every step."""
+    """The optimum beside what FlashGP finds: from there on with a float64 Cholesky of all rows in every step.
+
+    The time limit is of what comes on top.
+    """
     gp = fgp.fit(_prior(parts.x.shape[1]), parts.x, parts.y, seed=cell.seed, memory=cell.memory).gp
     return _fitted(cell, parts, gp, quiet, plan=_of_all_rows(cell, parts, gp), initial="given", starts=1)
 

@@ -116,18 +116,23 @@ def _against_target(row: dict[str, Any], done: Sequence[Mapping[str, Any]]) -> N
 
 
 def _against_dense(done: Sequence[Mapping[str, Any]], cells: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The largest difference to the dense fit of the same split and rows, or to one that went on from there."""
-    pairs = []
+    """The largest difference to the dense fit of the same split and rows, or to one that went on from there.
+
+    Beside one that its time limit ended, nothing is reached: its optimum may be better still.
+    """
+    pairs, ended = [], True
     for cell in done:
         suffix = f"/rows={cell['rows']}" if cell["rows"] is not None else ""
         found = [cells.get(f"{cell['set']}/{cell['split']}/{method}{suffix}") for method in ("dense", "polished")]
         optimum = next((entry for entry in found if entry is not None and entry["status"] == "done"), None)
         if optimum is not None:
+            ended = ended and not optimum.get("interrupted")
             pairs.append((cell["rmse"] - optimum["rmse"], cell["nll"] - optimum["nll"]))
     if not pairs:
         return None
     rmse, nll = (max(values) for values in zip(*pairs, strict=True))
-    verdict = "reached" if rmse <= RMSE_MARGIN and nll <= NLL_MARGIN else "short"
+    within = rmse <= RMSE_MARGIN and nll <= NLL_MARGIN
+    verdict = "short" if not within else "reached" if ended else "within, of one that had not ended"
     return f"{rmse:+.4f}, {nll:+.4f}: {verdict}"
 
 

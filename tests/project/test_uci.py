@@ -248,6 +248,10 @@ def test_the_table_compares_with_targets_and_with_the_dense_optimum(uci: Any) ->
     assert cut.get("target") is None, "targets are of all rows"
     cells["elevators/1/dense"] |= {"rmse": 0.357}
     assert module.summary(cells)[0]["optimum"].endswith(": short")
+    cells["elevators/1/dense"] |= {"rmse": 0.3585, "interrupted": "the time limit of 180 s"}
+    assert module.summary(cells)[0]["optimum"] == "+0.0015, +0.0055: within, of one that had not ended"
+    cells["elevators/1/polished"] = cells.pop("elevators/1/dense") | {"method": "polished", "interrupted": None}
+    assert module.summary(cells)[0]["optimum"] == "+0.0015, +0.0055: reached", "one that went on from there counts too"
     text = markdown_table({"columns": module.COLUMNS, "rows": rows})
     assert "0.358, 0.393, 120 s" in text
     assert "| - |" in text
