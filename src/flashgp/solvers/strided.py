@@ -56,20 +56,18 @@ def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
     c, t = lower.shape[-1], rhs.shape[0]
     if not c or not t:
         return
-    routine = _routine("trsv" if t == 1 else "trsm", lower, rhs)
-    place = _place(lower)
+    routine, place = _routine("trsm", lower, rhs), _place(lower)
     if routine is None or place is None:
         triangle = lower.tril()
         solved = torch.linalg.solve_triangular(triangle.mT if transposed else triangle, rhs.mT, upper=transposed)
         rhs.copy_(solved.mT)
         return
+    if t == 1 and (alone := Triangle.of(lower)) is not None:
+        alone.solve_(rhs[0].numpy(), transposed=transposed)
+        return
     by_rows, length = place  # what BLAS reads by columns is the upper triangle of rows
     uplo, trans = (b"U", b"N" if transposed else b"T") if by_rows else (b"L", b"T" if transposed else b"N")
     size, leading = ctypes.c_int(c), ctypes.c_int(length)
-    if t == 1:
-        step = ctypes.c_int(1)
-        routine(uplo, trans, b"N", _at(size), lower.data_ptr(), _at(leading), rhs.data_ptr(), _at(step))
-        return
     count, own = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0)))
     one = ctypes.c_double(1.0) if rhs.dtype == F64 else ctypes.c_float(1.0)
     routine(
