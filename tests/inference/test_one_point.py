@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference import few_points, online, prediction
+from flashgp.inference import few_points, online, online_ending, prediction
 from flashgp.kernels import REGISTRY
 
 F64 = torch.float64
@@ -260,6 +260,32 @@ def test_gradients_after_values_and_values_in_torch_modes() -> None:
         cast = post.predict(at.detach())
         assert torch.allclose(cast.mean, plain[0], rtol=1e-11)
         assert post.append(x[:1] + 0.3, y[:1]).factor.lower.dtype == F64
+
+
+def test_the_variance_leaves_the_covariances_as_they_were() -> None:
+    x, y = table(40)
+    post = model().condition(x, y)
+    first, second = (few_points.FewPoints.of(post, x[:1] + 0.05) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    first.variance()
+    assert torch.equal(first.mean(), second.mean())
+
+
+def test_the_look_at_the_factor_is_the_same_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on another device, where NumPy does not reach, M-113.
+    x, y = table(44)
+    found = []
+    for at_hand in (online_ending._at_hand, lambda tensor: tensor):
+        monkeypatch.setattr(online_ending, "_at_hand", at_hand)
+        post = model().condition(x[:30], y[:30])
+        for i in range(30, 44, 2):
+            post = post.append(x[i : i + 2], y[i : i + 2])
+        found.append((post.learned.refactorised, post.report.relative_residual))
+    assert found[0][0] == found[1][0] == 0
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-15)
+    post.factor._panels[0].rows[:, :3] += 1e-3
+    assert post.append(x[:2] + 0.1, y[:2]).learned.refactorised == 1
 
 
 def test_posteriors_and_predictions_that_have_been_asked_are_pickled_and_copied() -> None:

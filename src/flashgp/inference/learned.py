@@ -1,6 +1,6 @@
 """What happened to a posterior online: counts that go on from update to update, and the line of its report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,10 @@ class Learned:
             return None
         start = self.turn if self.turn < count else 0
         return slice(start, min(start + rows, count))
+
+    def counted(self, appended: int, dropped: int) -> "Learned":
+        """With so many more rows."""
+        return replace(self, appended=self.appended + appended, dropped=self.dropped + dropped)
 
     @property
     def event(self) -> str:

@@ -2,8 +2,8 @@
 
 Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
 whitened residual z = L^-1 r is kept, so that appended rows only add to it. The weights L^-T z wait until they are asked
-for: predictions at a few points take the mean from z. Every few updates some rows of the factor are looked at, eq.
-(M-113) (online_ending.py). One row more, the usual step, has a way of its own (online_row.py). Without a float64 factor
+for: predictions at a few points take the mean from z. Some rows of the factor are looked at in passing, eq. (M-113)
+(online_ending.py). One row more, the usual step, has a way of its own (online_row.py). Without a float64 factor
 the weights are solved for again (online_solves.py).
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
@@ -195,13 +195,13 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
     x = _stacked(post.x, taken, None if new is None else new.x)
     y = _stacked(post.y, taken, None if new is None else new.y)
     came, went = 0 if new is None else len(new), 0 if gone is None else len(gone)
-    learned = replace(post.learned, appended=post.learned.appended + came, dropped=post.learned.dropped + went)
     if not post.count or (kept is not None and not len(kept)):
-        return _afresh(post, gp, x, y, learned)
+        return _afresh(post, gp, x, y, post.learned.counted(came, went))
     table = _table(post, gp, x, y, kept, new)
     rows_new = None if new is None else post.gp.kernel.rows(new.x)
     if post.float64_factor is None:
         rows = _rows(post.rows, table.kept, rows_new)
+        learned = post.learned.counted(came, went)
         change = Change(rows, table.residual, table.noise, table.kept, table.added)
         found = updated_by_solves(post, change, learned)
         if found is None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -140,12 +141,13 @@ def _looked(state: State, checked: slice, covariance: Callable[[Rows, Rows], Ten
     assert whitened is not None
     lower, matrix = _at_hand(state.factor.some_rows(checked.start, checked.stop)), _at_hand(covariance(some, some))
     residual, noise, z = (_at_hand(t) for t in (state.table.residual, state.table.noise, whitened))
-    product, rows = lower @ lower.T, range(len(lower))
-    product[rows, rows] -= noise[checked]
-    size, z = abs(lower), z[: lower.shape[1]]
-    wrong = _backward_error(matrix - product, size @ size.T)
-    error = residual[checked] - lower @ z
-    wrong = max(wrong, _backward_error(error, size @ abs(z) + abs(residual[checked])))
+    with numpy.errstate(all="ignore"):  # what is not finite counts as drift
+        product, rows = lower @ lower.T, range(len(lower))
+        product[rows, rows] -= noise[checked]
+        size, z = abs(lower), z[: lower.shape[1]]
+        wrong = _backward_error(matrix - product, size @ size.T)
+        error = residual[checked] - lower @ z
+        wrong = max(wrong, _backward_error(error, size @ abs(z) + abs(residual[checked])))
     return Looked(wrong, _relative_residual(error, residual), checked.stop)
 
 

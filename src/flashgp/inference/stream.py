@@ -233,9 +233,8 @@ class Stream:
         return (post.drop(range(surplus)) if surplus else post).append(x, y, **given)
 
     def _score(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
-        found, spread, wanted = (
-            t.cpu().numpy() for t in (mean, variance, y)
-        )  # few numbers: NumPy's calls start sooner
+        # Few numbers: NumPy's calls start sooner than torch's.
+        found, spread, wanted = (t.cpu().numpy() for t in (mean, variance, y))
         squares = numpy.square(wanted - found)
         self._rows += len(wanted)
         outputs = 1 if wanted.ndim == 1 else wanted.shape[-1]
