@@ -52,43 +52,42 @@ def _as_usual() -> bool:
     return not (torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"))
 
 
-def _row(post: "Posterior", x: Any, y: Any) -> tuple[Tensor, Tensor] | None:
+def _row(post: "Posterior", x: Any, y: Any) -> tuple[Array, Array] | None:
     """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
-    row, target = _alike(x, post.x), _alike(y, post.y)
+    row, target = _alike(x, post.x.numpy()), _alike(y, post.y.numpy())
     if row is None or target is None:
         return None
-    numbers = row.tolist()[0] + target.reshape(-1).tolist()  # a sum of some numbers, sooner than by a call
-    return (row, target) if math.isfinite(sum(numbers)) else None
+    total = sum(row[0].tolist()) + sum(target.ravel().tolist())  # of some numbers, sooner than by a call
+    return (row, target) if math.isfinite(total) else None
 
 
-def _alike(value: Any, own: Tensor) -> Tensor | None:
-    if type(value) is numpy.ndarray:
-        if not (
-            value.flags.writeable and value.flags.c_contiguous and value.dtype.kind == "f" and value.dtype.isnative
-        ):
+def _alike(value: Any, own: Array) -> Array | None:
+    if type(value) is Tensor:
+        try:
+            value = value.numpy()
+        except (RuntimeError, TypeError):  # with a graph, on another device, inside a transform, lazily negated
             return None
-        value = torch.from_numpy(value)
-    elif type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_neg():
+    elif type(value) is not numpy.ndarray:
         return None
-    same = value.dtype == own.dtype and value.shape == (1, *own.shape[1:]) and value.device.type == "cpu"
-    return value.detach() if same and not value.is_inference() else None
+    same = value.dtype == own.dtype and value.shape == (1, *own.shape[1:])
+    return value if same else None
 
 
 def _appended(
-    post: "Posterior", prior: PlainPrior, factor: PanelFactor, z: Tensor, x: Tensor, y: Tensor, started: float
+    post: "Posterior", prior: PlainPrior, factor: PanelFactor, z: Tensor, x: Array, y: Array, started: float
 ) -> "Posterior":
     workspace = Workspace()
     workspace.ran(TITLE)
     rows, jitter = post.rows, float(factor.jitter)
-    new = prior.rows(x.numpy())
+    new = prior.rows(x)
     cross = prior.covariance.block(new, RowArrays.of(rows))[0]
     noise = prior.noise + jitter if jitter else prior.noise
-    corner = float(prior.covariance.diagonal(new)[0]) + float(noise)
+    corner = prior.covariance.corner(new) + float(noise)
     turn = post.learned.turn if post.learned.turn < len(cross) else 0
     entry = float(cross[turn])
     factor, root = factor.bordered_by(cross, corner, workspace)  # cross is L^-1 of it now
     own = post.residual.numpy()
-    residual = y.numpy().reshape(1, -1) - prior.mean
+    residual = y.reshape(1, -1) - prior.mean
     before = z.numpy()
     looked = _looked(post, factor.row(turn), cross, entry, before, own)
     whitened = _followed(before, (residual - cross @ before) / root)
@@ -98,7 +97,8 @@ def _appended(
         tuple(_followed(a.numpy(), more) for a, more in zip(rows.scalars, new.scalars, strict=True)),
         rows.count + 1, rows.batch, rows.place,
     )  # fmt: skip
-    state = State(post.gp, torch.cat([post.x, x]), torch.cat([post.y, y]), longer, table, factor, whitened, appended=1)
+    x_all, y_all = _followed(post.x.numpy(), x), _followed(post.y.numpy(), y)
+    state = State(post.gp, x_all, y_all, longer, table, factor, whitened, appended=1)
 
     def covariance(some: Rows, others: Rows) -> Tensor:
         return prior.block(some, others, workspace)
@@ -109,21 +109,24 @@ def _appended(
 def _looked(post: "Posterior", row: Array, half: Array, entry: float, z: Array, residual: Array) -> Looked:
     """One row l of the factor beside the new one s, with which its covariance is `entry`, eq. (M-113).
 
-    An append changes no row but adds one: l . s sees the errors of that, and l z those of the row itself.
+    An append changes no row but adds one: l . s sees the errors of that, and l z those of the row itself. Norms stand
+    for their sizes, which takes half the calls.
     """
     stop = len(row)
-    s, z, size, own = half[:stop], z[:stop], abs(row), residual[stop - 1]
-    error = own - row @ z
-    shares = abs(error) / numpy.maximum(size @ abs(z) + abs(own), LEAST)
-    new = abs(entry - float(row @ s)) / max(float(size @ abs(s)), LEAST)
-    drift = max(new, float(shares.max()))
+    s, z = half[:stop], z[:stop]
+    errors, own = (residual[stop - 1] - row @ z).tolist(), residual[stop - 1].tolist()
+    length = float(numpy.vdot(row, row)) ** 0.5
+    whole = length * float(numpy.vdot(z, z)) ** 0.5
+    drift = abs(entry - float(row @ s)) / max(length * float(numpy.vdot(s, s)) ** 0.5, LEAST)
+    for error, target in zip(errors, own, strict=True):
+        drift = max(drift, abs(error) / max(whole + abs(target), LEAST))
     squares = float(numpy.vdot(residual, residual))
     found = None
     if squares > 0.0:  # of one row: the mean of the last sixteen
-        found = len(residual) * float(error @ error) / squares
+        found = len(residual) * sum(error * error for error in errors) / squares
         known = post.report.relative_residual
         found = (found if known is None else known * known + (found - known * known) / CHECKED_ROWS) ** 0.5
-    return Looked(drift if drift == drift else math.inf, found, stop)
+    return Looked(drift if math.isfinite(drift) else math.inf, found, stop)
 
 
 def _followed(own: Array, more: Array) -> Tensor:

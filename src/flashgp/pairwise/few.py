@@ -81,6 +81,10 @@ class FewRows:
             self._everywhere = float(found[0])
         return found
 
+    def corner(self, rows: RowArrays) -> float:
+        """k(x, x) of the one point of `rows`."""
+        return float(self.diagonal(rows)[0]) if self._everywhere is None else self._everywhere
+
     def _filled(self, statistics: list[Array], scalars: list[Array], shape: tuple[int, ...]) -> Array:
         (value,) = self._value(*statistics, *scalars, *self._theta, not scalars)
         if isinstance(value, numpy.ndarray) and value.shape == shape:

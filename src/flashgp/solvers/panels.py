@@ -36,16 +36,27 @@ PIVOT = 10.0  # times the rounding of a pivot: what is below may be all rounding
 
 @dataclass(frozen=True)
 class _Panel:
-    """Fields: rows, (count, start + count), of which entries above the diagonal are undefined; start; memory, None
+    """Fields: numbers, of which the first rows are the panel's; their count; start; memory, which the numbers are, None
     where there are no spare rows."""
 
-    rows: Tensor
+    numbers: Tensor
+    count: int
     start: int
     memory: Memory | None = None
 
+    @classmethod
+    def of(cls, memory: Memory, count: int, start: int) -> "_Panel":
+        """The first rows of a memory."""
+        return cls(memory.numbers, count, start, memory)
+
     @property
     def stop(self) -> int:
-        return self.start + self.rows.shape[0]
+        return self.start + self.count
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """(count, start + count), of which entries above the diagonal are undefined."""
+        return self.numbers[: self.count, : self.stop]
 
     @property
     def left(self) -> Tensor:
@@ -57,23 +68,16 @@ class _Panel:
 
     @functools.cached_property
     def for_vectors(self) -> tuple[Array, Triangle] | None:
-        """(what lies left of the triangle, the triangle) for NumPy and BLAS; None where these do not reach it."""
+        """(the numbers, the triangle) for NumPy and BLAS; None where these do not reach them."""
         triangle = Triangle.of(self.triangle)
-        return None if triangle is None else (self.left.numpy(), triangle)
+        return None if triangle is None else (self.numbers.numpy(), triangle)
 
-    def grown(self, more: int) -> "_Panel":
-        """With the next rows of its memory."""
-        assert self.memory is not None
-        count, known = self.rows.shape[0] + more, self.__dict__.get("for_vectors")
-        panel = _Panel(self.memory.numbers[:count, : self.start + count], self.start, self.memory)
-        if known is not None:  # the same place, some rows longer
-            assert self.memory.array is not None
-            panel.__dict__["for_vectors"] = self.memory.array[:count, : self.start], known[1]
+    def with_rows(self, count: int) -> "_Panel":
+        """More of them, which its memory has, or its first ones; what follows in memory stays taken."""
+        panel, known = _Panel(self.numbers, count, self.start, self.memory), self.__dict__.get("for_vectors")
+        if known is not None:  # the same place
+            panel.__dict__["for_vectors"] = known
         return panel
-
-    def first(self, count: int) -> "_Panel":
-        """Its first rows; what follows in memory stays taken."""
-        return _Panel(self.rows[:count, : self.start + count], self.start, self.memory)
 
 
 class PanelFactor:
@@ -97,14 +101,15 @@ class PanelFactor:
         """The same factor as one panel, without a copy."""
         if isinstance(factor, PanelFactor):
             return factor
-        return cls([_Panel(factor.lower.detach(), 0)], factor.jitter.detach(), factor.attempts)
+        lower = factor.lower.detach()
+        return cls([_Panel(lower, len(lower), 0)], factor.jitter.detach(), factor.attempts)
 
     @classmethod
     def of_rows(
         cls, memory: Memory, count: int, jitter: Tensor, attempts: list[float], pool: BufferPool
     ) -> "PanelFactor":
         """The factor whose rows are the first ones of a memory, as one panel, without a copy."""
-        return cls([_Panel(memory.numbers[:count, :count], 0, memory)], jitter, attempts, pool)
+        return cls([_Panel.of(memory, count, 0)], jitter, attempts, pool)
 
     # -- what a factor answers ------------------------------------------------------------------------------------
     @property
@@ -124,11 +129,11 @@ class PanelFactor:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._panels[0].rows.dtype
+        return self._panels[0].numbers.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._panels[0].rows.device
+        return self._panels[0].numbers.device
 
     @property
     def lower(self) -> Tensor:
@@ -152,7 +157,9 @@ class PanelFactor:
     def row(self, i: int) -> Array:
         """L_i to its diagonal, (i + 1,), where it lies; on the CPU."""
         panel = next(panel for panel in self._panels if i < panel.stop)
-        found: Array = panel.rows.numpy()[i - panel.start, : i + 1]
+        found: Array = (panel.numbers.numpy() if panel.for_vectors is None else panel.for_vectors[0])[
+            i - panel.start, : i + 1
+        ]
         return found
 
     @property
@@ -197,12 +204,13 @@ class PanelFactor:
         """The same for one (n,) without gaps, with calls that start sooner than torch's."""
         for panel in reversed(self._panels) if transposed else self._panels:
             assert panel.for_vectors is not None
-            left, triangle = panel.for_vectors
+            numbers, triangle = panel.for_vectors
             own, before = vector[panel.start : panel.stop], vector[: panel.start]
-            if not transposed and panel.start:
+            left = numbers[: panel.count, : panel.start] if panel.start else None
+            if not transposed and left is not None:
                 own -= left @ before
             triangle.solve_(own, transposed=transposed)
-            if transposed and panel.start:
+            if transposed and left is not None:
                 before -= own @ left
 
     @stretched("triangular solves")
@@ -233,7 +241,8 @@ class PanelFactor:
         n, k = self.count, corner.shape[-1]
         half = self.solve_rows_(cross.to(self.dtype).clone(memory_format=torch.contiguous_format), transposed=False)
         lower = corner_factor(half, corner, least)
-        panels, rows = self._with_room(k, workspace or Workspace())
+        panels = self._with_room(k, workspace or Workspace())
+        rows = panels[-1].rows[-k:]
         rows[:, :n] = half
         rows[:, n:] = lower
         return self._with(panels), half, lower
@@ -246,22 +255,21 @@ class PanelFactor:
         """
         self._solve_vector_(cross, False)
         root = _corner_root(corner, float(cross @ cross), len(cross), numpy.finfo(cross.dtype).eps)
-        panels, _ = self._with_room(1, workspace)
+        panels = self._with_room(1, workspace)
         last = panels[-1]
         assert last.memory is not None
         assert last.memory.array is not None
-        row = last.memory.array[last.rows.shape[0] - 1]
+        row = last.memory.array[last.count - 1]
         row[: len(cross)] = cross
         row[len(cross)] = root
         return self._with(panels), root
 
-    def _with_room(self, k: int, workspace: Workspace) -> tuple[list[_Panel], Tensor]:
-        """The panels with k more rows, and these (k, n + k), to be written."""
+    def _with_room(self, k: int, workspace: Workspace) -> list[_Panel]:
+        """The panels with k more rows, which are to be written."""
         n, last = self.count, self._panels[-1]
-        own, memory = last.rows.shape[0], last.memory
+        own, memory = last.count, last.memory
         if memory is not None and memory.claim(own, k):
-            panel = last.grown(k)
-            return [*self._panels[:-1], panel], panel.rows[own:]
+            return [*self._panels[:-1], last.with_rows(own + k)]
         # Another one took the row after ours: a copy of a short panel, so that their number stays small.
         short = own <= max(LEAST_ROWS, last.start // 2)
         copied = memory is not None and short and own + k <= memory.numbers.shape[0]
@@ -270,11 +278,9 @@ class PanelFactor:
         numbers = workspace.empty((room, start + room), self.dtype, self.device)
         if copied:
             numbers[:own, :n] = last.rows
-        memory = Memory(numbers, n - start + k, self.pool)
         kept = self._panels[:-1] if start < n else self._panels
         count = n - start + k
-        panel = _Panel(numbers[:count, : n + k], start, memory)
-        return [*kept, panel], numbers[n - start : count, : n + k]
+        return [*kept, _Panel.of(Memory(numbers, count, self.pool), count, start)]
 
     # -- shrinking --------------------------------------------------------------------------------------------------
     @stretched("factorisation")
@@ -305,7 +311,7 @@ class PanelFactor:
         first = min(int(dropped[0]) if len(dropped) else n, int(grown[0]) if len(grown) else n)
         if first >= m:  # only the last rows go
             staying = (panel for panel in self._panels if panel.start < m)
-            return self._with([panel if panel.stop <= m else panel.first(m - panel.start) for panel in staying])
+            return self._with([panel if panel.stop <= m else panel.with_rows(m - panel.start) for panel in staying])
         before = [panel for panel in self._panels if panel.stop <= first]
         after = self._panels[len(before) :]
         start = after[0].start
@@ -342,7 +348,7 @@ class PanelFactor:
             _, begin, end = runs[0]
             source = after[0].rows[begin - start : end - start, begin:end]
         update_triangle(source, changed, columns, compiled=compiled)
-        panel = _Panel(rows, start, Memory(numbers, m - start, self.pool))
+        panel = _Panel.of(Memory(numbers, m - start, self.pool), m - start, start)
         return self._with([*before, panel])
 
 
@@ -418,4 +424,4 @@ def _move(block: Tensor, columns: Tensor, first: int, runs: list[tuple[int, int,
 
 
 def _whole(lower: Tensor, jitter: Tensor, attempts: list[float]) -> PanelFactor:
-    return PanelFactor([_Panel(lower, 0)], jitter, attempts)
+    return PanelFactor([_Panel(lower, len(lower), 0)], jitter, attempts)
