@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference import few_points, online, online_ending, prediction
+from flashgp.inference import few_points, online, online_ending, online_row, prediction
 from flashgp.kernels import REGISTRY
 
 F64 = torch.float64
@@ -328,3 +328,28 @@ def test_rows_without_anything_in_common_are_no_drift() -> None:
         gp.kernel.factor.value = torch.zeros(40, 1, dtype=F64)
     for post in (grown(gp, codes, y, 10), gp.condition(codes[:10], y[:10]).append(codes[10:20], y[10:20])):
         assert post.learned.refactorised == 0
+
+
+def test_rows_joined_to_one_posterior_whiten_its_residual_once(
+    monkeypatch: pytest.MonkeyPatch, generally: Callable[[], None]
+) -> None:
+    x, y = table(42)
+    post, at = model().condition(x[:40], y[:40]), x[:1] + 0.05
+    wanted = [model().condition(x[:40], y[:40]) for _ in range(2)]
+    solved: list[int] = []
+    half_solve = online_row.PanelFactor.half_solve
+
+    def counted(self: Any, rhs: Tensor) -> Tensor:
+        solved.append(rhs.shape[-2])
+        return half_solve(self, rhs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(online_row.PanelFactor, "half_solve", counted)
+        found = [post.append(x[i : i + 1], y[i : i + 1]) for i in (40, 41)]
+    assert solved == [40]
+    answers = [answered(one, at) for one in found]
+    generally()
+    for i, (one, answer, base) in enumerate(zip(found, answers, wanted, strict=True), 40):
+        other = base.append(x[i : i + 1], y[i : i + 1])
+        same(one, other, answer, answered(other, at))
+        assert one.report.events == other.report.events

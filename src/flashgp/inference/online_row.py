@@ -7,6 +7,7 @@ calls around it weigh as much, so that here they are NumPy's and BLAS's, on what
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -21,6 +22,7 @@ from flashgp.inference.plain_prior import TITLE, PlainPrior
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.few import Array, RowArrays
 from flashgp.solvers.panels import PanelFactor
+from flashgp.solvers.window import WindowFactor
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
@@ -37,14 +39,18 @@ def appended_row(post: "Posterior", x: Any, y: Any) -> "Posterior | None":
     Cost: n^2 flops and some fifty calls.
     """
     started = time.perf_counter()
-    prior, factor, z = post.plain_prior, post.factor, post.learned.whitened
-    if prior is None or z is None or not isinstance(factor, PanelFactor) or factor.dtype != F64 or not _as_usual():
+    prior, factor = post.plain_prior, post.factor
+    if prior is None or factor is None or isinstance(factor, WindowFactor) or not _as_usual():
         return None
-    given = _row(post, x, y)
-    if given is None or not factor.takes_vectors:
+    given, panels = _row(post, x, y), PanelFactor.of(factor)
+    if given is None or panels.dtype != F64 or not panels.takes_vectors:
         return None
+    z = post.learned.whitened
+    if z is None:  # the first row after conditioning: kept, since others may be joined to the same posterior
+        z = panels.half_solve(post.residual)
+        post.learned = replace(post.learned, whitened=z)
     with quiet_openblas(), numpy.errstate(all="ignore"):  # what is not finite is refused by its pivot
-        return _appended(post, prior, factor, z, *given, started)
+        return _appended(post, prior, panels, z, *given, started)
 
 
 def _as_usual() -> bool:
