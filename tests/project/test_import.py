@@ -63,6 +63,13 @@ print("sympy" in sys.modules)
     assert (run.returncode, run.stdout.strip()) == (0, "False"), run.stderr
 
 
+def test_a_command_loads_what_it_runs_and_not_what_others_do(source_environment: dict[str, str]) -> None:
+    run = python("import sys, flashgp.cli; print(*sys.modules)", source_environment)
+    assert run.returncode == 0, run.stderr
+    others = {"flashgp.bench", "flashgp.diagnosis", "flashgp.inference.posterior", "flashgp.table"}
+    assert others & set(run.stdout.split()) == set()
+
+
 def test_import_says_nothing(source_environment: dict[str, str]) -> None:
     run = python("import torch, sys; sys.stderr.flush(); import flashgp", source_environment)
     assert (run.returncode, run.stdout) == (0, "")

@@ -3,8 +3,11 @@ benching and profiling.
 
 Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
 interrupted with nothing written.
+
+A command imports what it runs when it runs, so that the others answer sooner.
 """
 
+import gc
 import os
 import shlex
 import sys
@@ -15,23 +18,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 import flashgp
-from flashgp.bench.claims import SUITES, Options
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.placement import Placement
 from flashgp.planner.tuning import PARTS
 
-from .benching import BenchOptions, run_bench
 from .console import Console
-from .doctoring import run_doctor
-from .fitting import FitOptions, TableOptions, run_fit
 from .kernel_expression import GRAMMAR, KernelExpression, parse_kernel
 from .placement import Cores, Numa, Threads, placed
-from .planning import run_plan
-from .predicting import PredictOptions, run_predict
 from .profiling import Profiling, asked_for
-from .tuning import TuneOptions, run_tune
-from .updating import UpdateOptions, run_update
 
 __all__ = ["application", "main"]
 
@@ -158,6 +153,8 @@ def fit(
         raise typer.BadParameter("must be positive", param_hint="--time-limit")
     if not tolerance > 0.0:
         raise typer.BadParameter("must be positive", param_hint="--tolerance")
+    from .fitting import FitOptions, TableOptions, run_fit
+
     data = TableOptions(
         table,
         target,
@@ -229,6 +226,8 @@ def predict(
     """
     if interval is not None and not 0.0 < interval < 1.0:
         raise typer.BadParameter("must lie strictly between 0 and 1", param_hint="--interval")
+    from .predicting import PredictOptions, run_predict
+
     options = PredictOptions(
         model, table, out, std, interval, unseen, missing, delimiter, decimal, variance, _memory(memory)
     )
@@ -270,6 +269,8 @@ def update(
     Every row is predicted before it is learned, and the scores of that are shown. The model file is replaced once the
     new one is complete; a command that does not end leaves the old one as it was.
     """
+    from .updating import UpdateOptions, run_update
+
     options = UpdateOptions(model, rows, out, window, refine, missing, delimiter, decimal)
     _run(lambda console: run_update(options, console), placed(threads, cores, numa), as_json, quiet, debug)
 
@@ -314,6 +315,9 @@ def plan(
         raise typer.BadParameter("with TABLE give --target, and neither --rows nor --columns")
     if table is None and kernel is not None:
         raise typer.BadParameter("--kernel names columns of a table; give TABLE and --target")
+    from .fitting import TableOptions
+    from .planning import run_plan
+
     data = None
     if table is not None and target is not None:
         data = TableOptions(
@@ -381,6 +385,8 @@ def tune(
     unknown = [name for text in only or () for name in text.split(",") if name.strip() not in PARTS]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)} is none of {', '.join(PARTS)}", param_hint="--only")
+    from .tuning import TuneOptions, run_tune
+
     options = TuneOptions(show, tuple(profiles or ()), tuple(only or ()), check, out)
     _run(lambda console: run_tune(options, console), placed(threads, cores, numa), as_json, quiet, debug)
 
@@ -400,12 +406,14 @@ def doctor(
     cost in seconds, machine profile, cache. Lines marked ! are warnings. Nothing is changed, and the exit code is 0
     whatever is found.
     """
+    from .doctoring import run_doctor
+
     _run(run_doctor, placed(threads, cores, numa), as_json, quiet, debug)
 
 
 @application.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="SUITE", help=f"One of {', '.join(SUITES)}.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="SUITE", help="One of the names above.", show_default=False)],
     sizes: Annotated[
         str | None, typer.Option("--sizes", metavar="N,N,...", help="Rows; the suite's own if left out.")
     ] = None,
@@ -445,6 +453,10 @@ def bench(
     a closure. products: K V without K. training: likelihood and gradient. prediction: one new point. online: one new
     row, then one point. linalg: factorisations by device. About a minute each at the suite's own sizes.
     """
+    from flashgp.bench.claims import SUITES, Options
+
+    from .benching import BenchOptions, run_bench
+
     if name not in SUITES:
         raise typer.BadParameter(f"must be one of {', '.join(SUITES)}, got {name!r}", param_hint="SUITE")
     try:
@@ -505,6 +517,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
+    gc.freeze()  # what torch has loaded stays to the end, where looking through all of it takes half a second
     application()
 
 

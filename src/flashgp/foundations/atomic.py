@@ -7,7 +7,6 @@ process that is killed leaves nothing behind; elsewhere it is a hidden file besi
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -37,7 +36,7 @@ def replacing(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator[Bi
     if os.path.isdir(final):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
     start = os.fsencode(base)[:100].decode(errors="ignore")  # names are limited in bytes, of which a letter has several
-    temporary = os.path.join(folder, f".{start}.{secrets.token_hex(8)}.tmp")
+    temporary = os.path.join(folder, f".{start}.{os.urandom(8).hex()}.tmp")
     nameless = _nameless(folder, mode)
     try:
         with _named(temporary, mode) if nameless is None else nameless as file:
