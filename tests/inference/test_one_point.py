@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -353,3 +354,38 @@ def test_rows_joined_to_one_posterior_whiten_its_residual_once(
         other = base.append(x[i : i + 1], y[i : i + 1])
         same(one, other, answer, answered(other, at))
         assert one.report.events == other.report.events
+
+
+def test_rows_far_from_the_row_that_is_looked_at_are_no_drift() -> None:
+    # The entries of L^-1 k are so small there that their squares are zero.
+    t = 0.15 * torch.arange(240, dtype=F64)[:, None]
+    gp = fgp.GP(fgp.kernels.RBF(lengthscale=1.0), likelihood=fgp.likelihoods.Gaussian(0.01))
+    post = grown(gp, t, t[:, 0].sin(), 207)
+    assert post.learned.refactorised == 0
+
+
+def test_drift_of_a_small_output_is_seen_beside_a_large_one() -> None:
+    x, y = table(140, outputs=2)
+    y[:, 1] *= 1e-12
+    gp = fgp.GP(fgp.kernels.RBF(lengthscale=0.4), likelihood=fgp.likelihoods.Gaussian(0.05), outputs=2)
+    post = gp.condition(x[:100], y[:100]).append(x[100:101], y[100:101])
+    damaged = post.learned.whitened.clone()
+    damaged[:, 1] *= 1.05
+    post.learned = replace(post.learned, whitened=damaged)
+    for i in range(101, 140):
+        post = post.append(x[i : i + 1], y[i : i + 1])
+    assert post.learned.refactorised == 1
+    wanted = gp.condition(x, y).predict(x[:5] + 0.05).mean
+    assert torch.allclose(post.predict(x[:5] + 0.05).mean, wanted, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["backwards", "read only"])
+def test_odd_arrays_of_kernels_that_only_torch_computes(kind: str) -> None:
+    x, y = table(40)
+    gp = fgp.GP(fgp.kernels.Periodic(), likelihood=fgp.likelihoods.Gaussian(0.1))
+    post = gp.condition(x[:39], y[:39]).append(x[38:39] + 0.1, y[38:39])
+    row = {"backwards": x.numpy()[::-1][:1, ::-1], "read only": _read_only(x[39:])}[kind]
+    found, wanted = post.append(row, y.numpy()[39:]), post.append(torch.tensor(row.copy()), y[39:])
+    assert torch.equal(found.x, wanted.x)
+    assert torch.equal(found.factor.lower, wanted.factor.lower)

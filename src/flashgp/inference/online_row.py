@@ -17,7 +17,7 @@ from torch import Tensor
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.learned import CHECKED_ROWS
-from flashgp.inference.online_ending import LEAST, Looked, State, Table, ended
+from flashgp.inference.online_ending import Looked, State, Table, ended
 from flashgp.inference.plain_prior import TITLE, PlainPrior
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.few import Array, RowArrays
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["appended_row"]
 
 F64 = torch.float64
+LEAST_NORM = 2.0**-500
 
 
 def appended_row(post: "Posterior", x: Any, y: Any) -> "Posterior | None":
@@ -121,11 +122,10 @@ def _looked(post: "Posterior", row: Array, half: Array, entry: float, z: Array, 
     stop = len(row)
     s, z = half[:stop], z[:stop]
     errors, own = (residual[stop - 1] - row @ z).tolist(), residual[stop - 1].tolist()
-    length = float(numpy.vdot(row, row)) ** 0.5
-    whole = length * float(numpy.vdot(z, z)) ** 0.5
-    drift = abs(entry - float(row @ s)) / max(length * float(numpy.vdot(s, s)) ** 0.5, LEAST)
-    for error, target in zip(errors, own, strict=True):
-        drift = max(drift, abs(error) / max(whole + abs(target), LEAST))
+    length = _norm(float(numpy.vdot(row, row)))
+    drift = abs(entry - float(row @ s)) / (length * _norm(float(numpy.vdot(s, s))))
+    for error, target, squared in zip(errors, own, numpy.einsum("ij,ij->j", z, z).tolist(), strict=True):
+        drift = max(drift, abs(error) / (length * _norm(squared) + abs(target)))
     squares = float(numpy.vdot(residual, residual))
     found = None
     if squares > 0.0:  # of one row: the mean of the last sixteen
@@ -133,6 +133,11 @@ def _looked(post: "Posterior", row: Array, half: Array, entry: float, z: Array, 
         known = post.report.relative_residual
         found = (found if known is None else known * known + (found - known * known) / CHECKED_ROWS) ** 0.5
     return Looked(drift if math.isfinite(drift) else math.inf, found, stop)
+
+
+def _norm(squared: float) -> float:
+    """Its root; squares of numbers that are nothing to anybody may be zero."""
+    return max(squared**0.5, LEAST_NORM)
 
 
 def _followed(own: Array, more: Array) -> Tensor:

@@ -66,7 +66,7 @@ class PlainPrior:
         x = x if x.dtype == numpy.float64 else x.astype(numpy.float64)
         if self._leaves is None:
             with torch.no_grad():
-                return RowArrays.of(self._kernel.rows(torch.from_numpy(x)))
+                return RowArrays.of(self._kernel.rows(torch.from_numpy(numpy.array(x))))  # whatever its strides
         features: list[Array] = []
         for leaf, columns, values in self._leaves:
             features += leaf.small_features(x if columns is None else x[:, columns], values)[0]
