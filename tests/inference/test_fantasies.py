@@ -203,3 +203,14 @@ def test_bad_fantasies() -> None:
     twice = torch.cat([new, x[None, :1].expand(2, 1, 3)], dim=1)
     with pytest.raises(NotPositiveDefiniteError, match="member 0 has a row"):
         free.condition(x, y).fantasize(twice, samples=1)
+
+
+def test_fantasies_are_of_the_rows_that_were_given() -> None:
+    gp, x, y = table()
+    new, targets, at = hypothetical(3, 2), torch.randn(3, 2, dtype=F64), x[:4] + 0.1
+    given = new.numpy().copy(), targets.numpy().copy()
+    found, wanted = gp.condition(x, y).fantasize(*given), gp.condition(x, y).fantasize(new, targets)
+    for array in given:
+        array[:] = 0.0  # the caller's buffers, used again
+    assert torch.equal(found.y, wanted.y)
+    assert torch.equal(found.predict(at).mean, wanted.predict(at).mean)

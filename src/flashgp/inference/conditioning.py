@@ -108,7 +108,7 @@ def condition(
         with stretch("transfers"):
             x, y = x.to(target), y.to(target)
     if not differentiable:
-        x, y = x.detach(), y.detach()
+        x, y = x.detach().clone(), y.detach().clone()  # what the caller does with theirs must not matter
         gp = gp.held()
     replicates = None if group is None else join(gp, x, y, group.to(target))
     used_x, used_y, likelihood = x, y, gp.likelihood

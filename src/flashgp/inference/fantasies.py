@@ -167,7 +167,7 @@ class Fantasies:
 @deterministic_where(lambda post, *_: post.choice.deterministic)
 def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     """See `Posterior.fantasize`."""
-    x = check_points(like_own(x, "x", post.x), "x", like=post.x)
+    x = check_points(like_own(x, "x", post.x), "x", like=post.x).clone()  # read again by predictions
     if (y is None) == (samples is None):
         raise DomainError(
             "`y` or `samples` must be given, and not both; samples=1 draws the targets from the posterior"
@@ -183,7 +183,7 @@ def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int 
         )
     outputs, batch, (q, d) = post.gp.outputs, x.shape[:-2], x.shape[-2:]
     if y is not None:
-        y = check_targets(like_own(y, "y", post.y), "y", x, outputs)
+        y = check_targets(like_own(y, "y", post.y), "y", x, outputs).clone()
         tail = 1 if outputs is None else 2
         if y.shape[y.dim() - tail - len(batch) : y.dim() - tail] != batch:
             raise ShapeError(f"`y` must have shape (*s, *{tuple(batch)}, {q}) like the rows of x, got {tuple(y.shape)}")
