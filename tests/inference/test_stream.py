@@ -1,6 +1,10 @@
 """Streams predict before they learn, keep their window, and equal conditioning on the rows that they hold."""
 
+import copy
 import math
+import pickle
+import sys
+import threading
 import warnings
 from typing import Any
 
@@ -248,3 +252,36 @@ def test_a_stream_keeps_nothing_of_the_past() -> None:
     assert stream.metrics.steps == 20
     assert not step.mean.requires_grad
     assert not stream.posterior.x.requires_grad
+
+
+def test_steps_of_several_threads_are_all_learned() -> None:
+    stream, x, y = started(total=120)
+
+    def run(start: int) -> None:
+        for i in range(start, 120, 4):
+            stream.step(x[i : i + 1], y[i : i + 1])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(start,)) for start in range(20, 24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert stream.posterior.count == 120
+    assert stream.metrics.rows == 100
+    assert sorted(stream.posterior.y.tolist()) == sorted(y.tolist())
+
+
+def test_a_step_keeps_its_target_and_a_copy_goes_on_alone() -> None:
+    stream, x, y = started()
+    buffer = y[20:21].numpy().copy()
+    step = stream.step(x[20:21], buffer)
+    buffer[:] = 7.0
+    assert torch.equal(step.y, y[20:21])
+    for other in (copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))):
+        other.step(x[21:22], y[21:22])
+        assert (other.posterior.count, stream.posterior.count) == (22, 21)

@@ -6,6 +6,7 @@ posterior is a value; a stream is what replaces it, row by row, within a window 
 
 import collections
 import math
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -101,7 +102,7 @@ class Stream:
             dropped at once.
         refine_every: learned rows after which the hyperparameters take `refine_steps` steps (`Posterior.refine`); None
             leaves them as they are.
-    Fields: posterior, as of now; metrics.
+    Fields: posterior, as of now; metrics. Steps from several threads come one after the other.
     Raises: DomainError for counts that are none, or a posterior that cannot learn online.
     Cost: of a step O(n^2) for each row (without a float64 factor solves: of the variance, and of the weights from the
         old ones), of a refinement about 1.3 n^3 flops a step. Making one takes 0.1 s, with a
@@ -130,6 +131,7 @@ class Stream:
         self._rows, self._squares, self._nll, self._inside = 0, 0.0, 0.0, 0.0
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
+        self._lock = threading.Lock()
         self.posterior.plain_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
         made_ready(removals=window is not None and not posterior.choice.deterministic)
 
@@ -142,6 +144,10 @@ class Stream:
         Raises: ShapeError, DomainError; NotPositiveDefiniteError as `Posterior.append`. Posterior and metrics are then
             what they were.
         """
+        with self._lock:
+            return self._step(x, y, row_variance, row_weight)
+
+    def _step(self, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamStep:
         began, post = time.perf_counter(), self.posterior
         x, y = self._rows_of(x, y)
         with torch.no_grad():
@@ -189,6 +195,12 @@ class Stream:
             refining_seconds=self._refining_seconds,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
     def __repr__(self) -> str:
         window = "" if self.window is None else f" of at most {self.window:,}"
         return f"Stream with {self.posterior.count:,} rows{window}\n{self.metrics}"
@@ -206,7 +218,7 @@ class Stream:
         y = like_own(y, "y", post.y).detach()
         if len(x) == 1 and y.dim() == post.y.dim() - 1:
             y = y.unsqueeze(0)
-        return x, check_targets(y, "y", x, post.gp.outputs)
+        return x, check_targets(y, "y", x, post.gp.outputs).clone()  # it is in the step that is returned
 
     @staticmethod
     def _noise(post: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
