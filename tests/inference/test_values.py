@@ -259,3 +259,44 @@ def test_predictions_of_scikit_learn() -> None:
     found = ours.condition(x, y).predict(x_test)
     numpy.testing.assert_allclose(found.mean, mean, rtol=1e-10, atol=1e-12)
     numpy.testing.assert_allclose(found.covariance(observed=True), covariance, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", [k.RBF(0.7), k.Custom(lambda a, b: (-((a - b) ** 2).sum(-1)).exp())])
+def test_a_posterior_is_of_the_rows_that_were_given(kernel: k.Kernel) -> None:
+    x, y = data(30, 2)
+    gp = fgp.GP(kernel, likelihood=lik.Gaussian(0.1))
+    given = x.numpy().copy(), y.numpy().copy()
+    found, wanted = gp.condition(*given), gp.condition(x, y)
+    for array in given:
+        array[:] = 1.0  # the caller's buffers, used again
+    at = x[:4] + 0.1
+    assert torch.equal(found.x, wanted.x)
+    assert torch.equal(found.y, wanted.y)
+    assert torch.equal(found.predict(at).mean, wanted.predict(at).mean)
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_functions_of_a_posterior_take_the_transforms_of_torch(online: bool) -> None:
+    x, y = data(30, 2)
+    gp = model(2)
+    post = gp.condition(x[:20], y[:20]).append(x[20:], y[20:]) if online else gp.condition(x, y)
+    at = x[:4] + 0.1
+
+    def total(points: Tensor) -> Tensor:
+        found = post.predict(points)
+        return found.mean.sum() + found.variance.sum()
+
+    leaf = at.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(total(leaf), leaf)
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        assert relative(transform(total)(at), wanted) < 1e-9
+    second = torch.autograd.functional.hessian(total, at)
+    assert relative(torch.func.hessian(total)(at), second) < 1e-9
+    means = torch.func.vmap(lambda point: post.predict(point[None]).mean[0])(at)
+    assert relative(means, post.predict(at).mean) < 1e-12
+
+
+def test_sparse_rows_are_refused() -> None:
+    x, y = data(10, 2)
+    with pytest.raises(fgp.DomainError, match="dense"):
+        model(2).condition(x.to_sparse(), y)

@@ -18,9 +18,13 @@ def as_float_tensor(value: Any, name: str) -> Tensor:
     """A real floating tensor: integers and booleans become float64, half precision float32; complex is refused.
 
     A NumPy array is taken as it is (read-only and negative strides included); anything else through `torch.as_tensor`.
+
+    Raises: DomainError for what is no dense array of real numbers.
     """
     if not isinstance(value, Tensor):
         value = _from_array(value, name)
+    if value.layout != torch.strided:
+        raise DomainError(f"`{name}` must be dense, got layout {value.layout}; pass its to_dense()")
     if value.is_complex():
         raise DomainError(f"`{name}` must be real, got dtype {value.dtype}; pass its real part")
     if value.is_inference() and not torch.is_inference_mode_enabled():

@@ -94,6 +94,8 @@ class Workspace:
 
     def adopt(self, tensor: Tensor) -> Tensor:
         """Count a tensor that an operation made, until its storage is freed; each storage once."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # of torch.func: it has no storage of its own
+            return tensor
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if size > COUNTED_BYTES:

@@ -124,6 +124,8 @@ class Posterior:
         Looked up once for all posteriors that come from this one by learning rows.
         """
         if self._plain_prior is None:
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                return None  # inside a transform of torch.func no tensor is plain; afterwards they are
             served = not (self.replicates or self.differentiable or self.choice.deterministic or self.batch_shape)
             self._plain_prior = (PlainPrior.of(self.gp, self.theta, self.x) if served else None,)
         return self._plain_prior[0]
@@ -179,7 +181,7 @@ class Posterior:
     ) -> Prediction:
         """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
 
-        From 1e7 pairs of training and test rows on it follows a plan, which its report carries.
+        Lazy: x_test is read when something is asked for, and must be what it was until then. From 1e7 pairs of training and test rows on it follows a plan, which its report carries.
 
         Args:
             variance: without a float64 factor, "exact" takes solves for every point, (M-101), and "sampled" 64 solves
