@@ -181,7 +181,8 @@ class Posterior:
     ) -> Prediction:
         """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
 
-        Lazy: x_test is read when something is asked for, and must be what it was until then. From 1e7 pairs of training and test rows on it follows a plan, which its report carries.
+        Lazy: x_test is read when something is asked for, and must be what it was until then. From 1e7 pairs of training
+        and test rows on it follows a plan, which its report carries.
 
         Args:
             variance: without a float64 factor, "exact" takes solves for every point, (M-101), and "sampled" 64 solves
