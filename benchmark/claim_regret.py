@@ -42,7 +42,7 @@ SHAPES = ((1, 1), (8, 1), (8, 64), (26, 16), (90, 1))
 PRODUCTS = {50: SHAPES, 200: SHAPES, 1000: SHAPES, 3000: SHAPES, 10_000: SHAPES[:4], 30_000: SHAPES[:2],
             100_000: SHAPES[:1]}  # fmt: skip
 GRADIENTS = {50: SHAPES[1:], 300: SHAPES[1:], 2000: SHAPES[1:], 8000: SHAPES[1:3]}
-POSTERIORS = {50: (3, 26), 200: (3, 26), 800: (3, 26), 2000: (3, 26), 5000: (3, 26)}
+POSTERIORS = {50: (3, 26), 200: (3, 26), 800: (3, 26), 2000: (3, 26), 5000: (3, 26), 10_000: (8,)}
 DTYPES = ("float64", "float32")
 SECONDS = {
     ("product", 30_000): 60.0,
