@@ -1,5 +1,5 @@
 """`python -m flashgp` is the command `flashgp`."""
 
-from flashgp.cli import main
+from flashgp.cli import process
 
-main()
+process()

@@ -3,6 +3,14 @@
 The only place that imports typer.
 """
 
+import gc
+
 from .application import main
 
-__all__ = ["main"]
+__all__ = ["main", "process"]
+
+
+def process() -> None:
+    """`main` as all that a process does: its end does not look through what torch has loaded, which takes longest."""
+    gc.freeze()
+    main()

@@ -7,7 +7,6 @@ interrupted with nothing written.
 A command imports what it runs when it runs, so that the others answer sooner.
 """
 
-import gc
 import os
 import shlex
 import sys
@@ -517,7 +516,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
-    gc.freeze()  # what torch has loaded stays to the end, where looking through all of it takes half a second
     application()
 
 
