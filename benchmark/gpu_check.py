@@ -469,7 +469,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def linalg(deadline: float, records: Path) -> None:
     """The choice of fgp.linalg beside each device, until the time is over; `make bench` measures all of it."""
-    from suite_linalg import COLUMNS, ORDERS, measured_rates, rows_of
+    from suite_linalg import ORDERS, measured_rates, payload, rows_of
 
     from flashgp.bench import write_record
 
@@ -480,9 +480,8 @@ def linalg(deadline: float, records: Path) -> None:
     rows = list(rows_of(ORDERS[::2], deadline=deadline))
     missed = [f"{r['work']} {r['dtype']} n={r['n']} on {r['home']}" for r in rows if not r["met"]]
     print(f"fgp.linalg: {len(rows) - len(missed)} of {len(rows)} choices as quick as promised; {', '.join(missed)}")
-    write_record(
-        records / "gpu_linalg.json", {"title": "fgp.linalg on a GPU", "columns": COLUMNS, "rows": rows, "seed": 0}
-    )
+    if rows:
+        write_record(records / "gpu_linalg.json", payload("fgp.linalg on a GPU", rows))
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

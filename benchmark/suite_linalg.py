@@ -1,7 +1,7 @@
 """fgp.linalg against n on each device and on the one it chooses: the choice within 15 % + 10 us of the better one.
 
 Without an accelerator there is one device, and the choice must cost no more than the call. Writes records/linalg.json
-and, with matplotlib, records/linalg.png.
+and, with matplotlib, records/linalg.png. `--summary` makes the record's table anew from its cells.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from common import RECORDS, arguments
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.bench import write_record
+from flashgp.bench import read_record, write_record
 from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import CHOICE, current_profile, keep_profile, machine_key
@@ -31,14 +31,14 @@ SHARE, SECONDS = 0.15, 1e-5  # the choice may take so much longer than the bette
 TURN_SECONDS = 0.001  # of one turn, so that short calls are timed at their own pace
 COLUMNS = [
     {"key": "work", "title": "operation"},
-    {"key": "dtype", "title": "dtype"},
-    {"key": "home", "title": "data on"},
-    {"key": "n", "title": "n", "format": "integer"},
-    {"key": "torch_seconds", "title": "torch", "format": "seconds"},
-    {"key": "cpu_seconds", "title": 'device="cpu"', "format": "seconds"},
-    {"key": "cuda_seconds", "title": 'device="cuda"', "format": "seconds"},
-    {"key": "auto_seconds", "title": "auto", "format": "seconds"},
-    {"key": "over_better", "title": "of the better one", "format": "fixed2"},
+    {"key": "cells", "title": "cells", "format": "integer"},
+    {"key": "within", "title": "within 15 % + 10 µs", "format": "integer"},
+    {"key": "ratio", "title": "longest, of the better device"},
+    {"key": "where", "title": "there"},
+    {"key": "auto_seconds", "title": "chosen"},
+    {"key": "better_seconds", "title": "better device"},
+    {"key": "torch_seconds", "title": "torch itself"},
+    {"key": "met", "title": "reached"},
 ]
 
 
@@ -131,6 +131,34 @@ def rows_of(
             yield row_of(operation, n, dtype, home, 1 if toy else 3 if slow else 15)
 
 
+def summary(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each operation, and one for all: how many cells are within the promise, and where the longest is."""
+    groups = [(operation, [cell for cell in cells if cell["work"] == operation]) for operation in OPERATIONS]
+    return [_summary(title, own) for title, own in [*groups, ("all", list(cells))] if own]
+
+
+def _summary(title: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    worst = max(cells, key=lambda cell: cell["over_better"])
+    place = "" if worst["home"] == "cpu" else f", data on {worst['home']}"
+    return {
+        "work": title, "cells": len(cells), "within": sum(cell["met"] for cell in cells), "ratio": worst["over_better"],
+        "where": f"{worst['work']}, n={worst['n']:,}, {worst['dtype']}{place}", "auto_seconds": worst["auto_seconds"],
+        "better_seconds": min(worst[key] for key in ("cpu_seconds", "cuda_seconds") if worst[key] is not None),
+        "torch_seconds": worst["torch_seconds"], "met": all(cell["met"] for cell in cells),
+    }  # fmt: skip
+
+
+def payload(title: str, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the record: the cells, and the table that is made of them."""
+    return {"title": title, "columns": COLUMNS, "rows": summary(cells), "cells": list(cells), "seed": 0}
+
+
+def summarise(path: Path) -> None:
+    """The table of a record made anew from its own cells; nothing is measured, and what was keeps its date."""
+    record = read_record(path)
+    write_record(path, {**record, **payload(record["title"], record["cells"])})
+
+
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Seconds against n, a panel for each operation and dtype, with data in host memory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -173,7 +201,11 @@ def measured_rates() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = arguments(argv, __doc__ or "")
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given == ["--summary"]:
+        summarise(RECORDS / "linalg.json")
+        return 0
+    options = arguments(given, __doc__ or "")
     if not options.toy:
         measured_rates()
     rows = []
@@ -185,8 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
     if not options.toy and not options.only:
-        payload = {"title": "fgp.linalg by n", "columns": COLUMNS, "rows": rows, "seed": 0}
-        write_record(RECORDS / "linalg.json", payload)
+        write_record(RECORDS / "linalg.json", payload("fgp.linalg by n", rows))
         try:
             draw(rows, RECORDS / "linalg.png")
         except ImportError:

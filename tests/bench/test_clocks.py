@@ -94,6 +94,52 @@ def test_clocks_that_disagree_are_flagged(seconds: float, other: float, overhead
     assert ("! it: other clock " in str(result)) is bool(flagged)
 
 
+class Hesitates(Says):
+    """A clock whose first runs take long, for reasons of its own."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__("other", seconds[-1])
+        self.first = list(seconds[:-1])
+
+    def measure(self, function: Callable[[], Any]) -> tuple[Any, float]:
+        answer, seconds = super().measure(function)
+        return answer, self.first.pop(0) if self.first else seconds
+
+
+@pytest.mark.parametrize(
+    ("repeats", "other", "runs", "flagged"),
+    [
+        (1, (1.26e-3, 1.6e-4), 2, False),
+        (1, (1.26e-3, 1.26e-3, 1.6e-4), 3, False),
+        (1, (1.26e-3,), 3, True),
+        (1, (1.6e-4, 1.26e-3), 1, False),
+        (5, (1.26e-3, 1.26e-3, 1.6e-4), 3, False),
+        (5, (1.6e-4, 1.26e-3), 3, False),
+    ],
+)
+def test_work_went_on_only_if_no_run_of_the_other_clock_says_otherwise(
+    repeats: int, other: tuple[float, ...], runs: int, flagged: bool
+) -> None:
+    clock = Hesitates(*other)
+    result = compared(clock, seconds=1.59e-4, repeats=repeats)["it"]
+    assert len(result.disagreements) == flagged
+    assert clock.runs == len(result.clock_times["other"]) == runs
+
+
+def test_a_clock_that_says_more_and_less_accuses_nobody() -> None:
+    assert compared(Hesitates(9.0, 9.0, 0.1), seconds=1.0)["it"].disagreements == ()
+
+
+def test_one_that_is_wrong_when_it_is_asked_again_is_refused() -> None:
+    other = Says("other", 9.0)
+
+    def wrong_at_last(x: torch.Tensor) -> torch.Tensor:
+        return gram(x) * (2.0 if other.runs > 1 else 1.0)
+
+    assert "wrong answer" in str(compared(other, repeats=1, it=wrong_at_last)["it"].reason)
+    assert other.runs == 2
+
+
 def test_what_a_clock_may_have_missed_is_named() -> None:
     assert "outside PyTorch's operations" in str(disagreement("wall", 1.0, "profiler", 0.0))
     assert "another stream" in str(disagreement("wall", 1.0, "events", 0.0))

@@ -33,6 +33,7 @@ RECORD = {
     "hardware": {"cpu": "A chip", "cores": 2, "gpus": [{"name": "A card"}]},
     "versions": {"torch": "2.13.0"},
     "commit": "0123456789abcdef",
+    "threads": 2,
     "date": "2026-01-02T03:04:05+00:00",
 }
 TABLE = """\
@@ -41,7 +42,35 @@ TABLE = """\
 | fit \\| n=50 | peer | 1.23 ms | 2.50 s | 4.09x | 4.00x | 3.1e-09 | 3.00 MiB | 12.5 % | yes |
 | predict | - | - | - | - | under 1 GiB | 0 | 0 B | - | no |
 
-*Measured on A chip, 2 cores, A card, torch 2.13.0, commit 0123456789, 2026-01-02, record `claims.json`.*"""
+*Measured on A chip, 2 cores, 2 threads, A card, torch 2.13.0, commit 0123456789, 2026-01-02, record `claims.json`.*"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"commit": "0123456789abcdef+dirty"}, "commit 0123456789 (with changes), 2026"),
+        ({"threads": 1}, "2 cores, 1 thread, A card"),
+        ({"threads": 2}, "2 cores, 2 threads, A card"),
+        ({"threads": None, "cells": {"a": {"threads": None}}}, "2 cores, A card"),
+        ({"threads": 2, "cells": {"a": {"threads": 1}, "b": {"threads": 1}}}, "2 cores, 1 thread, A card"),
+        ({"threads": 2, "cells": {"a": {"threads": 1}, "b": {"threads": 2}}}, "2 cores, A card"),
+        ({"threads": 2, "cells": [{"n": 10}]}, "2 cores, 2 threads, A card"),
+        (
+            {
+                "commit": "several",
+                "cells": {
+                    "a": {"commit": "b123456789abcdef"},
+                    "b": {"commit": "a123456789abcdef"},
+                    "c": {"commit": "b123456789abcdef+dirty"},
+                    "d": {"commit": None},
+                },
+            },
+            "commits a123456789, b123456789 (with changes), 2026",
+        ),
+    ],
+)
+def test_the_caption_says_what_was_measured(change: dict[str, object], said: str) -> None:
+    assert said in tables.markdown_table({**RECORD, **change}).splitlines()[-1]
 
 
 @pytest.fixture

@@ -134,6 +134,32 @@ def test_auto_goes_where_it_is_quicker(fake: Fake) -> None:
     assert fake.trips == (4, 5)
 
 
+def test_right_hand_sides_of_a_batch_are_those_of_its_systems(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Asked(Speeds):
+        def quicker(self, operation: str, dtype: torch.dtype, *size: Any) -> str:
+            asked.append(size[:3])
+            return "cpu"
+
+    monkeypatch.setattr(routing, "known_speeds", lambda operation, dtype: Asked(CPU_RATES, GPU))
+    A = torch.eye(60, dtype=torch.float64)
+    for systems, right in (
+        ((), (60, 12)),
+        ((3,), (60, 12)),
+        ((3,), (5, 3, 60, 12)),
+        ((), (7, 60, 12)),
+        ((3,), (1, 60, 12)),
+    ):
+        linalg.solve_triangular(A.expand(*systems, 60, 60), matrix(*right), upper=False)
+    assert asked == [(60, 12, 1), (60, 12, 3), (60, 60, 3), (60, 84, 1), (60, 12, 3)]
+    linalg.solve_triangular(A.expand(3, 60, 60), matrix(5, 3, 12, 60), upper=False, left=False)
+    assert asked[-1] == (60, 60, 3)
+    assert torch.equal(
+        linalg.solve_triangular(A.expand(0, 60, 60), matrix(5, 0, 60, 12), upper=False), matrix(5, 0, 60, 12)
+    )
+
+
 def test_what_keeps_data_where_they_are(fake: Fake) -> None:
     big = matrix(600, 600)
     with deterministically():

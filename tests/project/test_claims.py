@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.bench import read_record
+from flashgp.bench import read_record, write_record
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmark"
 
@@ -302,3 +302,39 @@ def test_a_curve_is_not_bent_by_late_rows() -> None:
     late = taken.copy()
     late[::20] *= 10.0
     np.testing.assert_allclose(design @ claim._robust(design, late), taken, rtol=1e-2)
+
+
+# -- fgp.linalg --------------------------------------------------------------------------------------------------------
+def test_choices_that_missed_are_in_the_table() -> None:
+    suite = importlib.import_module("suite_linalg")
+
+    def cell(work: str, n: int, auto: float, cpu: float, cuda: float | None, met: bool, home: str) -> dict[str, Any]:
+        better = cpu if cuda is None else min(cpu, cuda)
+        return {
+            "work": work, "dtype": "float32", "home": home, "n": n, "torch_seconds": 7.0, "auto_seconds": auto,
+            "cpu_seconds": cpu, "cuda_seconds": cuda, "over_better": auto / better, "met": met,
+        }  # fmt: skip
+
+    cells = [
+        cell("qr", 10, 1.0, 1.0, None, True, "cpu"),
+        cell("qr", 2000, 3.0, 2.0, None, False, "cpu"),
+        cell("eigh", 50, 2.2, 4.0, 2.0, True, "cuda"),
+    ]
+    qr, eigh, everything = suite.summary(cells)
+    assert (qr["work"], qr["cells"], qr["within"], qr["met"]) == ("qr", 2, 1, False)
+    assert (qr["ratio"], qr["where"]) == (1.5, "qr, n=2,000, float32")
+    assert (qr["auto_seconds"], qr["better_seconds"], qr["torch_seconds"]) == (3.0, 2.0, 7.0)
+    assert (eigh["where"], eigh["better_seconds"]) == ("eigh, n=50, float32, data on cuda", 2.0)
+    assert (eigh["cells"], eigh["within"], eigh["met"]) == (1, 1, True)
+    assert {**everything, "work": "qr"} == {**qr, "cells": 3, "within": 2}
+
+
+def test_the_table_of_choices_is_that_of_its_own_cells(tmp_path: Path) -> None:
+    suite = importlib.import_module("suite_linalg")
+    path = BENCHMARK / "records" / "linalg.json"
+    record = read_record(path)
+    assert record["rows"] == suite.summary(record["cells"])
+    stale = tmp_path / "linalg.json"
+    write_record(stale, {**record, "rows": [], "date": "2026-01-02T03:04:05+00:00"})
+    suite.summarise(stale)
+    assert read_record(stale) == {**record, "date": "2026-01-02T03:04:05+00:00"}

@@ -7,7 +7,8 @@ A document holds, each on a line of its own and outside code fences,
 
 and what stands between them is rewritten from the record `NAME.json`, which has
 
-- `title`: text; `rows`: a list of objects; any further keys (hardware, versions, commit, date: see `records`);
+- `title`: text; `rows`: a list of objects; any further keys (hardware, versions, commit, threads, date: see `records`),
+  and `cells`, whose own commits and threads go before the record's in the line below the table;
 - `columns`: a list whose entries are a key of the rows, or an object `{"key", "title", "format"}`, with format one of
   text, integer, seconds, bytes, ratio, error, percent, fixed2, fixed4. Without a format the key decides: `*_seconds`,
   `*_bytes`, `ratio` and `target`, `*error`.
@@ -41,6 +42,8 @@ CLAIM_COLUMNS: tuple[dict[str, str], ...] = (
     {"key": "error", "title": "error"},
     {"key": "peak_bytes", "title": "peak memory"},
 )
+
+COMMIT_LETTERS = 10  # of a commit, below a table
 
 _OPEN = re.compile(r"<!-- table:([\w.-]+) -->")
 _CLOSE = re.compile(r"<!-- /table:([\w.-]+) -->")
@@ -205,14 +208,29 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
+def _said(record: Mapping[str, Any], key: str) -> list[Any]:
+    """What the cells of a record say, each of them once; what the record says where they say nothing."""
+    cells = record.get("cells")
+    entries = cells.values() if isinstance(cells, Mapping) else cells or ()
+    found = dict.fromkeys(entry[key] for entry in entries if isinstance(entry, Mapping) and entry.get(key))
+    return list(found) or ([record[key]] if record.get(key) else [])
+
+
 def _origin(record: Mapping[str, Any], source: str | None) -> str:
     hardware, versions = record.get("hardware") or {}, record.get("versions") or {}
     gpus = [str(gpu.get("name")) for gpu in hardware.get("gpus") or []]
     parts = [str(hardware["cpu"])] if hardware.get("cpu") else []
     parts += [f"{hardware['cores']} cores"] if hardware.get("cores") else []
+    threads = _said(record, "threads")
+    if len(threads) == 1:
+        parts += [f"{threads[0]} thread{'' if threads[0] == 1 else 's'}"]
     parts += gpus
     parts += [f"{name} {version}" for name, version in versions.items()]
-    parts += [f"commit {str(record['commit'])[:10]}"] if record.get("commit") else []
+    commits = [str(commit) for commit in _said(record, "commit")]
+    short = sorted({commit[:COMMIT_LETTERS] for commit in commits})
+    changed = {commit[:COMMIT_LETTERS] for commit in commits if commit.endswith("+dirty")}
+    named = ", ".join(commit + (" (with changes)" if commit in changed else "") for commit in short)
+    parts += [f"commit{'s' if len(short) > 1 else ''} {named}"] if short else []
     parts += [str(record["date"])[:10]] if record.get("date") else []
     parts += [f"record `{source}`"] if source else []
     return f"*Measured on {', '.join(parts)}.*" if parts else ""

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from flashgp import linalg
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
@@ -150,7 +151,8 @@ class Fantasies:
                 between = between - (self._half @ half.mT)[self._place.reshape(-1, own.shape[-2])[mine]]
             else:
                 between = between - self._halves(mine) @ half.mT
-        solved = torch.linalg.solve_triangular(lower, between, upper=False)  # W_b, (B, q, m)
+        # W_b, (B, q, m)
+        solved = linalg.solve_triangular(lower, between, upper=False, device=linalg.own_device(lower))
         return mean + solved.mT @ scores, variance - solved.square().sum(-2)
 
     def _halves(self, mine: slice) -> Tensor:
@@ -213,7 +215,7 @@ def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int 
             targets = y.double() if outputs is not None else y.double().unsqueeze(-1)
             lead = targets.shape[: targets.dim() - 2 - len(batch)]
             targets = targets.reshape(*lead, members.shape[0], *targets.shape[-2:])
-            scores = torch.linalg.solve_triangular(lower, targets - mean, upper=False)
+            scores = linalg.solve_triangular(lower, targets - mean, upper=False, device=linalg.own_device(lower))
     return Fantasies(post, x, y, half, place, lower, whitened, scores)
 
 
@@ -262,11 +264,16 @@ def _corners(
             less.append(part @ part.mT)
             more.append(part @ whitened)
         corner, mean = corner - torch.cat(less), mean + torch.cat(more)
-    lower, info = torch.linalg.cholesky_ex(corner)
-    rounding = PIVOT * (post.distinct + q) * torch.finfo(F64).eps * own
-    wrong = (info > 0) | (lower.detach().diagonal(dim1=-2, dim2=-1).square() <= rounding).any(-1)
-    if bool(wrong.any()):
-        member = int(wrong.nonzero()[0])
+    try:
+        lower = linalg.cholesky(corner, device=linalg.own_device(corner))
+    except NotPositiveDefiniteError as error:
+        lower, wrong = corner, [member for (member,) in error.indices]
+    else:
+        rounding = PIVOT * (post.distinct + q) * torch.finfo(F64).eps * own
+        small = (lower.detach().diagonal(dim1=-2, dim2=-1).square() <= rounding).any(-1)
+        wrong = small.nonzero()[:, 0].tolist()
+    if wrong:
+        member = wrong[0]
         raise NotPositiveDefiniteError(
             f"the covariance matrix of every fantasy must be positive definite, but member {member} has a row that "
             "others determine up to rounding: it repeats one of them without noise. Give the likelihood noise, or "

@@ -15,6 +15,7 @@ observations, the scatter of these around their mean says something about the no
 import numpy
 import torch
 
+from flashgp import linalg
 from flashgp.inference.likelihood_gradient import factorise_covariance
 from flashgp.inference.objective import FlatObjective
 from flashgp.pairwise.cpu.backend import CpuTiles
@@ -41,7 +42,8 @@ def fisher_information(objective: FlatObjective, theta: numpy.ndarray, draws: in
     generator = torch.Generator().manual_seed(seed)
     size = (*residual.shape, draws)
     normal = torch.randn(size, generator=generator, dtype=torch.float64).to(lower.device).flatten(1)
-    weights = torch.linalg.solve_triangular(lower.mT, normal, upper=True).unflatten(1, size[1:])
+    weights = linalg.solve_triangular(lower.mT, normal, upper=True, device=linalg.own_device(lower))
+    weights = weights.unflatten(1, size[1:])
     spread = None
     if repeats is not None:  # a stream of its own: these draws are independent of those of a
         own = torch.Generator().manual_seed(seed + REPEATS_SEED)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from flashgp import linalg
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
@@ -105,7 +106,9 @@ class PivotedDraws(PriorDraws):
         self.rows = gp.kernel.rows(x[..., pivots, :])
         matrix = prior_covariance(gp, self.rows).to_dense()
         self.lower = factorise_keeping(matrix).lower
-        self.coefficients = torch.linalg.solve_triangular(self.lower.mT, normal, upper=True)
+        self.coefficients = linalg.solve_triangular(
+            self.lower.mT, normal, upper=True, device=linalg.own_device(self.lower)
+        )
         self.error = residual
         self.description = (
             f"{pivots.numel():,} pivots of the training rows, since the kernel has no random features: "
@@ -122,7 +125,9 @@ class PivotedDraws(PriorDraws):
             rows = self.gp.kernel.rows(x[..., :: max(1, x.shape[-2] // 64), :].detach())
             prior = prior_covariance(self.gp, rows).diagonal()
             cross = prior_covariance(self.gp, self.rows, rows).to_dense()
-            drawn = torch.linalg.solve_triangular(self.lower.detach(), cross, upper=False).square().sum(-2)
+            lower = self.lower.detach()
+            drawn = linalg.solve_triangular(lower, cross, upper=False, device=linalg.own_device(lower))
+            drawn = drawn.square().sum(-2)
             return float((1.0 - drawn / prior.clamp_min(torch.finfo(prior.dtype).tiny)).max().clamp_min(0.0))
 
 

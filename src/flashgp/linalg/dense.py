@@ -4,6 +4,7 @@ Without an accelerator a call is torch's after one look at a value that is kept;
 torch has refused them. Gradients pass through, batches and dtypes stay.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,7 +153,11 @@ def _stays(A: Tensor, device: str, crossover: float | None) -> bool:
 
 
 def _of_system(A: Tensor, B: Tensor, left: bool, device: str, crossover: float | None) -> Elsewhere | None:
-    columns = B.shape[-1 if left else -2] if isinstance(B, Tensor) and B.dim() > 1 else 1
+    columns = 1
+    if isinstance(B, Tensor) and B.dim() > 1:
+        columns = B.shape[-1 if left else -2]
+        if B.dim() > 2 and isinstance(A, Tensor):  # several B for one A: more columns of the same systems
+            columns *= max(1, math.prod(B.shape[:-2]) // max(1, math.prod(A.shape[:-2])))
     return elsewhere("triangular", A, columns, device, crossover)
 
 

@@ -1,0 +1,120 @@
+"""Small factorisations and solves of the library's own go where fgp.linalg finds them quicker, and change nothing."""
+
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp import linalg
+from flashgp.foundations import accelerator as module
+from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.inference import prior_draws
+from flashgp.inference.information import fisher_information
+from flashgp.inference.likelihood_gradient import DirectSettings
+from flashgp.inference.objective import FlatObjective
+from flashgp.linalg import routing
+from flashgp.linalg.decision import Speeds
+from flashgp.pairwise.torch_tiles import TorchTiles
+from inference.plain_gp import data, model
+from linalg.test_decision import CPU_RATES, GPU
+
+F64 = torch.float64
+Carried = list[tuple[int, ...]]
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Carried]:
+    """From its call on data lie on an accelerator that is a second CPU; gives the shapes of what is carried."""
+
+    def begin() -> Carried:
+        carried: Carried = []
+
+        def carry(tensor: Tensor, device: torch.device) -> Tensor:
+            carried.append(tuple(tensor.shape))
+            return tensor.clone()
+
+        monkeypatch.setattr(module, "_found", torch.device("cuda"))
+        monkeypatch.setattr(routing, "_carry", carry)
+        monkeypatch.setattr(routing, "_home", lambda A: "accelerator")
+        monkeypatch.setattr(routing, "known_speeds", lambda operation, dtype: Speeds(CPU_RATES, GPU))
+        monkeypatch.setattr(linalg, "own_device", lambda A: "auto")
+        return carried
+
+    return begin
+
+
+def test_fantasies(away: Callable[[], Carried]) -> None:
+    x, y = data(12, 3)
+    post = model(3).condition(x, y)
+    generator = torch.Generator().manual_seed(1)
+    points, at = (torch.randn(*shape, generator=generator, dtype=F64) for shape in ((2, 4, 3), (5, 3)))
+
+    def answers() -> list[Tensor]:
+        new, own = points.clone().requires_grad_(), at.clone().requires_grad_()
+        given = post.fantasize(new, torch.stack([new.sum(-1), new.prod(-1), new[..., 0]]))
+        p = given.predict(own)
+        slopes = torch.autograd.grad(p.mean.square().sum() + p.variance.sum(), (new, own))
+        return [p.mean.detach(), p.variance.detach(), *slopes]
+
+    wanted = answers()
+    carried = away()
+    found = answers()
+    # The corners C, scores of three sets of targets, and W of five points: what goes, and what comes back.
+    assert carried == [(2, 4, 4)] * 2 + [(2, 4, 4), (3, 2, 4, 1), (3, 2, 4, 1), (2, 4, 4), (2, 4, 5), (2, 4, 5)]
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_member_that_cannot_be_factorised_is_named() -> None:
+    x, y = data(12, 3)
+    prior = model(3)
+    post = fgp.GP(prior.kernel, prior.mean, fgp.likelihoods.Gaussian(0.0)).condition(x, y)
+    new = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(1), dtype=F64)
+    new[1, 1] = new[1, 0]
+    new[2, 0] = x[4]
+    with pytest.raises(NotPositiveDefiniteError, match="member 1 has a row") as raised:
+        post.fantasize(new, samples=1)
+    assert raised.value.indices == ((1,),)
+
+
+def test_members_that_have_no_factor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data(12, 3)
+    post = model(3).condition(x, y)
+
+    def refused(A: Tensor, **_: object) -> Tensor:
+        raise NotPositiveDefiniteError("pivot 1 is -1", indices=[(2,), (4,)])
+
+    monkeypatch.setattr(linalg, "cholesky", refused)
+    with pytest.raises(NotPositiveDefiniteError, match="member 2 has a row") as raised:
+        post.fantasize(x[:10].reshape(5, 2, 3), samples=1)
+    assert raised.value.indices == ((2,),)
+
+
+def test_draws_by_pivots(away: Callable[[], Carried]) -> None:
+    x, _ = data(9)
+    pivots, normal = torch.tensor([1, 4, 6, 2]), torch.eye(4, dtype=F64)[:, :3]
+    there = torch.linspace(-2.0, 2.0, 14, dtype=F64).reshape(7, 2)
+
+    def answers() -> tuple[Tensor, float]:
+        draws = prior_draws.PivotedDraws(model(), x, pivots, 0.0, normal)
+        return draws(there).detach(), draws.missing(there)
+
+    wanted = answers()
+    carried = away()
+    found = answers()
+    assert carried == [(4, 4), (4, 3), (4, 3), (4, 4), (4, 7), (4, 7)]
+    assert torch.equal(found[0], wanted[0])
+    assert found[1] == wanted[1]
+
+
+def test_simulated_scores(away: Callable[[], Carried]) -> None:
+    x, y = data(15)
+    objective = FlatObjective(model(), x, y, DirectSettings(TorchTiles()), {}, weak=False)
+    theta = objective.vector()
+    wanted = fisher_information(objective, theta, 10, 0)
+    carried = away()
+    assert numpy.array_equal(fisher_information(objective, theta, 10, 0), wanted)
+    assert carried == [(15, 15), (15, 10), (15, 10)]
