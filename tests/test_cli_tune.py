@@ -71,6 +71,24 @@ def test_a_part_is_measured_again(folder: Path) -> None:
     assert "svd is none of gemm, cholesky, qr" in " ".join(run("tune", "--only", "exp,svd", code=2).output.split())
 
 
+def test_what_could_not_be_written_is_not_called_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an older file is there, whose name would say otherwise."""
+    assert keep_profile(own()) is True
+    assert f"; kept in {profile_path()}" in run("tune", "--only", "exp").stderr
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("read-only file system")
+
+    before = profile_path().read_text()
+    monkeypatch.setattr(os, "replace", refuse)
+    assert keep_profile(own()) is False
+    said = run("tune", "--only", "exp").stderr
+    assert "could not be kept" in said
+    assert "; not kept" in said
+    assert "; kept in" not in said
+    assert profile_path().read_text() == before
+
+
 def test_profiles_beside_each_other(folder: Path) -> None:
     for name, exp in (("a.json", 1e9), ("b.json", 3e9)):
         (folder / name).write_text(own(cpu=replace(own().cpu, exp=exp)).to_json())

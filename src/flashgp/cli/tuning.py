@@ -18,7 +18,7 @@ from flashgp.foundations.run_log import SWITCH, read_runs
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
 from flashgp.planner.checking import FACTOR, CheckedRun, checked_runs
 from flashgp.planner.crossovers import crossovers
-from flashgp.planner.tuning import tune
+from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import require_matplotlib
 
 from .console import Console
@@ -86,10 +86,9 @@ def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile
         return profile
     began = time.perf_counter()
     with console.stages() as progress:
-        profile = tune(progress=progress, only=options.only or None)
-    path = _path()
-    kept = f"kept in {path}" if path and os.path.exists(path) else "not kept"
-    console.note(f"measured in {readable_seconds(time.perf_counter() - began)}; {kept}")
+        profile, kept = tuned(options.only or None, progress)
+    where = f"kept in {_path()}" if kept else "not kept"
+    console.note(f"measured in {readable_seconds(time.perf_counter() - began)}; {where}")
     return profile
 
 

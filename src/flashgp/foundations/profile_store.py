@@ -118,8 +118,11 @@ def read_profile() -> MachineProfile | None:
     return profile
 
 
-def keep_profile(profile: MachineProfile) -> None:
-    """Use a profile in this process from now on, and write it for others; one warning if it cannot be written."""
+def keep_profile(profile: MachineProfile) -> bool:
+    """Use a profile in this process from now on, and write it for others; one warning if it cannot be written.
+
+    Returns: whether it was written.
+    """
     _known[machine_key()] = profile
     where = "a file"
     try:
@@ -132,8 +135,10 @@ def keep_profile(profile: MachineProfile) -> None:
             f"the machine profile could not be kept in {where} ({error}): it is used in this process only; make that "
             f"folder writable, or name another in {CHOICE}",
             FlashGPWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
+        return False
+    return True
 
 
 @contextlib.contextmanager

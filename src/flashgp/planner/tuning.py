@@ -27,7 +27,7 @@ from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.engines import ENGINES
 
-__all__ = ["PARTS", "POINTS", "tune"]
+__all__ = ["PARTS", "POINTS", "tune", "tuned"]
 
 PARTS = (*OPERATIONS, "copy", "exp", "block", "call", "transfer", "products")  # of a profile; `only` names some
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
@@ -56,16 +56,24 @@ def tune(
     Warns: FlashGPWarning where others kept cores busy meanwhile; the profile is kept, and too slow.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
     """
+    return tuned(only, progress, keep)[0]
+
+
+def tuned(
+    only: str | Sequence[str] | None, progress: Callable[[str, float], None] | None, keep: bool = True
+) -> tuple[MachineProfile, bool]:
+    """As `tune`; also whether the profile stands in its file, which it does not where that cannot be written."""
     parts = _parts(only)
     if not keep:
-        return _measured(progress) if parts is None else _measured(progress, parts, _known())
+        return _measured(progress) if parts is None else _measured(progress, parts, _known()), False
     with measuring() as waited:
         found = read_profile() if waited and parts is None else None
-        if found is None:
-            profile = _measured(progress) if parts is None else _measured(progress, parts, read_profile() or _known())
-            keep_profile(profile)
-            forget_runs()
-    return found or profile
+        if found is not None:
+            return found, True
+        profile = _measured(progress) if parts is None else _measured(progress, parts, read_profile() or _known())
+        kept = keep_profile(profile)
+        forget_runs()
+    return profile, kept
 
 
 def _parts(only: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -102,7 +110,7 @@ def _measured(
             f"other work kept {others.cores:.2g} of this process's cores busy while they were measured, and the rates "
             "are of what it left; run `flashgp tune` again once the machine is quiet",
             FlashGPWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return profile
 
