@@ -1,7 +1,9 @@
 """`flashgp tune`: a part, profiles beside each other, pictures, predictions beside what happened; bad luck."""
 
+import hashlib
 import json
 import os
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from flashgp.cli.application import application
 from flashgp.foundations import profile_store, run_log
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.operations import OperationTime
-from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
 from flashgp.foundations.profile_store import CHOICE, keep_profile, machine_key, profile_path
 from flashgp.foundations.run_log import Run
 from flashgp.planner import tuning
@@ -196,10 +198,15 @@ def test_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert profile_store.current_profile() is BUILT_IN
 
 
-def test_a_profile_of_an_older_version_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = profile_path(1)
+@pytest.mark.parametrize("schema", range(1, SCHEMA))
+def test_a_profile_of_an_older_version_is_said(schema: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor, *rest = machine_key()
+    name = re.sub(r" \(family .*\)$", "", processor)  # all that those versions knew of it
+    digest = hashlib.sha256(json.dumps([schema, name, *rest]).encode()).hexdigest()[:16]
+    old = profile_path().with_name(f"profile-{digest}.json")
+    assert old == profile_path(schema)
     old.parent.mkdir(parents=True)
-    old.write_text('{"schema": 1}')
+    old.write_text(f'{{"schema": {schema}}}')
     with pytest.warns(FlashGPWarning, match="by another version of FlashGP and is not read.*run `flashgp tune` again"):
         assert profile_store.current_profile() is BUILT_IN
     keep_profile(own())

@@ -168,6 +168,30 @@ def test_another_machine_has_another_file(folder: Path, monkeypatch: pytest.Monk
             assert read_profile() is None
 
 
+def processor_of(folder: Path, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "cpuinfo").write_text(text)
+    return profile_store._processor_of(profile_store._processor_lines(str(folder / "cpuinfo")))
+
+
+def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Clouds call different processors "AMD EPYC"; a home folder may be shared by machines with each of them."""
+    milan = {"cpu family": "25", "model": "1", "model name": "AMD EPYC", "stepping": "1"}
+
+    def named(**changes: str) -> str:
+        lines = {**milan, **{name.replace("_", " "): value for name, value in changes.items()}}
+        first = "processor\t: 0\n" + "".join(f"{name}\t: {value}\n" for name, value in lines.items())
+        return processor_of(tmp_path, f"{first}\n{first.replace('stepping', 'stepping of the second')}")
+
+    assert named() == "AMD EPYC (family 25, model 1, stepping 1)"
+    assert len({named(), named(cpu_family="26"), named(model="17"), named(stepping="2")}) == 4
+    assert len(named(model_name="x" * 500, stepping="9" * 500)) <= 200, "what a profile's file takes"
+    first, second = "model name : A\n\n", "model name : B\nstepping : 4\n"
+    assert processor_of(tmp_path, first + second) == "A", "one processor, not parts of two"
+    assert processor_of(tmp_path, "CPU part : 0xd40\n") == processor_of(tmp_path, "") != ""
+    assert profile_store._processor_lines(str(tmp_path / "none")) == {}
+
+
 @pytest.mark.parametrize("case", [*HOSTILE, "too long", "no text", "a folder"])
 def test_a_file_that_cannot_be_used_is_a_miss_with_one_warning(folder: Path, case: str) -> None:
     folder.mkdir()

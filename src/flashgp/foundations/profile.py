@@ -18,7 +18,7 @@ from flashgp.foundations.operations import OperationTime, OperationTimes, operat
 
 __all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
 
-SCHEMA = 2  # of the JSON; a file of another number is not read
+SCHEMA = 3  # of the JSON; a file of another number is not read
 # What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
 PROFILE_WORK = 16.0
 
@@ -98,9 +98,9 @@ class PairRate:
 class MachineProfile:
     """Rates of one machine.
 
-    Fields: name, "built-in" or "measured"; processor, cores, threads and torch_version, whose change makes a measured
-    profile one of another machine; cpu, and accelerator (None where there is none) with its name; products, the rates
-    of K V, any number per backend.
+    Fields: name, "built-in" or "measured"; processor (with its family, model and stepping where the system lists them),
+    cores, threads and torch_version, whose change makes a measured profile one of another machine; cpu, and accelerator
+    (None where there is none) with its name; products, the rates of K V, any number per backend.
     """
 
     name: str

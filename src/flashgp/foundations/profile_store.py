@@ -1,8 +1,10 @@
 """Where the measured machine profile lives: one small JSON file per machine in the user's configuration folder.
 
 A file is found by what it was measured on (processor, cores, torch's threads and version), so that a home folder shared
-by several machines serves each its own. It is written whole or not at all, under a lock. A file that cannot be read, or
-is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is executed.
+by several machines serves each its own. Clouds give one name to different processors, "AMD EPYC": family, model and
+stepping are part of the processor where the system lists them. A file is written whole or not at all, under a lock.
+One that cannot be read, or is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is
+executed.
 """
 
 import contextlib
@@ -12,7 +14,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -28,6 +30,9 @@ CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, o
 LARGEST_BYTES = 2**18
 WAIT_SECONDS = 120.0  # for another process that measures; a measurement takes seconds
 
+_NUMBERS = {"cpu family": "family", "model": "model", "stepping": "stepping"}  # of /proc/cpuinfo
+_NAMES_ALONE = 2  # the last schema whose files were found by the processor's name without its numbers
+
 _known: dict[tuple[str, int, int, str], MachineProfile] = {}  # one of the two process-wide values (docs/design.md)
 
 
@@ -39,19 +44,36 @@ def machine_key() -> tuple[str, int, int, str]:
 
 @functools.cache
 def _processor() -> str:
+    return _processor_of(_processor_lines())
+
+
+def _processor_of(lines: Mapping[str, str]) -> str:
+    """'AMD EPYC (family 25, model 1, stepping 1)': the name, and what tells processors of that name apart."""
+    numbers = [f"{said} {lines[name][:20]}" for name, said in _NUMBERS.items() if lines.get(name)]
+    return _processor_name(lines)[:120] + (f" ({', '.join(numbers)})" if numbers else "")
+
+
+def _processor_name(lines: Mapping[str, str]) -> str:
+    return (lines.get("model name") or platform.processor() or platform.machine() or "unknown")[:200]
+
+
+def _processor_lines(path: str = "/proc/cpuinfo") -> dict[str, str]:
+    """What the system says of its first processor; empty where it does not."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file.read(8192).splitlines():
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()[:200]
+        with open(path, encoding="utf-8", errors="replace") as file:
+            first = file.read(8192).split("\n\n")[0]
     except OSError:
-        pass
-    return (platform.processor() or platform.machine() or "unknown")[:200]
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def profile_path(schema: int = SCHEMA) -> Path:
     """The file of this machine's profile. Raises: FileNotFoundError where this user has no folder for it."""
-    digest = hashlib.sha256(json.dumps([schema, *machine_key()]).encode()).hexdigest()[:16]
+    processor, *rest = machine_key()
+    if schema <= _NAMES_ALONE:
+        processor = _processor_name(_processor_lines())
+    digest = hashlib.sha256(json.dumps([schema, processor, *rest]).encode()).hexdigest()[:16]
     return _folder() / f"profile-{digest}.json"
 
 
