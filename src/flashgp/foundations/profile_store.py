@@ -15,6 +15,7 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -22,18 +23,36 @@ import torch
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.placement import active_placement
+from flashgp.foundations.processors import core_text, own_cores
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
+from flashgp.foundations.report import counted
 
-__all__ = ["CHOICE", "current_profile", "keep_profile", "machine_key", "measuring", "profile_path", "read_profile"]
+__all__ = [
+    "CHOICE",
+    "current_profile",
+    "keep_profile",
+    "kept_profiles",
+    "machine_key",
+    "measuring",
+    "placed_otherwise",
+    "profile_path",
+    "read_profile",
+    "tune_advice",
+    "tune_command",
+]
 
 CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
 LARGEST_BYTES = 2**18
+MOST_PROFILES = 32  # of a folder that are read
 WAIT_SECONDS = 120.0  # for another process that measures; a measurement takes seconds
 
 _NUMBERS = {"cpu family": "family", "model": "model", "stepping": "stepping"}  # of /proc/cpuinfo
 _NAMES_ALONE = 2  # the last schema whose files were found by the processor's name without its numbers
 
 _known: dict[tuple[str, int, int, str], MachineProfile] = {}  # one of the two process-wide values (docs/design.md)
+# Of this machine with other cores or threads, by folder and key: looked up once, because every plan may ask.
+_otherwise: dict[tuple[Path, tuple[str, int, int, str]], tuple[MachineProfile, ...]] = {}
 
 
 def machine_key() -> tuple[str, int, int, str]:
@@ -125,14 +144,14 @@ def read_profile() -> MachineProfile | None:
         if path is not None and any(profile_path(older).exists() for older in range(1, SCHEMA)):
             warnings.warn(
                 "the machine profile kept here was measured by another version of FlashGP and is not read: plans use "
-                "built-in rates; run `flashgp tune` again",
+                f"built-in rates; run `{tune_command()}` again",
                 FlashGPWarning,
                 stacklevel=4,
             )
         return None
     except (OSError, ValueError) as error:
         warnings.warn(
-            f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `flashgp tune`",
+            f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `{tune_command()}`",
             FlashGPWarning,
             stacklevel=4,
         )
@@ -146,6 +165,7 @@ def keep_profile(profile: MachineProfile) -> bool:
     Returns: whether it was written.
     """
     _known[machine_key()] = profile
+    _otherwise.clear()
     where = "a file"
     try:
         path = profile_path()
@@ -161,6 +181,69 @@ def keep_profile(profile: MachineProfile) -> bool:
         )
         return False
     return True
+
+
+# -- profiles of other cores and threads -------------------------------------------------------------------------------
+def kept_profiles() -> list[MachineProfile]:
+    """All in the folder that this version can read, of whatever machine; empty where there is no folder."""
+    try:
+        files = sorted(profile_path().parent.glob("profile-*.json"))
+    except OSError:
+        return []
+    found = []
+    for one in islice(files, MOST_PROFILES):
+        with contextlib.suppress(OSError, ValueError), open(one, "rb") as file:  # of another version, or no profile
+            found.append(MachineProfile.from_json(file.read(LARGEST_BYTES).decode()))
+    return found
+
+
+def placed_otherwise() -> tuple[MachineProfile, ...]:
+    """Profiles kept of this machine with other cores or threads, whose rates say nothing about these."""
+    if os.environ.get(CHOICE) == "built-in":
+        return ()
+    processor, cores, threads, version = key = machine_key()
+    try:
+        where = (_folder(), key)
+    except FileNotFoundError:
+        return ()
+    if where not in _otherwise:
+        _otherwise[where] = tuple(
+            one
+            for one in kept_profiles()
+            if (one.processor, one.torch_version) == (processor, version)
+            and (one.cores, one.threads) != (cores, threads)
+        )
+    return _otherwise[where]
+
+
+def tune_command() -> str:
+    """The command whose profile this process would use: `flashgp tune`, with threads and cores where a plain one would
+    measure others, as the profiles kept or the active `fgp.runtime` show."""
+    _, cores, threads, _ = machine_key()
+    placement, own = active_placement(), own_cores()
+    counts = {one.cores for one in placed_otherwise()}
+    command = "flashgp tune"
+    if placement is not None or counts:
+        command += f" --threads {threads}"
+    if own and (counts - {cores} or (placement is not None and placement.cores is not None)):
+        command += f" --cores {core_text(own)}"
+    return command
+
+
+def tune_advice() -> str:
+    """Why there are no measured rates, and the command that measures them."""
+    others = placed_otherwise()
+    if not others:
+        return f"`{tune_command()}` measures this machine's"
+    _, cores, threads, _ = machine_key()
+    return (
+        f"the profile kept is of {_placed(others[0].threads, others[0].cores)}; `{tune_command()}` measures "
+        f"{_placed(threads, cores)}"
+    )
+
+
+def _placed(threads: int, cores: int) -> str:
+    return f"{counted(threads, 'thread')} on {counted(cores, 'core')}"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,14 @@ from flashgp.foundations.contention import OtherWork
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import DeviceRates, MachineProfile, PairRate
-from flashgp.foundations.profile_store import current_profile, keep_profile, machine_key, measuring, read_profile
+from flashgp.foundations.profile_store import (
+    current_profile,
+    keep_profile,
+    machine_key,
+    measuring,
+    read_profile,
+    tune_command,
+)
 from flashgp.foundations.run_log import forget_runs
 from flashgp.foundations.timing import seconds_of
 from flashgp.kernels.matern import Matern
@@ -92,7 +99,8 @@ def _known() -> MachineProfile:
     profile = current_profile()
     if not profile.measured:
         raise DomainError(
-            "`only` measures parts of this machine's profile, and there is none yet; run `flashgp tune` without it once"
+            "`only` measures parts of this machine's profile, and there is none yet; run "
+            f"`{tune_command()}` without it once"
         )
     return profile
 
@@ -108,7 +116,7 @@ def _measured(
     if others.cores is not None and others.cores > MOST_OTHERS:
         warnings.warn(
             f"other work kept {others.cores:.2g} of this process's cores busy while they were measured, and the rates "
-            "are of what it left; run `flashgp tune` again once the machine is quiet",
+            f"are of what it left; run `{tune_command()}` again once the machine is quiet",
             FlashGPWarning,
             stacklevel=4,
         )
