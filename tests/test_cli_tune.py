@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import flashgp as fgp
 from flashgp.cli.application import application
 from flashgp.foundations import profile_store, run_log
+from flashgp.foundations.contention import MOST_OTHERS
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.operations import OperationTime
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
@@ -158,6 +159,34 @@ def test_a_process_bound_by_others_names_its_cores_too(folder: Path, monkeypatch
         assert profile_store.tune_command() == f"flashgp tune --threads {machine_key()[2]} --cores {min(before)}"
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_what_was_measured_on_a_busy_machine_says_so(folder: Path) -> None:
+    """A warning while tuning is soon forgotten; the rates stay."""
+    import torch
+
+    gp = fgp.GP(fgp.kernels.RBF())
+
+    def said(cores: float | None) -> tuple[list[str], list[tuple[str, str]]]:
+        keep_profile(own(others_cores=cores))
+        profile_store._known.clear()
+        findings = [one for one in fgp.doctor().findings if one.topic == "profile"]
+        product = fgp.kernels.RBF().operator(torch.zeros(9, 1)).plan()
+        plan = fgp.plan(gp, n=50, d=1)
+        notes, others = ([note for note in one.notes if "rates" in note] for one in (plan, product))
+        assert notes == others
+        assert plan.profile == "measured"
+        return notes, [(one.found, one.advice) for one in findings[1:]]
+
+    assert [said(cores) for cores in (None, 0.0, MOST_OTHERS)] == [([], [])] * 3
+    assert "other work" not in run("tune", "--show").stdout
+    notes, findings = said(1.23)
+    again = "run `flashgp tune` again once the machine is quiet"
+    assert notes == [f"rates measured while others kept 1.2 cores busy: {again}"]
+    (found,) = findings
+    assert found[0].startswith("measured while others kept 1.2 cores busy")
+    assert found[1] == again
+    assert "measured while others kept 1.2 cores busy" in run("tune", "--show").stdout
 
 
 @pytest.mark.filterwarnings("ignore:2 threads on 1 core")

@@ -53,6 +53,11 @@ def profile_findings() -> Iterator[Finding]:
         where = f"kept in {path}" if kept else "known to this process only"
         machine = f"{counted(profile.cores, 'core')}, {counted(profile.threads, 'thread')}"
         yield Finding("profile", f"measured on this machine with {machine}; {where}", values=values)
+        if profile.busy:
+            yield Finding(
+                "profile", f"{profile.busy}: rates and predicted seconds are those of what it left", "note",
+                f"run `{tune_command()}` again once the machine is quiet", {"others_cores": profile.others_cores},
+            )  # fmt: skip
     else:
         placed = placed_otherwise()
         others = sorted(kept_profiles(), key=lambda one: (one not in placed, len(_differing(one))))

@@ -16,7 +16,7 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import tune_advice
+from flashgp.foundations.profile_store import tune_advice, tune_command
 from flashgp.foundations.report import readable_bytes, readable_seconds
 
 __all__ = [
@@ -149,7 +149,8 @@ def check_route(route: str | None, routes: Sequence[str], name: str = "route") -
 def profile_notes(profile: MachineProfile, deterministic: bool = False) -> tuple[str, ...]:
     """What a plan says about the rates it was made with."""
     if profile.measured:
-        return ()
+        busy = profile.busy
+        return (f"rates {busy}: run `{tune_command()}` again once the machine is quiet",) if busy else ()
     why = "as deterministic=True asks" if deterministic or is_deterministic() else f"{tune_advice()} in seconds"
     return (f"built-in rates, no measured ones: {why}",)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.contention import OtherWork
+from flashgp.foundations.contention import MOST_OTHERS, OtherWork
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import DeviceRates, MachineProfile, PairRate
@@ -43,7 +43,6 @@ QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
 MOST_GROWTH = 16  # of the rows, until a call is long enough
 SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the blocks and products measured on each
 FLOATS = (torch.float64, torch.float32)
-MOST_OTHERS = 0.2  # of a core, kept busy by other work, before rates are called those of a busy machine
 
 
 def tune(
@@ -60,7 +59,7 @@ def tune(
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
     Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
-    Warns: FlashGPWarning where others kept cores busy meanwhile; the profile is kept, and too slow.
+    Warns: FlashGPWarning where others kept cores busy meanwhile; the profile is kept, and its plans say so.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
     """
     return tuned(only, progress, keep)[0]
@@ -120,7 +119,10 @@ def _measured(
             FlashGPWarning,
             stacklevel=4,
         )
-    return profile
+    # Parts that stay were measured then: a quiet moment for the rest does not mend them.
+    before = None if known is None or set(PARTS) <= set(parts) else known.others_cores
+    busiest = max((cores for cores in (before, others.cores) if cores is not None), default=None)
+    return replace(profile, others_cores=busiest)
 
 
 def _measure(
