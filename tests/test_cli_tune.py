@@ -161,6 +161,42 @@ def test_a_process_bound_by_others_names_its_cores_too(folder: Path, monkeypatch
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rates stay in the profile, for when it comes back, and nothing is planned with them."""
+    import torch
+
+    place = torch.device("cuda") if there else None
+    for module in ("planner.choice", "cli.tuning"):
+        monkeypatch.setattr(f"flashgp.{module}.accelerator", lambda: place)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(there))
+    gone = "this process has no accelerator: the profile's rates of NVIDIA Test are not used"
+    gp = fgp.GP(fgp.kernels.RBF())
+
+    def said() -> list[bool]:
+        product = fgp.kernels.RBF().operator(torch.zeros(9, 1)).plan()
+        plan = fgp.plan(gp, n=50, d=1, device="cpu")
+        assert plan.profile == product.profile == "measured"
+        findings = [one.severity for one in fgp.doctor().findings if one.found == gone]
+        assert findings in ([], ["warning"])
+        shown = run("tune", "--show").stderr
+        return [gone in plan.notes, gone in product.notes, bool(findings), gone in shown]
+
+    keep_profile(own())
+    assert said() == [False] * 4, "it never had one"
+    assert profile_store.unused_accelerator(own(), there) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr("flashgp.planner.choice.accelerator", None)
+        assert fgp.plan(gp, n=50, d=1, device="cpu").profile == "measured", "and nobody is asked for one"
+    keep_profile(own(accelerator=BUILT_IN.accelerator, accelerator_name="NVIDIA Test"))
+    assert said() == [not there] * 4
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    on_it = fgp.plan(gp, n=50, d=1, memory=2**30, device="cuda")
+    assert gone not in on_it.notes, "given up, and asked for all the same: planned with its rates"
+    monkeypatch.setenv(CHOICE, "built-in")
+    assert gone not in run("tune", "--show").stderr
+
+
 def test_what_was_measured_on_a_busy_machine_says_so(folder: Path) -> None:
     """A warning while tuning is soon forgotten; the rates stay."""
     import torch

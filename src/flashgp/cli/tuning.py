@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashgp import plots
+from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS
@@ -18,6 +19,7 @@ from flashgp.foundations.profile_store import (
     profile_path,
     tune_advice,
     tune_command,
+    unused_accelerator,
 )
 from flashgp.foundations.report import counted, readable_seconds
 from flashgp.foundations.run_log import SWITCH, read_runs
@@ -89,6 +91,9 @@ def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile
         profile = current_profile()
         if not profile.measured:
             console.note(f"these are the built-in rates; {tune_advice()}")
+        gone = unused_accelerator(profile, accelerator() is not None)
+        if gone:
+            console.note(gone)
         return profile
     began = time.perf_counter()
     with console.stages() as progress:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from flashgp.diagnosis.findings import Finding
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import (
@@ -19,6 +21,7 @@ from flashgp.foundations.profile_store import (
     placed_otherwise,
     profile_path,
     tune_command,
+    unused_accelerator,
 )
 from flashgp.foundations.report import counted, readable_bytes
 from flashgp.pairwise.source_cache import refuse_foreign, wanted_directory
@@ -53,6 +56,13 @@ def profile_findings() -> Iterator[Finding]:
         where = f"kept in {path}" if kept else "known to this process only"
         machine = f"{counted(profile.cores, 'core')}, {counted(profile.threads, 'thread')}"
         yield Finding("profile", f"measured on this machine with {machine}; {where}", values=values)
+        gone = unused_accelerator(profile, torch.cuda.device_count() > 0)  # which initialises nothing
+        if gone:
+            yield Finding(
+                "profile", gone, "warning",
+                f"make the accelerator visible again (driver, CUDA_VISIBLE_DEVICES), or run `{tune_command()}` if it "
+                "is gone for good", {"accelerator": profile.accelerator_name},
+            )  # fmt: skip
         if profile.busy:
             yield Finding(
                 "profile", f"{profile.busy}: rates and predicted seconds are those of what it left", "note",

@@ -40,6 +40,7 @@ __all__ = [
     "read_profile",
     "tune_advice",
     "tune_command",
+    "unused_accelerator",
 ]
 
 CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
@@ -181,6 +182,13 @@ def keep_profile(profile: MachineProfile) -> bool:
         )
         return False
     return True
+
+
+def unused_accelerator(profile: MachineProfile, there: bool) -> str:
+    """What to say of rates that a profile has for an accelerator while none is there; empty without such rates."""
+    if there or not profile.accelerator_name:
+        return ""
+    return f"this process has no accelerator: the profile's rates of {profile.accelerator_name} are not used"
 
 
 # -- profiles of other cores and threads -------------------------------------------------------------------------------
