@@ -244,7 +244,8 @@ def test_what_could_not_be_written_is_not_called_kept(folder: Path, monkeypatch:
 
     before = profile_path().read_text()
     monkeypatch.setattr(os, "replace", refuse)
-    assert keep_profile(own()) is False
+    with pytest.warns(FlashGPWarning, match="could not be kept"):
+        assert keep_profile(own()) is False
     said = run("tune", "--only", "exp").stderr
     assert "could not be kept" in said
     assert "; not kept" in said
