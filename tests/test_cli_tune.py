@@ -1,7 +1,9 @@
 """`flashgp tune`: a part, profiles beside each other, pictures, predictions beside what happened; bad luck."""
 
+import hashlib
 import json
 import os
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +18,12 @@ from typer.testing import CliRunner
 import flashgp as fgp
 from flashgp.cli.application import application
 from flashgp.foundations import profile_store, run_log
+from flashgp.foundations.contention import MOST_OTHERS
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.operations import OperationTime
-from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.foundations.profile_store import CHOICE, keep_profile, machine_key, profile_path
+from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
+from flashgp.foundations.profile_store import CHOICE, keep_profile, machine_key, placed_otherwise, profile_path
+from flashgp.foundations.report import counted
 from flashgp.foundations.run_log import Run
 from flashgp.planner import tuning
 from flashgp.planner.checking import checked_runs
@@ -39,10 +43,9 @@ def own(**other: Any) -> MachineProfile:
         for dtype in ("float64", "float32")
         for n in (16, 256)
     )
-    values = {"cpu": replace(BUILT_IN.cpu, operations=times), "accelerator": None, **other}
-    return replace(
-        BUILT_IN, name="measured", processor=processor, cores=cores, threads=threads, torch_version=version, **values
-    )
+    values = {"processor": processor, "cores": cores, "threads": threads, "torch_version": version}
+    values |= {"cpu": replace(BUILT_IN.cpu, operations=times), "accelerator": None, **other}
+    return replace(BUILT_IN, name="measured", **values)
 
 
 @pytest.fixture
@@ -69,6 +72,185 @@ def test_a_part_is_measured_again(folder: Path) -> None:
     assert {one.rows for one in found.cpu.operations if one.operation == "qr"} == {16, 64}
     assert {one.rows for one in found.cpu.operations if one.operation == "eigh"} == {16, 256}
     assert "svd is none of gemm, cholesky, qr" in " ".join(run("tune", "--only", "exp,svd", code=2).output.split())
+
+
+def one_core() -> dict[str, Any]:
+    return {"cores": [min(os.sched_getaffinity(0))]}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux lets a process choose its cores")
+@pytest.mark.parametrize(
+    ("kept", "now"),
+    [
+        ({"threads": 2}, {"threads": 1}),
+        ({"threads": 1}, {"threads": 2}),
+        ({"threads": 2}, one_core()),
+        (one_core(), {"threads": 2}),
+        (None, {"threads": 1}),
+        (None, {"threads": 2}),
+        (None, one_core()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:2 threads on 1 core")
+def test_the_command_named_is_the_one_that_helps(
+    kept: dict[str, Any] | None, now: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile is of threads and cores: with others, a plain `flashgp tune` would measure the first ones again."""
+    gp = fgp.GP(fgp.kernels.RBF())
+
+    def note() -> str:
+        return " ".join(fgp.plan(gp, n=50, d=1).notes)
+
+    if kept is not None:
+        with fgp.runtime(**now):
+            assert "the profile kept is of" not in note(), "and what was looked up is not kept for ever"
+        with fgp.runtime(**kept):
+            keep_profile(own())
+            assert note() == ""
+    with fgp.runtime(**now):
+        _, cores, threads, _ = machine_key()
+        said, command = note(), profile_store.tune_command()
+        assert f"`{command}` measures" in said
+        other = placed_otherwise()
+        assert [one.measured for one in other] == [True] * (kept is not None)
+        if other:
+            of = f"{counted(other[0].threads, 'thread')} on {counted(other[0].cores, 'core')}"
+            assert f"the profile kept is of {of}; `{command}` measures {counted(threads, 'thread')} on" in said
+        with pytest.raises(fgp.DomainError, match=f"run `{command}` without it once"):
+            fgp.tune(only="exp")
+        advised = [one.advice for one in fgp.doctor().findings if one.topic == "profile"]
+        each = "number of threads and cores" if other else "machine"
+        assert advised == [f"run `{command}`: seconds, once for each {each}"]
+        assert f"`{command}` measures" in run("tune", "--show").stderr
+        assert f"run `{command}`, then" in run("tune", "--check").stderr
+    monkeypatch.setattr(tuning, "_measure", lambda *_: own())
+    run(*command.split()[1:])
+    with fgp.runtime(**now):
+        assert note() == ""
+        assert machine_key()[1:3] == (cores, threads)
+
+
+def test_other_cores_of_another_machine_are_none_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in (own(threads=63, processor="Abacus"), own(threads=63, torch_version="0.1")):
+        profile_path().parent.mkdir(exist_ok=True)
+        profile_path().with_name(f"profile-{other.torch_version}.json").write_text(other.to_json())
+    assert len(profile_store.kept_profiles()) == 2
+    assert placed_otherwise() == ()
+    assert profile_store.tune_command() == "flashgp tune"
+    assert profile_store.tune_advice() == "`flashgp tune` measures this machine's"
+    keep_profile(own())
+    assert placed_otherwise() == (), "it is of these"
+    monkeypatch.setattr(profile_store, "machine_key", lambda: (*machine_key()[:2], 64, machine_key()[3]))
+    assert placed_otherwise() == (own(),)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    (folder / "profiles").rename(folder / "flashgp")
+    monkeypatch.setenv(CHOICE, "built-in")
+    assert placed_otherwise() == (), "measured ones are kept out"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux lets a process choose its cores")
+def test_a_process_bound_by_others_names_its_cores_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a launcher or by its own code: no runtime knows of it."""
+    before = os.sched_getaffinity(0)
+    keep_profile(own(cores=len(before) + 1))
+    profile_path().rename(profile_path().with_name("profile-more.json"))
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert profile_store.tune_command() == f"flashgp tune --threads {machine_key()[2]} --cores {min(before)}"
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rates stay in the profile, for when it comes back, and nothing is planned with them."""
+    import torch
+
+    place = torch.device("cuda") if there else None
+    for module in ("planner.choice", "cli.tuning"):
+        monkeypatch.setattr(f"flashgp.{module}.accelerator", lambda: place)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(there))
+    gone = "this process has no accelerator: the profile's rates of NVIDIA Test are not used"
+    gp = fgp.GP(fgp.kernels.RBF())
+
+    def said() -> list[bool]:
+        product = fgp.kernels.RBF().operator(torch.zeros(9, 1)).plan()
+        plan = fgp.plan(gp, n=50, d=1, device="cpu")
+        assert plan.profile == product.profile == "measured"
+        findings = [one.severity for one in fgp.doctor().findings if one.found == gone]
+        assert findings in ([], ["warning"])
+        shown = run("tune", "--show").stderr
+        return [gone in plan.notes, gone in product.notes, bool(findings), gone in shown]
+
+    keep_profile(own())
+    assert said() == [False] * 4, "it never had one"
+    assert profile_store.unused_accelerator(own(), there) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr("flashgp.planner.choice.accelerator", None)
+        assert fgp.plan(gp, n=50, d=1, device="cpu").profile == "measured", "and nobody is asked for one"
+    keep_profile(own(accelerator=BUILT_IN.accelerator, accelerator_name="NVIDIA Test"))
+    assert said() == [not there] * 4
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    on_it = fgp.plan(gp, n=50, d=1, memory=2**30, device="cuda")
+    assert gone not in on_it.notes, "given up, and asked for all the same: planned with its rates"
+    monkeypatch.setenv(CHOICE, "built-in")
+    assert gone not in run("tune", "--show").stderr
+
+
+def test_what_was_measured_on_a_busy_machine_says_so(folder: Path) -> None:
+    """A warning while tuning is soon forgotten; the rates stay."""
+    import torch
+
+    gp = fgp.GP(fgp.kernels.RBF())
+
+    def said(cores: float | None) -> tuple[list[str], list[tuple[str, str]]]:
+        keep_profile(own(others_cores=cores))
+        profile_store._known.clear()
+        findings = [one for one in fgp.doctor().findings if one.topic == "profile"]
+        product = fgp.kernels.RBF().operator(torch.zeros(9, 1)).plan()
+        plan = fgp.plan(gp, n=50, d=1)
+        notes, others = ([note for note in one.notes if "rates" in note] for one in (plan, product))
+        assert notes == others
+        assert plan.profile == "measured"
+        return notes, [(one.found, one.advice) for one in findings[1:]]
+
+    assert [said(cores) for cores in (None, 0.0, MOST_OTHERS)] == [([], [])] * 3
+    assert "other work" not in run("tune", "--show").stdout
+    notes, findings = said(1.23)
+    again = "run `flashgp tune` again once the machine is quiet"
+    assert notes == [f"rates measured while others kept 1.2 cores busy: {again}"]
+    (found,) = findings
+    assert found[0].startswith("measured while others kept 1.2 cores busy")
+    assert found[1] == again
+    assert "measured while others kept 1.2 cores busy" in run("tune", "--show").stdout
+
+
+@pytest.mark.filterwarnings("ignore:2 threads on 1 core")
+def test_a_plan_on_the_command_line_names_the_command(folder: Path) -> None:
+    with fgp.runtime(threads=2):
+        keep_profile(own())
+    said = " ".join(run("plan", "--rows", 50, "--columns", 1, "--threads", 1).stdout.split())
+    assert "the profile kept is of 2 threads on" in said
+    assert "`flashgp tune --threads 1` measures 1 thread on" in said
+
+
+def test_what_could_not_be_written_is_not_called_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an older file is there, whose name would say otherwise."""
+    assert keep_profile(own()) is True
+    assert f"; kept in {profile_path()}" in run("tune", "--only", "exp").stderr
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("read-only file system")
+
+    before = profile_path().read_text()
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.warns(FlashGPWarning, match="could not be kept"):
+        assert keep_profile(own()) is False
+    said = run("tune", "--only", "exp").stderr
+    assert "could not be kept" in said
+    assert "; not kept" in said
+    assert "; kept in" not in said
+    assert profile_path().read_text() == before
 
 
 def test_profiles_beside_each_other(folder: Path) -> None:
@@ -178,10 +360,15 @@ def test_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert profile_store.current_profile() is BUILT_IN
 
 
-def test_a_profile_of_an_older_version_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = profile_path(1)
+@pytest.mark.parametrize("schema", range(1, SCHEMA))
+def test_a_profile_of_an_older_version_is_said(schema: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor, *rest = machine_key()
+    name = re.sub(r" \(family .*\)$", "", processor)  # all that those versions knew of it
+    digest = hashlib.sha256(json.dumps([schema, name, *rest]).encode()).hexdigest()[:16]
+    old = profile_path().with_name(f"profile-{digest}.json")
+    assert old == profile_path(schema)
     old.parent.mkdir(parents=True)
-    old.write_text('{"schema": 1}')
+    old.write_text(f'{{"schema": {schema}}}')
     with pytest.warns(FlashGPWarning, match="by another version of FlashGP and is not read.*run `flashgp tune` again"):
         assert profile_store.current_profile() is BUILT_IN
     keep_profile(own())

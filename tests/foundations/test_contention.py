@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,7 +65,23 @@ def test_rates_of_a_busy_machine_are_called_so(monkeypatch: pytest.MonkeyPatch, 
     counted(monkeypatch, (0.0, 0.0), (10.0 + busy, 10.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert fgp.tune(keep=False) is BUILT_IN
+        assert fgp.tune(keep=False) == replace(BUILT_IN, others_cores=busy / 10.0)
     assert [str(one.message).startswith("other work kept 0.4 of this process's cores busy") for one in caught] == (
         [True] if said else []
     )
+
+
+def test_a_part_measured_in_a_quiet_moment_does_not_mend_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_measure", lambda *_: BUILT_IN)
+
+    def found(busy: float, known: float | None, *parts: str) -> float | None:
+        counted(monkeypatch, (0.0, 0.0), (10.0 + busy, 10.0))
+        return tuning._measured(None, parts, replace(BUILT_IN, others_cores=known)).others_cores
+
+    assert found(1.0, 0.7, "exp") == 0.7
+    assert found(1.0, None, "exp") == 0.1
+    assert found(1.0, 0.05, "exp") == 0.1
+    assert found(1.0, 0.7, *tuning.PARTS) == 0.1, "nothing is left of what was before"
+    monkeypatch.setattr(tuning.OtherWork, "__exit__", lambda *_: None)  # as after a short block
+    assert found(1.0, 0.7, "exp") == 0.7
+    assert found(1.0, None, "exp") is None

@@ -84,7 +84,8 @@ def test_what_a_profile_does_not_know_is_built_in() -> None:
 
 # -- the file --------------------------------------------------------------------------------------------------------
 def test_a_profile_survives_its_file() -> None:
-    for profile in (BUILT_IN, own(), replace(own(), accelerator=None, products=())):
+    quiet, busy = replace(own(), others_cores=0.0), replace(own(), others_cores=1.25)
+    for profile in (BUILT_IN, own(), replace(own(), accelerator=None, products=()), quiet, busy):
         assert MachineProfile.from_json(profile.to_json()) == profile
     text = str(own())
     for part in ("measured", "Cholesky", "7 GFLOP/s float64, 100 float32", machine_key()[0], "G pairs/s"):
@@ -124,6 +125,11 @@ HOSTILE = {
     "not a number": within("cpu", copy_bytes=1e9).replace("1000000000.0", "NaN"),
     "beyond floats": within("cpu", copy_bytes=1e9).replace("1000000000.0", "1e999"),
     "a huge integer": within("cpu", copy_bytes=10**400),
+    "a negative number of others": changed(others_cores=-0.1),
+    "others without end": changed(others_cores=1e9).replace("1000000000.0", "Infinity"),
+    "others that are no number": changed(others_cores=1e9).replace("1000000000.0", "NaN"),
+    "others in words": changed(others_cores="1.2"),
+    "others that are true": changed(others_cores=True),
     "a call": within("cpu", exp="__import__('os').abort()"),
     "products that are no list": changed(products={"0": 1}),
     "a product that is no object": changed(products=[3]),
@@ -166,6 +172,30 @@ def test_another_machine_has_another_file(folder: Path, monkeypatch: pytest.Monk
         profile_path().write_text(here.read_text())  # copied over by hand
         with pytest.warns(FlashGPWarning, match="measured on another machine"):
             assert read_profile() is None
+
+
+def processor_of(folder: Path, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "cpuinfo").write_text(text)
+    return profile_store._processor_of(profile_store._processor_lines(str(folder / "cpuinfo")))
+
+
+def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Clouds call different processors "AMD EPYC"; a home folder may be shared by machines with each of them."""
+    milan = {"cpu family": "25", "model": "1", "model name": "AMD EPYC", "stepping": "1"}
+
+    def named(**changes: str) -> str:
+        lines = {**milan, **{name.replace("_", " "): value for name, value in changes.items()}}
+        first = "processor\t: 0\n" + "".join(f"{name}\t: {value}\n" for name, value in lines.items())
+        return processor_of(tmp_path, f"{first}\n{first.replace('stepping', 'stepping of the second')}")
+
+    assert named() == "AMD EPYC (family 25, model 1, stepping 1)"
+    assert len({named(), named(cpu_family="26"), named(model="17"), named(stepping="2")}) == 4
+    assert len(named(model_name="x" * 500, stepping="9" * 500)) <= 200, "what a profile's file takes"
+    first, second = "model name : A\n\n", "model name : B\nstepping : 4\n"
+    assert processor_of(tmp_path, first + second) == "A", "one processor, not parts of two"
+    assert processor_of(tmp_path, "CPU part : 0xd40\n") == processor_of(tmp_path, "") != ""
+    assert profile_store._processor_lines(str(tmp_path / "none")) == {}
 
 
 @pytest.mark.parametrize("case", [*HOSTILE, "too long", "no text", "a folder"])

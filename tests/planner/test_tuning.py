@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations import profile_store
+from flashgp.foundations import contention, profile_store
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import CHOICE, current_profile, machine_key, profile_path
@@ -33,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements of a moment."""
+    """Measurements of a moment, too short to notice other work."""
+    monkeypatch.setattr(contention, "LEAST_SECONDS", float("inf"))
     monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "POINTS", ((3, 1), (8, 2)))

@@ -8,17 +8,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashgp import plots
+from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import LARGEST_BYTES, current_profile, profile_path
+from flashgp.foundations.profile_store import (
+    LARGEST_BYTES,
+    current_profile,
+    profile_path,
+    tune_advice,
+    tune_command,
+    unused_accelerator,
+)
 from flashgp.foundations.report import counted, readable_seconds
 from flashgp.foundations.run_log import SWITCH, read_runs
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
 from flashgp.planner.checking import FACTOR, CheckedRun, checked_runs
 from flashgp.planner.crossovers import crossovers
-from flashgp.planner.tuning import tune
+from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import require_matplotlib
 
 from .console import Console
@@ -82,14 +90,16 @@ def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile
     if options.show:
         profile = current_profile()
         if not profile.measured:
-            console.note("these are the built-in rates; `flashgp tune` measures this machine's")
+            console.note(f"these are the built-in rates; {tune_advice()}")
+        gone = unused_accelerator(profile, accelerator() is not None)
+        if gone:
+            console.note(gone)
         return profile
     began = time.perf_counter()
     with console.stages() as progress:
-        profile = tune(progress=progress, only=options.only or None)
-    path = _path()
-    kept = f"kept in {path}" if path and os.path.exists(path) else "not kept"
-    console.note(f"measured in {readable_seconds(time.perf_counter() - began)}; {kept}")
+        profile, kept = tuned(options.only or None, progress)
+    where = f"kept in {_path()}" if kept else "not kept"
+    console.note(f"measured in {readable_seconds(time.perf_counter() - began)}; {where}")
     return profile
 
 
@@ -159,7 +169,9 @@ def _check(console: Console) -> dict[str, Any]:
     found = checked_runs(read_runs())
     off = [one for one in found if one.off]
     if not found:
-        said = f"set {SWITCH} to another value than off" if os.environ.get(SWITCH) == "off" else "run `flashgp tune`"
+        said = (
+            f"set {SWITCH} to another value than off" if os.environ.get(SWITCH) == "off" else f"run `{tune_command()}`"
+        )
         console.note(
             f"no runs are logged for this machine's profile: {said}, then fit, condition, predict or multiply, and "
             "check again"
@@ -173,8 +185,8 @@ def _check(console: Console) -> dict[str, Any]:
         console.table(_HEAD, [_row(one) for one in off[:_MOST_SHOWN]], numeric=(3, 4, 5, 6))
         slow = sum(one.ratio > 1.0 for one in off)
         console.note(
-            f"{slow} slower and {len(off) - slow} quicker than predicted; `flashgp tune` measures again, best on a "
-            "machine that does nothing else"
+            f"{slow} slower and {len(off) - slow} quicker than predicted; `{tune_command()}` measures again, best on "
+            "a machine that does nothing else"
         )
     runs = [{**asdict(one.run), "ratio": one.ratio, "off": one.off} for one in found]
     return {"command": "tune", "path": _path(), "factor": FACTOR, "runs": runs}

@@ -9,17 +9,26 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from flashgp.diagnosis.findings import Finding
-from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import CHOICE, LARGEST_BYTES, current_profile, machine_key, profile_path
+from flashgp.foundations.profile_store import (
+    CHOICE,
+    current_profile,
+    kept_profiles,
+    machine_key,
+    placed_otherwise,
+    profile_path,
+    tune_command,
+    unused_accelerator,
+)
 from flashgp.foundations.report import counted, readable_bytes
 from flashgp.pairwise.source_cache import refuse_foreign, wanted_directory
 
 __all__ = ["cache_findings", "profile_findings"]
 
 _MOST_FILES = 10_000  # that are counted
-_MOST_PROFILES = 32  # that are read
 _LEAST_BYTES = 100 * 2**20  # of a disk that compiled code is to be kept on
 _NAMES = ("processor", "cores", "threads", "torch version")
 
@@ -47,13 +56,27 @@ def profile_findings() -> Iterator[Finding]:
         where = f"kept in {path}" if kept else "known to this process only"
         machine = f"{counted(profile.cores, 'core')}, {counted(profile.threads, 'thread')}"
         yield Finding("profile", f"measured on this machine with {machine}; {where}", values=values)
+        gone = unused_accelerator(profile, torch.cuda.device_count() > 0)  # which initialises nothing
+        if gone:
+            yield Finding(
+                "profile", gone, "warning",
+                f"make the accelerator visible again (driver, CUDA_VISIBLE_DEVICES), or run `{tune_command()}` if it "
+                "is gone for good", {"accelerator": profile.accelerator_name},
+            )  # fmt: skip
+        if profile.busy:
+            yield Finding(
+                "profile", f"{profile.busy}: rates and predicted seconds are those of what it left", "note",
+                f"run `{tune_command()}` again once the machine is quiet", {"others_cores": profile.others_cores},
+            )  # fmt: skip
     else:
-        others = _others(path)
+        placed = placed_otherwise()
+        others = sorted(kept_profiles(), key=lambda one: (one not in placed, len(_differing(one))))
         text = "built-in rates, guesses for two cores: predicted seconds may be far off"
         if others:
             text += f"; {counted(len(others), 'profile')} measured otherwise: {'; '.join(_differing(others[0]))}"
             values |= {"others": len(others), "differing": _differing(others[0])}
-        yield Finding("profile", text, "note", "run `flashgp tune`: seconds, once for each machine", values)
+        each = "number of threads and cores" if placed else "machine"
+        yield Finding("profile", text, "note", f"run `{tune_command()}`: seconds, once for each {each}", values)
     problem = _unwritable(path.parent)
     if problem:
         yield Finding(
@@ -112,18 +135,6 @@ def _unwritable(path: Path) -> str:
     if not os.path.isdir(there):
         return f"{there} is a file"
     return "" if os.access(there, os.W_OK | os.X_OK) else f"no write access to {there}"
-
-
-def _others(path: Path) -> list[MachineProfile]:
-    """Profiles kept beside the one of this machine, those most like it first."""
-    found = []
-    for one in islice(sorted(path.parent.glob("profile-*.json")), _MOST_PROFILES):
-        try:
-            with open(one, "rb") as file:
-                found.append(MachineProfile.from_json(file.read(LARGEST_BYTES).decode()))
-        except (OSError, ValueError, DomainError):  # of another version, or no profile
-            continue
-    return sorted(found, key=lambda profile: len(_differing(profile)))
 
 
 def _differing(profile: MachineProfile) -> list[str]:

@@ -5,9 +5,10 @@ from types import TracebackType
 
 from flashgp.foundations.processors import own_cores
 
-__all__ = ["OtherWork", "busy_seconds"]
+__all__ = ["MOST_OTHERS", "OtherWork", "busy_seconds"]
 
 _IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests' time stands in user's too
+MOST_OTHERS = 0.2  # of a core, kept busy by other work, before what is measured is called that of a busy machine
 LEAST_SECONDS = 5.0  # of a block: the system counts in hundredths of a second, and short ones say little
 
 

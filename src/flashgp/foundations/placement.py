@@ -29,7 +29,7 @@ from flashgp.foundations.forks import load_late, no_forks
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
 from flashgp.foundations.report import counted
 
-__all__ = ["BINDING_VARIABLES", "Placement", "launcher_text", "placement_events", "runtime"]
+__all__ = ["BINDING_VARIABLES", "Placement", "active_placement", "launcher_text", "placement_events", "runtime"]
 
 Result = TypeVar("Result")
 
@@ -78,6 +78,11 @@ def runtime(
     finally:
         with no_forks():
             held.leave()
+
+
+def active_placement() -> Placement | None:
+    """Where the runtime that is active computes; None without one."""
+    return _active[-1].placement if _active else None
 
 
 def placement_events() -> list[str]:

@@ -1,8 +1,10 @@
 """Where the measured machine profile lives: one small JSON file per machine in the user's configuration folder.
 
 A file is found by what it was measured on (processor, cores, torch's threads and version), so that a home folder shared
-by several machines serves each its own. It is written whole or not at all, under a lock. A file that cannot be read, or
-is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is executed.
+by several machines serves each its own. Clouds give one name to different processors, "AMD EPYC": family, model and
+stepping are part of the processor where the system lists them. A file is written whole or not at all, under a lock.
+One that cannot be read, or is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is
+executed.
 """
 
 import contextlib
@@ -12,7 +14,8 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -20,15 +23,37 @@ import torch
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.placement import active_placement
+from flashgp.foundations.processors import core_text, own_cores
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
+from flashgp.foundations.report import counted
 
-__all__ = ["CHOICE", "current_profile", "keep_profile", "machine_key", "measuring", "profile_path", "read_profile"]
+__all__ = [
+    "CHOICE",
+    "current_profile",
+    "keep_profile",
+    "kept_profiles",
+    "machine_key",
+    "measuring",
+    "placed_otherwise",
+    "profile_path",
+    "read_profile",
+    "tune_advice",
+    "tune_command",
+    "unused_accelerator",
+]
 
 CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
 LARGEST_BYTES = 2**18
+MOST_PROFILES = 32  # of a folder that are read
 WAIT_SECONDS = 120.0  # for another process that measures; a measurement takes seconds
 
+_NUMBERS = {"cpu family": "family", "model": "model", "stepping": "stepping"}  # of /proc/cpuinfo
+_NAMES_ALONE = 2  # the last schema whose files were found by the processor's name without its numbers
+
 _known: dict[tuple[str, int, int, str], MachineProfile] = {}  # one of the two process-wide values (docs/design.md)
+# Of this machine with other cores or threads, by folder and key: looked up once, because every plan may ask.
+_otherwise: dict[tuple[Path, tuple[str, int, int, str]], tuple[MachineProfile, ...]] = {}
 
 
 def machine_key() -> tuple[str, int, int, str]:
@@ -39,19 +64,36 @@ def machine_key() -> tuple[str, int, int, str]:
 
 @functools.cache
 def _processor() -> str:
+    return _processor_of(_processor_lines())
+
+
+def _processor_of(lines: Mapping[str, str]) -> str:
+    """'AMD EPYC (family 25, model 1, stepping 1)': the name, and what tells processors of that name apart."""
+    numbers = [f"{said} {lines[name][:20]}" for name, said in _NUMBERS.items() if lines.get(name)]
+    return _processor_name(lines)[:120] + (f" ({', '.join(numbers)})" if numbers else "")
+
+
+def _processor_name(lines: Mapping[str, str]) -> str:
+    return (lines.get("model name") or platform.processor() or platform.machine() or "unknown")[:200]
+
+
+def _processor_lines(path: str = "/proc/cpuinfo") -> dict[str, str]:
+    """What the system says of its first processor; empty where it does not."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file.read(8192).splitlines():
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()[:200]
+        with open(path, encoding="utf-8", errors="replace") as file:
+            first = file.read(8192).split("\n\n")[0]
     except OSError:
-        pass
-    return (platform.processor() or platform.machine() or "unknown")[:200]
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def profile_path(schema: int = SCHEMA) -> Path:
     """The file of this machine's profile. Raises: FileNotFoundError where this user has no folder for it."""
-    digest = hashlib.sha256(json.dumps([schema, *machine_key()]).encode()).hexdigest()[:16]
+    processor, *rest = machine_key()
+    if schema <= _NAMES_ALONE:
+        processor = _processor_name(_processor_lines())
+    digest = hashlib.sha256(json.dumps([schema, processor, *rest]).encode()).hexdigest()[:16]
     return _folder() / f"profile-{digest}.json"
 
 
@@ -103,14 +145,14 @@ def read_profile() -> MachineProfile | None:
         if path is not None and any(profile_path(older).exists() for older in range(1, SCHEMA)):
             warnings.warn(
                 "the machine profile kept here was measured by another version of FlashGP and is not read: plans use "
-                "built-in rates; run `flashgp tune` again",
+                f"built-in rates; run `{tune_command()}` again",
                 FlashGPWarning,
                 stacklevel=4,
             )
         return None
     except (OSError, ValueError) as error:
         warnings.warn(
-            f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `flashgp tune`",
+            f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `{tune_command()}`",
             FlashGPWarning,
             stacklevel=4,
         )
@@ -118,9 +160,13 @@ def read_profile() -> MachineProfile | None:
     return profile
 
 
-def keep_profile(profile: MachineProfile) -> None:
-    """Use a profile in this process from now on, and write it for others; one warning if it cannot be written."""
+def keep_profile(profile: MachineProfile) -> bool:
+    """Use a profile in this process from now on, and write it for others; one warning if it cannot be written.
+
+    Returns: whether it was written.
+    """
     _known[machine_key()] = profile
+    _otherwise.clear()
     where = "a file"
     try:
         path = profile_path()
@@ -132,8 +178,80 @@ def keep_profile(profile: MachineProfile) -> None:
             f"the machine profile could not be kept in {where} ({error}): it is used in this process only; make that "
             f"folder writable, or name another in {CHOICE}",
             FlashGPWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
+        return False
+    return True
+
+
+def unused_accelerator(profile: MachineProfile, there: bool) -> str:
+    """What to say of rates that a profile has for an accelerator while none is there; empty without such rates."""
+    if there or not profile.accelerator_name:
+        return ""
+    return f"this process has no accelerator: the profile's rates of {profile.accelerator_name} are not used"
+
+
+# -- profiles of other cores and threads -------------------------------------------------------------------------------
+def kept_profiles() -> list[MachineProfile]:
+    """All in the folder that this version can read, of whatever machine; empty where there is no folder."""
+    try:
+        files = sorted(profile_path().parent.glob("profile-*.json"))
+    except OSError:
+        return []
+    found = []
+    for one in islice(files, MOST_PROFILES):
+        with contextlib.suppress(OSError, ValueError), open(one, "rb") as file:  # of another version, or no profile
+            found.append(MachineProfile.from_json(file.read(LARGEST_BYTES).decode()))
+    return found
+
+
+def placed_otherwise() -> tuple[MachineProfile, ...]:
+    """Profiles kept of this machine with other cores or threads, whose rates say nothing about these."""
+    if os.environ.get(CHOICE) == "built-in":
+        return ()
+    processor, cores, threads, version = key = machine_key()
+    try:
+        where = (_folder(), key)
+    except FileNotFoundError:
+        return ()
+    if where not in _otherwise:
+        _otherwise[where] = tuple(
+            one
+            for one in kept_profiles()
+            if (one.processor, one.torch_version) == (processor, version)
+            and (one.cores, one.threads) != (cores, threads)
+        )
+    return _otherwise[where]
+
+
+def tune_command() -> str:
+    """The command whose profile this process would use: `flashgp tune`, with threads and cores where a plain one would
+    measure others, as the profiles kept or the active `fgp.runtime` show."""
+    _, cores, threads, _ = machine_key()
+    placement, own = active_placement(), own_cores()
+    counts = {one.cores for one in placed_otherwise()}
+    command = "flashgp tune"
+    if placement is not None or counts:
+        command += f" --threads {threads}"
+    if own and (counts - {cores} or (placement is not None and placement.cores is not None)):
+        command += f" --cores {core_text(own)}"
+    return command
+
+
+def tune_advice() -> str:
+    """Why there are no measured rates, and the command that measures them."""
+    others = placed_otherwise()
+    if not others:
+        return f"`{tune_command()}` measures this machine's"
+    _, cores, threads, _ = machine_key()
+    return (
+        f"the profile kept is of {_placed(others[0].threads, others[0].cores)}; `{tune_command()}` measures "
+        f"{_placed(threads, cores)}"
+    )
+
+
+def _placed(threads: int, cores: int) -> str:
+    return f"{counted(threads, 'thread')} on {counted(cores, 'core')}"
 
 
 @contextlib.contextmanager

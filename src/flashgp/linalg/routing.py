@@ -22,7 +22,7 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError, FlashGPWarning
 from flashgp.foundations.operations import OPERATIONS, operation_flops
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import CHOICE, current_profile
+from flashgp.foundations.profile_store import CHOICE, current_profile, tune_command
 
 from .decision import ACCELERATOR, CPU, Decision, Speeds, decide, order_of
 from .measuring import measured_quickly
@@ -182,7 +182,7 @@ def _speeds_of(profile: MachineProfile) -> Speeds | None:
     if here != profile.accelerator_name:
         warnings.warn(
             f"the machine profile was measured with {profile.accelerator_name or 'another accelerator'}, and this "
-            f"machine has {here or 'another'}: its rates are not used for it; run `flashgp tune`",
+            f"machine has {here or 'another'}: its rates are not used for it; run `{tune_command()}`",
             FlashGPWarning,
             stacklevel=6,
         )

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.profile_store import tune_advice, tune_command, unused_accelerator
 from flashgp.foundations.report import readable_bytes, readable_seconds
 
 __all__ = [
@@ -145,15 +147,18 @@ def check_route(route: str | None, routes: Sequence[str], name: str = "route") -
         )
 
 
-def profile_notes(profile: MachineProfile, deterministic: bool = False) -> tuple[str, ...]:
-    """What a plan says about the rates it was made with."""
+def profile_notes(
+    profile: MachineProfile, devices: Sequence[torch.device], deterministic: bool = False
+) -> tuple[str, ...]:
+    """What a plan for these devices says about the rates it was made with."""
     if profile.measured:
-        return ()
-    why = (
-        "as deterministic=True asks"
-        if deterministic or is_deterministic()
-        else "`flashgp tune` measures this machine's in seconds"
-    )
+        gone = ""
+        if profile.accelerator_name and all(device.type == "cpu" for device in devices):
+            gone = unused_accelerator(profile, accelerator() is not None)
+        busy = profile.busy
+        again = f"rates {busy}: run `{tune_command()}` again once the machine is quiet" if busy else ""
+        return tuple(note for note in (gone, again) if note)
+    why = "as deterministic=True asks" if deterministic or is_deterministic() else f"{tune_advice()} in seconds"
     return (f"built-in rates, no measured ones: {why}",)
 
 

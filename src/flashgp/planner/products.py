@@ -205,7 +205,7 @@ def plan_product(
             dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
             products=products, kept=size.kept, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
             available_bytes=available[chosen.device], profile=profile.name, kernel=form.fusion,
-            notes=profile_notes(profile, deterministic), alternatives=alternatives,
+            notes=profile_notes(profile, devices, deterministic), alternatives=alternatives,
         )  # fmt: skip
 
     def too_large(smallest: Candidate, other: Candidate | None) -> MemoryBudgetError:

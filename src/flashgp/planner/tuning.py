@@ -13,11 +13,18 @@ from typing import Any
 import torch
 
 from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.contention import OtherWork
+from flashgp.foundations.contention import MOST_OTHERS, OtherWork
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import DeviceRates, MachineProfile, PairRate
-from flashgp.foundations.profile_store import current_profile, keep_profile, machine_key, measuring, read_profile
+from flashgp.foundations.profile_store import (
+    current_profile,
+    keep_profile,
+    machine_key,
+    measuring,
+    read_profile,
+    tune_command,
+)
 from flashgp.foundations.run_log import forget_runs
 from flashgp.foundations.timing import seconds_of
 from flashgp.kernels.matern import Matern
@@ -27,7 +34,7 @@ from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.engines import ENGINES
 
-__all__ = ["PARTS", "POINTS", "tune"]
+__all__ = ["PARTS", "POINTS", "tune", "tuned"]
 
 PARTS = (*OPERATIONS, "copy", "exp", "block", "call", "transfer", "products")  # of a profile; `only` names some
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
@@ -36,7 +43,6 @@ QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
 MOST_GROWTH = 16  # of the rows, until a call is long enough
 SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the blocks and products measured on each
 FLOATS = (torch.float64, torch.float32)
-MOST_OTHERS = 0.2  # of a core, kept busy by other work, before rates are called those of a busy machine
 
 
 def tune(
@@ -53,19 +59,27 @@ def tune(
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
     Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
-    Warns: FlashGPWarning where others kept cores busy meanwhile; the profile is kept, and too slow.
+    Warns: FlashGPWarning where others kept cores busy meanwhile; the profile is kept, and its plans say so.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
     """
+    return tuned(only, progress, keep)[0]
+
+
+def tuned(
+    only: str | Sequence[str] | None, progress: Callable[[str, float], None] | None, keep: bool = True
+) -> tuple[MachineProfile, bool]:
+    """As `tune`; also whether the profile stands in its file, which it does not where that cannot be written."""
     parts = _parts(only)
     if not keep:
-        return _measured(progress) if parts is None else _measured(progress, parts, _known())
+        return _measured(progress) if parts is None else _measured(progress, parts, _known()), False
     with measuring() as waited:
         found = read_profile() if waited and parts is None else None
-        if found is None:
-            profile = _measured(progress) if parts is None else _measured(progress, parts, read_profile() or _known())
-            keep_profile(profile)
-            forget_runs()
-    return found or profile
+        if found is not None:
+            return found, True
+        profile = _measured(progress) if parts is None else _measured(progress, parts, read_profile() or _known())
+        kept = keep_profile(profile)
+        forget_runs()
+    return profile, kept
 
 
 def _parts(only: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -84,7 +98,8 @@ def _known() -> MachineProfile:
     profile = current_profile()
     if not profile.measured:
         raise DomainError(
-            "`only` measures parts of this machine's profile, and there is none yet; run `flashgp tune` without it once"
+            "`only` measures parts of this machine's profile, and there is none yet; run "
+            f"`{tune_command()}` without it once"
         )
     return profile
 
@@ -100,11 +115,14 @@ def _measured(
     if others.cores is not None and others.cores > MOST_OTHERS:
         warnings.warn(
             f"other work kept {others.cores:.2g} of this process's cores busy while they were measured, and the rates "
-            "are of what it left; run `flashgp tune` again once the machine is quiet",
+            f"are of what it left; run `{tune_command()}` again once the machine is quiet",
             FlashGPWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return profile
+    # Parts that stay were measured then: a quiet moment for the rest does not mend them.
+    before = None if known is None or set(PARTS) <= set(parts) else known.others_cores
+    busiest = max((cores for cores in (before, others.cores) if cores is not None), default=None)
+    return replace(profile, others_cores=busiest)
 
 
 def _measure(
