@@ -5,8 +5,9 @@
 A problem is a product K V, the gradient of sum(U * K V) by every parameter, or a posterior with mean and variance at
 200 points, of a scaled Matern-3/2 kernel with ARD. `auto` is the call as users make it, its planning included. It is
 timed beside every route that may be taken without being asked for, each forced by a plan made beforehand: the
-smallest of 7 turns each, A B C A B C. A route whose first turn takes over four times that of the quickest is not run
-again. A cell is all problems of one kind and number of rows, in a process of its own:
+smallest of 7 turns each, A B C C B A A B C, so that no one comes after the same other every time: threads of another
+library wait for work by spinning for a while. A route whose first turn takes over four times that of the quickest is
+not run again. A cell is all problems of one kind and number of rows, in a process of its own:
 
     regret            seconds of auto / seconds of the quickest of them, auto among them
     against all       the same where routes that are taken only on request count too (K kept in memory for one product)
@@ -86,8 +87,8 @@ def _timed(problem: Problem, turns: int) -> dict[str, Any]:
     best = {name: _turn(job) for name, job in jobs.items()}
     quickest = min(best.values())
     running = [name for name, seconds in best.items() if name == "auto" or seconds <= HOPELESS * quickest]
-    for _ in range(turns - 1):
-        for name in running:
+    for turn in range(turns - 1):
+        for name in running if turn % 2 else reversed(running):
             best[name] = min(best[name], _turn(jobs[name]))
     allowed = {name: seconds for name, seconds in best.items() if name not in problem.asked}
     return {
