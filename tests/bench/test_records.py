@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,6 +46,29 @@ def test_commit_is_of_this_checkout_only(monkeypatch: pytest.MonkeyPatch) -> Non
     assert records.commit() == "abc+dirty"
     answers(ls_files=None, rev_parse="somebody else's", status="")
     assert records.commit() is None
+
+
+def test_records_that_a_run_has_written_are_no_changes_of_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, record, program = "src/flashgp/__init__.py", "benchmark/records/a.json", "benchmark/claim.py"
+    for name in (code, record, program):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1\n")
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "all")
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "src" / "flashgp" / "records.py"))
+    (tmp_path / record).write_text("2\n")
+    assert str(records.commit()).isalnum()
+    for name in (code, program):
+        (tmp_path / name).write_text("2\n")
+        assert str(records.commit()).endswith("+dirty")
+        (tmp_path / name).write_text("1\n")
 
 
 def test_a_record_comes_back_with_its_environment(tmp_path: Path) -> None:

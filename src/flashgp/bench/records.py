@@ -26,6 +26,7 @@ __all__ = ["commit", "environment", "hardware", "read_record", "versions", "writ
 
 SCHEMA = "flashgp.bench/1"
 _GIT_TIMEOUT_SECONDS = 10
+_MEASURED = (":/src", ":/benchmark/*.py")  # what decides a measurement
 # Module name -> distribution name. Recorded only if the process has imported them: an installed peer that took no
 # part in the run says nothing about it.
 _PEERS = {
@@ -79,13 +80,16 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The git commit of this FlashGP checkout, `+dirty` when tracked files differ from it; None outside a checkout."""
+    """The git commit of this FlashGP checkout, `+dirty` when its code differs from it; None outside a checkout.
+
+    Records and the tables that quote them are no code: a run of several measurements writes them.
+    """
     for directory in (Path(__file__).parent, Path.cwd()):
         # A copy installed in somebody else's repository must not be given that repository's commit.
         if _git(directory, "ls-files", "--error-unmatch", ":/src/flashgp/__init__.py") is None:
             continue
         head = _git(directory, "rev-parse", "HEAD")
-        changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+        changes = _git(directory, "status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
         return None if head is None else head + ("+dirty" if changes else "")
     return None
 
