@@ -389,3 +389,16 @@ def test_odd_arrays_of_kernels_that_only_torch_computes(kind: str) -> None:
     found, wanted = post.append(row, y.numpy()[39:]), post.append(torch.tensor(row.copy()), y[39:])
     assert torch.equal(found.x, wanted.x)
     assert torch.equal(found.factor.lower, wanted.factor.lower)
+
+
+def test_what_is_no_number_is_drift() -> None:
+    x, y = table(60)
+    post = model().condition(x[:40], y[:40]).append(x[40:41], y[40:41])
+    damaged = post.learned.whitened.clone()
+    damaged[0] = torch.nan
+    post.learned = replace(post.learned, whitened=damaged)
+    for i in range(41, 60):
+        post = post.append(x[i : i + 1], y[i : i + 1])
+    assert post.learned.refactorised == 1
+    wanted = model().condition(x, y).predict(x[:5] + 0.05).mean
+    assert torch.allclose(post.predict(x[:5] + 0.05).mean, wanted, rtol=1e-9, atol=1e-9)

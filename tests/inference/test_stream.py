@@ -2,7 +2,9 @@
 
 import copy
 import math
+import os
 import pickle
+import signal
 import sys
 import threading
 import warnings
@@ -285,3 +287,19 @@ def test_a_step_keeps_its_target_and_a_copy_goes_on_alone() -> None:
     for other in (copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))):
         other.step(x[21:22], y[21:22])
         assert (other.posterior.count, stream.posterior.count) == (22, 21)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_during_a_step_leaves_the_child_a_stream() -> None:
+    stream, x, y = started()
+    with stream._alone():  # as a thread that is in a step
+        held = threading.Event()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            worker = threading.Thread(target=lambda: (stream.metrics, held.set()))
+            worker.start()
+            os._exit(0 if held.wait(10) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert stream.step(x[20], y[20]).count == 21

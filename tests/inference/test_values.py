@@ -261,12 +261,13 @@ def test_predictions_of_scikit_learn() -> None:
     numpy.testing.assert_allclose(found.covariance(observed=True), covariance, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("differentiable", [False, True])
 @pytest.mark.parametrize("kernel", [k.RBF(0.7), k.Custom(lambda a, b: (-((a - b) ** 2).sum(-1)).exp())])
-def test_a_posterior_is_of_the_rows_that_were_given(kernel: k.Kernel) -> None:
+def test_a_posterior_is_of_the_rows_that_were_given(kernel: k.Kernel, differentiable: bool) -> None:
     x, y = data(30, 2)
     gp = fgp.GP(kernel, likelihood=lik.Gaussian(0.1))
     given = x.numpy().copy(), y.numpy().copy()
-    found, wanted = gp.condition(*given), gp.condition(x, y)
+    found, wanted = (gp.condition(*rows, differentiable=differentiable) for rows in (given, (x, y)))
     for array in given:
         array[:] = 1.0  # the caller's buffers, used again
     at = x[:4] + 0.1
@@ -292,8 +293,11 @@ def test_functions_of_a_posterior_take_the_transforms_of_torch(online: bool) -> 
         assert relative(transform(total)(at), wanted) < 1e-9
     second = torch.autograd.functional.hessian(total, at)
     assert relative(torch.func.hessian(total)(at), second) < 1e-9
-    means = torch.func.vmap(lambda point: post.predict(point[None]).mean[0])(at)
-    assert relative(means, post.predict(at).mean) < 1e-12
+    for name in ("mean", "variance"):
+        each = torch.func.vmap(lambda point, name=name: getattr(post.predict(point[None]), name)[0])(at)
+        assert relative(each, getattr(post.predict(at), name)) < 1e-9
+    slopes = torch.func.vmap(torch.func.grad(lambda point: total(point[None])))(at)
+    assert relative(slopes, wanted) < 1e-9
 
 
 def test_sparse_rows_are_refused() -> None:

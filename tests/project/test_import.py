@@ -70,6 +70,24 @@ def test_a_command_loads_what_it_runs_and_not_what_others_do(source_environment:
     assert others & set(run.stdout.split()) == set()
 
 
+def test_the_process_of_the_command_freezes_what_it_loaded_and_main_does_not(
+    source_environment: dict[str, str],
+) -> None:
+    code = """
+import contextlib, gc, sys
+from flashgp import cli
+sys.argv = ["flashgp", "--version"]
+with contextlib.suppress(SystemExit):
+    cli.main()
+counts = [gc.get_freeze_count()]
+with contextlib.suppress(SystemExit):
+    cli.process()
+print(*counts, gc.get_freeze_count() > 10_000)
+"""
+    run = python(code, source_environment)
+    assert run.stdout.splitlines()[-1] == "0 True", run.stderr
+
+
 def test_import_says_nothing(source_environment: dict[str, str]) -> None:
     run = python("import torch, sys; sys.stderr.flush(); import flashgp", source_environment)
     assert (run.returncode, run.stdout) == (0, "")

@@ -108,8 +108,9 @@ def condition(
         with stretch("transfers"):
             x, y = x.to(target), y.to(target)
     if not differentiable:
-        x, y = x.detach().clone(), y.detach().clone()  # what the caller does with theirs must not matter
+        x, y = x.detach(), y.detach()
         gp = gp.held()
+    x, y = x.clone(), y.clone()  # what the caller does with theirs must not matter
     replicates = None if group is None else join(gp, x, y, group.to(target))
     used_x, used_y, likelihood = x, y, gp.likelihood
     if replicates is not None:

@@ -125,7 +125,8 @@ def _looked(post: "Posterior", row: Array, half: Array, entry: float, z: Array, 
     length = _norm(float(numpy.vdot(row, row)))
     drift = abs(entry - float(row @ s)) / (length * _norm(float(numpy.vdot(s, s))))
     for error, target, squared in zip(errors, own, numpy.einsum("ij,ij->j", z, z).tolist(), strict=True):
-        drift = max(drift, abs(error) / (length * _norm(squared) + abs(target)))
+        share = abs(error) / (length * _norm(squared) + abs(target))
+        drift = max(drift, share if math.isfinite(share) else math.inf)  # max forgets what is no number
     squares = float(numpy.vdot(residual, residual))
     found = None
     if squares > 0.0:  # of one row: the mean of the last sixteen

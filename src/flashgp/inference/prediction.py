@@ -340,7 +340,8 @@ class Prediction:
         """The variance that is left, (*batch, n_test, 1); dtype: of what the explained one was computed in."""
         variance = prior - explained
         rounding = FAR_BELOW_ZERO * self._posterior.distinct * torch.finfo(dtype).eps
-        if variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
+        inside = torch._C._functorch.is_functorch_wrapped_tensor(variance)  # torch.func: vmap has no numbers to look at
+        if not inside and variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
             worst = float(variance.detach().min())
             self.report.events.append(f"a computed variance was {worst:.2e}, below zero by more than rounding")
             warnings.warn(

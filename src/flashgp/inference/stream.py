@@ -6,6 +6,7 @@ posterior is a value; a stream is what replaces it, row by row, within a window 
 
 import collections
 import math
+import os
 import threading
 import time
 import warnings
@@ -131,7 +132,7 @@ class Stream:
         self._rows, self._squares, self._nll, self._inside = 0, 0.0, 0.0, 0.0
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.RLock(), os.getpid()
         self.posterior.plain_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
         made_ready(removals=window is not None and not posterior.choice.deterministic)
 
@@ -144,8 +145,14 @@ class Stream:
         Raises: ShapeError, DomainError; NotPositiveDefiniteError as `Posterior.append`. Posterior and metrics are then
             what they were.
         """
-        with self._lock:
+        with self._alone():
             return self._step(x, y, row_variance, row_weight)
+
+    def _alone(self) -> threading.RLock:
+        """The lock of this process: one that another thread held when this process was forked stays held for ever."""
+        if self._process != os.getpid():
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
 
     def _step(self, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamStep:
         began, post = time.perf_counter(), self.posterior
@@ -180,6 +187,10 @@ class Stream:
     @property
     def metrics(self) -> StreamMetrics:
         """Of all steps so far."""
+        with self._alone():
+            return self._metrics()
+
+    def _metrics(self) -> StreamMetrics:
         seconds = numpy.array(self._latencies) if self._latencies else numpy.array([math.nan])
         rows = self._rows
         return StreamMetrics(
@@ -196,10 +207,12 @@ class Stream:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        with self._alone():
+            state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_process")}
+            return {**state, "_latencies": self._latencies.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=threading.RLock(), _process=os.getpid())
 
     def __repr__(self) -> str:
         window = "" if self.window is None else f" of at most {self.window:,}"
