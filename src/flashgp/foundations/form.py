@@ -124,6 +124,11 @@ class Rows:
             lambda f: f[..., index, :] if f.is_floating_point() else f[..., index], lambda a: a[..., index], count
         )
 
+    def sets(self, index: Tensor) -> "Rows":
+        """Sets of q of these rows as a batch: positions (*batch, q), of rows without batches."""
+        moved = self._map(lambda f: f[index], lambda a: a[index], index.shape[-1])
+        return replace(moved, batch=index.shape[:-1])
+
     def followed_by(self, other: "Rows") -> "Rows":
         """These rows, then those of other points of the same covariance function, without batches."""
         features = tuple(torch.cat(pair) for pair in zip(self.features, other.features, strict=True))

@@ -43,7 +43,7 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import pulled_back
 from flashgp.solvers.cholesky_solver import CholeskyPreconditioner, CholeskySolver
-from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
+from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients, near_rows
 from flashgp.solvers.contract import Goal, Limits, StopReason, System
 from flashgp.solvers.headed_cholesky import HeadedCholesky, HeadedFactor
 from flashgp.solvers.low_rank import LowRank, PartialCholesky, partial_cholesky
@@ -123,6 +123,7 @@ class LargeObjective(FlatObjective):
         self._pivots: Tensor | None = None
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
         self._last: Tensor | None = None
+        self._near: bool | None = None  # whether near rows precondition: None until a slow solve has tried them
         self.factored = self.headed = False
         self.corrections = 0
 
@@ -144,6 +145,7 @@ class LargeObjective(FlatObjective):
         """New probes from the next gradient on; the pivots of the preconditioner are drawn at the vector `anchor`, so
         that they do not depend on which gradient is computed first (those of a resumed fit are read, not computed)."""
         self._draws += 1
+        self._near = None
         self._anchor, self._pivots = anchor.copy(), None
         if self._last is not None:
             self._last[:, -self.probes :] = 0.0
@@ -219,9 +221,14 @@ class LargeObjective(FlatObjective):
                 name=ConjugateGradients.name,
                 first=torch.float32 if rough else torch.float64,
                 window=WINDOW,
+                second=None if self._near is False else near_rows(system, self.seed),
             )
+            if self._near:
+                method.take_second()
             left = self.factor_passes - (self.iterations - before)
             stopped = self._solve(method, rhs, left if rough else max(1, left // PRECISE_PASSES))
+            if method.second is None:
+                self._near = method.active is not preconditioner
             if stopped == "goal":
                 return self._answers, other
             if stopped in ("time", "iterations"):

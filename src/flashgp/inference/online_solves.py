@@ -32,7 +32,7 @@ from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.products import stored_bytes
 from flashgp.solvers.alternating_projections import PreparedProjections
 from flashgp.solvers.cholesky import TriangularFactor
-from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
+from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients, near_rows
 from flashgp.solvers.contract import Limits, Prepared, Solution
 from flashgp.solvers.fallback import NEXT
 from flashgp.solvers.low_rank import LowRank
@@ -283,7 +283,9 @@ def _carried_over(
         if found is None:
             return None
         low, anchors = found
-        ready = PreparedConjugateGradients(system, low, name=ready.name, first=ready.first, window=ready.window)
+        ready = PreparedConjugateGradients(
+            system, low, name=ready.name, first=ready.first, window=ready.window, second=near_rows(system, old.seed)
+        )
     else:
         return None
     methods = [Kept(first.solver, first.name, ready), *(Kept(one.solver, one.name) for one in others)]

@@ -95,6 +95,19 @@ class CovarianceSystem(System):
     def block(self, index: Index, dtype: torch.dtype) -> Tensor:
         return self._operator._part(index, index).to_dense(dtype)
 
+    def blocks(self, index: Tensor) -> Tensor:
+        operator = self._operator
+        sets = CovarianceOperator(
+            operator.form, operator.theta, operator.rows.sets(index), None, F64, self.workspace, operator.orders
+        )
+        return sets.to_dense(F64)
+
+    def places(self) -> Tensor | None:
+        """The scaled inputs of all distances, side by side."""
+        rows, kinds = self._operator.rows, self._operator.form.statistics
+        near = [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance"]
+        return torch.cat([f.to(F64) for f in near], dim=-1) if near else None
+
     @exact_precision
     def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
         """K[rows, cols] v: through the tiles for all rows and a slice of columns in float32, else recomputed."""

@@ -4,17 +4,22 @@ The block form with QR (Dubrulle's BCGrQ) keeps an orthonormal basis of the bloc
 depend on each other are harmless. Products run in float32 while that pays; the true float64 residual replaces the
 recurrence every so often, the search directions stay conjugate to the last ones, and a replacement that shows no
 progress sends the products to float64.
+
+A solve that turns out slow tries another preconditioner for a few iterations and keeps the quicker one, for later
+solves too: which of them is quick depends on the spectrum, which nobody knows beforehand.
 Sources: O'Leary (1980), The block conjugate gradient algorithm; Dubrulle (2001), Retooling the method of block
 conjugate gradients, algorithm BCGrQ; van der Vorst & Ye (2000), Residual replacement strategies.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flashgp import linalg
+from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.solvers.contract import (
     NO_LIMITS,
     Goal,
@@ -29,8 +34,9 @@ from flashgp.solvers.contract import (
 from flashgp.solvers.low_rank import LowRank, partial_cholesky
 from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.progress import Progress, product
+from flashgp.solvers.vecchia import Vecchia
 
-__all__ = ["ConjugateGradients", "PreparedConjugateGradients"]
+__all__ = ["ConjugateGradients", "PreparedConjugateGradients", "near_rows"]
 
 F64 = torch.float64
 LARGEST_RANK = 512  # of the preconditioner, where the caller names none
@@ -40,6 +46,11 @@ FOLLOWED = 1.0 / 3.0  # the share of the digits claimed by the recurrence that m
 WINDOW = 200  # iterations within which the residual must halve
 DIVERGED = 1e6  # times the first residual
 NARROWER = 0.25  # the share of the columns that must have converged before the block is made smaller
+# Every LOOK iterations the rest of them is estimated; where more than WORTHWHILE and twice the price of making another
+# preconditioner seem left, that has a TRIAL. It stays if an iteration leaves at most QUICK of the residual, and no more
+# than two of the first one do. Counts, not clocks: what is computed must not depend on what else runs.
+LOOK, WORTHWHILE, TRIAL, QUICK = 20, 60, 8, 0.7
+MAKING_PAIRS = 340_000  # of a pass over the pairs that take as long as near rows do for one row
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,19 @@ class ConjugateGradients(Solver):
         limit = min(LARGEST_RANK, max(1, system.count // 4)) if self.rank is None else self.rank
         partial = partial_cholesky(system, limit=limit, share=self.share, seed=seed)
         return PreparedConjugateGradients(
-            system, LowRank(partial, system.noise), name=self.name, first=self.first, window=self.window
+            system,
+            LowRank(partial, system.noise),
+            name=self.name,
+            first=self.first,
+            window=self.window,
+            second=near_rows(system, seed),
         )
+
+
+def near_rows(system: System, seed: int) -> Callable[[], Preconditioner] | None:
+    """What makes the preconditioner of near rows; None where no row is near another."""
+    places = system.places()
+    return None if places is None else lambda: Vecchia(system, places, seed=seed)
 
 
 class PreparedConjugateGradients(Prepared):
@@ -72,7 +94,8 @@ class PreparedConjugateGradients(Prepared):
 
     Args:
         first: dtype of the first products, float32 or float64; window: as in `ConjugateGradients`; events: of what was
-            prepared.
+            prepared; second: makes another preconditioner, which a slow solve tries.
+    Fields: preconditioner, which also bounds errors; active, the one that iterations take.
     """
 
     def __init__(
@@ -84,9 +107,21 @@ class PreparedConjugateGradients(Prepared):
         first: torch.dtype,
         window: int = WINDOW,
         events: Sequence[str] = (),
+        second: Callable[[], Preconditioner] | None = None,
     ) -> None:
         self.system, self.preconditioner, self.name = system, preconditioner, name
         self.first, self.window, self.events = first, window, tuple(events)
+        self.active, self.second = preconditioner, second
+
+    def take_second(self) -> str | None:
+        """Iterate with the other preconditioner from now on, if there is memory for it; else why not."""
+        make, self.second = self.second, None
+        if make is not None:
+            try:
+                self.active = make()
+            except MemoryBudgetError as error:
+                return str(error)
+        return None
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
         """As `Prepared.solve`; an iteration is one product with a block of search directions."""
@@ -131,6 +166,15 @@ class _Directions:
         return Q - self.S @ (self.inverse @ (self.Z.mT @ Q))
 
 
+@dataclass
+class _Trial:
+    """Another preconditioner on trial. Fields: rate, what an iteration of the first one left of the residual; begun,
+    the place in the list of sizes, None before."""
+
+    rate: float
+    begun: int | None = None
+
+
 class _Run:
     """One solve, eq. (M-80): columns are the open ones, x and r theirs in scaled units, r of the recurrence."""
 
@@ -141,8 +185,9 @@ class _Run:
         self.Q: Tensor
         self.coefficients: Tensor
         self._take_best()
-        self.largest = float(self.half_norms.max()) if len(self.columns) else 0.0
-        self.reference, self.reference_iteration = self.largest, 0
+        self._begin()
+        self.trial: _Trial | None = None
+        self.sizes = [self._size()]
 
     def stopped(self) -> StopReason:
         """Runs until something ends it."""
@@ -161,6 +206,7 @@ class _Run:
             if ended is not None:
                 return ended
             self._narrow()
+            self._consider()
         return "goal"
 
     # -- one iteration -------------------------------------------------------------------------------------------
@@ -174,14 +220,15 @@ class _Run:
                 return ended, True
             if not self._iterate():
                 return None, False
+            self.sizes.append(self._size())
             if progress.step(self.columns, self.r):
                 return "callback", True
-            if self._stands_still() or self._wants_truth(before):
+            if self._is_slow() or self._tried() or self._stands_still() or self._wants_truth(before):
                 return None, True
 
     def _iterate(self) -> bool:
         """One step; False where S^T A S is not positive."""
-        preconditioner, progress = self.method.preconditioner, self.progress
+        preconditioner, progress = self.method.active, self.progress
         S = self.Q if self.last is None or self.last.fill_the_space else self.last.conjugate(self.Q)
         V = preconditioner.half_solve_transposed(S)
         AV = product(self.method.system, V, self.dtype)
@@ -218,7 +265,7 @@ class _Run:
             self.last = None  # what would be left of Q is rounding
 
     def _orthonormalise(self) -> None:
-        half = self.method.preconditioner.half_solve(self.r)
+        half = self.method.active.half_solve(self.r)
         self.Q, self.coefficients = linalg.qr(half, device=linalg.own_device(half))
 
     def _take_best(self) -> None:
@@ -231,7 +278,7 @@ class _Run:
 
     def _wants_truth(self, before: Tensor) -> bool:
         norms = self.half_norms
-        met = self.progress.met(self.columns, self.r, half_bound(self.method.preconditioner, norms))
+        met = self.progress.met(self.columns, self.r, half_bound(self.method.active, norms))
         count = int(met.sum())
         if count == len(met) or count > NARROWER * len(met):
             return True
@@ -248,6 +295,72 @@ class _Run:
         self.columns, self.x = self.columns[kept], self.x[:, kept]
         if len(still):
             self._synchronise(self.r[:, kept])
+
+    # -- another preconditioner ----------------------------------------------------------------------------------
+    def _size(self) -> float:
+        """The largest |r| / |b| of the open columns, by the recurrence; it is of no preconditioner."""
+        return float(self.r.norm(dim=0).max()) if len(self.columns) else 0.0
+
+    def _rate(self, iterations: int) -> float:
+        """The factor of the residual of each of the last iterations."""
+        before, now = self.sizes[-1 - iterations], self.sizes[-1]
+        return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
+
+    def _is_slow(self) -> bool:
+        """Whether another preconditioner should be tried now: at this rate many iterations are left."""
+        count = len(self.sizes) - 1
+        if self.method.second is None or self.trial is not None or not count or count % LOOK:
+            return False
+        rate = self._rate(LOOK // 2)
+        left = -math.log(max(1.0, self.progress.excess(self.columns, self.r))) / math.log(rate) if rate < 1.0 else None
+        if left is not None and left <= WORTHWHILE + 2.0 * MAKING_PAIRS / self.method.system.count:
+            return False
+        self.trial = _Trial(rate)
+        return True
+
+    def _tried(self) -> bool:
+        trial = self.trial
+        return trial is not None and trial.begun is not None and len(self.sizes) - trial.begun > TRIAL
+
+    def _consider(self) -> None:
+        """After the truth is known: begin a trial that is due, or end one."""
+        trial, method = self.trial, self.method
+        if trial is None:
+            return
+        if trial.begun is None:
+            if not len(self.columns):
+                return
+            refused = method.take_second()
+            if refused is not None:
+                self.progress.note(f"slow; near rows were not tried as preconditioner, {refused}")
+                self.trial = None
+                return
+            self._restart()
+            trial.begun = len(self.sizes)
+            self.sizes.append(self._size())
+        elif self._tried() or not len(self.columns):
+            count = len(self.sizes) - 1 - trial.begun
+            rate = (self.sizes[-1] / self.sizes[trial.begun]) ** (1.0 / count) if count else 1.0
+            quicker = not len(self.columns) or (rate <= QUICK and rate <= trial.rate**2)
+            self.progress.note(
+                f"slow, an iteration left {trial.rate:.2f} of the residual; with near rows as preconditioner "
+                f"{rate:.2f}, {'kept' if quicker else 'not kept'}"
+            )
+            self.trial = None
+            if not quicker:
+                method.active = method.preconditioner
+                self._restart()
+
+    def _restart(self) -> None:
+        """Go on with another preconditioner from the values so far."""
+        self.last = None
+        self._orthonormalise()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Progress counts from here."""
+        self.largest = float(self.half_norms.max()) if len(self.columns) else 0.0
+        self.reference, self.reference_iteration = self.largest, self.progress.iterations
 
     # -- progress ------------------------------------------------------------------------------------------------
     def _stands_still(self) -> bool:

@@ -72,6 +72,14 @@ class System(ABC):
     def block(self, index: Index, dtype: torch.dtype) -> Tensor:
         """K[index, index] without noise, (b, b)."""
 
+    def blocks(self, index: Tensor) -> Tensor:
+        """K of each of s sets of rows without noise: positions (s, q) give (s, q, q), float64."""
+        return torch.stack([self.block(one, torch.float64) for one in index])
+
+    def places(self) -> Tensor | None:
+        """Points (n, d), float64, of which the nearer ones have the larger covariance; None where there are none."""
+        return None
+
     @abstractmethod
     def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
         """K[rows, cols] v without noise, for v (number of cols, t), in v's dtype, never stored whole."""

@@ -109,6 +109,12 @@ class Progress:
         energy = energy if bound is None else torch.minimum(energy, bound)
         return self.goal.met(relative, energy * self.scale[columns])
 
+    def excess(self, columns: Tensor, residual: Tensor) -> float:
+        """How many times too large the residuals are, by the bound that needs no preconditioner."""
+        energy = noise_bound(self.system.noise, residual) * self.scale[columns]
+        merit = self._merit(residual.norm(dim=0), energy)
+        return float(merit.max()) if len(merit) else 0.0
+
     # -- what ends a solve ---------------------------------------------------------------------------------------
     def interrupted(self) -> StopReason | None:
         """Whether the time is up, counting the pass that measuring the answer takes, or the iterations."""
