@@ -22,7 +22,7 @@ from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.scoring import descend
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner import conditioning
-from flashgp.solvers import headed_cholesky
+from flashgp.solvers import conjugate_gradients, headed_cholesky
 
 
 def table(n: int, d: int = 3, outputs: int | None = None, noise: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,6 +91,29 @@ def test_warm_starts_save_passes():
     cold = large.iterations
     large(theta + 0.001)
     assert large.iterations - cold < cold
+
+
+def test_slow_gradients_take_near_rows_and_the_next_begin_with_them(monkeypatch):
+    """Eq. (M-121): the gradient is that of the low rank with the same probes, and the report says what happened."""
+    x, y = table(700, d=2, noise=1e-2)
+    gp = prior(d=2, noise=1e-3)
+    gp.kernel.kernel.lengthscale.value = torch.full((2,), 0.4, dtype=torch.float64)
+    _, low = objectives(gp, x, y, rank=16)
+    theta = low.vector()
+    wanted = low(theta)[1]
+    monkeypatch.setattr(conjugate_gradients, "MAKING_PAIRS", 0)  # as if near rows cost nothing, even to so few
+    monkeypatch.setattr(conjugate_gradients, "WORTHWHILE", 5)
+    _, large = objectives(gp, x, y, rank=16)
+    found = large(theta)[1]
+    assert numpy.linalg.norm(found - wanted) < 0.05 * numpy.linalg.norm(wanted)
+    said = "slow solves of gradients tried near rows as preconditioner: kept"
+    assert said in large.settings.workspace.events
+    assert said not in low.settings.workspace.events
+    assert 2 * large.iterations < low.iterations
+    first = large.iterations
+    large.refresh(theta)  # with other probes nothing is warm
+    large(theta)
+    assert large.iterations - first <= first // 3
 
 
 def test_solves_end_on_the_error_that_counts_in_the_gradient():

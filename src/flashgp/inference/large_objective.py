@@ -145,7 +145,7 @@ class LargeObjective(FlatObjective):
         """New probes from the next gradient on; the pivots of the preconditioner are drawn at the vector `anchor`, so
         that they do not depend on which gradient is computed first (those of a resumed fit are read, not computed)."""
         self._draws += 1
-        self._near = None
+        self._near = self._near or None  # a trial that was lost may be won elsewhere
         self._anchor, self._pivots = anchor.copy(), None
         if self._last is not None:
             self._last[:, -self.probes :] = 0.0
@@ -212,7 +212,9 @@ class LargeObjective(FlatObjective):
         other = spread.solve(probes)
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
-        before = self.iterations
+        before, near = self.iterations, near_rows(system, self.seed)
+        if near is None:
+            self._near = False
         for rough in (True, False):
             system.rough = rough
             method = PreparedConjugateGradients(
@@ -221,14 +223,16 @@ class LargeObjective(FlatObjective):
                 name=ConjugateGradients.name,
                 first=torch.float32 if rough else torch.float64,
                 window=WINDOW,
-                second=None if self._near is False else near_rows(system, self.seed),
+                second=None if self._near is False else near,
             )
             if self._near:
                 method.take_second()
             left = self.factor_passes - (self.iterations - before)
             stopped = self._solve(method, rhs, left if rough else max(1, left // PRECISE_PASSES))
-            if method.second is None:
+            if self._near is None and method.second is None:
                 self._near = method.active is not preconditioner
+                kept = "kept" if self._near else "not kept"
+                self.settings.workspace.note(f"slow solves of gradients tried near rows as preconditioner: {kept}")
             if stopped == "goal":
                 return self._answers, other
             if stopped in ("time", "iterations"):
