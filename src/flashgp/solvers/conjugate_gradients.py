@@ -55,12 +55,12 @@ MAKING_PAIRS = 340_000  # of a pass over the pairs that take as long as near row
 
 @dataclass(frozen=True)
 class ConjugateGradients(Solver):
-    """Block conjugate gradients with a partial Cholesky preconditioner.
+    """Block conjugate gradients with a partial Cholesky preconditioner, or near rows where these are quicker.
 
     Args:
         rank: most columns of the preconditioner; by default a quarter of the rows, at most 512. share: as in
             `partial_cholesky`; first: dtype of the first products; window: iterations within which sqrt(r^T P^-1 r)
-            must halve.
+            must halve; near: whether a slow solve tries near rows as preconditioner, eq. (M-121).
     Cost: prepare n k evaluations and 4 n k^2 flops; an iteration one pass, 8 n k t + 10 n t^2 flops.
     """
 
@@ -68,6 +68,7 @@ class ConjugateGradients(Solver):
     share: float = 0.1
     first: torch.dtype = torch.float32
     window: int = WINDOW
+    near: bool = True
     name: str = "conjugate gradients"
 
     def prepare(self, system: System, *, seed: int = 0) -> "PreparedConjugateGradients":
@@ -79,7 +80,7 @@ class ConjugateGradients(Solver):
             name=self.name,
             first=self.first,
             window=self.window,
-            second=near_rows(system, seed),
+            second=near_rows(system, seed) if self.near else None,
         )
 
 

@@ -1,0 +1,128 @@
+"""Iterative solves in few and many dimensions: with the low-rank preconditioner alone, and with near rows on trial.
+
+    python benchmark/claim_preconditioners.py --n 20000 --cells d=3
+
+The weights of a Matern-3/2 model given 20,000 rows, uniform in the unit cube, of a draw of the prior with noise, to
+1e-3 standard deviations of an observation: `flashgp.solvers.ConjugateGradients` with `near=False`, and as it is used.
+Both in one process, one after the other; seconds are of preparation and solve, the error is the certified bound.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from cells import Cell, Claim, Entry, main_of, options_of
+from problems import drawn_table
+
+import flashgp as fgp
+from flashgp.foundations.report import readable_seconds
+from flashgp.inference.solves import mean_goal
+from flashgp.inference.system import CovarianceSystem
+from flashgp.solvers import ConjugateGradients
+
+TOLERANCE = 1e-3
+# (d, lengthscale, noise variance): from a curve to a cloud in which no row is near another.
+PROBLEMS = [
+    (1, 0.01, 0.01),
+    (2, 0.05, 0.01),
+    (3, 0.1, 0.01),
+    (3, 0.1, 0.0001),
+    (4, 0.3, 0.001),
+    (5, 0.8, 0.001),
+    (8, 0.5 * 8**0.5, 0.01),
+    (8, 0.5, 0.01),
+]
+COLUMNS = [
+    {"key": "work", "title": "rows"},
+    {"key": "low_iterations", "title": "iterations, low rank", "format": "integer"},
+    {"key": "iterations", "title": "as used", "format": "integer"},
+    {"key": "low_seconds", "title": "seconds, low rank"},
+    {"key": "seconds", "title": "as used"},
+    {"key": "speedup", "title": "quicker", "format": "ratio"},
+    {"key": "bound", "title": "bound, standard deviations", "format": "error"},
+    {"key": "near", "title": "near rows"},
+]
+
+
+def run_cell(cell: Cell) -> Entry:
+    """One system solved twice."""
+    n, d, lengthscale, noise = (cell[name] for name in ("n", "d", "lengthscale", "noise"))
+    table = drawn_table(n, 1, d, lengthscale, noise)
+    x, y = torch.from_numpy(table.x), torch.from_numpy(table.y).unsqueeze(-1)
+    kernel = fgp.kernels.Matern(nu=1.5, lengthscale=lengthscale)
+    found: Entry = {"threads": torch.get_num_threads()}
+    system(kernel, x, noise).multiply(y.float())  # what is compiled on first use
+    for name, near in (("low_", False), ("", True)):
+        one = system(kernel, x, noise)
+        began = time.perf_counter()
+        solver = ConjugateGradients(near=near).prepare(one)
+        solution = solver.solve(y, mean_goal(one, TOLERANCE).goal)
+        found |= {
+            f"{name}seconds": time.perf_counter() - began,
+            f"{name}iterations": solution.iterations,
+            f"{name}passes": solution.passes,
+            f"{name}bound": float(solution.energy_bound.max()) / math.sqrt(noise),
+            f"{name}stopped": solution.stopped,
+            f"{name}events": solution.events,
+        }
+    return found
+
+
+def system(kernel: fgp.kernels.Kernel, x: torch.Tensor, noise: float) -> CovarianceSystem:
+    return CovarianceSystem(kernel(x), torch.tensor([noise], dtype=torch.float64))
+
+
+def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    found = []
+    for entry in entries.values():
+        work = f"n={entry['n']:,}, d={entry['d']}, lengthscale {entry['lengthscale']:.3g}, noise {entry['noise']:g}"
+        if entry["status"] != "done":
+            found.append({"work": work, "near": str(entry["error"]).splitlines()[0][:80]})
+            continue
+        row = {column["key"]: entry[column["key"]] for column in COLUMNS if column["key"] in entry}
+        row |= {"work": work, "speedup": entry["low_seconds"] / entry["seconds"], "near": _near(entry)}
+        found.append(row)
+    return found
+
+
+def _near(entry: Entry) -> str:
+    """What the solve says about near rows."""
+    said = [event for event in entry["events"] if "near rows" in event]
+    if not said:
+        return "not tried"
+    return "tried, not kept" if said[-1].endswith("not kept") else "kept"
+
+
+def line(entry: Entry) -> str:
+    return (
+        f"{entry['low_iterations']} iterations in {readable_seconds(entry['low_seconds'])}, as used "
+        f"{entry['iterations']} in {readable_seconds(entry['seconds'])}: near rows {_near(entry)}"
+    )
+
+
+CLAIM = Claim("preconditioners", "claim_preconditioners", "Low rank and near rows", COLUMNS, rows, line)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--n", type=int, default=20_000, metavar="ROWS")
+
+    options = options_of(__doc__ or "", argv, CLAIM.name, more)
+    n = 60 if options.toy else options.n
+    cells = [
+        Cell(
+            f"n={n}/d={d}/lengthscale={lengthscale:.3g}/noise={noise:g}",
+            {"n": n, "d": d, "lengthscale": lengthscale, "noise": noise},
+            10.0 + 120.0 * (n / 20_000) ** 2,
+        )
+        for d, lengthscale, noise in PROBLEMS
+    ]
+    return main_of(CLAIM, cells, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
