@@ -22,7 +22,7 @@ from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.scoring import descend
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner import conditioning
-from flashgp.solvers import conjugate_gradients, headed_cholesky
+from flashgp.solvers import headed_cholesky, second
 
 
 def table(n: int, d: int = 3, outputs: int | None = None, noise: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,8 +101,8 @@ def test_slow_gradients_take_near_rows_and_the_next_begin_with_them(monkeypatch)
     _, low = objectives(gp, x, y, rank=16)
     theta = low.vector()
     wanted = low(theta)[1]
-    monkeypatch.setattr(conjugate_gradients, "MAKING_PAIRS", 0)  # as if near rows cost nothing, even to so few
-    monkeypatch.setattr(conjugate_gradients, "WORTHWHILE", 5)
+    monkeypatch.setattr(second, "MAKING_PAIRS", 0)  # as if near rows cost nothing, even to so few
+    monkeypatch.setattr(second, "WORTHWHILE", 5)
     _, large = objectives(gp, x, y, rank=16)
     found = large(theta)[1]
     assert numpy.linalg.norm(found - wanted) < 0.05 * numpy.linalg.norm(wanted)

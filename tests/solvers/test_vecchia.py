@@ -1,17 +1,23 @@
 """The preconditioner of near rows, eq. (M-121): what it is, what it is worth, and when a solve takes it."""
 
+import copy
 import math
+import pickle
+import time
 
 import pytest
 import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.inference.system import CovarianceSystem
-from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution, conjugate_gradients
+from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution, second
 from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
-from flashgp.solvers.vecchia import Vecchia, vecchia_bytes
+from flashgp.solvers.progress import Progress
+from flashgp.solvers.second import near_rows
+from flashgp.solvers.vecchia import Vecchia, making_bytes, vecchia_bytes
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 EPS = torch.finfo(F64).eps
@@ -23,6 +29,10 @@ class PlacedSystem(DenseSystem):
     def __init__(self, x: Tensor, lengthscale: float, noise: Tensor | float) -> None:
         super().__init__(matern(x, lengthscale), noise)
         self.x = x / lengthscale
+
+    @property
+    def has_places(self) -> bool:
+        return True
 
     def places(self) -> Tensor:
         return self.x
@@ -113,7 +123,7 @@ def test_its_bytes_are_counted() -> None:
     assert places is not None
     found = Vecchia(system, places)
     assert 0.9 * vecchia_bytes(n) < system.workspace.live_bytes <= vecchia_bytes(n)
-    assert system.workspace.peak_bytes <= 56 * 49 * n + 2**26  # and the temporaries of a block
+    assert system.workspace.peak_bytes <= making_bytes(n)
     del found
     assert system.workspace.live_bytes == 0
     system.workspace.budget_bytes = 2**22
@@ -141,10 +151,14 @@ def test_sets_of_a_covariance_function() -> None:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few rows would never wait for near rows: as if these cost nothing."""
-    monkeypatch.setattr(conjugate_gradients, "MAKING_PAIRS", 0)
+    monkeypatch.setattr(second, "MAKING_PAIRS", 0)
 
 
 GOAL = Goal(1e-13, energy=1e-5)
+
+
+def few_dimensions(n: int = 1200) -> PlacedSystem:
+    return PlacedSystem(points(n, 2), 0.03, 1e-3)
 
 
 def solved(system: DenseSystem, rhs: Tensor, *, rank: int = 64) -> tuple[PreparedConjugateGradients, Solution]:
@@ -152,22 +166,31 @@ def solved(system: DenseSystem, rhs: Tensor, *, rank: int = 64) -> tuple[Prepare
     return prepared, prepared.solve(rhs, GOAL)
 
 
+def outcome(prepared: PreparedConjugateGradients) -> str:
+    assert prepared.second is not None
+    return prepared.second.outcome
+
+
+def of_near_rows(found: Solution) -> list[str]:
+    return [event for event in found.events if "near rows" in event]
+
+
 @pytest.mark.usefixtures("eager")
 def test_a_slow_solve_in_few_dimensions_takes_it() -> None:
-    x, rhs = points(1200, 2), normal(1200, 2)
-    system = PlacedSystem(x, 0.03, 1e-3)
+    system, rhs = few_dimensions(), normal(1200, 2)
     prepared, found = solved(system, rhs)
     assert found.stopped == "goal"
     assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
-    assert any("near rows" in event and "kept" in event for event in found.events), found.events
+    (said,) = of_near_rows(found)
+    assert said.endswith(", kept")
+    assert outcome(prepared) == "kept"
+    assert prepared.preconditioner.slack == 1.0  # which bounds the error still
     _, low = solved(DenseSystem(system.K, 1e-3), rhs)
     assert low.stopped == "goal"
-    assert not any("near rows" in event for event in low.events)
+    assert not of_near_rows(low)
     assert 2 * found.iterations < low.iterations
-    assert prepared.active is not prepared.preconditioner
-    assert prepared.preconditioner.slack == 1.0  # which bounds the error still
     again = prepared.solve(normal(1200, 2, seed=5), GOAL)  # the next solve begins with it
-    assert not any("near rows" in event for event in again.events)
+    assert not of_near_rows(again)
     assert again.iterations < found.iterations - 15
 
 
@@ -177,39 +200,148 @@ def test_in_many_dimensions_the_low_rank_goes_on() -> None:
     rhs = normal(1500, 1)
     prepared, found = solved(system, rhs, rank=32)
     assert found.stopped == "goal"
-    assert any(event.endswith("not kept") for event in found.events), found.events
-    assert prepared.active is prepared.preconditioner
+    assert of_near_rows(found)[-1].endswith("not kept"), found.events
+    assert outcome(prepared) == "lost"
+    assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
     _, low = solved(DenseSystem(system.K, 1e-5), rhs, rank=32)
     assert found.iterations <= low.iterations + 30, (found.iterations, low.iterations)
-    assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
+    assert not of_near_rows(prepared.solve(normal(1500, 1, seed=4), GOAL))
+
+
+@pytest.mark.usefixtures("eager")
+def test_with_deterministic_a_solve_does_not_depend_on_the_one_before() -> None:
+    system, rhs, other = few_dimensions(), normal(1200, 1), normal(1200, 1, seed=7)
+    with deterministically(True):
+        prepared = ConjugateGradients(rank=64).prepare(system)
+        first = prepared.solve(rhs, GOAL)
+        prepared.solve(other, GOAL)
+        again = prepared.solve(rhs, GOAL)
+    assert torch.equal(first.value, again.value)
+    assert of_near_rows(first) == of_near_rows(again) != []
+
+
+def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
+    """Posteriors are, before and after a trial."""
+    gp = fgp.GP(fgp.kernels.Matern(nu=1.5, lengthscale=0.3), fgp.means.Zero(), fgp.likelihoods.Gaussian(0.01))
+    x = points(300, 2)
+    post = gp.condition(x, torch.sin(9.0 * x.sum(1)), solver="cg")
+    assert post.solves is not None
+    ready = post.solves.methods[0].prepare(post.solves.system)
+    assert isinstance(ready, PreparedConjugateGradients)
+    assert ready.second is not None
+    x_test = points(20, 2, seed=3)
+    wanted = post.predict(x_test).mean
+    for taken in (False, True):
+        made = ready.second.made() if taken else None
+        for again in (pickle.loads(pickle.dumps(post)), copy.deepcopy(post)):
+            assert torch.equal(again.predict(x_test).mean, wanted)
+            if made is not None:
+                v = normal(300, 2)
+                other = again.solves.methods[0].ready.second.made()
+                assert torch.equal(other.half_solve(v), made.half_solve(v))
+                assert torch.equal(other.half_solve_transposed(v), made.half_solve_transposed(v))
+                assert other.log_determinant == made.log_determinant
+
+
+@pytest.mark.parametrize("x", [torch.tensor([[0.0], [math.inf]]), torch.tensor([[math.nan]]), torch.tensor([[1e200]])])
+def test_places_that_are_none(x: Tensor) -> None:
+    system = PlacedSystem(torch.zeros(len(x), 1, dtype=F64), 1.0, 0.1)
+    system.x = x.double()
+    made = near_rows(system, 0)
+    assert made is not None
+    assert made.made() is None
+    assert "near rows, got larger or none" in made.why
+    assert near_rows(DenseSystem(system.K, 0.1), 0) is None
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("limit", ["time", "iterations"])
+def test_no_trial_begins_that_would_pass_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    system, rhs = few_dimensions(), normal(1200, 2)
+    if limit == "iterations":
+        limits = Limits(iterations=20 + second.TRIAL - 1)
+    else:
+        deadline = Limits(deadline=time.perf_counter() + 30.0)
+        progress = Progress("test", system, rhs, GOAL, deadline, None, lambda r: torch.full((r.shape[1],), math.inf))
+        progress.began, progress.passes = progress.began - 10.0, 10.0  # a second for each
+        assert progress.has_room_for(8, 12.0)
+        assert not progress.has_room_for(8, 23.0)
+        monkeypatch.setattr(Progress, "has_room_for", lambda *_: False)
+        limits = Limits(iterations=40)
+    prepared = ConjugateGradients(rank=64).prepare(system)
+    found = prepared.solve(rhs, GOAL, limits=limits)
+    assert found.stopped == "iterations"
+    assert not of_near_rows(found)
+    assert outcome(prepared) == "untried"
 
 
 def test_a_quick_solve_does_not_try_it() -> None:
     system = PlacedSystem(points(800, 2), 0.5, 0.1)
-    _, found = solved(system, normal(800, 2))
-    assert not any("near rows" in event for event in found.events)
+    prepared, found = solved(system, normal(800, 2))
+    assert not of_near_rows(found)
+    assert outcome(prepared) == "untried"
 
 
 @pytest.mark.usefixtures("eager")
-def test_without_memory_for_it_the_low_rank_goes_on() -> None:
-    system = PlacedSystem(points(1200, 2), 0.03, 1e-3)
+@pytest.mark.parametrize("error", ["budget", "torch", "free"])
+def test_without_memory_for_it_the_low_rank_goes_on(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = few_dimensions()
     prepared = ConjugateGradients(rank=64).prepare(system)
-    system.workspace.budget_bytes = system.workspace.live_bytes + 2**20
+    if error == "budget":
+        system.workspace.budget_bytes = system.workspace.live_bytes + 2**20
+    elif error == "free":
+        monkeypatch.setattr(second, "available_bytes", lambda _: 2**20)
+    else:
+        monkeypatch.setattr(system, "blocks", lambda _: (_ for _ in ()).throw(RuntimeError("can't allocate memory")))
     found = prepared.solve(normal(1200, 2), GOAL)
     assert found.stopped == "goal"
-    assert any("near rows were not tried" in event for event in found.events), found.events
+    assert "near rows were not tried" in of_near_rows(found)[0]
+    assert outcome(prepared) == "refused"
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("iterations", [19, 20, 21, 24, 28, 29, 30])
+def test_an_error_of_the_model_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = few_dimensions()
+    monkeypatch.setattr(system, "blocks", lambda _: (_ for _ in ()).throw(RuntimeError("a fault")))
+    with pytest.raises(RuntimeError, match="a fault"):
+        ConjugateGradients(rank=64).prepare(system).solve(normal(1200, 2), GOAL)
+
+
+class Wrong(Vecchia):
+    """Not positive definite: what a trial must not end a solve with."""
+
+    def half_solve_transposed(self, v: Tensor) -> Tensor:
+        return super().half_solve_transposed(v).flip(0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_trial_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    system, rhs = few_dimensions(600), normal(600, 2)
+    monkeypatch.setattr(second, "Vecchia", Wrong)
+    prepared, found = solved(system, rhs, rank=16)
+    assert found.stopped == "goal"
+    assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
+    assert of_near_rows(found)[-1].endswith("not kept"), found.events
+    assert outcome(prepared) == "lost"
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("iterations", [19, 20, 21, 24, 27, 28, 29, 30])
 def test_an_end_in_the_middle_keeps_the_best(iterations: int) -> None:
-    """Wherever a limit falls, before, within and after the trial, the answer is no worse than what came before."""
+    """Wherever the caller ends it, before, within and after the trial, the answer is no worse than what came before;
+    what was not compared does not count, and the next solve is as good."""
     system = PlacedSystem(points(1500, 3), 0.3, 1e-4)
     rhs = normal(1500, 2)
     prepared = ConjugateGradients(rank=64).prepare(system)
-    found = prepared.solve(rhs, Goal(0.0, energy=1e-9), limits=Limits(iterations=iterations))
-    assert found.stopped == "iterations"
+    limits = Limits(callback=lambda step: step.iteration == iterations)
+    found = prepared.solve(rhs, Goal(0.0, energy=1e-9), limits=limits)
+    assert found.stopped == "callback"
     assert found.iterations == iterations
     true = (rhs - system.A @ found.value).norm(dim=0) / rhs.norm(dim=0)
     assert torch.allclose(found.relative_residual, true, rtol=1e-6)
     assert bool((energy_error(system, rhs, found.value) <= found.energy_bound).all())
+    assert outcome(prepared) == ("kept" if iterations > 28 else "untried")
+    if 20 < iterations <= 28:
+        assert of_near_rows(found)[-1].endswith("ended before they were compared")
+    after = prepared.solve(rhs, GOAL, start=found.value)
+    assert after.stopped == "goal"

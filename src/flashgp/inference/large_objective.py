@@ -43,10 +43,11 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import pulled_back
 from flashgp.solvers.cholesky_solver import CholeskyPreconditioner, CholeskySolver
-from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients, near_rows
+from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.contract import Goal, Limits, StopReason, System
 from flashgp.solvers.headed_cholesky import HeadedCholesky, HeadedFactor
 from flashgp.solvers.low_rank import LowRank, PartialCholesky, partial_cholesky
+from flashgp.solvers.second import Outcome, Second, making_passes, near_rows
 
 __all__ = ["MOST_ITERATIONS", "PROBES", "LargeObjective"]
 
@@ -123,7 +124,8 @@ class LargeObjective(FlatObjective):
         self._pivots: Tensor | None = None
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
         self._last: Tensor | None = None
-        self._near: bool | None = None  # whether near rows precondition: None until a slow solve has tried them
+        self._near: Outcome = "untried"  # of near rows as preconditioner, in the gradients so far
+        self._gain = 1.0  # iterations of the low rank that one with near rows does the work of
         self.factored = self.headed = False
         self.corrections = 0
 
@@ -145,7 +147,8 @@ class LargeObjective(FlatObjective):
         """New probes from the next gradient on; the pivots of the preconditioner are drawn at the vector `anchor`, so
         that they do not depend on which gradient is computed first (those of a resumed fit are read, not computed)."""
         self._draws += 1
-        self._near = self._near or None  # a trial that was lost may be won elsewhere
+        if self._near == "lost":  # here, and perhaps won elsewhere
+            self._near = "untried"
         self._anchor, self._pivots = anchor.copy(), None
         if self._last is not None:
             self._last[:, -self.probes :] = 0.0
@@ -212,9 +215,9 @@ class LargeObjective(FlatObjective):
         other = spread.solve(probes)
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
-        before, near = self.iterations, near_rows(system, self.seed)
-        if near is None:
-            self._near = False
+        before = self.iterations
+        second = near_rows(system, self.seed, kept=self._near == "kept") if self._near in ("untried", "kept") else None
+        making = second.price if second is not None and self._near == "kept" else 0.0
         for rough in (True, False):
             system.rough = rough
             method = PreparedConjugateGradients(
@@ -223,16 +226,12 @@ class LargeObjective(FlatObjective):
                 name=ConjugateGradients.name,
                 first=torch.float32 if rough else torch.float64,
                 window=WINDOW,
-                second=None if self._near is False else near,
+                second=second,
             )
-            if self._near:
-                method.take_second()
-            left = self.factor_passes - (self.iterations - before)
+            left = self.factor_passes - (self.iterations - before) - round(making)
             stopped = self._solve(method, rhs, left if rough else max(1, left // PRECISE_PASSES))
-            if self._near is None and method.second is None:
-                self._near = method.active is not preconditioner
-                kept = "kept" if self._near else "not kept"
-                self.settings.workspace.note(f"slow solves of gradients tried near rows as preconditioner: {kept}")
+            if second is not None:
+                self._remember(second, self.iterations - before)
             if stopped == "goal":
                 return self._answers, other
             if stopped in ("time", "iterations"):
@@ -242,6 +241,21 @@ class LargeObjective(FlatObjective):
             return None
         self._check(stopped)
         return self._answers, other
+
+    def _remember(self, second: Second, iterations: int) -> None:
+        """What the solves of a gradient, in so many iterations, say about near rows for those that follow."""
+        note = self.settings.workspace.note
+        if second.outcome == "refused":
+            note(f"near rows were no preconditioner of some gradients: {second.why}")
+        elif second.outcome != self._near:
+            outcome = "kept" if second.outcome == "kept" else "not kept"
+            note(f"slow solves of gradients tried near rows as preconditioner: {outcome}")
+        if second.outcome == "kept" and self._near != "kept":
+            self._gain = second.gain
+        self._near = second.outcome
+        # Making them anew for every gradient has to pay: fewer iterations are left of solves that start warm.
+        if self._near == "kept" and iterations * self._gain < iterations + making_passes(self.rows):
+            self._near = "lost"
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The same with P = L L^T, a float32 factor: probes are draws of the model itself, up to its rounding."""

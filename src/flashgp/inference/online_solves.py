@@ -32,12 +32,13 @@ from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.products import stored_bytes
 from flashgp.solvers.alternating_projections import PreparedProjections
 from flashgp.solvers.cholesky import TriangularFactor
-from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients, near_rows
+from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.contract import Limits, Prepared, Solution
 from flashgp.solvers.fallback import NEXT
 from flashgp.solvers.low_rank import LowRank
 from flashgp.solvers.low_rank_update import MOST_RANK_GROWTH, carried
 from flashgp.solvers.panels import PanelFactor
+from flashgp.solvers.second import near_rows
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
@@ -121,6 +122,8 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
     usual = learned.usual_iterations
     if usual is None and not any(event.startswith(ENDED_EARLY) for event in post.report.events):
         usual = post.report.iterations
+    if _near_rows_were_kept(old):
+        usual = None  # it was of another preconditioner than the one that is carried over
     stopping = mean_goal(system, post.choice.tolerance)
     solution: Solution | None = None
     anew = not limited
@@ -290,6 +293,12 @@ def _carried_over(
         return None
     methods = [Kept(first.solver, first.name, ready), *(Kept(one.solver, one.name) for one in others)]
     return Solves(system, methods, old.seed, anchors)
+
+
+def _near_rows_were_kept(old: Solves) -> bool:
+    ready = old.methods[0].ready
+    second = ready.second if isinstance(ready, PreparedConjugateGradients) else None
+    return second is not None and second.outcome == "kept"
 
 
 def _in_turn(methods: list[Kept], old: Solves) -> list[Kept]:

@@ -102,11 +102,18 @@ class CovarianceSystem(System):
         )
         return sets.to_dense(F64)
 
+    @property
+    def has_places(self) -> bool:
+        return bool(self._scaled_inputs)
+
     def places(self) -> Tensor | None:
         """The scaled inputs of all distances, side by side."""
+        return torch.cat(self._scaled_inputs, dim=-1).to(F64) if self._scaled_inputs else None
+
+    @property
+    def _scaled_inputs(self) -> list[Tensor]:
         rows, kinds = self._operator.rows, self._operator.form.statistics
-        near = [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance"]
-        return torch.cat([f.to(F64) for f in near], dim=-1) if near else None
+        return [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance" and f.shape[-1]]
 
     @exact_precision
     def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:

@@ -5,21 +5,18 @@ depend on each other are harmless. Products run in float32 while that pays; the 
 recurrence every so often, the search directions stay conjugate to the last ones, and a replacement that shows no
 progress sends the products to float64.
 
-A solve that turns out slow tries another preconditioner for a few iterations and keeps the quicker one, for later
-solves too: which of them is quick depends on the spectrum, which nobody knows beforehand.
+A solve that turns out slow tries another preconditioner for a few iterations and keeps the quicker one (second.py).
 Sources: O'Leary (1980), The block conjugate gradient algorithm; Dubrulle (2001), Retooling the method of block
 conjugate gradients, algorithm BCGrQ; van der Vorst & Ye (2000), Residual replacement strategies.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.solvers.contract import (
     NO_LIMITS,
     Goal,
@@ -34,9 +31,9 @@ from flashgp.solvers.contract import (
 from flashgp.solvers.low_rank import LowRank, partial_cholesky
 from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.progress import Progress, product
-from flashgp.solvers.vecchia import Vecchia
+from flashgp.solvers.second import LOOK, TRIAL, Second, Trial, is_slow, near_rows, rate_of
 
-__all__ = ["ConjugateGradients", "PreparedConjugateGradients", "near_rows"]
+__all__ = ["ConjugateGradients", "PreparedConjugateGradients"]
 
 F64 = torch.float64
 LARGEST_RANK = 512  # of the preconditioner, where the caller names none
@@ -46,11 +43,6 @@ FOLLOWED = 1.0 / 3.0  # the share of the digits claimed by the recurrence that m
 WINDOW = 200  # iterations within which the residual must halve
 DIVERGED = 1e6  # times the first residual
 NARROWER = 0.25  # the share of the columns that must have converged before the block is made smaller
-# Every LOOK iterations the rest of them is estimated; where more than WORTHWHILE and twice the price of making another
-# preconditioner seem left, that has a TRIAL. It stays if an iteration leaves at most QUICK of the residual, and no more
-# than two of the first one do. Counts, not clocks: what is computed must not depend on what else runs.
-LOOK, WORTHWHILE, TRIAL, QUICK = 20, 60, 8, 0.7
-MAKING_PAIRS = 340_000  # of a pass over the pairs that take as long as near rows do for one row
 
 
 @dataclass(frozen=True)
@@ -84,19 +76,12 @@ class ConjugateGradients(Solver):
         )
 
 
-def near_rows(system: System, seed: int) -> Callable[[], Preconditioner] | None:
-    """What makes the preconditioner of near rows; None where no row is near another."""
-    places = system.places()
-    return None if places is None else lambda: Vecchia(system, places, seed=seed)
-
-
 class PreparedConjugateGradients(Prepared):
     """Block conjugate gradients with any preconditioner.
 
     Args:
         first: dtype of the first products, float32 or float64; window: as in `ConjugateGradients`; events: of what was
-            prepared; second: makes another preconditioner, which a slow solve tries.
-    Fields: preconditioner, which also bounds errors; active, the one that iterations take.
+            prepared; second: another preconditioner, which a slow solve tries; errors are bounded by the first.
     """
 
     def __init__(
@@ -108,21 +93,11 @@ class PreparedConjugateGradients(Prepared):
         first: torch.dtype,
         window: int = WINDOW,
         events: Sequence[str] = (),
-        second: Callable[[], Preconditioner] | None = None,
+        second: Second | None = None,
     ) -> None:
         self.system, self.preconditioner, self.name = system, preconditioner, name
         self.first, self.window, self.events = first, window, tuple(events)
-        self.active, self.second = preconditioner, second
-
-    def take_second(self) -> str | None:
-        """Iterate with the other preconditioner from now on, if there is memory for it; else why not."""
-        make, self.second = self.second, None
-        if make is not None:
-            try:
-                self.active = make()
-            except MemoryBudgetError as error:
-                return str(error)
-        return None
+        self.second = second
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
         """As `Prepared.solve`; an iteration is one product with a block of search directions."""
@@ -167,28 +142,20 @@ class _Directions:
         return Q - self.S @ (self.inverse @ (self.Z.mT @ Q))
 
 
-@dataclass
-class _Trial:
-    """Another preconditioner on trial. Fields: rate, what an iteration of the first one left of the residual; begun,
-    the place in the list of sizes, None before."""
-
-    rate: float
-    begun: int | None = None
-
-
 class _Run:
     """One solve, eq. (M-80): columns are the open ones, x and r theirs in scaled units, r of the recurrence."""
 
     def __init__(self, method: PreparedConjugateGradients, progress: Progress) -> None:
         self.method, self.progress = method, progress
+        self.active = (method.second and method.second.begun_with()) or method.preconditioner
         self.dtype = method.first
         self.last: _Directions | None = None
         self.Q: Tensor
         self.coefficients: Tensor
+        self.trial: Trial | None = None
+        self.tried = False
         self._take_best()
         self._begin()
-        self.trial: _Trial | None = None
-        self.sizes = [self._size()]
 
     def stopped(self) -> StopReason:
         """Runs until something ends it."""
@@ -201,10 +168,10 @@ class _Run:
             claimed = self.half_norms
             if self.progress.iterations > self.synchronised:
                 self._verify()
+            if ended is None:
+                ended = self._judge(before, claimed, sound)
             if ended is not None:
-                return ended
-            ended = self._judge(before, claimed, sound)
-            if ended is not None:
+                self._say_of_trial("it ended before they were compared")
                 return ended
             self._narrow()
             self._consider()
@@ -224,12 +191,12 @@ class _Run:
             self.sizes.append(self._size())
             if progress.step(self.columns, self.r):
                 return "callback", True
-            if self._is_slow() or self._tried() or self._stands_still() or self._wants_truth(before):
+            if self._is_slow() or self._is_tried() or self._stands_still() or self._wants_truth(before):
                 return None, True
 
     def _iterate(self) -> bool:
         """One step; False where S^T A S is not positive."""
-        preconditioner, progress = self.method.active, self.progress
+        preconditioner, progress = self.active, self.progress
         S = self.Q if self.last is None or self.last.fill_the_space else self.last.conjugate(self.Q)
         V = preconditioner.half_solve_transposed(S)
         AV = product(self.method.system, V, self.dtype)
@@ -266,7 +233,7 @@ class _Run:
             self.last = None  # what would be left of Q is rounding
 
     def _orthonormalise(self) -> None:
-        half = self.method.active.half_solve(self.r)
+        half = self.active.half_solve(self.r)
         self.Q, self.coefficients = linalg.qr(half, device=linalg.own_device(half))
 
     def _take_best(self) -> None:
@@ -278,8 +245,9 @@ class _Run:
         self._synchronise(self.progress.verify(self.columns, self.x))
 
     def _wants_truth(self, before: Tensor) -> bool:
-        norms = self.half_norms
-        met = self.progress.met(self.columns, self.r, half_bound(self.method.active, norms))
+        norms, first = self.half_norms, self.method.preconditioner
+        bound = half_bound(first, norms) if self.active is first else self.method._bound(self.r)
+        met = self.progress.met(self.columns, self.r, bound)
         count = int(met.sum())
         if count == len(met) or count > NARROWER * len(met):
             return True
@@ -296,72 +264,82 @@ class _Run:
         self.columns, self.x = self.columns[kept], self.x[:, kept]
         if len(still):
             self._synchronise(self.r[:, kept])
+            if self.trial is None:
+                self.sizes = [self._size()]
 
     # -- another preconditioner ----------------------------------------------------------------------------------
     def _size(self) -> float:
-        """The largest |r| / |b| of the open columns, by the recurrence; it is of no preconditioner."""
+        """The largest |r| / |b| of the open columns, by the recurrence."""
         return float(self.r.norm(dim=0).max()) if len(self.columns) else 0.0
 
-    def _rate(self, iterations: int) -> float:
-        """The factor of the residual of each of the last iterations."""
-        before, now = self.sizes[-1 - iterations], self.sizes[-1]
-        return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
-
     def _is_slow(self) -> bool:
-        """Whether another preconditioner should be tried now: at this rate many iterations are left."""
-        count = len(self.sizes) - 1
-        if self.method.second is None or self.trial is not None or not count or count % LOOK:
+        """Whether another preconditioner should be tried now."""
+        second, progress, count = self.method.second, self.progress, len(self.sizes) - 1
+        if second is None or second.outcome != "untried" or self.trial is not None or self.tried:
             return False
-        rate = self._rate(LOOK // 2)
-        left = -math.log(max(1.0, self.progress.excess(self.columns, self.r))) / math.log(rate) if rate < 1.0 else None
-        if left is not None and left <= WORTHWHILE + 2.0 * MAKING_PAIRS / self.method.system.count:
+        if not count or count % LOOK:
             return False
-        self.trial = _Trial(rate)
+        rate, excess = rate_of(self.sizes, LOOK // 2), progress.excess(self.columns, self.r, self.method._bound(self.r))
+        if not is_slow(rate, excess, second.price) or not progress.has_room_for(TRIAL, second.price):
+            return False
+        self.trial = Trial(rate)
         return True
 
-    def _tried(self) -> bool:
-        trial = self.trial
-        return trial is not None and trial.begun is not None and len(self.sizes) - trial.begun > TRIAL
+    def _is_tried(self) -> bool:
+        return self.trial is not None and self.trial.running and len(self.sizes) > TRIAL
 
     def _consider(self) -> None:
-        """After the truth is known: begin a trial that is due, or end one."""
-        trial, method = self.trial, self.method
-        if trial is None:
+        """After the truth is known: begin a trial that is due, or compare."""
+        trial, second = self.trial, self.method.second
+        if trial is None or second is None:
             return
-        if trial.begun is None:
-            if not len(self.columns):
-                return
-            refused = method.take_second()
-            if refused is not None:
-                self.progress.note(f"slow; near rows were not tried as preconditioner, {refused}")
-                self.trial = None
-                return
-            self._restart()
-            trial.begun = len(self.sizes)
-            self.sizes.append(self._size())
-        elif self._tried() or not len(self.columns):
-            count = len(self.sizes) - 1 - trial.begun
-            rate = (self.sizes[-1] / self.sizes[trial.begun]) ** (1.0 / count) if count else 1.0
-            quicker = not len(self.columns) or (rate <= QUICK and rate <= trial.rate**2)
-            self.progress.note(
-                f"slow, an iteration left {trial.rate:.2f} of the residual; with near rows as preconditioner "
-                f"{rate:.2f}, {'kept' if quicker else 'not kept'}"
-            )
-            self.trial = None
-            if not quicker:
-                method.active = method.preconditioner
-                self._restart()
+        if not trial.running:
+            self._begin_trial(trial, second)
+        elif self._is_tried() or (not len(self.columns) and len(self.sizes) > 1):
+            rate = rate_of(self.sizes, len(self.sizes) - 1)
+            kept = second.settle(rate, trial.rate)
+            self._say_of_trial(f"{rate:.2f}, {'kept' if kept else 'not kept'}")
+            if not kept:
+                self.dtype = trial.dtype
+                self._go_on_with(self.method.preconditioner)
 
-    def _restart(self) -> None:
-        """Go on with another preconditioner from the values so far."""
-        self.last = None
-        self._orthonormalise()
+    def _begin_trial(self, trial: Trial, second: Second) -> None:
+        made = second.made() if len(self.columns) else None
+        if made is None:
+            self.trial = None
+            if second.why:
+                self.progress.note(f"slow; near rows were not tried as preconditioner, {second.why}")
+            return
+        trial.running, trial.dtype, self.tried = True, self.dtype, True
+        self._go_on_with(made)
+
+    def _lose_trial(self, second: Second, trial: Trial, why: str) -> None:
+        """What would end a solve ends the trial alone."""
+        second.settle(1.0, trial.rate)
+        self._say_of_trial(f"{why}, not kept")
+        self.active, self.dtype, self.last = self.method.preconditioner, trial.dtype, None
+        self._take_best()
+        self._begin()
+
+    def _say_of_trial(self, said: str) -> None:
+        """If one is running: what came of it."""
+        trial, self.trial = self.trial, None
+        if trial is not None and trial.running:
+            what = f"slow, an iteration left {trial.rate:.2f} of the residual; with near rows as preconditioner"
+            self.progress.note(f"{what} {said}")
+
+    def _go_on_with(self, preconditioner: Preconditioner) -> None:
+        """From the values so far."""
+        self.active, self.last = preconditioner, None
+        if len(self.columns):
+            self._orthonormalise()
         self._begin()
 
     def _begin(self) -> None:
         """Progress counts from here."""
         self.largest = float(self.half_norms.max()) if len(self.columns) else 0.0
         self.reference, self.reference_iteration = self.largest, self.progress.iterations
+        self.sizes = [self._size()]
 
     # -- progress ------------------------------------------------------------------------------------------------
     def _stands_still(self) -> bool:
@@ -393,6 +371,9 @@ class _Run:
     def _harder(self, why: str, otherwise: StopReason) -> StopReason | None:
         """Go on with float64 products from the best values, or end."""
         if self.dtype == F64:
+            if self.trial is not None and self.trial.running and self.method.second is not None:
+                self._lose_trial(self.method.second, self.trial, why)
+                return None
             self.progress.note(why)
             return otherwise
         self.dtype = F64
@@ -401,4 +382,5 @@ class _Run:
         self._take_best()
         self.reference = float(self.half_norms.max()) if len(self.columns) else 0.0
         self.reference_iteration = self.progress.iterations
+        self.sizes = [self._size()]  # the last ones were less than the truth
         return None

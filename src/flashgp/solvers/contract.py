@@ -76,8 +76,13 @@ class System(ABC):
         """K of each of s sets of rows without noise: positions (s, q) give (s, q, q), float64."""
         return torch.stack([self.block(one, torch.float64) for one in index])
 
+    @property
+    def has_places(self) -> bool:
+        """Whether `places` tells which rows are near."""
+        return False
+
     def places(self) -> Tensor | None:
-        """Points (n, d), float64, of which the nearer ones have the larger covariance; None where there are none."""
+        """Points (n, d), float64: rows that are near in them tend to have large covariances. None without."""
         return None
 
     @abstractmethod

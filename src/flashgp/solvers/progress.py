@@ -109,9 +109,9 @@ class Progress:
         energy = energy if bound is None else torch.minimum(energy, bound)
         return self.goal.met(relative, energy * self.scale[columns])
 
-    def excess(self, columns: Tensor, residual: Tensor) -> float:
-        """How many times too large the residuals are, by the bound that needs no preconditioner."""
-        energy = noise_bound(self.system.noise, residual) * self.scale[columns]
+    def excess(self, columns: Tensor, residual: Tensor, bound: Tensor) -> float:
+        """How many times too large the residuals are, with a bound of |e|_A, scaled."""
+        energy = torch.minimum(noise_bound(self.system.noise, residual), bound) * self.scale[columns]
         merit = self._merit(residual.norm(dim=0), energy)
         return float(merit.max()) if len(merit) else 0.0
 
@@ -121,6 +121,12 @@ class Progress:
         if time.perf_counter() + self.pass_seconds >= self.limits.deadline:
             return "time"
         return "iterations" if self.iterations >= self.limits.iterations else None
+
+    def has_room_for(self, iterations: int, passes: float) -> bool:
+        """Whether so many iterations more, and passes beside them, seem to fit before the deadline and the limit."""
+        now = time.perf_counter()
+        seconds = (iterations + passes) * (now - self.began) / max(1.0, self.passes)
+        return now + seconds < self.limits.deadline and self.iterations + iterations <= self.limits.iterations
 
     def interrupted_by_hand(self) -> StopReason:
         """What a KeyboardInterrupt that is being handled means: the end of the solve, or it goes on to the caller."""

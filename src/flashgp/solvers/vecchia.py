@@ -12,29 +12,34 @@ Schäfer, Katzfuss & Owhadi (2021), Sparse Cholesky factorization by Kullback-Le
 import math
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgp.foundations.workspace import Workspace
 from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioner import Preconditioner
 
-__all__ = ["NEIGHBOURS", "Vecchia", "vecchia_bytes"]
+__all__ = ["NEIGHBOURS", "Vecchia", "making_bytes", "vecchia_bytes"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
-NEIGHBOURS = 48  # of a row: in 3 dimensions 16 would do, in 5 it takes these; 6 passes' time at 100,000 rows
+NEIGHBOURS = 48  # of a row: in 3 dimensions 16 would do, in 4 it takes these
 COORDINATES = 8  # those that vary most: among more, a tree looks at all rows
 GROWTH = 1.3  # rows of one tree beside those of the one before
-BLOCK_BYTES = 2**24  # of the small matrices that are factorised at once
+BLOCK_BYTES = 2**22  # of the small matrices that are factorised at once, and a few times as much beside them
 ENTRY_BYTES = 2 * (8 + 4)  # of W and of W^T
-BUILDING_BYTES = 32  # of one entry, while W^T is made
+BUILDING_BYTES = 24  # of one entry more, while W^T is made
 
 
 def vecchia_bytes(n: int, neighbours: int = NEIGHBOURS) -> int:
     """What is kept for n rows."""
     return n * (neighbours + 1) * ENTRY_BYTES
+
+
+def making_bytes(n: int, neighbours: int = NEIGHBOURS) -> int:
+    """What is alive at most while it is made."""
+    return n * (neighbours + 1) * (ENTRY_BYTES + BUILDING_BYTES) + 4 * BLOCK_BYTES
 
 
 class Vecchia(Preconditioner):
@@ -44,10 +49,11 @@ class Vecchia(Preconditioner):
     lost, since solves keep those of (M-76).
 
     Args:
-        system: of which `places` and `blocks` are asked; neighbours: of a row, at most; seed: of the order of rows.
+        system: of which `blocks` are asked; places: (n, d), finite; neighbours: of a row, at most; seed: of the order
+            of rows.
     Raises: MemoryBudgetError.
-    Cost: n log n for the neighbours, n q^2 evaluations and n q^3 / 3 flops with q = neighbours + 1; 24 n q bytes, more
-        than twice as many while it is made; a half solve 2 n q t flops.
+    Cost: n log n for the neighbours, n q^2 evaluations and n q^3 / 3 flops with q = neighbours + 1; 24 n q bytes, twice
+        as many while it is made; a half solve 2 n q t flops.
     """
 
     slack = math.inf
@@ -56,21 +62,37 @@ class Vecchia(Preconditioner):
     def __init__(self, system: System, places: Tensor, *, neighbours: int = NEIGHBOURS, seed: int = 0) -> None:
         n, width = len(places), min(neighbours, max(0, len(places) - 1)) + 1
         floor = max(n * EPS * float(system.diagonal().mean()), torch.finfo(F64).tiny) if n else 0.0
-        noise = system.noise.clamp_min(floor)
+        noise, device, workspace = system.noise.clamp_min(floor), system.device, system.workspace
         self._log_determinant = 0.0
-        with system.workspace.hold(BUILDING_BYTES * n * width):
-            values = system.workspace.empty((n, width), F64, system.device)
-            columns = system.workspace.empty((n, width), torch.int32, system.device)
-            there = torch.ones((n, width), dtype=torch.bool, device=system.device)
+        with workspace.hold(BUILDING_BYTES * n * width):
+            values = workspace.empty((n, width), F64, device)
+            columns = workspace.empty((n, width), torch.int32, device)
             at_once = max(1, BLOCK_BYTES // (8 * width**2))
             for start, index, known in _earlier(places.cpu(), width - 1, seed, at_once):
-                index, known = index.to(system.device), known.to(system.device)
-                stop = start + len(index)
+                index, known = index.to(device), known.to(device)
                 rows = _whitening(system, noise, index, known)
                 self._log_determinant -= 2.0 * float(rows[:, -1].log().sum())
-                columns[start:stop], sorting = torch.where(known, index, n).sort(1)  # as sparse rows have them
-                values[start:stop], there[start:stop] = rows.gather(1, sorting), known.gather(1, sorting)
-            self._whiten, self._unwhiten = _both(values, columns, there, system.workspace)
+                columns[start : start + len(index)], sorting = index.sort(1)  # as sparse rows have them
+                values[start : start + len(index)] = rows.gather(1, sorting)
+            every = torch.arange(0, n * width + 1, width, device=device)
+            self._rows = every, columns.view(-1), values.view(-1)
+            turned = columns.view(-1).argsort(stable=True)
+            counts = torch.bincount(columns.view(-1), minlength=n)
+            starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            row = turned.div(width, rounding_mode="floor").to(torch.int32)
+            self._columns = starts, workspace.adopt(row), workspace.adopt(values.view(-1)[turned])
+        self._connect()
+
+    def _connect(self) -> None:
+        self._whiten, self._unwhiten = _sparse_rows(*self._rows), _sparse_rows(*self._columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the sparse tensors, which torch does not copy: they are views of plain ones."""
+        return {name: value for name, value in vars(self).items() if name not in ("_whiten", "_unwhiten")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
 
     @property
     def log_determinant(self) -> float:
@@ -86,8 +108,8 @@ class Vecchia(Preconditioner):
 def _earlier(places: Tensor, count: int, seed: int, most: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(start, index (c, count + 1), known (c, count + 1)) for the rows start to start + c of a random order, c <= most.
 
-    index: positions of the nearest of the rows before each, the row itself last; known: False where fewer were found,
-    of the first rows and, rarely, of others.
+    index: distinct positions, near rows first, the row itself last; known: the row itself and the nearest of those
+    before it, False for what fills up the first rows and, rarely, others.
     """
     from scipy.spatial import KDTree  # late: two tenths of a second for those that need no tree
 
@@ -106,15 +128,10 @@ def _earlier(places: Tensor, count: int, seed: int, most: int) -> Iterator[tuple
             own = torch.arange(first, last).unsqueeze(-1)
             near = tree.query(ordered[first:last], k=range(1, min(asked, stop) + 1), workers=torch.get_num_threads())[1]
             near = torch.from_numpy(near)
-            before = near < own
-            # The nearest of those before first, in the order of their distances.
-            taken = (~before).to(torch.int8).argsort(dim=1, stable=True)[:, :count]
-            near, known = near.gather(1, taken), before.gather(1, taken)
-            if near.shape[1] < count:
-                short = count - near.shape[1]
-                near, known = (torch.cat([part, part.new_zeros(len(own), short)], 1) for part in (near, known))
-            index = torch.cat([torch.where(known, near, own), own], 1)
-            yield first, order[index], torch.cat([known, torch.ones_like(own, dtype=torch.bool)], 1)
+            # First the nearest of those before it, in the order of their distances, then others, never itself.
+            ranked = (near > own).to(torch.int8) + 2 * (near == own).to(torch.int8)
+            near = near.gather(1, ranked.argsort(dim=1, stable=True)[:, :count])
+            yield first, order[torch.cat([near, own], 1)], torch.cat([near < own, torch.ones_like(own).bool()], 1)
         start = stop
 
 
@@ -134,24 +151,10 @@ def _whitening(system: System, noise: Tensor, index: Tensor, known: Tensor) -> T
     return torch.where(known, torch.where(sound, rows, alone), 0.0)
 
 
-def _both(values: Tensor, columns: Tensor, there: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """W and W^T as sparse rows."""
-    n = len(values)
-    every = bool(there.all())
-    counts = there.sum(1)
-    rows = torch.arange(n, dtype=torch.int32, device=values.device).repeat_interleave(counts)
-    flat_values = values.reshape(-1) if every else workspace.adopt(values[there])
-    flat_columns = columns.reshape(-1) if every else workspace.adopt(columns[there])
-    forth = _sparse_rows(counts, flat_columns, flat_values, n)
-    turned = flat_columns.argsort(stable=True)
-    per_column = torch.bincount(flat_columns, minlength=n)
-    back = _sparse_rows(per_column, workspace.adopt(rows[turned]), workspace.adopt(flat_values[turned]), n)
-    return forth, back
-
-
-def _sparse_rows(counts: Tensor, columns: Tensor, values: Tensor, n: int) -> Tensor:
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    dtype = torch.int32 if len(values) < 2**31 else torch.int64
+def _sparse_rows(starts: Tensor, columns: Tensor, values: Tensor) -> Tensor:
+    n, dtype = len(starts) - 1, torch.int32 if len(values) < 2**31 else torch.int64
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-        return torch.sparse_csr_tensor(starts.to(dtype), columns.to(dtype), values, size=(n, n), check_invariants=True)
+        return torch.sparse_csr_tensor(
+            starts.to(dtype), columns.to(dtype), values, size=(n, n), check_invariants=True
+        )  # fmt: skip

@@ -1,0 +1,139 @@
+"""A second preconditioner of conjugate gradients: when a solve is slow enough to try it, and which of the two is kept.
+
+Which one is quick depends on the spectrum, which nobody knows beforehand. Both are compared by what an iteration leaves
+of the residual, which is of neither of them. Iterations are counted, no clock is read: what is computed must not depend
+on what else runs.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from flashgp.foundations.determinism import is_deterministic
+from flashgp.foundations.errors import DomainError, MemoryBudgetError
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.report import readable_bytes
+from flashgp.foundations.workspace import ran_out_of_memory
+from flashgp.solvers.contract import System
+from flashgp.solvers.preconditioner import Preconditioner
+from flashgp.solvers.vecchia import Vecchia, making_bytes
+
+__all__ = ["LOOK", "TRIAL", "Outcome", "Second", "Trial", "is_slow", "making_passes", "near_rows", "rate_of"]
+
+# Every LOOK iterations what is left of them is estimated; where more than WORTHWHILE and twice the price of making the
+# second one seem left, that has a TRIAL. It is kept if an iteration leaves at most QUICK of the residual, and no more
+# than two of the first one do.
+LOOK, WORTHWHILE, TRIAL, QUICK = 20, 60, 8, 0.7
+MAKING_PAIRS = 340_000  # of a pass over the pairs that take as long as making near rows does for one row
+LARGEST_PLACE = 1e150  # squares of it are still numbers
+
+Outcome = Literal["untried", "refused", "lost", "kept"]
+
+
+class Second:
+    """The second preconditioner of one system, made when it is first wanted.
+
+    Args: make: raises MemoryBudgetError or DomainError where it cannot be made; count, of rows; kept: take it at once,
+        a trial elsewhere was won.
+    Fields: outcome; why, of a refusal; gain, iterations of the first one that one of this does the work of, by the
+    trial; 1 without one.
+    """
+
+    def __init__(self, make: Callable[[], Preconditioner], count: int, *, kept: bool = False) -> None:
+        self._make, self.count = make, count
+        self._made: Preconditioner | None = None
+        self.outcome: Outcome = "kept" if kept else "untried"
+        self.why, self.gain = "", 1.0
+
+    @property
+    def price(self) -> float:
+        """Passes over the pairs that take as long as making it does; 0 once it is made."""
+        return 0.0 if self._made is not None else making_passes(self.count)
+
+    def made(self) -> Preconditioner | None:
+        """It, made if it is not; None where it cannot be, and `why`."""
+        if self._made is None and self.outcome != "refused":
+            try:
+                self._made = self._make()
+            except (MemoryError, RuntimeError, DomainError) as error:
+                if not (isinstance(error, DomainError) or ran_out_of_memory(error)):
+                    raise
+                self.outcome, self.why = "refused", str(error)
+        return self._made
+
+    def begun_with(self) -> Preconditioner | None:
+        """What a solve begins with instead of the first one, if it does."""
+        return self.made() if self.outcome == "kept" else None
+
+    def settle(self, rate: float, first: float) -> bool:
+        """Whether it is kept, by what an iteration leaves of the residual with it and with the first one.
+
+        For later solves too, but where they must not depend on what was asked before.
+        """
+        kept = rate <= QUICK and rate <= first**2
+        if not is_deterministic():
+            self.outcome = "kept" if kept else "lost"
+        self.gain = math.inf if first >= 1.0 or rate <= 0.0 else math.log(max(rate, 1e-300)) / math.log(first)
+        return kept
+
+
+class Trial:
+    """The trial of one solve. Fields: rate, what an iteration of the first one left of the residual; running, whether
+    the second one is at work; dtype, of the products before."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.running, self.dtype = rate, False, torch.float64
+
+
+def rate_of(sizes: Sequence[float], iterations: int) -> float:
+    """The factor of the residual of each of the last iterations, of sizes before and after each of them."""
+    before, now = sizes[-1 - iterations], sizes[-1]
+    return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
+
+
+def is_slow(rate: float, excess: float, price: float) -> bool:
+    """Whether so many iterations are left that another preconditioner is worth a trial.
+
+    Args: rate: what an iteration leaves of the residual; excess: how many times too large that is; price: of making
+        the other one, in passes over the pairs.
+    """
+    if excess <= 1.0:
+        return False
+    left = -math.log(excess) / math.log(rate) if 0.0 < rate < 1.0 else math.inf if rate >= 1.0 else 0.0
+    return left > WORTHWHILE + 2.0 * price
+
+
+def making_passes(count: int) -> float:
+    """Passes over the pairs of so many rows that take as long as making near rows for them."""
+    return MAKING_PAIRS / max(1, count)
+
+
+# -- near rows -------------------------------------------------------------------------------------------------------
+def near_rows(system: System, seed: int, *, kept: bool = False) -> Second | None:
+    """Near rows as the second one; None where it cannot be told which rows are near. kept: as in `Second`."""
+    if not system.has_places:
+        return None
+    return Second(functools.partial(_near_rows, system, seed), system.count, kept=kept)  # which can be pickled
+
+
+def _near_rows(system: System, seed: int) -> Preconditioner:
+    """Raises: MemoryBudgetError; DomainError for inputs that are too large to be compared."""
+    needed = making_bytes(system.count)
+    free = available_bytes(system.device)
+    if needed > free:
+        raise MemoryBudgetError(
+            f"near rows need {readable_bytes(needed)} while they are made, with {readable_bytes(free)} free; free "
+            "memory, or pass a larger memory=",
+            needed_bytes=needed,
+            available_bytes=free,
+        )
+    places = system.places()
+    assert places is not None
+    if places.numel() and not float(places.abs().max()) < LARGEST_PLACE:
+        raise DomainError(
+            f"`x` over lengthscales must stay below {LARGEST_PLACE:g} for near rows, got larger or none; scale the data"
+        )
+    return Vecchia(system, places, seed=seed)
