@@ -72,6 +72,20 @@ def test_every_way_gives_the_same_numbers(
         assert torch.equal(operator @ v, operator @ v)
 
 
+def test_a_product_has_the_tiles_of_its_plan() -> None:
+    """The same numbers to rounding, and the temporaries of one tile of that size."""
+    n = 3000
+    x, v = numbers(n, 2), numbers(n, 2, seed=1)
+    found, peaks = [], []
+    for pairs in (2**18, 2**20):
+        plan = dataclasses.replace(KERNEL.operator(x).plan(2, route="recomputed", backend="torch"), tile_pairs=pairs)
+        operator = KERNEL.operator(x, plan=dataclasses.replace(plan, peak_bytes=2**30))
+        found.append(operator @ v)
+        peaks.append(operator.report.peak_bytes)
+    assert torch.allclose(found[0], found[1], rtol=1e-12, atol=1e-9)
+    assert 3.0 < peaks[1] / peaks[0] < 4.5
+
+
 @pytest.mark.usefixtures("planned")
 def test_a_product_follows_the_plan_that_is_shown() -> None:
     x, v = numbers(N, 2), numbers(N, T)

@@ -59,6 +59,30 @@ def sizes(n: int, m: int, d: int, t: int, batch: int, item: int) -> tuple[int, i
 
 
 @pytest.mark.usefixtures("known")
+def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
+    """(M-55): a 64th of the pairs at most, within the budget, and never below the least."""
+    quick = dataclasses.replace(RATES, cpu=dataclasses.replace(RATES.cpu, tile_pairs=2**20))
+    least = 2**18
+    assert build(20_000).tile_pairs == least
+    large = build(20_000, profile=quick)
+    assert large.tile_pairs == 2**20
+    assert "1,048,576 pairs" in str(large)
+    assert build(6000, profile=quick).tile_pairs == 6000**2 // 64
+    assert build(4000, profile=quick).tile_pairs == least
+    assert build(20_000, profile=quick, deterministic=True).profile == quick.name
+    assert plan_product(FORM, 20_000, d=8, memory="16GiB", deterministic=True).tile_pairs == least
+    operands, _ = sizes(20_000, 20_000, 8, 1, 1, 8)
+    temporaries = program_of(FORM).value_temporaries
+    assert large.peak_bytes == operands + 8 * temporaries * (2**20 // 20_000) * 20_000
+    tight = build(20_000, profile=quick, memory=large.peak_bytes - 8 * temporaries * 2**18)
+    assert least < tight.tile_pairs < 2**20
+    assert tight.peak_bytes <= tight.available_bytes
+    assert build(20_000, profile=quick, room=0).tile_pairs == least
+    smallest = build(20_000, profile=quick, memory=build(20_000).peak_bytes)
+    assert smallest.tile_pairs >= least, "what fitted with the least tiles fits"
+
+
+@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(
     ("n", "m", "t", "batch", "dtype"),
     [(5000, None, 1, 1, F64), (3000, 700, 16, 1, F32), (3000, None, 3, 2, F32), (10, 10, 1, 1, F64)],

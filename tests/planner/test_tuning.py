@@ -20,6 +20,7 @@ from flashgp.foundations.profile_store import CHOICE, current_profile, machine_k
 from flashgp.foundations.run_log import log_run, runs_path, write_runs
 from flashgp.linalg import measuring
 from flashgp.planner import engines, tuning
+from flashgp.planner.products import ready_loops
 
 CPU = torch.device("cpu")
 
@@ -39,6 +40,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "POINTS", ((3, 1), (8, 2)))
     monkeypatch.setitem(tuning.SIZES, "cpu", 64)
+    monkeypatch.setattr(tuning, "TILE_ROWS", 64)
     shorten(monkeypatch)
 
 
@@ -134,6 +136,19 @@ def test_a_rate_is_measured_on_enough_rows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tuning, "QUICK_SECONDS", 1e9)
     tuning._product_rate(CPU, "quick", torch.float32, True, 3, 1)
     assert seen[-1] == 64 * tuning.MOST_GROWTH, "and never without end"
+
+
+def test_the_smallest_of_the_quickest_tiles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "TILE_ROWS", 64)
+    for seconds, wanted in (
+        ([2.0, 1.5, 1.04, 1.0], 2**20),
+        ([2.0, 1.5, 1.06, 1.0], 2**21),
+        ([1.0, 1.1, 1.2, 1.3], 2**18),
+    ):
+        taken = iter(seconds)
+        monkeypatch.setattr(tuning, "_seconds", lambda call, _: (call(), next(taken))[1])  # noqa: B023
+        assert tuning._tile_pairs(CPU) == wanted
+    assert tuning._tile_pairs(torch.device("cuda")) == BUILT_IN.rates("cuda").tile_pairs, "not measured there yet"
 
 
 def test_other_work_does_not_slow_the_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,9 +354,9 @@ def test_where_one_way_takes_over_is_where_plans_change(speed: float) -> None:
 
     rates = replace(BUILT_IN.cpu, cholesky_float64=speed * BUILT_IN.cpu.cholesky_float64)
     profile = replace(BUILT_IN, cpu=rates)
-    found = {
-        what: int(re.sub(r"\D", "", text.split(";")[0].replace("float32", ""))) for what, text in crossovers(profile)
-    }
+    said = dict(crossovers(profile))
+    dense = ("factor, float64", "fit, exact gradients", "stored tiles")
+    found = {what: int(re.sub(r"\D", "", said[what].split(";")[0].replace("float32", ""))) for what in dense}
     gp = fgp.GP(fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(8)))
 
     def plan(n: int) -> fgp.Plan:
@@ -356,5 +371,16 @@ def test_where_one_way_takes_over_is_where_plans_change(speed: float) -> None:
     first = found["stored tiles"]
     routes = [operator.plan(1, products=first - less, memory=2**62, profile=profile).route for less in (1, 0)]
     assert routes == ["recomputed", "stored"]
+    points = int(said["variances without a factor"].split("up to ")[1].split(" points")[0].replace(",", ""))
+    plans = [
+        fgp.plan(gp, n=20_000, d=8, n_test=points + more, conditioned="recomputed", memory=2**62, profile=profile)
+        for more in (0, 1)
+    ]
+    assert ["samples" in plan.notes[0] for plan in plans] == [False, True]
+    pairs = int(said["compiled loops"].split("; from ")[1].split(" ")[0].replace(",", ""))
+    least, gained = ready_loops(profile)
+    assert (pairs, gained > 0.0) == (least, True)
+    alike = tuple(replace(rate, pairs_per_second=1e9) for rate in BUILT_IN.products)
+    assert dict(crossovers(replace(profile, products=alike)))["compiled loops"] == "never quicker than torch tiles"
     never = replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, copy_bytes=1.0))
     assert "never" in dict(crossovers(never))["stored tiles"]

@@ -20,7 +20,7 @@ from flashgp.foundations.processors import MOST_CORES
 
 __all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
 
-SCHEMA = 3  # of the JSON; a file of another number is not read
+SCHEMA = 4  # of the JSON; a file of another number is not read
 # What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
 PROFILE_WORK = 16.0
 
@@ -34,7 +34,8 @@ class DeviceRates:
     block by the torch tiles, a pair counted once per entry of the full matrix; call_seconds, seconds of one small
     operation of this library, the launches of its kernels included; launch_seconds, of one operation of torch on one
     number, waited for; transfer_bytes and return_bytes, per second from host memory to the device and back, and
-    transfer_seconds, of one number there and back; operations, dense factorisations and products at measured sizes.
+    transfer_seconds, of one number there and back; tile_pairs, of the torch tile that large products are quickest with;
+    operations, dense factorisations and products at measured sizes.
     """
 
     gemm_float64: float
@@ -49,6 +50,7 @@ class DeviceRates:
     transfer_bytes: float
     return_bytes: float
     transfer_seconds: float
+    tile_pairs: int
     operations: tuple[OperationTime, ...] = ()
 
     def gemm(self, dtype: torch.dtype, n: float | None = None) -> float:
@@ -256,6 +258,7 @@ def _rate_lines(prefix: str, rates: DeviceRates) -> list[tuple[str, str]]:
         ),
         ("exp", f"{rates.exp / 1e9:.3g} G/s float32"),
         ("block", f"{rates.block_pairs / 1e9:.3g} G pairs/s float64"),
+        ("torch tile", f"{rates.tile_pairs:,} pairs in large products"),
         ("call", f"{rates.call_seconds * 1e6:.3g} us, launch {rates.launch_seconds * 1e6:.3g} us"),
     ]
     return [(prefix + name, text) for name, text in (*giga, *_operation_lines(rates.operations))]
@@ -330,6 +333,7 @@ BUILT_IN = MachineProfile(
         transfer_bytes=1e10,
         return_bytes=1e10,
         transfer_seconds=2e-6,
+        tile_pairs=2**18,
     ),
     accelerator=DeviceRates(
         gemm_float64=5e12,
@@ -344,6 +348,7 @@ BUILT_IN = MachineProfile(
         transfer_bytes=1e10,
         return_bytes=5e9,
         transfer_seconds=5e-5,
+        tile_pairs=2**24,
     ),
     products=(
         *_table("torch", "cpu", "float64", {(3, 1): 3e8, (8, 16): 2.5e8, (90, 16): 1.8e8}),

@@ -115,6 +115,12 @@ class Workspace:
         finally:
             self._release(size)
 
+    @property
+    def room(self) -> float:
+        """Bytes that may still be asked for; inf without a budget."""
+        own = math.inf if self.budget_bytes is None else self.budget_bytes - self.live_bytes
+        return own if self.parent is None else min(own, self.parent.room)
+
     def note(self, event: str) -> None:
         """Record an event, once however often it happens."""
         if event not in self.events:

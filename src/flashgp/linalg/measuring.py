@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,7 +113,7 @@ def measured_quickly(
         sizes = [(n, t, 1) for n in QUICK_ORDERS for t in (SIDES[0], SIDES[-1])]
     sizes.sort(key=lambda size: operation_flops(operation, *size))
     with torch.inference_mode(False), torch.no_grad():
-        link = link_rates(devices[1])
+        link: dict[str, Any] = link_rates(devices[1])
         curves = []
         for device in devices:
             seconds_of(_call(operation, dtype, device, sizes[0]), device, 0.0)  # libraries start at their first call

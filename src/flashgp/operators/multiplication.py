@@ -32,7 +32,7 @@ from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import allowed_bytes
-from flashgp.planner.products import ProductPlan, plan_product
+from flashgp.planner.products import ProductPlan, plan_product, ready_loops
 
 if TYPE_CHECKING:
     from flashgp.operators.covariance import CovarianceOperator
@@ -53,8 +53,6 @@ __all__ = [
 LEAST_PAIRS = PORTABLE_PAIRS  # of products that are planned: below, a plan takes as long as the product
 _PORTABLE = TorchTiles()
 _BLOCKS = CpuTiles()  # of dense blocks whose route must not depend on what is compiled
-# A call of compiled loops costs so much more than one of torch tiles: looking at the rows, and packing them.
-LOOP_CALL_SECONDS = 6e-4
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Orders:
         if self.backend is not None:
             return self.backend
         if self.plan is not None:
-            return _engine(self.plan.backend)
+            return _engine(self.plan)
         return _BLOCKS if self.deterministic or is_deterministic() else _small(current_profile())
 
     @property
@@ -121,7 +119,7 @@ def plan_of(operator: "CovarianceOperator", t: int, dtype: torch.dtype, batch: i
         operator.form, n, None if operator.symmetric else m, d=max(1, operator.rows.width), kept=operator.kept,
         function_d=sum(opaque.columns(operator.form, operator.rows)),
         function_bytes=opaque.temporary_bytes(operator.form, operator.rows, batch), t=t, batch=batch, dtype=dtype,
-        device=operator.device, **options,
+        device=operator.device, room=operator.workspace.room, **options,
     )  # fmt: skip
 
 
@@ -179,7 +177,7 @@ def pulled_back(operator: "CovarianceOperator", left: Tensor, right: Tensor) -> 
     product's plan, beside the features, and go through the pairs in panels where all at once would pass them.
     """
     plan, workspace = _plan_for(operator, right), operator.workspace
-    backend = operator.orders.small_backend if plan is None else _engine(plan.backend)
+    backend = operator.orders.small_backend if plan is None else _engine(plan)
     if plan is not None and isinstance(backend, CpuTiles):
         features = operator.rows.nbytes + (0 if operator.cols is None else operator.cols.nbytes)
         workspace = Workspace(plan.peak_bytes - features, parent=workspace)
@@ -210,11 +208,7 @@ def product_report(operator: "CovarianceOperator") -> Report:
 @functools.lru_cache(maxsize=8)
 def _small(profile: MachineProfile) -> ReadyTiles:
     """What small problems take, by a machine's rates: loops that are ready, from where they make up for their call."""
-    rates = [profile.product_rate(backend, "cpu", torch.float64, True, 3, 1) for backend in ("torch", "cpu")]
-    slow, quick = (1.0 / rate if rate else 0.0 for rate in rates)
-    if slow <= quick:
-        return ReadyTiles(Readiness(PORTABLE_PAIRS, 0.0))
-    return ReadyTiles(Readiness(int(LOOP_CALL_SECONDS / (slow - quick)), slow - quick))
+    return ReadyTiles(Readiness(*ready_loops(profile)))
 
 
 # -- which plan ------------------------------------------------------------------------------------------------------
@@ -259,8 +253,11 @@ def stored_backend(operator: "CovarianceOperator") -> Backend:
 
 
 # -- running it ------------------------------------------------------------------------------------------------------
-def _engine(name: str) -> Backend:
-    """The backend of that name, for products of every size. Raises: BackendUnavailableError."""
+def _engine(plan: ProductPlan) -> Backend:
+    """The backend of a plan, for products of every size. Raises: BackendUnavailableError."""
+    name = plan.backend
+    if name == "torch":
+        return TorchTiles(plan.tile_pairs)
     for engine in ENGINES:
         if engine.backend == name and engine.installed():
             return engine.made()
@@ -270,7 +267,7 @@ def _engine(name: str) -> Backend:
 
 
 def _as_planned(operator: "CovarianceOperator", plan: ProductPlan, right: Tensor, workspace: Workspace) -> Tensor:
-    backend = _engine(plan.backend)
+    backend = _engine(plan)
     if plan.route == "recomputed":
         return backend.product(*_given(operator), right, workspace=workspace, tiles=operator.tiles)
     # Parameters and points may be changed in place: what was kept of K counts only for the values it was made from.

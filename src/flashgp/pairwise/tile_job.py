@@ -18,21 +18,33 @@ from flashgp.pairwise.program import Partial, Program, program_of
 from flashgp.pairwise.statistics import FAR_SQUARED, TileStatistics
 from flashgp.pairwise.tile_code import Scalar
 
-__all__ = ["TILE_PAIRS", "TITLE", "TileJob", "tile_rows", "visit_panels"]
+__all__ = ["TILE_PAIRS", "TITLE", "TileJob", "tile_pairs", "tile_rows", "visit_panels"]
 
 TITLE = "torch tiles"  # in reports
 TILE_PAIRS = {"cpu": 2**18}  # pairs per tile: two float64 tiles fit a 4 MiB cache (docs/decisions/0003)
 ACCELERATOR_TILE_PAIRS = 2**24
+TILE_SHARE = 64  # of all pairs, at most, in a larger tile: its temporaries stay well below the matrix
 
 
-def tile_rows(columns: int, batch: int, device: torch.device) -> int:
-    """Rows per tile so that a tile of that many columns (and batch members) stays within the tile size."""
-    pairs = TILE_PAIRS.get(device.type, ACCELERATOR_TILE_PAIRS)
+def tile_pairs(pairs: int, best: int, device: torch.device) -> int:
+    """Pairs per tile of a product over so many: `best`, which was measured, as far as it is a small share of them."""
+    return max(TILE_PAIRS.get(device.type, ACCELERATOR_TILE_PAIRS), min(best, pairs // TILE_SHARE))
+
+
+def tile_rows(columns: int, batch: int, device: torch.device, pairs: int | None = None) -> int:
+    """Rows per tile so that a tile of that many columns (and batch members) stays within the tile size.
+
+    Args: pairs: per tile; by default the least that anything takes.
+    """
+    pairs = TILE_PAIRS.get(device.type, ACCELERATOR_TILE_PAIRS) if pairs is None else pairs
     return max(1, pairs // max(1, columns * batch))
 
 
 class TileJob:
-    """One call: the program, the statistics of its rows, theta in the cheapest form, and the panels to visit."""
+    """One call: the program, the statistics of its rows, theta in the cheapest form, and the panels to visit.
+
+    Args: pairs: per tile, as in `tile_rows`.
+    """
 
     def __init__(
         self,
@@ -42,6 +54,7 @@ class TileJob:
         cols: Rows | None,
         dtype: torch.dtype,
         tiles: NearTiles | None = None,
+        pairs: int | None = None,
     ) -> None:
         self.form, self.rows, self.dtype, self.exact_theta = form, rows, dtype, tuple(theta)
         self.symmetric = cols is None
@@ -52,10 +65,10 @@ class TileJob:
         # Row and column ranges to evaluate: everything, or what the tiles cover; each is cut to `step` rows at a time.
         self.ranges = [(slice(0, rows.count), slice(0, self.cols.count))]
         if tiles is not None:
-            self.ranges = tiles.runs(tile_rows(tiles.size, self.batch_shape.numel(), rows.device))
+            self.ranges = tiles.runs(tile_rows(tiles.size, self.batch_shape.numel(), rows.device, pairs))
         self.width = max((j.stop - j.start for _, j in self.ranges), default=0)
         most = max((i.stop - i.start for i, _ in self.ranges), default=1)
-        self.step = min(max(1, most), tile_rows(self.width, self.batch_shape.numel(), rows.device))
+        self.step = min(max(1, most), tile_rows(self.width, self.batch_shape.numel(), rows.device, pairs))
         self._sides: dict[int, tuple[Tensor, Tensor]] = {}
         self._far: dict[int, Tensor | None] = {}
         device = rows.device

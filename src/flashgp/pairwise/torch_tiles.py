@@ -16,18 +16,24 @@ from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.near import NearTiles
 from flashgp.pairwise.program import program_of
 from flashgp.pairwise.tile_gradient import Accumulator, pull_panels
-from flashgp.pairwise.tile_job import TITLE, TileJob, tile_rows, visit_panels
+from flashgp.pairwise.tile_job import TITLE, TileJob, tile_pairs, tile_rows, visit_panels
 
-__all__ = ["TAPED_PAIRS", "TorchTiles", "tile_rows"]
+__all__ = ["TAPED_PAIRS", "TorchTiles", "tile_pairs", "tile_rows"]
 
 TAPED_PAIRS = 2**20  # a whole block this small keeps its derivatives until the gradient (docs/decisions/0003)
 
 
 @register_backend("torch")
 class TorchTiles(Backend):
-    """Straight torch calls over row panels; see Backend for the contract."""
+    """Straight torch calls over row panels; see Backend for the contract.
+
+    Args: product_pairs: of a tile in products, as a plan says; the least by default, which everything else takes.
+    """
 
     title = TITLE
+
+    def __init__(self, product_pairs: int | None = None) -> None:
+        self.product_pairs = product_pairs
 
     def block(
         self,
@@ -75,7 +81,7 @@ class TorchTiles(Backend):
         workspace: Workspace | None = None,
         tiles: NearTiles | None = None,
     ) -> Tensor:
-        job = TileJob(form, theta, rows, cols, right.dtype, tiles)
+        job = TileJob(form, theta, rows, cols, right.dtype, tiles, self.product_pairs)
         workspace = workspace or Workspace()
         batch = broadcast_batch(job.batch_shape, right.shape[:-2])
         out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)

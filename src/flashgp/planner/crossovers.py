@@ -10,10 +10,12 @@ import torch
 from flashgp.foundations.profile import MachineProfile
 from flashgp.kernels.matern import Matern
 from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, crossover_order
+from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.program import program_of
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.plan import Plan
-from flashgp.planner.products import plan_product
+from flashgp.planner.products import plan_product, ready_loops
+from flashgp.planner.variances import VarianceProblem, variance_price
 
 __all__ = ["crossovers"]
 
@@ -26,7 +28,7 @@ UNBOUNDED_BYTES = 2**62  # so that seconds decide
 
 def crossovers(profile: MachineProfile) -> list[tuple[str, str]]:
     """(what, where it changes) of every dispatched operation and route that the profile knows."""
-    return [*_dense(profile), *_factors(profile), *_products(profile)]
+    return [*_dense(profile), *_loops(profile), *_factors(profile), *_products(profile), *_variances(profile)]
 
 
 def _dense(profile: MachineProfile) -> list[tuple[str, str]]:
@@ -44,6 +46,15 @@ def _dense(profile: MachineProfile) -> list[tuple[str, str]]:
             name = str(dtype).removeprefix("torch.")
             lines.append((f"{operation}, {name}", f"GPU {orders[0]}; {orders[1]} with data on it"))
     return lines
+
+
+def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
+    """From how many pairs on compiled loops answer instead of torch tiles."""
+    pairs, gained = ready_loops(profile)
+    if not gained:
+        return [("compiled loops", "never quicker than torch tiles")]
+    always = f"from {PORTABLE_PAIRS:,} pairs on"
+    return [("compiled loops", f"{always}; from {pairs:,} where they are compiled already")]
 
 
 def _factors(profile: MachineProfile) -> list[tuple[str, str]]:
@@ -80,6 +91,27 @@ def _products(profile: MachineProfile) -> list[tuple[str, str]]:
     if count == MOST_PRODUCTS:
         return [("stored tiles", "never quicker than recomputed ones, one right-hand side")]
     return [("stored tiles", f"quicker than recomputed ones from {count + 1:,} products, one right-hand side")]
+
+
+def _variances(profile: MachineProfile) -> list[tuple[str, str]]:
+    """Up to how many points solves give variances where no float64 factor does."""
+    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+    temporaries = program_of(form).value_temporaries
+
+    def way(route: str, points: int) -> str:
+        problem = VarianceProblem(
+            form, PRODUCT_ROWS, points, 1, FEATURES, 0, 0, temporaries, torch.device("cpu"), profile, True
+        )
+        return variance_price(problem, route).way
+
+    lines = []
+    for name, route, beyond in (
+        ("variances, float32 factor", "refined", "the factor's own where its rounding does not matter"),
+        ("variances without a factor", "recomputed", "samples with a standard error"),
+    ):
+        points = _largest(lambda points: way(route, points) == "solves")  # noqa: B023
+        lines.append((name, f"by solves up to {points:,} points of {PRODUCT_ROWS:,} rows; {beyond} beyond"))
+    return lines
 
 
 def _largest(holds: Callable[[int], bool], most: int = MOST_ROWS) -> int:

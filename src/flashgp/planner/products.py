@@ -18,10 +18,10 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes, readable_seconds
-from flashgp.pairwise.cpu.backend import columns_together
+from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, columns_together
 from flashgp.pairwise.far import PANEL
 from flashgp.pairwise.program import program_of
-from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.pairwise.torch_tiles import tile_pairs, tile_rows
 from flashgp.planner.choice import (
     DTYPES,
     Alternative,
@@ -36,9 +36,19 @@ from flashgp.planner.choice import (
 from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.plan import kernel_line, printed, printed_html
 
-__all__ = ["PRODUCT_ROUTES", "STORED_ROWS", "ProductPlan", "plan_product", "product_prices", "stored_bytes"]
+__all__ = [
+    "PRODUCT_ROUTES",
+    "STORED_ROWS",
+    "ProductPlan",
+    "plan_product",
+    "product_prices",
+    "ready_loops",
+    "stored_bytes",
+]
 
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
+# A call of compiled loops costs so much more than one of torch tiles: looking at the rows, and packing them.
+LOOP_CALL_SECONDS = 6e-4
 STORED_ROWS = 256  # of a stored panel: enough for matrix products at their full rate
 # Per row, column and halving: partitioning, gathering and bounds take about as long as copying so many bytes.
 SORTED_BYTES = 256
@@ -59,8 +69,8 @@ class ProductPlan:
     text; n and m, rows and columns of K; symmetric, whether both are the same points; d, feature numbers per row; t,
     right-hand sides; batch (members); products, how many are made with the same K; kept, the share of the pairs that is
     evaluated where far tiles are skipped, else 1; peak_bytes above what the points and V take; seconds of all products;
-    available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python, and why; notes;
-    alternatives.
+    available_bytes; tile_pairs, of the torch tiles; profile, whose rates were used; kernel, "fused" or what of it runs
+    through Python, and why; notes; alternatives.
     """
 
     route: str
@@ -78,6 +88,7 @@ class ProductPlan:
     peak_bytes: int
     seconds: float
     available_bytes: int
+    tile_pairs: int
     profile: str
     kernel: str
     notes: tuple[str, ...] = ()
@@ -119,6 +130,7 @@ class ProductPlan:
             ("problem", size),
             ("kernel", kernel_line(self.kernel)),
             ("route", f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.dtype}, {self.backend} on {self.device}"),
+            *([("tiles", f"of {self.tile_pairs:,} pairs")] if self.backend == "torch" else []),
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             (count, f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
             *(("note", note) for note in self.notes),
@@ -154,6 +166,7 @@ def plan_product(
     kept_bytes: int = 0,
     other_bytes: int = 0,
     other_seconds: float = 0.0,
+    room: float = math.inf,
 ) -> ProductPlan:
     """The quickest way to compute K V that fits, eqs. (M-55) to (M-58).
 
@@ -170,7 +183,7 @@ def plan_product(
         profile: whose rates; the machine's current one by default, the built-in one with deterministic.
         route, backend: take these, whatever their seconds.
         kept_bytes: of what is held all the while; other_bytes, other_seconds: of other work before or after, as the
-            variance of a prediction is to its mean, eq. (M-59).
+            variance of a prediction is to its mean, eq. (M-59); room: bytes that a workspace has left, for tiles.
     Raises: MemoryBudgetError if nothing fits, with the least bytes that any route needs; BackendUnavailableError if
         what is forced needs a package that is missing; DomainError.
     """
@@ -188,23 +201,24 @@ def plan_product(
     check_route(route, PRODUCT_ROUTES)
     profile = profile or (BUILT_IN if deterministic else current_profile())
     devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
+    available = budgets(memory, devices)
     size = _Size(
         form, n, n if m is None else m, m is None, d, function_d, function_bytes, t, batch, products, float(kept),
-        dtype, profile,
+        dtype, profile, min(room, min(available.values()) - max(other_bytes, 0) - kept_bytes),
     )  # fmt: skip
     candidates = [
         replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
         for where in devices
         for one in _candidates(size, where)
     ]
-    available = budgets(memory, devices)
 
     def completed(chosen: Candidate, alternatives: tuple[Alternative, ...] = ()) -> ProductPlan:
         return ProductPlan(
             route=chosen.route, backend=chosen.backend, device=chosen.device,
             dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
             products=products, kept=size.kept, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
-            available_bytes=available[chosen.device], profile=profile.name, kernel=form.fusion,
+            available_bytes=available[chosen.device], tile_pairs=size.tile_pairs(torch.device(chosen.device)),
+            profile=profile.name, kernel=form.fusion,
             notes=profile_notes(profile, devices, deterministic), alternatives=alternatives,
         )  # fmt: skip
 
@@ -226,6 +240,13 @@ def plan_product(
     return replace(plan, notes=(*_prices(plan, candidates), *_compiling(plan), *plan.notes))
 
 
+def ready_loops(profile: MachineProfile) -> tuple[int, float]:
+    """(pairs, seconds): from how many pairs on a small product gains by loops that are compiled, and what by each."""
+    rates = [profile.product_rate(backend, "cpu", torch.float64, True, 3, 1) for backend in ("torch", "cpu")]
+    slow, quick = (1.0 / rate if rate else 0.0 for rate in rates)
+    return (PORTABLE_PAIRS, 0.0) if slow <= quick else (int(LOOP_CALL_SECONDS / (slow - quick)), slow - quick)
+
+
 def stored_bytes(n: int) -> int:
     """Of the float32 tiles of a symmetric K of n points, (M-56)."""
     return 4 * ((n * n + n * min(n, STORED_ROWS)) // 2)
@@ -243,9 +264,10 @@ def product_prices(
     t: int,
     products: int,
     dtype: torch.dtype,
+    room: float = math.inf,
 ) -> list[Candidate]:
     """The prices of all ways to compute K V on n points that can be taken here, as `plan_product` compares them."""
-    size = _Size(form, n, n, True, d, function_d, function_bytes, t, 1, products, 1.0, dtype, profile)
+    size = _Size(form, n, n, True, d, function_d, function_bytes, t, 1, products, 1.0, dtype, profile, room)
     return [one for one in _candidates(size, device) if not one.missing and not one.objection]
 
 
@@ -266,6 +288,7 @@ class _Size:
     kept: float
     dtype: torch.dtype
     profile: MachineProfile
+    room: float  # bytes, for tiles larger than the least
 
     @property
     def pairs(self) -> int:
@@ -276,8 +299,12 @@ class _Size:
         halvings = max(1.0, math.log2(max(self.n, self.m, 1) / PANEL))
         return self.batch * (self.n + (0 if self.symmetric else self.m)) * SORTED_BYTES * (self.d + 2) * halvings
 
-    def panel_rows(self, device: torch.device) -> int:
-        return min(self.n, tile_rows(self.m, self.batch, device))
+    def tile_pairs(self, device: torch.device) -> int:
+        """Of the torch tiles: as measured, as far as it is a small share of the pairs and of the room."""
+        temporaries = max(1, 8 * program_of(self.form).value_temporaries)
+        room = self.room - self.operand_bytes() - self.function_bytes
+        most = min(self.profile.rates(device).tile_pairs, max(0.0, room) // temporaries)
+        return tile_pairs(self.pairs, int(most), device)
 
     @property
     def feature_bytes(self) -> int:
@@ -289,10 +316,10 @@ class _Size:
         """Result and mirrored part; features with their centred and extended copies: the tiles' terms of (M-55)."""
         return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + self.feature_bytes)
 
-    def tile_bytes(self, device: torch.device) -> int:
+    def tile_bytes(self, device: torch.device, pairs: int | None = None) -> int:
         """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
-        temporaries = program_of(self.form).value_temporaries
-        return 8 * temporaries * self.panel_rows(device) * self.m * self.batch + self.function_bytes
+        rows = min(self.n, tile_rows(self.m, self.batch, device, pairs))
+        return 8 * program_of(self.form).value_temporaries * rows * self.m * self.batch + self.function_bytes
 
     def fused_bytes(self, engine: Engine, device: torch.device) -> int:
         """Of a fused engine, (M-55): operands, its compiler, and per thread a tile in its cache and sums in float64."""
@@ -352,7 +379,8 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
         if size.kept < 1.0:
             panels = size.products * (size.kept * size.pairs / (PANEL_RATE * rate) + rates.call_seconds)
             seconds = panels + size.sorting_bytes() / rates.copy_bytes
-        needed = size.fused_bytes(engine, device) if engine.fused else tiles + base
+        larger = size.tile_bytes(device, size.tile_pairs(device)) + base
+        needed = size.fused_bytes(engine, device) if engine.fused else larger
         missing = "" if engine.installed() else engine.package
         found.append(
             Candidate(

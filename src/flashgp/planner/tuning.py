@@ -16,7 +16,7 @@ from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.contention import MOST_OTHERS, OtherWork
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
-from flashgp.foundations.profile import DeviceRates, MachineProfile, PairRate
+from flashgp.foundations.profile import BUILT_IN, DeviceRates, MachineProfile, PairRate
 from flashgp.foundations.profile_store import (
     current_profile,
     keep_profile,
@@ -36,13 +36,15 @@ from flashgp.planner.engines import ENGINES
 
 __all__ = ["PARTS", "POINTS", "tune", "tuned"]
 
-PARTS = (*OPERATIONS, "copy", "exp", "block", "call", "transfer", "products")  # of a profile; `only` names some
+PARTS = (*OPERATIONS, "copy", "exp", "block", "tile", "call", "transfer", "products")  # of a profile; `only` names some
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
 MEASURED_SECONDS = 0.08  # of timed calls per rate
 QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
 MOST_GROWTH = 16  # of the rows, until a call is long enough
 SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the blocks and products measured on each
 FLOATS = (torch.float64, torch.float32)
+TILES = (2**18, 2**19, 2**20, 2**21)  # pairs; of torch tiles that are compared on products of so many rows
+TILE_ROWS, ABOUT = 8192, 1.05
 
 
 def tune(
@@ -233,6 +235,7 @@ def _steps(device: torch.device) -> Iterator[tuple[str, str, Callable[[], dict[s
     yield "copy", "copy", copy
     yield "exp", "exp", exponentials
     yield "block", "block", lambda: {"block_pairs": (2 * n) ** 2 / _seconds(_block(2 * n, device), device)}
+    yield "tile", "tile", lambda: {"tile_pairs": _tile_pairs(device)}
     yield "call", "call", lambda: {"call_seconds": _seconds(_block(2, device), device)}
     yield "transfer", "transfer", lambda: dict(link_rates(device))
 
@@ -243,6 +246,20 @@ def _block(n: int, device: torch.device) -> Callable[[], object]:
     rows = kernel.rows(_points(n, 8, device)).detach()
     backend = TorchTiles()
     return lambda: backend.block(kernel.form, [], rows, None, dtype=torch.float64, upper=True)
+
+
+def _tile_pairs(device: torch.device) -> int:
+    """The smallest tile of TILES with which a product by torch tiles is about as quick as with the best of them."""
+    if device.type != "cpu":
+        return BUILT_IN.rates(device).tile_pairs
+    kernel = Matern(2.5)
+    rows = kernel.rows(_points(TILE_ROWS, 8, device)).detach()
+    right = torch.ones(TILE_ROWS, 1, dtype=torch.float32)
+    seconds = {
+        pairs: _seconds(lambda: TorchTiles(pairs).product(kernel.form, [], rows, None, right), device)  # noqa: B023
+        for pairs in TILES
+    }
+    return next(pairs for pairs in TILES if seconds[pairs] <= ABOUT * min(seconds.values()))
 
 
 def _points(n: int, d: int, device: torch.device) -> torch.Tensor:
