@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.inference import large_fit, large_objective
 from flashgp.inference.checkpoint import EvaluationLog
@@ -114,6 +115,42 @@ def test_slow_gradients_take_near_rows_and_the_next_begin_with_them(monkeypatch)
     large.refresh(theta)  # with other probes nothing is warm
     large(theta)
     assert large.iterations - first <= first // 3
+
+
+def slow_objective():
+    x, y = table(700, d=2, noise=1e-2)
+    gp = prior(d=2, noise=1e-3)
+    gp.kernel.kernel.lengthscale.value = torch.full((2,), 0.4, dtype=torch.float64)
+    return objectives(gp, x, y, rank=16)[1]
+
+
+def test_after_a_gradient_that_needed_no_near_rows_a_slow_one_takes_them_again(monkeypatch):
+    monkeypatch.setattr(second, "WORTHWHILE", 5)
+    monkeypatch.setattr(second, "MAKING_PAIRS", 15_000)
+    large = slow_objective()
+    theta, taken = large.vector(), []
+    for refreshed in (False, False, True):
+        if refreshed:
+            large.refresh(theta)
+        before = large.iterations
+        large(theta)
+        taken.append(large.iterations - before)
+        assert large._near == ("untried" if taken[-1] == 0 else "kept")
+    assert taken[1] == 0  # warm
+    assert taken[2] < 60, taken  # without near rows, 145
+    assert any("began without near rows" in event for event in large.settings.workspace.events)
+
+
+def test_with_deterministic_gradients_say_that_they_took_near_rows_and_nothing_follows(monkeypatch):
+    monkeypatch.setattr(second, "WORTHWHILE", 5)
+    monkeypatch.setattr(second, "MAKING_PAIRS", 0)
+    with deterministically(True):
+        large = slow_objective()
+        for shift in (0.0, 0.2):
+            large(large.vector() + shift)
+            assert large._near == "untried"
+    said = "slow solves of gradients tried near rows as preconditioner: kept"
+    assert said in large.settings.workspace.events
 
 
 def test_solves_end_on_the_error_that_counts_in_the_gradient():

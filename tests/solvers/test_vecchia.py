@@ -3,7 +3,9 @@
 import copy
 import math
 import pickle
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -220,6 +222,86 @@ def test_with_deterministic_a_solve_does_not_depend_on_the_one_before() -> None:
     assert of_near_rows(first) == of_near_rows(again) != []
 
 
+def test_with_deterministic_its_price_is_that_of_making_it_whether_it_is_made_or_not() -> None:
+    """Else a solve that is not slow enough to make near rows would take those that another one has made."""
+    system = few_dimensions()
+    made = near_rows(system, 0)
+    assert made is not None
+    with deterministically(True):
+        price = made.price
+        assert price == second.MAKING_PAIRS / 1200
+        assert made.made() is not None
+        made.settle(0.1, 0.9)
+        assert made.price == price
+        assert made.may_be_tried
+        assert made.begun_with() is None
+    assert made.price == 0.0
+    assert made.begun_with() is not None
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_was_lost_is_not_kept_in_memory() -> None:
+    kernel = fgp.kernels.Matern(nu=1.5, lengthscale=0.3)
+    system = CovarianceSystem(kernel(points(8000, 2)), torch.tensor([0.1], dtype=F64))
+    made = near_rows(system, 0)
+    assert made is not None
+    before = system.workspace.live_bytes
+    assert made.made() is not None
+    assert system.workspace.live_bytes > before
+    assert not made.settle(0.9, 0.9)
+    assert system.workspace.live_bytes == before
+
+
+def test_two_threads_make_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def make() -> Vecchia:
+        calls.append(threading.get_ident())
+        time.sleep(0.05)
+        return near(few_dimensions(50))
+
+    made = second.Second(make, 50)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: made.made(), range(4)))
+    assert len(calls) == 1
+    assert all(one is found[0] for one in found)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_trial_that_reaches_the_rounding_of_the_products_has_won() -> None:
+    """It ends, in fewer iterations than a trial has, where no product is sharper: that is no loss."""
+    system = PlacedSystem(points(1000, 1), 0.3, 1e-8)
+    prepared, low = (ConjugateGradients(rank=16, near=near).prepare(system) for near in (True, False))
+    rhs, goal = normal(1000, 2), Goal(1e-13)
+    found, without = prepared.solve(rhs, goal), low.solve(rhs, goal)
+    assert outcome(prepared) == "kept", found.events
+    assert float(found.relative_residual.max()) < 1e-6 < float(without.relative_residual.max())
+    assert found.iterations < 100
+
+
+@pytest.mark.usefixtures("eager")
+def test_where_float32_gets_nowhere_float64_comes_before_a_trial() -> None:
+    """In float32 both would grow, which says nothing of either."""
+    system, rhs = PlacedSystem(points(1500, 1), 0.1, 1e-6), normal(1500, 1)
+    prepared = ConjugateGradients(rank=16).prepare(system)
+    found = prepared.solve(rhs, Goal(1e-13, energy=1e-3))
+    said = found.events
+    assert found.stopped == "goal", said
+    assert found.iterations < 100
+    assert outcome(prepared) == "kept", said
+    assert any("gained anything with float32 products, float64 from iteration" in event for event in said), said
+    assert said[-1].endswith("kept")
+
+
+def test_a_trial_is_judged_by_true_residuals_of_its_own_columns() -> None:
+    trial = second.Trial(0.99)
+    assert trial.iterations(30) == 0
+    trial.begin(torch.tensor([0, 2]), torch.tensor([0.5, 0.1], dtype=F64), 20, F64)
+    assert trial.iterations(28) == 8
+    assert trial.outcome(torch.tensor([0.5 * 2.0**-8, 1e-9], dtype=F64), 28) == pytest.approx(0.5)
+    assert trial.outcome(torch.tensor([0.5, 1e-9], dtype=F64), 28) == 1.0
+
+
 def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
     """Posteriors are, before and after a trial."""
     gp = fgp.GP(fgp.kernels.Matern(nu=1.5, lengthscale=0.3), fgp.means.Zero(), fgp.likelihoods.Gaussian(0.01))
@@ -321,7 +403,7 @@ def test_a_trial_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, found = solved(system, rhs, rank=16)
     assert found.stopped == "goal"
     assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
-    assert of_near_rows(found)[-1].endswith("not kept"), found.events
+    assert ", not kept" in of_near_rows(found)[-1], found.events
     assert outcome(prepared) == "lost"
 
 

@@ -31,6 +31,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Parameter
@@ -216,8 +217,9 @@ class LargeObjective(FlatObjective):
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
         before = self.iterations
-        second = near_rows(system, self.seed, kept=self._near == "kept") if self._near in ("untried", "kept") else None
-        making = second.price if second is not None and self._near == "kept" else 0.0
+        began_with = self._near == "kept"
+        second = near_rows(system, self.seed, kept=began_with) if self._near in ("untried", "kept") else None
+        making = making_passes(self.rows) if second is not None and began_with else 0.0
         for rough in (True, False):
             system.rough = rough
             method = PreparedConjugateGradients(
@@ -230,32 +232,40 @@ class LargeObjective(FlatObjective):
             )
             left = self.factor_passes - (self.iterations - before) - round(making)
             stopped = self._solve(method, rhs, left if rough else max(1, left // PRECISE_PASSES))
-            if second is not None:
-                self._remember(second, self.iterations - before)
-            if stopped == "goal":
-                return self._answers, other
-            if stopped in ("time", "iterations"):
+            if stopped in ("goal", "time", "iterations"):
                 break
             self.settings.workspace.note("float32 products were too rough for some gradients, which took float64 ones")
-        if self.factor_passes < MOST_ITERATIONS and stopped != "time":
-            return None
-        self._check(stopped)
+        if second is not None:
+            self._remember(second, began_with, self.iterations - before)
+        if stopped != "goal":
+            if self.factor_passes < MOST_ITERATIONS and stopped != "time":
+                return None
+            self._check(stopped)
         return self._answers, other
 
-    def _remember(self, second: Second, iterations: int) -> None:
-        """What the solves of a gradient, in so many iterations, say about near rows for those that follow."""
-        note = self.settings.workspace.note
-        if second.outcome == "refused":
+    def _remember(self, second: Second, began_with: bool, iterations: int) -> None:
+        """What the solves of a gradient, in so many iterations, say about near rows for those that follow.
+
+        Args: began_with: whether they had near rows from the start. With `deterministic` nothing follows from a
+            gradient for the next one, which may be recalled from a checkpoint instead.
+        """
+        note, outcome = self.settings.workspace.note, second.outcome
+        if outcome == "refused":
             note(f"near rows were no preconditioner of some gradients: {second.why}")
-        elif second.outcome != self._near:
-            outcome = "kept" if second.outcome == "kept" else "not kept"
-            note(f"slow solves of gradients tried near rows as preconditioner: {outcome}")
-        if second.outcome == "kept" and self._near != "kept":
+        elif outcome in ("kept", "lost") and not began_with:
+            note(
+                "slow solves of gradients tried near rows as preconditioner: "
+                f"{'kept' if outcome == 'kept' else 'not kept'}"
+            )
             self._gain = second.gain
-        self._near = second.outcome
-        # Making them anew for every gradient has to pay: fewer iterations are left of solves that start warm.
-        if self._near == "kept" and iterations * self._gain < iterations + making_passes(self.rows):
-            self._near = "lost"
+        if is_deterministic():
+            return
+        self._near = outcome
+        # Making them anew for every gradient has to pay: few iterations may be left of solves that start warm.
+        saved = iterations * (self._gain - 1.0) if iterations else 0.0
+        if began_with and outcome == "kept" and saved < making_passes(self.rows):
+            self._near = "untried"
+            note("some gradients began without near rows, since the solve before took few iterations with them")
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The same with P = L L^T, a float32 factor: probes are draws of the model itself, up to its rounding."""

@@ -34,6 +34,7 @@ from flashgp.solvers.conjugate_gradients import ConjugateGradients, PreparedConj
 from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, System
 from flashgp.solvers.fallback import NEXT, solve_in_turn
 from flashgp.solvers.lanczos import LogDeterminant, log_determinant
+from flashgp.solvers.second import NOT_TRIED, TRIED
 
 __all__ = [
     "ENDED_EARLY",
@@ -246,8 +247,9 @@ def record(report: Report, solution: Solution, stopping: Stopping, time_limit: f
 
 
 def of_the_weights(event: str) -> bool:
-    """Whether a line of a report is of one solve of the weights, as `record` writes them."""
-    return event.startswith((*ENDED_EARLY, BEYOND, ROUNDED)) or event.endswith(PASSED)
+    """Whether a line of a report is of one solve of the weights, as `record` and conjugate gradients write them."""
+    within = any(words in event for words in (TRIED, NOT_TRIED))
+    return within or event.startswith((*ENDED_EARLY, BEYOND, ROUNDED)) or event.endswith(PASSED)
 
 
 def _reached(report: Report, stopping: Stopping) -> str:

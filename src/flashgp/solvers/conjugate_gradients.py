@@ -31,7 +31,7 @@ from flashgp.solvers.contract import (
 from flashgp.solvers.low_rank import LowRank, partial_cholesky
 from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.progress import Progress, product
-from flashgp.solvers.second import LOOK, TRIAL, Second, Trial, is_slow, near_rows, rate_of
+from flashgp.solvers.second import LOOK, NOT_TRIED, TRIAL, TRIED, Second, Trial, is_slow, near_rows, rate_of
 
 __all__ = ["ConjugateGradients", "PreparedConjugateGradients"]
 
@@ -264,8 +264,7 @@ class _Run:
         self.columns, self.x = self.columns[kept], self.x[:, kept]
         if len(still):
             self._synchronise(self.r[:, kept])
-            if self.trial is None:
-                self.sizes = [self._size()]
+            self.sizes = [self._size()]
 
     # -- another preconditioner ----------------------------------------------------------------------------------
     def _size(self) -> float:
@@ -275,18 +274,20 @@ class _Run:
     def _is_slow(self) -> bool:
         """Whether another preconditioner should be tried now."""
         second, progress, count = self.method.second, self.progress, len(self.sizes) - 1
-        if second is None or second.outcome != "untried" or self.trial is not None or self.tried:
+        if second is None or self.tried or self.trial is not None or not second.may_be_tried:
             return False
         if not count or count % LOOK:
             return False
         rate, excess = rate_of(self.sizes, LOOK // 2), progress.excess(self.columns, self.r, self.method._bound(self.r))
+        if rate >= 1.0 and self.dtype != F64:
+            return False  # rounding may be to blame, which would judge the other one too: float64 comes first
         if not is_slow(rate, excess, second.price) or not progress.has_room_for(TRIAL, second.price):
             return False
         self.trial = Trial(rate)
         return True
 
     def _is_tried(self) -> bool:
-        return self.trial is not None and self.trial.running and len(self.sizes) > TRIAL
+        return self.trial is not None and self.trial.iterations(self.progress.iterations) >= TRIAL
 
     def _consider(self) -> None:
         """After the truth is known: begin a trial that is due, or compare."""
@@ -295,28 +296,33 @@ class _Run:
             return
         if not trial.running:
             self._begin_trial(trial, second)
-        elif self._is_tried() or (not len(self.columns) and len(self.sizes) > 1):
-            rate = rate_of(self.sizes, len(self.sizes) - 1)
-            kept = second.settle(rate, trial.rate)
-            self._say_of_trial(f"{rate:.2f}, {'kept' if kept else 'not kept'}")
-            if not kept:
-                self.dtype = trial.dtype
-                self._go_on_with(self.method.preconditioner)
+        elif (self._is_tried() or not len(self.columns)) and not self._settled(second, trial):
+            self.dtype = trial.dtype
+            self._go_on_with(self.method.preconditioner)
+            if self.dtype != F64 and trial.stood_still:
+                self._harder("neither preconditioner gained anything", "stagnated")
+
+    def _settled(self, second: Second, trial: Trial, why: str = "") -> bool:
+        """Whether the trial is won, by the true residuals; says so, and what ended it."""
+        rate = trial.outcome(self.progress.relative[trial.columns], self.progress.iterations)
+        kept = second.settle(rate, trial.rate)
+        again = "" if kept or self.dtype == trial.dtype else ", float32 products again"
+        self._say_of_trial(f"{rate:.2f}, {why and f'then {why}, '}{'kept' if kept else 'not kept'}{again}")
+        return kept
 
     def _begin_trial(self, trial: Trial, second: Second) -> None:
         made = second.made() if len(self.columns) else None
         if made is None:
             self.trial = None
             if second.why:
-                self.progress.note(f"slow; near rows were not tried as preconditioner, {second.why}")
+                self.progress.note(f"slow; {NOT_TRIED}, {second.why}")
             return
-        trial.running, trial.dtype, self.tried = True, self.dtype, True
+        self.tried = True
+        trial.begin(self.columns, self.progress.relative[self.columns], self.progress.iterations, self.dtype)
         self._go_on_with(made)
 
-    def _lose_trial(self, second: Second, trial: Trial, why: str) -> None:
-        """What would end a solve ends the trial alone."""
-        second.settle(1.0, trial.rate)
-        self._say_of_trial(f"{why}, not kept")
+    def _back_to_the_first(self, trial: Trial) -> None:
+        """From the best values so far."""
         self.active, self.dtype, self.last = self.method.preconditioner, trial.dtype, None
         self._take_best()
         self._begin()
@@ -325,7 +331,7 @@ class _Run:
         """If one is running: what came of it."""
         trial, self.trial = self.trial, None
         if trial is not None and trial.running:
-            what = f"slow, an iteration left {trial.rate:.2f} of the residual; with near rows as preconditioner"
+            what = f"slow, an iteration left {trial.rate:.2f} of the residual; {TRIED}"
             self.progress.note(f"{what} {said}")
 
     def _go_on_with(self, preconditioner: Preconditioner) -> None:
@@ -371,12 +377,17 @@ class _Run:
     def _harder(self, why: str, otherwise: StopReason) -> StopReason | None:
         """Go on with float64 products from the best values, or end."""
         if self.dtype == F64:
-            if self.trial is not None and self.trial.running and self.method.second is not None:
-                self._lose_trial(self.method.second, self.trial, why)
+            trial, second = self.trial, self.method.second
+            # What would end a solve ends a trial alone, unless it has won by then.
+            if trial is not None and trial.running and second is not None and not self._settled(second, trial, why):
+                self._back_to_the_first(trial)
                 return None
             self.progress.note(why)
             return otherwise
         self.dtype = F64
+        if self.method.second is not None and self.trial is None:
+            self.tried = False
+            self.method.second.try_again()
         self.progress.note(f"{why} with float32 products, float64 from iteration {self.progress.iterations} on")
         self.last = None
         self._take_best()

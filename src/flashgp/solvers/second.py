@@ -7,10 +7,12 @@ on what else runs.
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
@@ -21,25 +23,37 @@ from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.vecchia import Vecchia, making_bytes
 
-__all__ = ["LOOK", "TRIAL", "Outcome", "Second", "Trial", "is_slow", "making_passes", "near_rows", "rate_of"]
+__all__ = [
+    "LOOK", "NOT_TRIED", "TRIAL", "TRIED", "Outcome", "Second", "Trial", "is_slow", "making_passes", "near_rows",
+    "rate_of",
+]  # fmt: skip
+
+# In every line that a solve writes of them.
+TRIED, NOT_TRIED = "with near rows as preconditioner", "near rows were not tried as preconditioner"
 
 # Every LOOK iterations what is left of them is estimated; where more than WORTHWHILE and twice the price of making the
 # second one seem left, that has a TRIAL. It is kept if an iteration leaves at most QUICK of the residual, and no more
 # than two of the first one do.
 LOOK, WORTHWHILE, TRIAL, QUICK = 20, 60, 8, 0.7
+STANDING = 0.97  # of the residual left by an iteration that gains nothing: a digit in 76 of them
 MAKING_PAIRS = 340_000  # of a pass over the pairs that take as long as making near rows does for one row
 LARGEST_PLACE = 1e150  # squares of it are still numbers
 
 Outcome = Literal["untried", "refused", "lost", "kept"]
 
+_MAKING = threading.RLock()  # two threads that make the same one would take the memory of both
+
 
 class Second:
     """The second preconditioner of one system, made when it is first wanted.
 
+    With `deterministic` a solve must not depend on what was asked before: every one that is slow has a trial of its
+    own, at the full price.
+
     Args: make: raises MemoryBudgetError or DomainError where it cannot be made; count, of rows; kept: take it at once,
         a trial elsewhere was won.
-    Fields: outcome; why, of a refusal; gain, iterations of the first one that one of this does the work of, by the
-    trial; 1 without one.
+    Fields: outcome, of the last trial; why, of a refusal; gain, iterations of the first one that one of this does the
+        work of, by the trial; 1 without one.
     """
 
     def __init__(self, make: Callable[[], Preconditioner], count: int, *, kept: bool = False) -> None:
@@ -51,41 +65,72 @@ class Second:
     @property
     def price(self) -> float:
         """Passes over the pairs that take as long as making it does; 0 once it is made."""
-        return 0.0 if self._made is not None else making_passes(self.count)
+        return 0.0 if self._made is not None and not is_deterministic() else making_passes(self.count)
+
+    @property
+    def may_be_tried(self) -> bool:
+        return self.outcome == "untried" or (self.outcome != "refused" and is_deterministic())
 
     def made(self) -> Preconditioner | None:
         """It, made if it is not; None where it cannot be, and `why`."""
-        if self._made is None and self.outcome != "refused":
-            try:
-                self._made = self._make()
-            except (MemoryError, RuntimeError, DomainError) as error:
-                if not (isinstance(error, DomainError) or ran_out_of_memory(error)):
-                    raise
-                self.outcome, self.why = "refused", str(error)
-        return self._made
+        with _MAKING:
+            if self._made is None and self.outcome != "refused":
+                try:
+                    self._made = self._make()
+                except (MemoryError, RuntimeError, DomainError) as error:
+                    if not (isinstance(error, DomainError) or ran_out_of_memory(error)):
+                        raise
+                    self.outcome, self.why = "refused", str(error)
+            return self._made
 
     def begun_with(self) -> Preconditioner | None:
         """What a solve begins with instead of the first one, if it does."""
-        return self.made() if self.outcome == "kept" else None
+        return self.made() if self.outcome == "kept" and not is_deterministic() else None
 
     def settle(self, rate: float, first: float) -> bool:
         """Whether it is kept, by what an iteration leaves of the residual with it and with the first one.
 
-        For later solves too, but where they must not depend on what was asked before.
+        For later solves too; one that lost leaves its memory to them.
         """
         kept = rate <= QUICK and rate <= first**2
-        if not is_deterministic():
-            self.outcome = "kept" if kept else "lost"
+        self.outcome = "kept" if kept else "lost"
+        if not kept:
+            self._made = None
         self.gain = math.inf if first >= 1.0 or rate <= 0.0 else math.log(max(rate, 1e-300)) / math.log(first)
         return kept
 
+    def try_again(self) -> None:
+        """With products that are sharper than those with which it lost."""
+        if self.outcome == "lost":
+            self.outcome = "untried"
+
 
 class Trial:
-    """The trial of one solve. Fields: rate, what an iteration of the first one left of the residual; running, whether
-    the second one is at work; dtype, of the products before."""
+    """The trial of one solve. Args and fields: rate, what an iteration of the first one left of the residual.
+
+    Once it is `begun`, running; columns of the solve that were open; dtype, of the products before. Then stood_still,
+    whether neither has gained anything, as where products are too rough.
+    """
 
     def __init__(self, rate: float) -> None:
-        self.rate, self.running, self.dtype = rate, False, torch.float64
+        self.rate, self.running, self.stood_still = rate, False, False
+
+    def begin(self, columns: Tensor, relative: Tensor, iterations: int, dtype: torch.dtype) -> None:
+        """Args: relative: true residuals of the columns, best so far; iterations, before the trial."""
+        self.running, self.columns, self.dtype = True, columns, dtype
+        self._before, self._began = float(relative.max()), iterations
+
+    def iterations(self, now: int) -> int:
+        """How many of its own, after so many of the solve."""
+        return now - self._began if self.running else 0
+
+    def outcome(self, relative: Tensor, now: int) -> float:
+        """What an iteration left of the residual, by true ones of the same columns: the best so far, so that what came
+        after rounding had the last word does not count. 1 where nothing was gained."""
+        count, after = self.iterations(now), float(relative.max())
+        rate = (after / self._before) ** (1.0 / count) if count and self._before > 0.0 else 1.0
+        self.stood_still = min(rate, self.rate) > STANDING
+        return rate
 
 
 def rate_of(sizes: Sequence[float], iterations: int) -> float:
