@@ -157,3 +157,12 @@ def test_a_solver_is_asked_for_by_name() -> None:
         fgp.plan(gp, n=500, d=2, solver="x")
     with pytest.raises(fgp.DomainError, match="`route` 'direct' cannot be taken"):
         fgp.plan(gp, n=500, d=2, solver="cg", route="direct")
+
+
+def test_larger_tiles_of_products_take_nothing_from_solves() -> None:
+    """A tile that was measured as quick in large products is no reason for fewer columns of the preconditioner, or to
+    refuse what fits: solves keep the least tiles."""
+    quick = dataclasses.replace(BUILT_IN, cpu=dataclasses.replace(BUILT_IN.cpu, tile_pairs=2**21))
+    for memory in ("60MiB", "96MiB", "1GiB"):
+        plans = [build(20_000, memory, route="recomputed", profile=one) for one in (BUILT_IN, quick)]
+        assert plans[0] == plans[1]

@@ -80,6 +80,25 @@ def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
     assert build(20_000, profile=quick, room=0).tile_pairs == least
     smallest = build(20_000, profile=quick, memory=build(20_000).peak_bytes)
     assert smallest.tile_pairs >= least, "what fitted with the least tiles fits"
+    with pytest.raises(fgp.MemoryBudgetError) as caught:
+        build(20_000, profile=quick, memory=2**20)
+    assert caught.value.needed_bytes == build(20_000).peak_bytes, "the least that it takes, whatever the budget"
+    other = large.peak_bytes + 2**20  # of work before or after, not at the same time
+    beside = build(20_000, profile=quick, memory=other, other_bytes=other)
+    assert (beside.tile_pairs, beside.peak_bytes) == (2**20, other)
+    for route in ("dense", "stored"):
+        made = build(8000, profile=quick, route=route, dtype=F32)
+        assert made.tile_pairs == least, "what is stored is made in the least tiles"
+        assert "tiles" not in dict(made.lines())
+
+
+@pytest.mark.usefixtures("known")
+def test_a_full_accelerator_does_not_make_tiles_of_the_host_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = dataclasses.replace(RATES, cpu=dataclasses.replace(RATES.cpu, tile_pairs=2**20))
+    free = {"cpu": 2**34, "cuda": 2**23}
+    monkeypatch.setattr(products, "budgets", lambda _, devices: {str(one): free[one.type] for one in devices})
+    both = build(20_000, profile=quick, memory=None, device=[CPU, torch.device("cuda")])
+    assert (both.device, both.tile_pairs) == ("cpu", 2**20)
 
 
 @pytest.mark.usefixtures("known")

@@ -55,7 +55,7 @@ class CovarianceSystem(System):
             None,
             F64,
             self.workspace,
-            replace(operator.orders, plan=None, route="recomputed"),
+            replace(operator.orders, plan=None, route="recomputed", least_tiles=True),
         )
         self._parts: dict[tuple[int, int], CovarianceOperator] = {}
         self._tiles: StoredTiles | BorderedTiles | None = tiles

@@ -61,7 +61,8 @@ class Orders:
 
     Fields: plan, run exactly; memory, the budget of plans that are made here; deterministic, whether these leave the
     measured rates out and all runs on one thread (foundations/determinism.py); backend, one that computes everything,
-    without plans; route, forced on plans that are made here; notes, lines for every report.
+    without plans; route, forced on plans that are made here; least_tiles, whether torch tiles keep their least size,
+    as in solves, whose plans count no larger ones; notes, lines for every report.
     """
 
     plan: ProductPlan | None = None
@@ -69,6 +70,7 @@ class Orders:
     deterministic: bool = False
     backend: Backend | None = None
     route: str | None = None
+    least_tiles: bool = False
     notes: tuple[str, ...] = ()
 
     def transposed(self) -> "Orders":
@@ -119,7 +121,7 @@ def plan_of(operator: "CovarianceOperator", t: int, dtype: torch.dtype, batch: i
         operator.form, n, None if operator.symmetric else m, d=max(1, operator.rows.width), kept=operator.kept,
         function_d=sum(opaque.columns(operator.form, operator.rows)),
         function_bytes=opaque.temporary_bytes(operator.form, operator.rows, batch), t=t, batch=batch, dtype=dtype,
-        device=operator.device, room=operator.workspace.room, **options,
+        device=operator.device, room=0.0 if operator.orders.least_tiles else operator.workspace.room, **options,
     )  # fmt: skip
 
 

@@ -248,7 +248,7 @@ def _iterative(problem: _Problem, device: torch.device, available: int) -> list[
     """
     n, rates, found = problem.n, problem.profile.rates(device), []
     blocks, first = problem.projection_bytes, problem.solver == "alternating_projections"
-    for price in _products(problem, device, problem.outputs, PASSES, available):
+    for price in _products(problem, device, problem.outputs, PASSES):
         products = price.peak_bytes + (blocks if first else 0)
         rank, peak = _preconditioned(problem, products, problem.outputs, available)
         notes: tuple[str, ...] = ()
@@ -272,13 +272,13 @@ def _preconditioned(problem: _Problem, products: int, t: int, available: int) ->
     return rank, beside + column * rank
 
 
-def _products(problem: _Problem, device: torch.device, t: int, passes: int, available: int) -> list[Candidate]:
+def _products(problem: _Problem, device: torch.device, t: int, passes: int) -> list[Candidate]:
     """Float32 products with t right-hand sides, (M-55) to (M-58), on what answers so many pairs."""
     n = problem.n
     prices = product_prices(
         problem.form, n, device, problem.profile, d=max(1, problem.features - problem.d),
         function_d=problem.function_d, function_bytes=problem.function_bytes, t=t, products=passes,
-        dtype=torch.float32, room=available,
+        dtype=torch.float32,
     )  # fmt: skip
     # Small problems do not wait for a compiler: portable tiles answer them.
     small = device.type == "cpu" and n * n < PORTABLE_PAIRS
@@ -318,7 +318,7 @@ def _estimated(plan: Plan, problem: _Problem, device: torch.device, available: i
     t, found = TRAINING_COLUMNS * problem.outputs, []
     factor = _factored(problem, device, "refined")
     with_factor = factor.peak_bytes + 8 * problem.n * VECTORS * FACTOR_COLUMNS * problem.outputs
-    for price in _products(problem, device, t, TRAINING_PASSES + GRADIENT_PASSES, available):
+    for price in _products(problem, device, t, TRAINING_PASSES + GRADIENT_PASSES):
         rank, peak = _preconditioned(problem, price.peak_bytes, t, available)
         one = replace(
             plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=price.seconds

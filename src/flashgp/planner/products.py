@@ -105,6 +105,11 @@ class ProductPlan:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
+    @property
+    def in_torch_tiles(self) -> bool:
+        """Whether products go through torch tiles of `tile_pairs`: what is stored is made in the least ones."""
+        return self.route == "recomputed" and self.backend == "torch"
+
     def to_json(self) -> str:
         return self.text
 
@@ -130,7 +135,7 @@ class ProductPlan:
             ("problem", size),
             ("kernel", kernel_line(self.kernel)),
             ("route", f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.dtype}, {self.backend} on {self.device}"),
-            *([("tiles", f"of {self.tile_pairs:,} pairs")] if self.backend == "torch" else []),
+            *([("tiles", f"of {self.tile_pairs:,} pairs")] if self.in_torch_tiles else []),
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             (count, f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
             *(("note", note) for note in self.notes),
@@ -183,7 +188,8 @@ def plan_product(
         profile: whose rates; the machine's current one by default, the built-in one with deterministic.
         route, backend: take these, whatever their seconds.
         kept_bytes: of what is held all the while; other_bytes, other_seconds: of other work before or after, as the
-            variance of a prediction is to its mean, eq. (M-59); room: bytes that a workspace has left, for tiles.
+            variance of a prediction is to its mean, eq. (M-59); room: bytes that larger torch tiles than the least may
+            take, within the budget.
     Raises: MemoryBudgetError if nothing fits, with the least bytes that any route needs; BackendUnavailableError if
         what is forced needs a package that is missing; DomainError.
     """
@@ -204,7 +210,7 @@ def plan_product(
     available = budgets(memory, devices)
     size = _Size(
         form, n, n if m is None else m, m is None, d, function_d, function_bytes, t, batch, products, float(kept),
-        dtype, profile, min(room, min(available.values()) - max(other_bytes, 0) - kept_bytes),
+        dtype, profile,
     )  # fmt: skip
     candidates = [
         replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
@@ -213,11 +219,16 @@ def plan_product(
     ]
 
     def completed(chosen: Candidate, alternatives: tuple[Alternative, ...] = ()) -> ProductPlan:
+        where, peak, pairs = torch.device(chosen.device), chosen.peak_bytes, 0
+        if chosen.route == "recomputed" and chosen.backend == "torch":
+            # The least tiles have been priced: larger ones take what is left, and refuse nothing that fits.
+            pairs = size.tile_pairs(where, min(room, available[chosen.device] - kept_bytes))
+            peak = max(peak, size.tile_bytes(where, pairs) + size.operand_bytes() + kept_bytes)
         return ProductPlan(
             route=chosen.route, backend=chosen.backend, device=chosen.device,
             dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
-            products=products, kept=size.kept, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
-            available_bytes=available[chosen.device], tile_pairs=size.tile_pairs(torch.device(chosen.device)),
+            products=products, kept=size.kept, peak_bytes=peak, seconds=chosen.seconds,
+            available_bytes=available[chosen.device], tile_pairs=pairs or size.tile_pairs(where, 0.0),
             profile=profile.name, kernel=form.fusion,
             notes=profile_notes(profile, devices, deterministic), alternatives=alternatives,
         )  # fmt: skip
@@ -264,10 +275,9 @@ def product_prices(
     t: int,
     products: int,
     dtype: torch.dtype,
-    room: float = math.inf,
 ) -> list[Candidate]:
     """The prices of all ways to compute K V on n points that can be taken here, as `plan_product` compares them."""
-    size = _Size(form, n, n, True, d, function_d, function_bytes, t, 1, products, 1.0, dtype, profile, room)
+    size = _Size(form, n, n, True, d, function_d, function_bytes, t, 1, products, 1.0, dtype, profile)
     return [one for one in _candidates(size, device) if not one.missing and not one.objection]
 
 
@@ -288,7 +298,6 @@ class _Size:
     kept: float
     dtype: torch.dtype
     profile: MachineProfile
-    room: float  # bytes, for tiles larger than the least
 
     @property
     def pairs(self) -> int:
@@ -299,10 +308,11 @@ class _Size:
         halvings = max(1.0, math.log2(max(self.n, self.m, 1) / PANEL))
         return self.batch * (self.n + (0 if self.symmetric else self.m)) * SORTED_BYTES * (self.d + 2) * halvings
 
-    def tile_pairs(self, device: torch.device) -> int:
-        """Of the torch tiles: as measured, as far as it is a small share of the pairs and of the room."""
+    def tile_pairs(self, device: torch.device, room: float) -> int:
+        """Of the torch tiles: as measured, as far as it is a small share of the pairs, and has room for so many bytes
+        with all else that the product takes."""
         temporaries = max(1, 8 * program_of(self.form).value_temporaries)
-        room = self.room - self.operand_bytes() - self.function_bytes
+        room -= self.operand_bytes() + self.function_bytes
         most = min(self.profile.rates(device).tile_pairs, max(0.0, room) // temporaries)
         return tile_pairs(self.pairs, int(most), device)
 
@@ -379,8 +389,7 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
         if size.kept < 1.0:
             panels = size.products * (size.kept * size.pairs / (PANEL_RATE * rate) + rates.call_seconds)
             seconds = panels + size.sorting_bytes() / rates.copy_bytes
-        larger = size.tile_bytes(device, size.tile_pairs(device)) + base
-        needed = size.fused_bytes(engine, device) if engine.fused else larger
+        needed = size.fused_bytes(engine, device) if engine.fused else tiles + base
         missing = "" if engine.installed() else engine.package
         found.append(
             Candidate(
