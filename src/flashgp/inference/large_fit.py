@@ -3,7 +3,8 @@
     400 rows     every start, L-BFGS-B, exact gradients                  (inference/search.py)
     2,000 rows   from the best, L-BFGS-B, exact gradients; columns woken
     parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a part has taken
-                 to factors, those that follow begin with them, and one of twice its rows is put in
+                 to factors, those that follow begin with them, and one of twice its rows is put in; from the second
+                 on a search begins where the ones before lead                   (inference/trend.py)
     all rows     Fisher scoring with secant updates (inference/scoring.py); its first curvature is that of the subset,
                  scaled by the number of rows; its gradients are estimates (inference/large_objective.py)
 
@@ -33,8 +34,9 @@ from flashgp.inference.initial import RoleStart
 from flashgp.inference.large_objective import MOST_ITERATIONS, LargeObjective
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.objective import FlatObjective
-from flashgp.inference.scoring import Descent, descend
+from flashgp.inference.scoring import LARGEST_REACH, Descent, descend
 from flashgp.inference.search import best_of, bounds_of, minimise, on_rows, subset_rows, units_of, wake
+from flashgp.inference.trend import Trend
 
 __all__ = ["fit_many_rows"]
 
@@ -120,7 +122,7 @@ def fit_many_rows(
 
     least, anchor = count, theta
     window = _window(objective, theta)
-    sizes = part_sizes(n, count)
+    sizes, trend = part_sizes(n, count), Trend(theta, count)
     while sizes:
         size = sizes.pop(0)
         recorder.phase = f"fitting {size:,} rows"
@@ -129,12 +131,11 @@ def fit_many_rows(
             factor_passes=_passes(objective, size / n),
         )  # fmt: skip
         with on_rows(gp, x, y, settings, roles, weak, subset_rows(n, size, seed), make) as part:
-            part.refresh(theta)
             if objective.factored:
                 part.take_factors(headed=objective.headed)
             climb = _Climb(part, roles, recorder, f"part {size}", PART_EVALUATIONS, window)
             try:
-                descent = climb.run(theta, curvature * (size / count))
+                descent = climb.along(trend, curvature, count)
             except NotPositiveDefiniteError as error:
                 report.events.append(f"{size:,} rows were passed over, no gradient could be had there: {error}")
                 continue
@@ -143,11 +144,11 @@ def fit_many_rows(
             sizes = with_factored_part(sizes, size, n)
         if not strayed(descent.theta, f"{size:,}"):
             theta, curvature, count = descent.theta, descent.curvature, size
+            trend.add(theta, size)
     recorder.phase = "fitting all rows"
-    objective.refresh(theta)
     climb = _Climb(objective, roles, recorder, "start 0", min(EVALUATIONS, max_iterations), window)
     try:
-        first = climb.run(theta, curvature * (n / count))
+        first = climb.along(trend, curvature, count)
     except NotPositiveDefiniteError as error:
         event = f"no gradient of all {n:,} rows could be had, the parameters are those of {count:,} rows: {error}"
         report.events.append(event)
@@ -227,6 +228,22 @@ class _Climb:
         self.evaluations = 0
         self._seen: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
         self._last: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
+
+    def along(self, trend: Trend, curvature: numpy.ndarray, count: int) -> Descent:
+        """A descent from where fewer rows lead; from their own optimum where no gradient can be had there.
+
+        Args: curvature: of those `count` rows.
+        """
+        rows, last = self.objective.rows, trend.theta
+        ahead = trend.ahead(rows, curvature, self.objective.probes, LARGEST_REACH * self.unit)
+        for start in (ahead, last):
+            self.objective.refresh(start)
+            try:
+                return self.run(start, curvature * (rows / count))
+            except NotPositiveDefiniteError:
+                if start is last:
+                    raise
+        raise AssertionError("the last start raises or returns")
 
     def run(self, theta: numpy.ndarray, curvature: numpy.ndarray) -> Descent:
         """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""

@@ -21,7 +21,7 @@ import numpy
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 
-__all__ = ["Descent", "descend"]
+__all__ = ["LARGEST_REACH", "Descent", "descend"]
 
 FIRST_REACH, LARGEST_REACH = 0.3, 0.6  # of a step in any entry, in its unit: factors of 1.35 and 1.8 if positive
 TURN = 0.7

@@ -1,0 +1,50 @@
+"""Where the optimum goes as rows are added: the start of a search over more rows.
+
+Parts of the rows say where all of them lead: more rows see finer structure, so that noise falls and lengthscales
+shorten, by about as much for each doubling. With optima of a and of b rows, delta = theta_b - theta_a, and B the
+curvature of b rows, the search over n rows begins at
+
+    theta_b + w delta log(n / b) / log(b / a),   w = max(0, 1 - p c / (delta^T B delta)),                        (M-122)
+    c = b / a - 1 + (1 + b / a) / S
+
+p parameters, S probes of each gradient. p c is what chance alone would make of delta^T B delta where there is no trend:
+the b rows contain the a, so that the optima differ by a covariance of B^-1 (b / a - 1), and estimated gradients add
+theirs. So w is the share of the way that is no chance, as in James and Stein's estimator.
+
+Source: James & Stein (1961), Estimation with quadratic loss, for the shrinkage.
+"""
+
+import math
+
+import numpy
+
+__all__ = ["Trend"]
+
+
+class Trend:
+    """The optima of the last two numbers of rows. Args: theta, (p,), of `rows` rows. Field: theta, the last one."""
+
+    def __init__(self, theta: numpy.ndarray, rows: int) -> None:
+        self.theta, self._rows = theta, rows
+        self._before: tuple[numpy.ndarray, int] | None = None
+
+    def add(self, theta: numpy.ndarray, rows: int) -> None:
+        """The optimum of more rows."""
+        self._before = self.theta, self._rows
+        self.theta, self._rows = theta, rows
+
+    def ahead(self, rows: int, curvature: numpy.ndarray, probes: int, reach: numpy.ndarray) -> numpy.ndarray:
+        """Where the optimum of more rows may be, eq. (M-122); the last one where nothing tells.
+
+        Args: curvature: at the last one, of its rows, (p, p); reach: how far it may be ahead, entry by entry.
+        """
+        if self._before is None:
+            return self.theta
+        theta, count = self._before
+        drift, ratio = self.theta - theta, self._rows / count
+        seen = float(drift @ curvature @ drift)
+        chance = len(drift) * (ratio - 1.0 + (1.0 + ratio) / probes)
+        if not seen > chance:
+            return self.theta
+        step = (1.0 - chance / seen) * math.log(rows / self._rows) / math.log(ratio)
+        return self.theta + (step * drift).clip(-reach, reach)
