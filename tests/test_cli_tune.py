@@ -360,8 +360,8 @@ def test_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert profile_store.current_profile() is BUILT_IN
 
 
-@pytest.mark.parametrize("schema", range(1, SCHEMA))
-def test_a_profile_of_an_older_version_is_said(schema: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schema", [*range(1, SCHEMA), SCHEMA + 1])
+def test_a_profile_of_another_version_is_said(schema: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor, *rest = machine_key()
     # All that versions 1 and 2 knew of it; from 3 on also the numbers.
     name = re.sub(r" \(family .*\)$", "", processor) if schema < 3 else processor

@@ -182,7 +182,9 @@ class MachineProfile:
             raise DomainError(f"`text` must be a machine profile in JSON, got something else ({error})") from None
         if not isinstance(values, dict) or values.get("schema") != SCHEMA or isinstance(values["schema"], bool):
             said = values.get("schema") if isinstance(values, dict) else values
-            raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; run `flashgp tune` again")
+            newer = isinstance(said, int) and not isinstance(said, bool) and said > SCHEMA
+            advice = "a newer FlashGP wrote it" if newer else "run `flashgp tune` again where it was measured"
+            raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; {advice}")
         values = {name: value for name, value in values.items() if name != "schema"}
         checked = _checked(cls, values, "profile", nested=("cpu", "accelerator", "products", "others_cores"))
         checked["cpu"] = _checked_rates(values["cpu"], "cpu")

@@ -43,6 +43,7 @@ __all__ = [
     "unused_accelerator",
 ]
 
+LATER_SCHEMAS = 20  # of newer versions, whose files are looked for
 CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
 LARGEST_BYTES = 2**18
 MOST_PROFILES = 32  # of a folder that are read
@@ -142,7 +143,8 @@ def read_profile() -> MachineProfile | None:
         if (profile.processor, profile.cores, profile.threads, profile.torch_version) != machine_key():
             raise DomainError("it was measured on another machine")
     except FileNotFoundError:
-        if path is not None and any(profile_path(older).exists() for older in range(1, SCHEMA)):
+        others = (schema for schema in range(1, SCHEMA + LATER_SCHEMAS) if schema != SCHEMA)
+        if path is not None and any(profile_path(other).exists() for other in others):
             warnings.warn(
                 "the machine profile kept here was measured by another version of FlashGP and is not read: plans use "
                 f"built-in rates; run `{tune_command()}` again",

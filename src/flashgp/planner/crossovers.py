@@ -3,6 +3,7 @@
 Sizes here are for people; plans compare the seconds themselves.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, crossover_order
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.program import program_of
 from flashgp.planner.conditioning import plan_conditioning
+from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import plan_product, ready_loops
 from flashgp.planner.variances import VarianceProblem, variance_price
@@ -50,11 +52,21 @@ def _dense(profile: MachineProfile) -> list[tuple[str, str]]:
 
 def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
     """From how many pairs on compiled loops answer instead of torch tiles."""
-    pairs, gained = ready_loops(profile)
-    if not gained:
+    if not next(engine for engine in ENGINES if engine.backend == "cpu").installed():
+        return [("compiled loops", "never, numba is not installed")]
+    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+
+    def tiled(n: int) -> bool:
+        return plan_product(form, n, d=FEATURES, memory=UNBOUNDED_BYTES, profile=profile).backend == "torch"
+
+    least = math.isqrt(PORTABLE_PAIRS - 1) + 1  # smaller ones do not wait for a compiler
+    rows = least if not tiled(least) else _largest(tiled) + 1
+    if rows > MOST_ROWS:
         return [("compiled loops", "never quicker than torch tiles")]
-    always = f"from {PORTABLE_PAIRS:,} pairs on"
-    return [("compiled loops", f"{always}; from {pairs:,} where they are compiled already")]
+    pairs, gained = ready_loops(profile)
+    always = f"from {rows**2 if rows > least else PORTABLE_PAIRS:,} pairs on"
+    sooner = f"; from {pairs:,} where they are compiled already" if gained and pairs < PORTABLE_PAIRS else ""
+    return [("compiled loops", f"{always}{sooner}, one right-hand side")]
 
 
 def _factors(profile: MachineProfile) -> list[tuple[str, str]]:
