@@ -356,6 +356,33 @@ def test_a_descent_finds_the_minimum_with_a_curvature_that_is_off(factor):
     assert 0.5 * off @ matrix @ off < 1e-4
 
 
+def test_a_descent_learns_how_stiff_its_model_is_and_another_begins_with_shorter_steps():
+    """A curvature that is three times that of the model makes a first step that overshoots: one gradient for nothing,
+    and once is enough."""
+    generator = numpy.random.default_rng(0)
+    root = generator.standard_normal((6, 6))
+    matrix = root @ root.T + 6.0 * numpy.eye(6)
+    everywhere = numpy.full(6, 1e3)
+    start, model = numpy.full(6, 0.02), matrix / 3.0
+
+    def found(stiffness):
+        return descend(
+            lambda theta: matrix @ theta, start, model, -everywhere, everywhere, enough=1e-6, max_evaluations=60,
+            stiffness=stiffness,
+        )  # fmt: skip
+
+    first = found(1.0)
+    assert first.stiffness == pytest.approx(3.0)
+    again = found(first.stiffness)
+    assert again.stiffness == pytest.approx(3.0), "of the model, not of the step"
+    assert again.evaluations < first.evaluations
+    assert numpy.allclose(again.theta, 0.0, atol=1e-3)
+    soft = descend(
+        lambda theta: matrix @ theta, start, 5.0 * matrix, -everywhere, everywhere, enough=1e-6, max_evaluations=60
+    )
+    assert soft.stiffness == 1.0, "longer steps than the model's are not taken"
+
+
 def test_a_descent_stays_within_bounds_and_ends_on_them():
     matrix, minimum = quadratic(10.0)
     low, high = numpy.full(6, -0.2), numpy.full(6, 0.2)

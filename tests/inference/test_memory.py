@@ -14,6 +14,7 @@ from flashgp.bench.memory import measure_peak_bytes
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference import prediction, search
 from flashgp.pairwise import small, tile_job
+from flashgp.planner import variances
 from inference.allocations import Allocations
 from inference.plain_gp import F64, data, model, relative
 
@@ -51,7 +52,7 @@ def saved_bytes() -> Iterator[list[int]]:
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_prediction_holds_strips_only(monkeypatch: pytest.MonkeyPatch, requires_grad: bool) -> None:
     """n x n_test would be 32 MB, n_test x n_test 3 GB; nothing passes the tile's 2 MiB or the strip's 1 MiB."""
-    monkeypatch.setattr(prediction, "STRIP_BYTES", MIB)
+    monkeypatch.setattr(variances, "STRIP_BYTES", MIB)
     x, y = data(200, 3)
     posterior = model(3).condition(x, y)
     x_test, _ = data(20_000, 3, seed=3)
@@ -69,7 +70,7 @@ def test_strips_and_tiles_do_not_change_the_answer(monkeypatch: pytest.MonkeyPat
     whole = model().condition(x, y).predict(x_test)
     wanted = [whole.mean, whole.variance, whole.covariance(), whole.sample(2, seed=0)]
     for strip, tile in ((1, 2**18), (8 * 50 * 7, 2**18), (2**25, 97), (8 * 50 * 300, 50)):
-        monkeypatch.setattr(prediction, "STRIP_BYTES", strip)
+        monkeypatch.setattr(variances, "STRIP_BYTES", strip)
         monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", tile)
         found = model().condition(x, y).predict(x_test)
         assert relative(found.mean, wanted[0]) < 1e-12

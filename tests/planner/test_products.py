@@ -330,17 +330,19 @@ def test_cpu_or_accelerator_by_what_is_quicker(known, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("known")
-def test_a_prediction_is_planned() -> None:
+@pytest.mark.parametrize("n", [4000, 30_000])
+def test_a_prediction_is_planned(n: int) -> None:
     """Eq. (M-59): the mean's product, or the variance's strips, whichever is larger, and the results."""
     gp = fgp.GP(KERNEL)
-    n, n_test = 4000, 50_000
-    plan = fgp.plan(gp, n=n, d=3, n_test=n_test, memory="16GiB", profile=RATES)
+    n_test = 50_000
+    plan = fgp.plan(gp, n=n, d=3, n_test=n_test, memory="16GiB", profile=RATES, conditioned="direct")
     features = 6  # three scaled columns in each statistic
     mean = plan_product(FORM, n_test, n, d=features, profile=RATES, memory="16GiB")
     program = program_of(FORM)
     temporaries = max(program.value_temporaries, program.partial_temporaries)
-    strip_rows = 2**25 // (8 * n)
-    strips = 3 * 2**25 + 8 * temporaries * min(strip_rows, tile_rows(n, 1, CPU)) * n + 8 * (n + n_test) * features
+    strip_rows = max(2**25 // (8 * n), n // 64)
+    tile = 8 * temporaries * min(strip_rows, tile_rows(n, 1, CPU)) * n
+    strips = 3 * 8 * n * strip_rows + tile + 8 * (n + n_test) * features
     assert (plan.n, plan.m, plan.symmetric, plan.route) == (n_test, n, False, mean.route)
     assert plan.peak_bytes == max(mean.peak_bytes, strips) + 8 * 12 * n_test
     solves = n_test * n * n / RATES.cpu.gemm_float64 + 2 * n * n_test / RATES.cpu.block_pairs

@@ -1,5 +1,7 @@
 """What variances take where there is no float64 factor: bytes, seconds, and who gives them, eq. (M-107)."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.variance import explained
 from flashgp.planner.products import ProductPlan, product_prices
-from flashgp.planner.variances import SAMPLED_SECONDS
+from flashgp.planner.variances import SAMPLED_SECONDS, strip_points
 
 F64 = torch.float64
 GP = fgp.GP(fgp.kernels.Matern(1.5))
@@ -109,3 +111,12 @@ def test_solves_of_a_prediction_are_held_to_its_budget() -> None:
     with solves.charged_to(workspace, 10**8):
         explained(solves, cross, prior)
     assert 8 * 8 * 400 * 64 <= workspace.peak_bytes <= 10**8
+
+
+def test_a_strip_is_a_64th_of_the_rows_of_a_large_factor() -> None:
+    """(M-59): 32 MiB, and more points where so few columns would make triangular solves slow; without a jump."""
+    assert [strip_points(n) for n in (0, 1000, 8000, 36_000)] == [2**22, 4194, 524, 562]
+    assert strip_points(36_000, 4) == 2**22 // (4 * 36_000)
+    points = [strip_points(n) for n in range(10_000, 40_000, 50)]
+    assert max(abs(a - b) for a, b in itertools.pairwise(points)) <= 4
+    assert min(points) >= 250

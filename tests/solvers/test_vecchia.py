@@ -233,7 +233,7 @@ def test_with_deterministic_its_price_is_that_of_making_it_whether_it_is_made_or
         assert made.made() is not None
         made.settle(0.1, 0.9)
         assert made.price == price
-        assert made.may_be_tried
+        assert made.may_be_tried(F64)
         assert made.begun_with() is None
     assert made.price == 0.0
     assert made.begun_with() is not None
@@ -293,13 +293,54 @@ def test_where_float32_gets_nowhere_float64_comes_before_a_trial() -> None:
     assert said[-1].endswith("kept")
 
 
-def test_a_trial_is_judged_by_true_residuals_of_its_own_columns() -> None:
+def test_a_trial_is_judged_by_true_residuals_of_the_columns_that_are_open() -> None:
+    every = torch.arange(4)
     trial = second.Trial(0.99)
     assert trial.iterations(30) == 0
-    trial.begin(torch.tensor([0, 2]), torch.tensor([0.5, 0.1], dtype=F64), 20, F64)
+    trial.begin(torch.tensor([0, 2]), torch.tensor([0.5, 9.0, 0.1, 9.0], dtype=F64), 20, torch.float32)
     assert trial.iterations(28) == 8
-    assert trial.outcome(torch.tensor([0.5 * 2.0**-8, 1e-9], dtype=F64), 28) == pytest.approx(0.5)
-    assert trial.outcome(torch.tensor([0.5, 1e-9], dtype=F64), 28) == 1.0
+    after = torch.tensor([0.5 * 2.0**-8, 9.0, 1e-9, 9.0], dtype=F64)
+    assert trial.outcome(after, every, 28) == pytest.approx(0.5)
+    assert trial.outcome(torch.tensor([0.5, 9.0, 1e-9, 9.0], dtype=F64), every, 28) == 1.0
+    done_early = torch.tensor([0.3, 9.0, 0.1 * 2.0**-8, 9.0], dtype=F64)  # met its goal, and stays
+    assert trial.outcome(done_early, torch.tensor([2]), 28) == pytest.approx(0.5)
+    assert trial.outcome(done_early, torch.tensor([], dtype=torch.int64), 28) == pytest.approx(0.5)
+    assert trial.blames_rounding(1.0, 2.1)
+    assert not trial.blames_rounding(1.0, 1.9), "a plateau"
+    assert not trial.blames_rounding(0.9, 2.1)
+
+
+def test_a_loss_is_remembered_by_the_precision_of_products() -> None:
+    """Once for a matrix: what lost with sharp products is not made again for each solve."""
+    made = second.Second(lambda: near(few_dimensions(50)), 50)
+    assert made.may_be_tried(torch.float32)
+    made.settle(1.0, 0.99, rough=True)
+    assert [made.may_be_tried(dtype) for dtype in (torch.float32, F64)] == [False, True]
+    made.settle(1.0, 0.99)
+    assert [made.may_be_tried(dtype) for dtype in (torch.float32, F64)] == [False, False]
+    with deterministically(True):
+        assert made.may_be_tried(torch.float32)
+
+
+class Fading(Vecchia):
+    """Quick for a few solves, and then no preconditioner."""
+
+    solves = 0
+
+    def half_solve_transposed(self, v: Tensor) -> Tensor:
+        type(self).solves += 1
+        found = super().half_solve_transposed(v)
+        return found if type(self).solves < 3 else found.flip(0)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_trial_that_breaks_down_after_a_quick_start_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    system, rhs = few_dimensions(600), normal(600, 2)
+    monkeypatch.setattr(second, "Vecchia", Fading)
+    Fading.solves = 0
+    prepared, found = solved(system, rhs, rank=16)
+    assert found.stopped == "goal"
+    assert outcome(prepared) == "lost", found.events
 
 
 def test_it_is_pickled_and_copied_with_what_holds_it() -> None:

@@ -122,7 +122,7 @@ def fit_many_rows(
 
     least, anchor = count, theta
     window = _window(objective, theta)
-    sizes, trend = part_sizes(n, count), Trend(theta, count)
+    sizes, trend, stiffness = part_sizes(n, count), Trend(theta, count), 1.0
     while sizes:
         size = sizes.pop(0)
         recorder.phase = f"fitting {size:,} rows"
@@ -135,7 +135,7 @@ def fit_many_rows(
                 part.take_factors(headed=objective.headed)
             climb = _Climb(part, roles, recorder, f"part {size}", PART_EVALUATIONS, window)
             try:
-                descent = climb.along(trend, curvature, count)
+                descent = climb.along(trend, curvature, count, stiffness)
             except NotPositiveDefiniteError as error:
                 report.events.append(f"{size:,} rows were passed over, no gradient could be had there: {error}")
                 continue
@@ -143,12 +143,12 @@ def fit_many_rows(
             objective.take_factors(headed=part.headed)
             sizes = with_factored_part(sizes, size, n)
         if not strayed(descent.theta, f"{size:,}"):
-            theta, curvature, count = descent.theta, descent.curvature, size
+            theta, curvature, count, stiffness = descent.theta, descent.curvature, size, descent.stiffness
             trend.add(theta, size)
     recorder.phase = "fitting all rows"
     climb = _Climb(objective, roles, recorder, "start 0", min(EVALUATIONS, max_iterations), window)
     try:
-        first = climb.along(trend, curvature, count)
+        first = climb.along(trend, curvature, count, stiffness)
     except NotPositiveDefiniteError as error:
         event = f"no gradient of all {n:,} rows could be had, the parameters are those of {count:,} rows: {error}"
         report.events.append(event)
@@ -226,32 +226,36 @@ class _Climb:
         self.high = numpy.minimum([numpy.inf if b[1] is None else b[1] for b in bounds], window[1])
         self.unit = units_of(objective, roles)
         self.evaluations = 0
+        self._guess: numpy.ndarray | None = None
         self._seen: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
         self._last: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
 
-    def along(self, trend: Trend, curvature: numpy.ndarray, count: int) -> Descent:
+    def along(self, trend: Trend, curvature: numpy.ndarray, count: int, stiffness: float) -> Descent:
         """A descent from where fewer rows lead; from their own optimum where no gradient can be had there.
 
-        Args: curvature: of those `count` rows.
+        Args: curvature: of those `count` rows; stiffness: of their search, as `descend` has it.
         """
         rows, last = self.objective.rows, trend.theta
         ahead = trend.ahead(rows, curvature, self.objective.probes, LARGEST_REACH * self.unit)
-        for start in (ahead, last):
+        if ahead is not last:
+            ahead = (ahead / self.unit).clip(self.low, self.high) * self.unit
+        for start in (ahead, last) if self.most > 1 else (last,):
             self.objective.refresh(start)
+            self._guess = None if start is last else start
             try:
-                return self.run(start, curvature * (rows / count))
+                return self.run(start, curvature * (rows / count), stiffness)
             except NotPositiveDefiniteError:
                 if start is last:
                     raise
         raise AssertionError("the last start raises or returns")
 
-    def run(self, theta: numpy.ndarray, curvature: numpy.ndarray) -> Descent:
+    def run(self, theta: numpy.ndarray, curvature: numpy.ndarray, stiffness: float = 1.0) -> Descent:
         """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
         unit = self.unit
         found = descend(
             lambda scaled: self._gradient(scaled * unit), theta / unit, curvature * numpy.outer(unit, unit),
             self.low, self.high, enough=max(LEAST_GAIN, WORTH * self.noise, self.enough),
-            max_evaluations=self.most,
+            max_evaluations=self.most, stiffness=stiffness,
             accepted=lambda scaled: self._accept(scaled * unit),
         )  # fmt: skip
         return dataclasses.replace(
@@ -305,8 +309,10 @@ class _Climb:
         return f"{self.name}{BY_HEADED if self.objective.headed else BY_FACTORS}"
 
     def _accept(self, theta: numpy.ndarray) -> None:
-        """Where the descent goes on from: what an interruption returns, and what values are integrated from."""
-        self.recorder.reached = theta
+        """Where the descent goes on from: what an interruption returns, unless it is a guess that no step has been
+        taken from, and what values are integrated from."""
+        if self._guess is None or not numpy.allclose(theta, self._guess, rtol=1e-12, atol=0.0):
+            self.recorder.reached = theta
         self._last = self._seen
 
     def _value(self, theta: numpy.ndarray, gradient: numpy.ndarray) -> float:

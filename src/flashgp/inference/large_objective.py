@@ -246,8 +246,8 @@ class LargeObjective(FlatObjective):
     def _remember(self, second: Second, began_with: bool, iterations: int) -> None:
         """What the solves of a gradient, in so many iterations, say about near rows for those that follow.
 
-        Args: began_with: whether they had near rows from the start. With `deterministic` nothing follows from a
-            gradient for the next one, which may be recalled from a checkpoint instead.
+        Args: began_with: whether they had near rows from the start. With `deterministic` every
+            slow gradient tries them for itself.
         """
         note, outcome = self.settings.workspace.note, second.outcome
         if outcome == "refused":

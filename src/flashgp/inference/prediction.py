@@ -37,7 +37,7 @@ from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
-from flashgp.planner.variances import CORRECTION_SECONDS, STRIP_BYTES
+from flashgp.planner.variances import CORRECTION_SECONDS, strip_points
 from flashgp.solvers.cholesky import Factor, factorise_keeping
 
 if TYPE_CHECKING:
@@ -353,7 +353,7 @@ class Prediction:
         return variance.clamp_min(0.0).unsqueeze(-1)
 
     def _explained_by_factor(self, rows: Rows, batch: torch.Size) -> Tensor:
-        step = max(1, STRIP_BYTES // (8 * self._posterior.distinct * max(1, batch.numel())))
+        step = strip_points(self._posterior.distinct, batch.numel())
         parts = [self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -512,7 +512,7 @@ class Prediction:
             self._note_shortfall(found, prior, found.value.detach().diagonal())
             return joint - found.value
         if post.count and n:
-            step = max(1, STRIP_BYTES // (8 * post.distinct))
+            step = strip_points(post.distinct)
             halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]
             half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
             joint = joint - half.mT @ half

@@ -28,6 +28,7 @@ TURN = 0.7
 TRIALS = 6  # of one step
 WILD = 5.0  # times the largest entry of the last gradient: a step that has left the region it knows
 DAMPING = 0.2
+STIFFEST = 4.0
 
 Ask = Callable[[numpy.ndarray], "numpy.ndarray | NotPositiveDefiniteError | ConvergenceError"]
 
@@ -35,7 +36,8 @@ Ask = Callable[[numpy.ndarray], "numpy.ndarray | NotPositiveDefiniteError | Conv
 @dataclass(frozen=True)
 class Descent:
     """Where a descent ended: theta, gradient and curvature there, evaluations made, the decrease in nats that one more
-    step would bring by its model, and whether that is little enough."""
+    step would bring by its model, whether that is little enough, and the stiffness: what the curvature along the first
+    step was of that of the model, at least 1."""
 
     theta: numpy.ndarray
     gradient: numpy.ndarray
@@ -43,6 +45,7 @@ class Descent:
     evaluations: int
     expected: float
     converged: bool
+    stiffness: float = 1.0
 
 
 def descend(
@@ -54,6 +57,7 @@ def descend(
     *,
     enough: float,
     max_evaluations: int,
+    stiffness: float = 1.0,
     accepted: Callable[[numpy.ndarray], None] = lambda theta: None,
 ) -> Descent:
     """Minimise a function of p numbers from its gradient.
@@ -62,7 +66,9 @@ def descend(
         ask: the gradient at a vector, or the error why there is none; start (p,); curvature (p, p), positive definite.
         low, high: bounds, infinite for none; enough: nats; the descent ends when one more step promises less.
         max_evaluations: gradients asked for at most, of which the last is where it ends if the slope says that it
-            gained; accepted: told every vector that the descent goes on from.
+            gained; stiffness: what the curvature along the first step is expected to be of that of the model, as
+            another search found it; that step is so much shorter; accepted: told every vector that the descent goes on
+            from.
     Raises: the error of `ask` if it fails at the start. Cost: one gradient per step, seldom two; p^3 flops.
     """
     theta = numpy.clip(start, low, high)
@@ -72,18 +78,22 @@ def descend(
     gradient, model, evaluations = answer, curvature.copy(), 1
     accepted(theta)
     scale = numpy.sqrt(numpy.diag(curvature))  # of the gradient, entry by entry
-    reach = numpy.full(len(theta), FIRST_REACH)
+    reach, found = numpy.full(len(theta), FIRST_REACH), 1.0
     while True:
         least, most = numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
         move, expected = _newton_step(gradient, model, least, most)
         if expected <= enough or evaluations >= max_evaluations:
-            return Descent(theta, gradient, model, evaluations, expected, expected <= enough)
+            return Descent(theta, gradient, model, evaluations, expected, expected <= enough, found)
+        if evaluations == 1:
+            move = move / stiffness
         for _ in range(TRIALS):
             trial = numpy.clip(theta + move, low, high)
             answer = ask(trial)
             evaluations += 1
             step = trial - theta
             if isinstance(answer, numpy.ndarray):
+                if evaluations == 2:
+                    found = _stiffness(model, step, answer - gradient)
                 model = _updated(model, step, answer - gradient)
                 reach = _reach(reach, step, gradient, answer)
                 before, after = -float(gradient @ step), float(answer @ step)
@@ -95,9 +105,9 @@ def descend(
             else:
                 move = 0.5 * move  # gone where nothing can be computed
             if evaluations >= max_evaluations:
-                return Descent(theta, gradient, model, evaluations, expected, False)
+                return Descent(theta, gradient, model, evaluations, expected, False, found)
         else:
-            return Descent(theta, gradient, model, evaluations, expected, False)
+            return Descent(theta, gradient, model, evaluations, expected, False, found)
         theta, gradient = trial, answer
         accepted(theta)
 
@@ -128,6 +138,12 @@ def _reach(reach: numpy.ndarray, step: numpy.ndarray, before: numpy.ndarray, aft
     beyond = (still < -TURN * downhill.clip(0.0)) & (numpy.abs(step) > 0.25 * reach)
     further = (still > 0.0) & (numpy.abs(step) >= 0.99 * reach)
     return numpy.where(beyond, 0.5 * numpy.abs(step), numpy.where(further, 2.0 * reach, reach)).clip(max=LARGEST_REACH)
+
+
+def _stiffness(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray) -> float:
+    """The curvature along a step, of that of the model: 1 to STIFFEST."""
+    size, seen = float(step @ model @ step), float(step @ change)
+    return min(STIFFEST, max(1.0, seen / size)) if size > 0.0 and math.isfinite(seen) else 1.0
 
 
 def _updated(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray) -> numpy.ndarray:

@@ -4,12 +4,13 @@ Parts of the rows say where all of them lead: more rows see finer structure, so 
 shorten, by about as much for each doubling. With optima of a and of b rows, delta = theta_b - theta_a, and B the
 curvature of b rows, the search over n rows begins at
 
-    theta_b + w delta log(n / b) / log(b / a),   w = max(0, 1 - p c / (delta^T B delta)),                        (M-122)
+    theta_b + w delta min(2, log(n / b) / log(b / a)),   w = max(0, 1 - p c / (delta^T B delta)),                (M-122)
     c = b / a - 1 + (1 + b / a) / S
 
 p parameters, S probes of each gradient. p c is what chance alone would make of delta^T B delta where there is no trend:
 the b rows contain the a, so that the optima differ by a covariance of B^-1 (b / a - 1), and estimated gradients add
-theirs. So w is the share of the way that is no chance, as in James and Stein's estimator.
+theirs. So w is the share of the way that is no chance, as in James and Stein's estimator. Numbers of rows that are less
+than half as many again as others say little of a trend that is carried far: b / a is 1.5 or more.
 
 Source: James & Stein (1961), Estimation with quadratic loss, for the shrinkage.
 """
@@ -19,6 +20,9 @@ import math
 import numpy
 
 __all__ = ["Trend"]
+
+LEAST_RATIO = 1.5  # of two numbers of rows
+FURTHEST = 2.0  # times the way between two optima
 
 
 class Trend:
@@ -30,7 +34,8 @@ class Trend:
 
     def add(self, theta: numpy.ndarray, rows: int) -> None:
         """The optimum of more rows."""
-        self._before = self.theta, self._rows
+        if rows >= LEAST_RATIO * self._rows:
+            self._before = self.theta, self._rows
         self.theta, self._rows = theta, rows
 
     def ahead(self, rows: int, curvature: numpy.ndarray, probes: int, reach: numpy.ndarray) -> numpy.ndarray:
@@ -46,5 +51,5 @@ class Trend:
         chance = len(drift) * (ratio - 1.0 + (1.0 + ratio) / probes)
         if not seen > chance:
             return self.theta
-        step = (1.0 - chance / seen) * math.log(rows / self._rows) / math.log(ratio)
+        step = (1.0 - chance / seen) * min(FURTHEST, math.log(rows / self._rows) / math.log(ratio))
         return self.theta + (step * drift).clip(-reach, reach)

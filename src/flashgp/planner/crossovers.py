@@ -61,9 +61,10 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
 
     least = math.isqrt(PORTABLE_PAIRS - 1) + 1  # smaller ones do not wait for a compiler
     rows = least if not tiled(least) else _largest(tiled) + 1
-    if rows > MOST_ROWS:
-        return [("compiled loops", "never quicker than torch tiles")]
     pairs, gained = ready_loops(profile)
+    if rows > MOST_ROWS:
+        small = f"quicker only where they are compiled already, from {pairs:,} to {PORTABLE_PAIRS:,} pairs"
+        return [("compiled loops", small if gained and pairs < PORTABLE_PAIRS else "never quicker than torch tiles")]
     always = f"from {rows**2 if rows > least else PORTABLE_PAIRS:,} pairs on"
     sooner = f"; from {pairs:,} where they are compiled already" if gained and pairs < PORTABLE_PAIRS else ""
     return [("compiled loops", f"{always}{sooner}, one right-hand side")]

@@ -153,7 +153,7 @@ class _Run:
         self.Q: Tensor
         self.coefficients: Tensor
         self.trial: Trial | None = None
-        self.tried = False
+        self.tried: set[torch.dtype] = set()  # with products of which a trial is over
         self._take_best()
         self._begin()
 
@@ -274,7 +274,9 @@ class _Run:
     def _is_slow(self) -> bool:
         """Whether another preconditioner should be tried now."""
         second, progress, count = self.method.second, self.progress, len(self.sizes) - 1
-        if second is None or self.tried or self.trial is not None or not second.may_be_tried:
+        if second is None or self.trial is not None or self.dtype in self.tried:
+            return False
+        if not second.may_be_tried(self.dtype):
             return False
         if not count or count % LOOK:
             return False
@@ -299,13 +301,16 @@ class _Run:
         elif (self._is_tried() or not len(self.columns)) and not self._settled(second, trial):
             self.dtype = trial.dtype
             self._go_on_with(self.method.preconditioner)
-            if self.dtype != F64 and trial.stood_still:
+            if F64 not in self.tried:
                 self._harder("neither preconditioner gained anything", "stagnated")
 
-    def _settled(self, second: Second, trial: Trial, why: str = "") -> bool:
-        """Whether the trial is won, by the true residuals; says so, and what ended it."""
-        rate = trial.outcome(self.progress.relative[trial.columns], self.progress.iterations)
-        kept = second.settle(rate, trial.rate)
+    def _settled(self, second: Second, trial: Trial, why: str = "", failed: bool = False) -> bool:
+        """Whether the trial is won, by the true residuals, unless it failed; says so, and what ended it."""
+        progress = self.progress
+        rate = 1.0 if failed else trial.outcome(progress.relative, progress.open, progress.iterations)
+        rough = self.dtype != F64 and trial.blames_rounding(rate, self._size())
+        self.tried |= {torch.float32} if rough else {torch.float32, F64}
+        kept = second.settle(rate, trial.rate, rough=rough)
         again = "" if kept or self.dtype == trial.dtype else ", float32 products again"
         self._say_of_trial(f"{rate:.2f}, {why and f'then {why}, '}{'kept' if kept else 'not kept'}{again}")
         return kept
@@ -317,15 +322,17 @@ class _Run:
             if second.why:
                 self.progress.note(f"slow; {NOT_TRIED}, {second.why}")
             return
-        self.tried = True
-        trial.begin(self.columns, self.progress.relative[self.columns], self.progress.iterations, self.dtype)
+        trial.begin(self.columns, self.progress.relative, self.progress.iterations, self.dtype)
         self._go_on_with(made)
 
-    def _back_to_the_first(self, trial: Trial) -> None:
-        """From the best values so far."""
+    def _ends_alone(self, trial: Trial, second: Second, why: str, otherwise: StopReason) -> bool:
+        """Whether what would end the solve ends a lost trial alone: then from the best values with the first one."""
+        if not trial.running or self._settled(second, trial, why, otherwise == "diverged"):
+            return False
         self.active, self.dtype, self.last = self.method.preconditioner, trial.dtype, None
         self._take_best()
         self._begin()
+        return True
 
     def _say_of_trial(self, said: str) -> None:
         """If one is running: what came of it."""
@@ -378,16 +385,12 @@ class _Run:
         """Go on with float64 products from the best values, or end."""
         if self.dtype == F64:
             trial, second = self.trial, self.method.second
-            # What would end a solve ends a trial alone, unless it has won by then.
-            if trial is not None and trial.running and second is not None and not self._settled(second, trial, why):
-                self._back_to_the_first(trial)
+            # What would end a solve ends a trial alone, unless it has won by then, down to rounding.
+            if trial is not None and second is not None and self._ends_alone(trial, second, why, otherwise):
                 return None
             self.progress.note(why)
             return otherwise
         self.dtype = F64
-        if self.method.second is not None and self.trial is None:
-            self.tried = False
-            self.method.second.try_again()
         self.progress.note(f"{why} with float32 products, float64 from iteration {self.progress.iterations} on")
         self.last = None
         self._take_best()

@@ -36,6 +36,7 @@ TRIED, NOT_TRIED = "with near rows as preconditioner", "near rows were not tried
 # than two of the first one do.
 LOOK, WORTHWHILE, TRIAL, QUICK = 20, 60, 8, 0.7
 STANDING = 0.97  # of the residual left by an iteration that gains nothing: a digit in 76 of them
+GROWN = 4.0  # times the residual before: no plateau
 MAKING_PAIRS = 340_000  # of a pass over the pairs that take as long as making near rows does for one row
 LARGEST_PLACE = 1e150  # squares of it are still numbers
 
@@ -60,16 +61,18 @@ class Second:
         self._make, self.count = make, count
         self._made: Preconditioner | None = None
         self.outcome: Outcome = "kept" if kept else "untried"
-        self.why, self.gain = "", 1.0
+        self.why, self.gain, self._rough = "", 1.0, False
 
     @property
     def price(self) -> float:
         """Passes over the pairs that take as long as making it does; 0 once it is made."""
         return 0.0 if self._made is not None and not is_deterministic() else making_passes(self.count)
 
-    @property
-    def may_be_tried(self) -> bool:
-        return self.outcome == "untried" or (self.outcome != "refused" and is_deterministic())
+    def may_be_tried(self, dtype: torch.dtype) -> bool:
+        """By a solve that has not, with products of that precision: again only where float32 lost the last trial."""
+        if self.outcome in ("untried", "refused") or is_deterministic():
+            return self.outcome != "refused"
+        return self.outcome == "lost" and self._rough and dtype == torch.float64
 
     def made(self) -> Preconditioner | None:
         """It, made if it is not; None where it cannot be, and `why`."""
@@ -87,50 +90,57 @@ class Second:
         """What a solve begins with instead of the first one, if it does."""
         return self.made() if self.outcome == "kept" and not is_deterministic() else None
 
-    def settle(self, rate: float, first: float) -> bool:
+    def settle(self, rate: float, first: float, *, rough: bool = False) -> bool:
         """Whether it is kept, by what an iteration leaves of the residual with it and with the first one.
 
-        For later solves too; one that lost leaves its memory to them.
+        For later solves too; one that lost leaves its memory to them. rough: whether products in float32 lost it.
         """
         kept = rate <= QUICK and rate <= first**2
-        self.outcome = "kept" if kept else "lost"
-        if not kept:
+        self.outcome, self._rough = "kept" if kept else "lost", rough
+        if not kept and not rough:
             self._made = None
         self.gain = math.inf if first >= 1.0 or rate <= 0.0 else math.log(max(rate, 1e-300)) / math.log(first)
         return kept
-
-    def try_again(self) -> None:
-        """With products that are sharper than those with which it lost."""
-        if self.outcome == "lost":
-            self.outcome = "untried"
 
 
 class Trial:
     """The trial of one solve. Args and fields: rate, what an iteration of the first one left of the residual.
 
-    Once it is `begun`, running; columns of the solve that were open; dtype, of the products before. Then stood_still,
-    whether neither has gained anything, as where products are too rough.
+    Once it is `begun`, running; dtype, of the products before.
     """
 
     def __init__(self, rate: float) -> None:
-        self.rate, self.running, self.stood_still = rate, False, False
+        self.rate, self.running = rate, False
 
     def begin(self, columns: Tensor, relative: Tensor, iterations: int, dtype: torch.dtype) -> None:
-        """Args: relative: true residuals of the columns, best so far; iterations, before the trial."""
+        """Args: columns of the solve that are open; relative: true residuals of all columns, best so far; iterations,
+        before the trial."""
         self.running, self.columns, self.dtype = True, columns, dtype
-        self._before, self._began = float(relative.max()), iterations
+        self._before, self._began = relative[columns].clone(), iterations
 
     def iterations(self, now: int) -> int:
         """How many of its own, after so many of the solve."""
         return now - self._began if self.running else 0
 
-    def outcome(self, relative: Tensor, now: int) -> float:
+    def outcome(self, relative: Tensor, still: Tensor, now: int) -> float:
         """What an iteration left of the residual, by true ones of the same columns: the best so far, so that what came
-        after rounding had the last word does not count. 1 where nothing was gained."""
-        count, after = self.iterations(now), float(relative.max())
-        rate = (after / self._before) ** (1.0 / count) if count and self._before > 0.0 else 1.0
-        self.stood_still = min(rate, self.rate) > STANDING
-        return rate
+        after rounding had the last word does not count. 1 where nothing was gained.
+
+        Columns that are done stay where they met the goal: only those that are `still` open count. Where none is, the
+        one that has come furthest has taken part in all iterations.
+        """
+        count = self.iterations(now)
+        if not count:
+            return 1.0
+        left = relative[self.columns] / self._before.clamp(min=torch.finfo(torch.float64).tiny)
+        open_yet = torch.isin(self.columns, still)
+        return float(left[open_yet].max() if bool(open_yet.any()) else left.min()) ** (1.0 / count)
+
+    def blames_rounding(self, rate: float, size: float) -> bool:
+        """Whether float32 products, not the preconditioner, may have lost it: both stood still, and the residual of
+        its last value is much above those it began with. Args: rate, its own; size, of that residual."""
+        standing = min(rate, self.rate) > STANDING and self.dtype == torch.float32
+        return standing and size > GROWN * float(self._before.max())
 
 
 def rate_of(sizes: Sequence[float], iterations: int) -> float:
