@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.threads import counts_are_own
+from flashgp.foundations.profile_store import machine_key
+from flashgp.foundations.threads import counts_are_own, single_thread, usual_threads
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 
 
@@ -75,3 +76,21 @@ def test_fit_leaves_the_threads_as_they_were() -> None:
     assert isinstance(listened, Listening)
     assert 1 in listened.seen
     assert torch.get_num_threads() == elsewhere() == 2
+
+
+def test_alone_a_thread_keeps_the_profile_of_all() -> None:
+    """Small problems run on one thread for a moment; what was measured with all of them is what plans go by still."""
+    before, key = torch.get_num_threads(), machine_key()
+    assert key[2] == usual_threads() == before
+    with single_thread():
+        with single_thread():
+            assert torch.get_num_threads() == 1
+            assert usual_threads() == before
+        assert machine_key() == key
+    with pytest.raises(ValueError, match="inside"), single_thread():
+        raise ValueError("inside")
+    torch.set_num_threads(before + 1)
+    try:
+        assert usual_threads() == machine_key()[2] == before + 1
+    finally:
+        torch.set_num_threads(before)

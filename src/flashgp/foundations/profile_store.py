@@ -27,6 +27,7 @@ from flashgp.foundations.placement import active_placement
 from flashgp.foundations.processors import core_text, own_cores
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
 from flashgp.foundations.report import counted
+from flashgp.foundations.threads import usual_threads
 
 __all__ = [
     "CHOICE",
@@ -60,7 +61,7 @@ _otherwise: dict[tuple[Path, tuple[str, int, int, str]], tuple[MachineProfile, .
 def machine_key() -> tuple[str, int, int, str]:
     """(processor, cores this process may use, torch's threads, torch's version)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return _processor(), cores, torch.get_num_threads(), torch.__version__
+    return _processor(), cores, usual_threads(), torch.__version__
 
 
 @functools.cache

@@ -9,14 +9,16 @@ their counts there too, but one that uses torch for the first time meanwhile goe
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["counts_are_own", "single_thread"]
+__all__ = ["counts_are_own", "single_thread", "usual_threads"]
 
+_outside = threading.local()  # count: of this thread before the outermost block that runs alone
 _MKL_NAME = "MKL_Set_Num_Threads_Local"  # sets the calling thread's count and returns the one before
 
 
@@ -61,6 +63,11 @@ def counts_are_own() -> bool:
     return _controllers() is not None
 
 
+def usual_threads() -> int:
+    """torch's threads, in the calling thread, where it is not held to one by `single_thread`."""
+    return getattr(_outside, "count", 0) or torch.get_num_threads()
+
+
 class single_thread:  # noqa: N801 - used like contextlib's
     """Within the block this thread's torch operations run alone, and so do our loops; then all is as it was before.
 
@@ -68,10 +75,13 @@ class single_thread:  # noqa: N801 - used like contextlib's
     """
 
     def __init__(self) -> None:
-        self.before, self.mkl_before = 1, 0
+        self.before, self.mkl_before, self.outermost = 1, 0, False
 
     def __enter__(self) -> None:
         self.before = torch.get_num_threads()  # the first one that a thread asks for also sets its counts
+        self.outermost = not getattr(_outside, "count", 0)
+        if self.outermost:
+            _outside.count = self.before
         found = _controllers()
         if found is None:
             torch.set_num_threads(1)
@@ -82,6 +92,8 @@ class single_thread:  # noqa: N801 - used like contextlib's
             self.mkl_before = mkl(1)
 
     def __exit__(self, *_: object) -> None:
+        if self.outermost:
+            _outside.count = 0
         found = _controllers()
         if found is None:
             torch.set_num_threads(self.before)
