@@ -382,6 +382,19 @@ def test_a_descent_learns_how_stiff_its_model_is_and_another_begins_with_shorter
     )
     assert soft.stiffness == 1.0, "longer steps than the model's are not taken"
 
+    def reluctant(theta):
+        asked.append(theta)
+        return NotPositiveDefiniteError("not there") if len(asked) == 2 else matrix @ theta
+
+    asked = []
+    after = descend(reluctant, start, model, -everywhere, everywhere, enough=1e-6, max_evaluations=60)
+    assert after.stiffness == pytest.approx(3.0), "of the first step that could be looked at"
+    there = descend(
+        lambda theta: matrix @ theta, 1e-9 * start, model, -everywhere, everywhere, enough=1e-6, max_evaluations=60,
+        stiffness=2.5,
+    )  # fmt: skip
+    assert (there.evaluations, there.stiffness) == (1, 2.5), "without a step nothing was learned"
+
 
 def test_a_descent_stays_within_bounds_and_ends_on_them():
     matrix, minimum = quadratic(10.0)
@@ -514,6 +527,19 @@ def test_a_search_whose_end_cannot_be_checked_is_given_up(small_parts, monkeypat
     with pytest.warns(fgp.FlashGPWarning, match="was given up"):
         found = fgp.fit(gp, x, y, plan=planned(gp, 400))
     assert found.posterior.count == 400
+
+
+def test_a_search_that_ends_where_it_was_led_returns_that(small_parts, monkeypatch):
+    """Nothing is gained by a step from there: no other vector has been seen, and this one is the answer."""
+    monkeypatch.setattr(large_fit, "ENOUGH", 1e9)
+    monkeypatch.setattr(large_fit.Trend, "ahead", lambda self, *_: self.theta + 0.01)
+    x, y = table(400)
+    found = fgp.fit(prior(), x, y, plan=planned(prior(), 400))
+    middle = [e.theta for e in found.history if e.start == "middle"]
+    last = [e.theta for e in found.history if e.start.startswith("start 0")][-1]
+    assert last not in middle
+    assert math.log(float(found.gp.likelihood.noise_variance.value)) in [pytest.approx(value) for value in last]
+    assert float(found.gp.kernel.kernel.lengthscale.value[0]) in [pytest.approx(math.exp(value)) for value in last]
 
 
 def test_training_beyond_the_memory_is_refused_before_any_work(monkeypatch):

@@ -114,9 +114,12 @@ def test_solves_of_a_prediction_are_held_to_its_budget() -> None:
 
 
 def test_a_strip_is_a_64th_of_the_rows_of_a_large_factor() -> None:
-    """(M-59): 32 MiB, and more points where so few columns would make triangular solves slow; without a jump."""
-    assert [strip_points(n) for n in (0, 1000, 8000, 36_000)] == [2**22, 4194, 524, 562]
-    assert strip_points(36_000, 4) == 2**22 // (4 * 36_000)
-    points = [strip_points(n) for n in range(10_000, 40_000, 50)]
+    """(M-59): 32 MiB, and more points where so few columns would make triangular solves slow; without a jump. Where
+    there is no room for them the least will do: a prediction that fits is not refused."""
+    room = float("inf")
+    assert [strip_points(n, 1, room) for n in (0, 1000, 8000, 36_000)] == [2**22, 4194, 524, 562]
+    assert strip_points(36_000, 4, room) == 2**22 // (4 * 36_000)
+    assert strip_points(36_000) == strip_points(36_000, 1, 12 * 8 * 36_000 * 562 - 1) == 2**22 // 36_000
+    points = [strip_points(n, 1, room) for n in range(10_000, 40_000, 50)]
     assert max(abs(a - b) for a, b in itertools.pairwise(points)) <= 4
     assert min(points) >= 250

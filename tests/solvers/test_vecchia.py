@@ -16,7 +16,7 @@ from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution, second
-from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
+from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients, _Run
 from flashgp.solvers.progress import Progress
 from flashgp.solvers.second import near_rows
 from flashgp.solvers.vecchia import Vecchia, making_bytes, vecchia_bytes
@@ -297,7 +297,7 @@ def test_a_trial_is_judged_by_true_residuals_of_the_columns_that_are_open() -> N
     every = torch.arange(4)
     trial = second.Trial(0.99)
     assert trial.iterations(30) == 0
-    trial.begin(torch.tensor([0, 2]), torch.tensor([0.5, 9.0, 0.1, 9.0], dtype=F64), 20, torch.float32)
+    trial.begin(torch.tensor([0, 2]), torch.tensor([0.5, 9.0, 0.1, 9.0], dtype=F64), 0.5, 20, torch.float32)
     assert trial.iterations(28) == 8
     after = torch.tensor([0.5 * 2.0**-8, 9.0, 1e-9, 9.0], dtype=F64)
     assert trial.outcome(after, every, 28) == pytest.approx(0.5)
@@ -308,6 +308,35 @@ def test_a_trial_is_judged_by_true_residuals_of_the_columns_that_are_open() -> N
     assert trial.blames_rounding(1.0, 2.1)
     assert not trial.blames_rounding(1.0, 1.9), "a plateau"
     assert not trial.blames_rounding(0.9, 2.1)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_trial_begins_anew_with_sharper_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float32 products are found out in the middle of it, what they made of near rows does not count."""
+    begun = []
+    begin = second.Trial.begin
+
+    def seen(self: second.Trial, *args: object) -> None:
+        begun.append((args[3], args[4]))
+        begin(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(second.Trial, "begin", seen)
+    system, rhs = few_dimensions(), normal(1200, 1)
+    prepared = ConjugateGradients(rank=64).prepare(system)
+    judged = _Run._judge
+
+    def judge(self: _Run, before: Tensor, claimed: Tensor, sound: bool) -> str | None:
+        if self.trial is not None and self.trial.running and self.dtype == torch.float32:
+            return self._harder("said so", "stagnated")
+        return judged(self, before, claimed, sound)
+
+    monkeypatch.setattr(_Run, "_judge", judge)
+    found = prepared.solve(rhs, GOAL)
+    assert found.stopped == "goal"
+    assert outcome(prepared) == "kept", found.events
+    assert len(begun) == 2, found.events
+    assert begun[1][0] > begun[0][0]
+    assert {dtype for _, dtype in begun} == {torch.float32}, "what a lost one goes back to"
 
 
 def test_a_loss_is_remembered_by_the_precision_of_products() -> None:

@@ -144,6 +144,7 @@ def fit_many_rows(
             sizes = with_factored_part(sizes, size, n)
         if not strayed(descent.theta, f"{size:,}"):
             theta, curvature, count, stiffness = descent.theta, descent.curvature, size, descent.stiffness
+            recorder.reached = theta
             trend.add(theta, size)
     recorder.phase = "fitting all rows"
     climb = _Climb(objective, roles, recorder, "start 0", min(EVALUATIONS, max_iterations), window)
@@ -160,6 +161,7 @@ def fit_many_rows(
         last = climb.run(first.theta, first.curvature)
     if strayed(last.theta, f"all {n:,}"):
         return
+    recorder.reached = last.theta
     report.events.append(
         f"gradients of all {n:,} rows estimated with {objective.probes} probes, {climb.evaluations} of them in "
         f"{objective.passes:.0f} passes over the pairs; they cost about {climb.noise:.2g} nats where the "
@@ -247,6 +249,8 @@ class _Climb:
             except NotPositiveDefiniteError:
                 if start is last:
                     raise
+            finally:
+                self._guess = None
         raise AssertionError("the last start raises or returns")
 
     def run(self, theta: numpy.ndarray, curvature: numpy.ndarray, stiffness: float = 1.0) -> Descent:

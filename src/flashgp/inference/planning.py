@@ -15,7 +15,7 @@ from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.gp import GP
 from flashgp.pairwise import opaque
 from flashgp.pairwise.program import program_of
-from flashgp.planner.choice import check_route
+from flashgp.planner.choice import budgets, check_route
 from flashgp.planner.conditioning import PASSES, plan_conditioning
 from flashgp.planner.engines import accelerator
 from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
@@ -155,7 +155,9 @@ def plan_for(
         if variance and conditioned is not None:
             asked = "auto" if variance is True else check_variance(variance)
             check_route(conditioned, tuple(ROUTES), "conditioned")
-            price = variance_price(size.variances(gp, n_test, devices[-1], profile), conditioned, passes, asked)
+            room = 0 if deterministic else budgets(memory, devices)[str(devices[-1])]
+            problem = replace(size.variances(gp, n_test, devices[-1], profile), room=room)
+            price = variance_price(problem, conditioned, passes, asked)
         plan = plan_product(
             gp.kernel.form, n_test, rows, d=max(1, size.features), function_d=size.function_d,
             function_bytes=size.function_bytes, t=size.outputs, batch=size.batch, memory=memory,

@@ -77,6 +77,7 @@ class Prediction:
         self._variance: Tensor | None = None
         self._sampled: tuple[Tensor, ...] | None = None  # standard error, lower and upper of sampled variances
         self._limit: int | None = None  # bytes that solves may take
+        self._room = 0  # bytes, for wider strips than the least
         self._rows: Rows | None = None  # of a few points, from the mean to the variance; likewise K_sx
         self._cross: Tensor | None = None
         self._solved_cross: Tensor | None = None  # L^-1 K_xs, likewise
@@ -227,6 +228,7 @@ class Prediction:
         if plan is not None:
             report = self.report
             self._limit = max(plan.available_bytes, allowed_bytes(plan.peak_bytes))
+            self._room = 0 if self._deterministic else plan.available_bytes
             report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.peak_bytes, plan.seconds
         compiled = workspace.compile_seconds
         points = self._x.shape[:-1].numel()
@@ -353,7 +355,7 @@ class Prediction:
         return variance.clamp_min(0.0).unsqueeze(-1)
 
     def _explained_by_factor(self, rows: Rows, batch: torch.Size) -> Tensor:
-        step = strip_points(self._posterior.distinct, batch.numel())
+        step = strip_points(self._posterior.distinct, batch.numel(), self._room)
         parts = [self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -512,7 +514,7 @@ class Prediction:
             self._note_shortfall(found, prior, found.value.detach().diagonal())
             return joint - found.value
         if post.count and n:
-            step = strip_points(post.distinct)
+            step = strip_points(post.distinct, room=self._room)
             halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]
             half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
             joint = joint - half.mT @ half

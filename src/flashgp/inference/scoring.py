@@ -37,7 +37,7 @@ Ask = Callable[[numpy.ndarray], "numpy.ndarray | NotPositiveDefiniteError | Conv
 class Descent:
     """Where a descent ended: theta, gradient and curvature there, evaluations made, the decrease in nats that one more
     step would bring by its model, whether that is little enough, and the stiffness: what the curvature along the first
-    step was of that of the model, at least 1."""
+    step was of that of the model, at least 1, or what was expected where no step was taken."""
 
     theta: numpy.ndarray
     gradient: numpy.ndarray
@@ -78,7 +78,7 @@ def descend(
     gradient, model, evaluations = answer, curvature.copy(), 1
     accepted(theta)
     scale = numpy.sqrt(numpy.diag(curvature))  # of the gradient, entry by entry
-    reach, found = numpy.full(len(theta), FIRST_REACH), 1.0
+    reach, found, measured = numpy.full(len(theta), FIRST_REACH), stiffness, False
     while True:
         least, most = numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
         move, expected = _newton_step(gradient, model, least, most)
@@ -92,8 +92,8 @@ def descend(
             evaluations += 1
             step = trial - theta
             if isinstance(answer, numpy.ndarray):
-                if evaluations == 2:
-                    found = _stiffness(model, step, answer - gradient)
+                if not measured:
+                    measured, found = True, _stiffness(model, step, answer - gradient)
                 model = _updated(model, step, answer - gradient)
                 reach = _reach(reach, step, gradient, answer)
                 before, after = -float(gradient @ step), float(answer @ step)

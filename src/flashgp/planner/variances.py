@@ -41,7 +41,7 @@ __all__ = [
 
 VARIANCES = ("auto", "exact", "sampled")
 STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
-STRIP_SHARE = 64  # of the rows of a factor, in a strip for it: three of them are a twentieth of its bytes
+STRIP_SHARE = 64  # of the rows of a factor, in a wider strip for it
 SOLVED_POINTS = 64  # right-hand sides of one block solve
 SAMPLED_SECONDS = 60.0  # exact solves that take longer give way to samples: about how long one waits for numbers
 CORRECTION_SECONDS = 10.0  # a float32 factor's variances are corrected at all points while that takes less
@@ -57,7 +57,8 @@ class VarianceProblem:
 
     Fields: form; n, training rows; n_test; batch, models; features, numbers per row, of them function_d for Python
     functions of two points; function_bytes, what these make beside a tile; temporaries, tiles alive at once; device,
-    profile; has_features, whether the kernel has random features, without which nothing is sampled.
+    profile; has_features, whether the kernel has random features, without which nothing is sampled; room, bytes that a
+    prediction may take, for wider strips.
     """
 
     form: Form
@@ -71,6 +72,7 @@ class VarianceProblem:
     device: torch.device
     profile: MachineProfile
     has_features: bool
+    room: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,16 +123,17 @@ def _cheaper(problem: VarianceProblem, route: str, passes: int, asked: str, exac
     return sampled if sampled.seconds < exact.seconds else exact
 
 
-def strip_points(n: int, batch: int = 1) -> int:
+def strip_points(n: int, batch: int = 1, room: float = 0.0) -> int:
     """Points of a strip of K_sx with a factor of n rows, (M-59): triangular solves with fewer columns than a 64th of
-    their rows take longer for each of them, and so many are little beside the factor."""
-    return max(1, STRIP_BYTES // (8 * max(1, n) * max(1, batch)), n // STRIP_SHARE if batch == 1 else 0)
+    their rows take longer for each of them. So many are taken where three of them are a quarter of the room."""
+    least, wide = max(1, STRIP_BYTES // (8 * max(1, n) * max(1, batch))), n // STRIP_SHARE
+    return max(least, wide) if batch == 1 and 4 * 3 * 8 * n * wide <= room else least
 
 
 def _by_factor(problem: VarianceProblem) -> VariancePrice:
     """Strips of K_sx and their triangular solves, eq. (M-59)."""
     n, n_test, batch, rates = problem.n, problem.n_test, problem.batch, problem.profile.rates(problem.device)
-    rows = min(strip_points(n, batch), n_test)
+    rows = min(strip_points(n, batch, problem.room), n_test)
     strip = 8 * n * rows * batch
     tile = 8 * problem.temporaries * min(rows, tile_rows(n, batch, problem.device)) * n * batch
     features = 8 * (n_test + n) * problem.features * batch

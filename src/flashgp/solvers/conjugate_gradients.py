@@ -322,7 +322,7 @@ class _Run:
             if second.why:
                 self.progress.note(f"slow; {NOT_TRIED}, {second.why}")
             return
-        trial.begin(self.columns, self.progress.relative, self.progress.iterations, self.dtype)
+        trial.begin(self.columns, self.progress.relative, self._size(), self.progress.iterations, self.dtype)
         self._go_on_with(made)
 
     def _ends_alone(self, trial: Trial, second: Second, why: str, otherwise: StopReason) -> bool:
@@ -397,4 +397,7 @@ class _Run:
         self.reference = float(self.half_norms.max()) if len(self.columns) else 0.0
         self.reference_iteration = self.progress.iterations
         self.sizes = [self._size()]  # the last ones were less than the truth
+        trial = self.trial
+        if trial is not None and trial.running and len(self.columns):  # what float32 made of it does not count
+            trial.begin(self.columns, self.progress.relative, self._size(), self.progress.iterations, trial.dtype)
         return None

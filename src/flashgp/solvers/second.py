@@ -112,11 +112,14 @@ class Trial:
     def __init__(self, rate: float) -> None:
         self.rate, self.running = rate, False
 
-    def begin(self, columns: Tensor, relative: Tensor, iterations: int, dtype: torch.dtype) -> None:
-        """Args: columns of the solve that are open; relative: true residuals of all columns, best so far; iterations,
-        before the trial."""
+    def begin(self, columns: Tensor, relative: Tensor, size: float, iterations: int, dtype: torch.dtype) -> None:
+        """It begins, or begins anew with sharper products.
+
+        Args: columns of the solve that are open; relative: true residuals of all columns, best so far; size, of the
+            residual it goes on from; iterations, before the trial.
+        """
         self.running, self.columns, self.dtype = True, columns, dtype
-        self._before, self._began = relative[columns].clone(), iterations
+        self._before, self._size, self._began = relative[columns].clone(), size, iterations
 
     def iterations(self, now: int) -> int:
         """How many of its own, after so many of the solve."""
@@ -140,7 +143,7 @@ class Trial:
         """Whether float32 products, not the preconditioner, may have lost it: both stood still, and the residual of
         its last value is much above those it began with. Args: rate, its own; size, of that residual."""
         standing = min(rate, self.rate) > STANDING and self.dtype == torch.float32
-        return standing and size > GROWN * float(self._before.max())
+        return standing and size > GROWN * self._size
 
 
 def rate_of(sizes: Sequence[float], iterations: int) -> float:
