@@ -119,7 +119,9 @@ def test_a_strip_is_a_64th_of_the_rows_of_a_large_factor() -> None:
     room = float("inf")
     assert [strip_points(n, 1, room) for n in (0, 1000, 8000, 36_000)] == [2**22, 4194, 524, 562]
     assert strip_points(36_000, 4, room) == 2**22 // (4 * 36_000)
-    assert strip_points(36_000) == strip_points(36_000, 1, 12 * 8 * 36_000 * 562 - 1) == 2**22 // 36_000
+    assert strip_points(36_000) == strip_points(36_000, 1, 12 * 8 * 36_000 * 100) == 2**22 // 36_000
+    rooms = [strip_points(36_000, 1, 12 * 8 * 36_000 * points) for points in range(600)]
+    assert rooms == [min(562, max(116, points)) for points in range(600)], "no jump as the budget grows"
     points = [strip_points(n, 1, room) for n in range(10_000, 40_000, 50)]
     assert max(abs(a - b) for a, b in itertools.pairwise(points)) <= 4
     assert min(points) >= 250
