@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.workspace import Workspace
 from flashgp.inference.large_fit import _Climb
 from flashgp.inference.trend import Trend
 
@@ -81,6 +82,9 @@ def test_without_a_gradient_there_the_search_begins_at_the_last_optimum() -> Non
         rows, probes = 400, PROBES
         anchors: list[numpy.ndarray] = []
 
+        def __init__(self) -> None:
+            self.settings = SimpleNamespace(workspace=Workspace())
+
         def refresh(self, anchor: numpy.ndarray) -> None:
             self.anchors.append(anchor)
 
@@ -98,14 +102,16 @@ def test_without_a_gradient_there_the_search_begins_at_the_last_optimum() -> Non
 
     trend = led(numpy.array([-0.3, 0.1, 0.0]), (100, 200))
     climb = Climb(1)
-    assert climb.along(trend, 1e6 * numpy.eye(3), 200, 1.5) == "found"
+    assert climb.along(trend, 1e6 * numpy.eye(3), 1.5) == "found"
     (ahead, curvature), (last, _) = climb.asked
     assert not numpy.array_equal(ahead, last)
     assert numpy.array_equal(last, trend.theta)
     assert numpy.array_equal(curvature, 2e6 * numpy.eye(3))
     assert [numpy.array_equal(a, b) for a, b in zip(climb.objective.anchors, (ahead, last), strict=True)] == [True] * 2
+    (said,) = climb.objective.settings.workspace.events
+    assert said.startswith("400 rows had no gradient where fewer rows lead")
     with pytest.raises(NotPositiveDefiniteError):
-        Climb(2).along(trend, 1e6 * numpy.eye(3), 200, 1.5)
+        Climb(2).along(trend, 1e6 * numpy.eye(3), 1.5)
 
 
 def test_an_interruption_returns_no_guess() -> None:
@@ -114,10 +120,10 @@ def test_an_interruption_returns_no_guess() -> None:
     class Climb(_Climb):
         def __init__(self) -> None:
             self.recorder, self._seen = SimpleNamespace(reached="before"), None  # type: ignore[assignment]
-            self._guess = numpy.ones(3)
+            self._led = True
 
     climb = Climb()
-    climb._accept(numpy.ones(3) * (1.0 + 1e-15))
+    climb._accept(numpy.ones(3))
     assert climb.recorder.reached == "before"
     climb._accept(numpy.full(3, 2.0))
     assert numpy.array_equal(climb.recorder.reached, numpy.full(3, 2.0))

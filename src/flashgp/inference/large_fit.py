@@ -117,7 +117,7 @@ def fit_many_rows(
         )
         report.events.append(event)
         warnings.warn(event, FlashGPWarning, stacklevel=5)
-        recorder.reached = theta
+        recorder.reached = trend.theta
         return True
 
     least, anchor = count, theta
@@ -135,7 +135,7 @@ def fit_many_rows(
                 part.take_factors(headed=objective.headed)
             climb = _Climb(part, roles, recorder, f"part {size}", PART_EVALUATIONS, window)
             try:
-                descent = climb.along(trend, curvature, count, stiffness)
+                descent = climb.along(trend, curvature, stiffness)
             except NotPositiveDefiniteError as error:
                 report.events.append(f"{size:,} rows were passed over, no gradient could be had there: {error}")
                 continue
@@ -143,15 +143,14 @@ def fit_many_rows(
             objective.take_factors(headed=part.headed)
             sizes = with_factored_part(sizes, size, n)
         if not strayed(descent.theta, f"{size:,}"):
-            theta, curvature, count, stiffness = descent.theta, descent.curvature, size, descent.stiffness
-            recorder.reached = theta
-            trend.add(theta, size)
+            trend.add(descent.theta, size)
+            curvature, stiffness, recorder.reached = descent.curvature, descent.stiffness, descent.theta
     recorder.phase = "fitting all rows"
     climb = _Climb(objective, roles, recorder, "start 0", min(EVALUATIONS, max_iterations), window)
     try:
-        first = climb.along(trend, curvature, count, stiffness)
+        first = climb.along(trend, curvature, stiffness)
     except NotPositiveDefiniteError as error:
-        event = f"no gradient of all {n:,} rows could be had, the parameters are those of {count:,} rows: {error}"
+        event = f"no gradient of all {n:,} rows could be had, the parameters are those of {trend.rows:,} rows: {error}"
         report.events.append(event)
         warnings.warn(event, FlashGPWarning, stacklevel=4)
         return
@@ -228,30 +227,32 @@ class _Climb:
         self.high = numpy.minimum([numpy.inf if b[1] is None else b[1] for b in bounds], window[1])
         self.unit = units_of(objective, roles)
         self.evaluations = 0
-        self._guess: numpy.ndarray | None = None
+        self._led = False  # whether the next vector to go on from is where fewer rows lead: nobody's optimum
         self._seen: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
         self._last: tuple[numpy.ndarray, float, numpy.ndarray] | None = None
 
-    def along(self, trend: Trend, curvature: numpy.ndarray, count: int, stiffness: float) -> Descent:
-        """A descent from where fewer rows lead; from their own optimum where no gradient can be had there.
+    def along(self, trend: Trend, curvature: numpy.ndarray, stiffness: float) -> Descent:
+        """A descent from where fewer rows lead; from their own optimum where no gradient can be had there, and says so.
 
-        Args: curvature: of those `count` rows; stiffness: of their search, as `descend` has it.
+        Args: curvature, of their likelihood, (p, p), nats; stiffness: of their search, as `descend` has it.
+        Raises: NotPositiveDefiniteError if no gradient can be had at their optimum either.
         """
-        rows, last = self.objective.rows, trend.theta
+        rows = self.objective.rows
+        scaled = curvature * (rows / trend.rows)
         ahead = trend.ahead(rows, curvature, self.objective.probes, LARGEST_REACH * self.unit)
-        if ahead is not last:
-            ahead = (ahead / self.unit).clip(self.low, self.high) * self.unit
-        for start in (ahead, last) if self.most > 1 else (last,):
-            self.objective.refresh(start)
-            self._guess = None if start is last else start
+        if ahead is not trend.theta and self.most > 1:
+            self.objective.refresh(ahead)
+            self._led = True
             try:
-                return self.run(start, curvature * (rows / count), stiffness)
+                return self.run(ahead, scaled, stiffness)
             except NotPositiveDefiniteError:
-                if start is last:
-                    raise
+                self.objective.settings.workspace.note(
+                    f"{rows:,} rows had no gradient where fewer rows lead; their search began at the optimum of those"
+                )
             finally:
-                self._guess = None
-        raise AssertionError("the last start raises or returns")
+                self._led = False
+        self.objective.refresh(trend.theta)
+        return self.run(trend.theta, scaled, stiffness)
 
     def run(self, theta: numpy.ndarray, curvature: numpy.ndarray, stiffness: float = 1.0) -> Descent:
         """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
@@ -313,11 +314,11 @@ class _Climb:
         return f"{self.name}{BY_HEADED if self.objective.headed else BY_FACTORS}"
 
     def _accept(self, theta: numpy.ndarray) -> None:
-        """Where the descent goes on from: what an interruption returns, unless it is a guess that no step has been
-        taken from, and what values are integrated from."""
-        if self._guess is None or not numpy.allclose(theta, self._guess, rtol=1e-12, atol=0.0):
+        """Where the descent goes on from: what an interruption returns, unless fewer rows have led there and no step
+        has been taken since, and what values are integrated from."""
+        if not self._led:
             self.recorder.reached = theta
-        self._last = self._seen
+        self._led, self._last = False, self._seen
 
     def _value(self, theta: numpy.ndarray, gradient: numpy.ndarray) -> float:
         if self._last is None:

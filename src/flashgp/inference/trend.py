@@ -26,30 +26,31 @@ FURTHEST = 2.0  # times the way between two optima
 
 
 class Trend:
-    """The optima of the last two numbers of rows. Args: theta, (p,), of `rows` rows. Field: theta, the last one."""
+    """The optima of the last two numbers of rows. Args: theta, (p,), of `rows` rows. Fields: theta, rows: the last."""
 
     def __init__(self, theta: numpy.ndarray, rows: int) -> None:
-        self.theta, self._rows = theta, rows
+        self.theta, self.rows = theta, rows
         self._before: tuple[numpy.ndarray, int] | None = None
 
     def add(self, theta: numpy.ndarray, rows: int) -> None:
         """The optimum of more rows."""
-        if rows >= LEAST_RATIO * self._rows:
-            self._before = self.theta, self._rows
-        self.theta, self._rows = theta, rows
+        if rows >= LEAST_RATIO * self.rows:
+            self._before = self.theta, self.rows
+        self.theta, self.rows = theta, rows
 
     def ahead(self, rows: int, curvature: numpy.ndarray, probes: int, reach: numpy.ndarray) -> numpy.ndarray:
-        """Where the optimum of more rows may be, eq. (M-122); the last one where nothing tells.
+        """Where the optimum of more rows may be, eq. (M-122), (p,); the last one itself where nothing tells.
 
-        Args: curvature: at the last one, of its rows, (p, p); reach: how far it may be ahead, entry by entry.
+        Args: curvature: at the last one, of its rows, (p, p), nats; probes: of each gradient; reach: how far it may be
+            ahead, (p,).
         """
         if self._before is None:
             return self.theta
         theta, count = self._before
-        drift, ratio = self.theta - theta, self._rows / count
+        drift, ratio = self.theta - theta, self.rows / count
         seen = float(drift @ curvature @ drift)
         chance = len(drift) * (ratio - 1.0 + (1.0 + ratio) / probes)
         if not seen > chance:
             return self.theta
-        step = (1.0 - chance / seen) * min(FURTHEST, math.log(rows / self._rows) / math.log(ratio))
+        step = (1.0 - chance / seen) * min(FURTHEST, math.log(rows / self.rows) / math.log(ratio))
         return self.theta + (step * drift).clip(-reach, reach)
