@@ -28,7 +28,7 @@ TURN = 0.7
 TRIALS = 6  # of one step
 WILD = 5.0  # times the largest entry of the last gradient: a step that has left the region it knows
 DAMPING = 0.2
-STIFFEST = 4.0
+STIFFEST = 4.0  # times the curvature of the model: a first step is no shorter than a quarter
 
 Ask = Callable[[numpy.ndarray], "numpy.ndarray | NotPositiveDefiniteError | ConvergenceError"]
 

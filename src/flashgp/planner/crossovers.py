@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from flashgp.foundations.form import Form
 from flashgp.foundations.profile import MachineProfile
 from flashgp.kernels.matern import Matern
 from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, crossover_order
@@ -33,6 +34,11 @@ def crossovers(profile: MachineProfile) -> list[tuple[str, str]]:
     return [*_dense(profile), *_loops(profile), *_factors(profile), *_products(profile), *_variances(profile)]
 
 
+def _form() -> Form:
+    """Of the problems that plans are asked for."""
+    return Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+
+
 def _dense(profile: MachineProfile) -> list[tuple[str, str]]:
     """From which order the accelerator is quicker, with data in host memory and with data of its own."""
     if profile.accelerator is None:
@@ -54,7 +60,7 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
     """From how many pairs on compiled loops answer instead of torch tiles."""
     if not next(engine for engine in ENGINES if engine.backend == "cpu").installed():
         return [("compiled loops", "never, numba is not installed")]
-    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+    form = _form()
 
     def tiled(n: int) -> bool:
         return plan_product(form, n, d=FEATURES, memory=UNBOUNDED_BYTES, profile=profile).backend == "torch"
@@ -72,7 +78,7 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
 
 def _factors(profile: MachineProfile) -> list[tuple[str, str]]:
     """Up to which n the plan takes a float64 factor, and exact gradients in `fit`, were there memory for all."""
-    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+    form = _form()
     temporaries = program_of(form).value_temporaries
 
     def plan(n: int) -> Plan:
@@ -91,7 +97,7 @@ def _factors(profile: MachineProfile) -> list[tuple[str, str]]:
 
 def _products(profile: MachineProfile) -> list[tuple[str, str]]:
     """From how many products on the plan stores float32 tiles instead of computing them again."""
-    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+    form = _form()
 
     def recomputed(count: int) -> bool:
         plan = plan_product(
@@ -108,7 +114,7 @@ def _products(profile: MachineProfile) -> list[tuple[str, str]]:
 
 def _variances(profile: MachineProfile) -> list[tuple[str, str]]:
     """Up to how many points solves give variances where no float64 factor does."""
-    form = Matern(nu=2.5, lengthscale=torch.ones(FEATURES, dtype=torch.float64)).form
+    form = _form()
     temporaries = program_of(form).value_temporaries
 
     def way(route: str, points: int) -> str:

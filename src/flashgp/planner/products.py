@@ -219,19 +219,21 @@ def plan_product(
     ]
 
     def completed(chosen: Candidate, alternatives: tuple[Alternative, ...] = ()) -> ProductPlan:
-        where, peak, pairs = torch.device(chosen.device), chosen.peak_bytes, 0
-        if chosen.route == "recomputed" and chosen.backend == "torch":
-            # The least tiles have been priced: larger ones take what is left, and refuse nothing that fits.
-            pairs = size.tile_pairs(where, min(room, available[chosen.device] - kept_bytes))
-            peak = max(peak, size.tile_bytes(where, pairs) + size.operand_bytes() + kept_bytes)
-        return ProductPlan(
+        where = torch.device(chosen.device)
+        plan = ProductPlan(
             route=chosen.route, backend=chosen.backend, device=chosen.device,
             dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
-            products=products, kept=size.kept, peak_bytes=peak, seconds=chosen.seconds,
-            available_bytes=available[chosen.device], tile_pairs=pairs or size.tile_pairs(where, 0.0),
+            products=products, kept=size.kept, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
+            available_bytes=available[chosen.device], tile_pairs=size.tile_pairs(where, 0.0),
             profile=profile.name, kernel=form.fusion,
             notes=profile_notes(profile, devices, deterministic), alternatives=alternatives,
         )  # fmt: skip
+        if not plan.in_torch_tiles:
+            return plan
+        # The least tiles have been priced: larger ones take what is left, and refuse nothing that fits.
+        pairs = size.tile_pairs(where, min(room, plan.available_bytes - kept_bytes))
+        own = size.tile_bytes(where, pairs) + size.operand_bytes() + kept_bytes
+        return replace(plan, tile_pairs=pairs, peak_bytes=max(plan.peak_bytes, own))
 
     def too_large(smallest: Candidate, other: Candidate | None) -> MemoryBudgetError:
         limit = available[smallest.device]
