@@ -20,7 +20,7 @@ from flashgp.inference.large_objective import LargeObjective
 from flashgp.inference.likelihood_gradient import DirectSettings
 from flashgp.inference.objective import FlatObjective
 from flashgp.inference.replicates import equal_rows, join
-from flashgp.inference.scoring import descend
+from flashgp.inference.scoring import STIFFEST, descend
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner import conditioning
 from flashgp.solvers import headed_cholesky, second
@@ -356,44 +356,98 @@ def test_a_descent_finds_the_minimum_with_a_curvature_that_is_off(factor):
     assert 0.5 * off @ matrix @ off < 1e-4
 
 
-def test_a_descent_learns_how_stiff_its_model_is_and_another_begins_with_shorter_steps():
-    """A curvature that is three times that of the model makes a first step that overshoots: one gradient for nothing,
-    and once is enough."""
+def test_a_descent_learns_from_its_first_step_how_stiff_all_directions_are():
+    """A curvature that is three times that of the model: one overshot step says so, and the promise of the next is not
+    three times what is left to gain."""
     generator = numpy.random.default_rng(0)
     root = generator.standard_normal((6, 6))
     matrix = root @ root.T + 6.0 * numpy.eye(6)
     everywhere = numpy.full(6, 1e3)
-    start, model = numpy.full(6, 0.02), matrix / 3.0
+    start = numpy.full(6, 0.02)
+    asked = []
 
-    def found(stiffness):
+    def ask(theta):
+        asked.append(theta)
+        return matrix @ theta
+
+    def found(model, ask=ask, start=start, most=60, stiffness=1.0):
+        asked.clear()
         return descend(
-            lambda theta: matrix @ theta, start, model, -everywhere, everywhere, enough=1e-6, max_evaluations=60,
-            stiffness=stiffness,
-        )  # fmt: skip
+            ask, start, model, -everywhere, everywhere, enough=1e-6, max_evaluations=most, stiffness=stiffness
+        )
 
-    first = found(1.0)
-    assert first.stiffness == pytest.approx(3.0)
-    again = found(first.stiffness)
-    assert again.stiffness == pytest.approx(3.0), "of the model, not of the step"
-    assert again.evaluations < first.evaluations
-    assert numpy.allclose(again.theta, 0.0, atol=1e-3)
-    soft = descend(
-        lambda theta: matrix @ theta, start, 5.0 * matrix, -everywhere, everywhere, enough=1e-6, max_evaluations=60
-    )
+    overshot = found(matrix / 3.0)
+    assert numpy.allclose(overshot.curvature, matrix, rtol=1e-9)
+    assert numpy.allclose(overshot.theta, 0.0, atol=1e-3)
+    assert overshot.stiffness == pytest.approx(3.0)
+    last = found(matrix / 3.0, most=2)  # ends beyond: what one more step would gain is the truth
+    assert last.expected == pytest.approx(0.5 * last.theta @ matrix @ last.theta, rel=1e-6)
+    assert not numpy.allclose(last.theta, 0.0, atol=1e-3)
+    stiffer = found(matrix / 100.0)
+    assert numpy.allclose(stiffer.theta, 0.0, atol=1e-3), "of a model that is off by more than STIFFEST too"
+    assert found(matrix / 5.0).stiffness == pytest.approx(STIFFEST)
+    soft = found(5.0 * matrix, most=2)
     assert soft.stiffness == 1.0, "longer steps than the model's are not taken"
+    again = found(matrix, stiffness=STIFFEST)
+    assert again.stiffness == pytest.approx(STIFFEST)
+    more = found(matrix / 2.0, stiffness=STIFFEST)
+    assert more.stiffness == pytest.approx(STIFFEST), "of all searches together"
+    taken_back = found(2.0 * matrix, stiffness=STIFFEST)
+    assert taken_back.stiffness == pytest.approx(STIFFEST / 2.0)
+    assert numpy.allclose(taken_back.curvature, matrix, rtol=1e-9)
 
     def reluctant(theta):
         asked.append(theta)
         return NotPositiveDefiniteError("not there") if len(asked) == 2 else matrix @ theta
 
-    asked = []
-    after = descend(reluctant, start, model, -everywhere, everywhere, enough=1e-6, max_evaluations=60)
-    assert after.stiffness == pytest.approx(3.0), "of the first step that could be looked at"
-    there = descend(
-        lambda theta: matrix @ theta, 1e-9 * start, model, -everywhere, everywhere, enough=1e-6, max_evaluations=60,
-        stiffness=2.5,
-    )  # fmt: skip
-    assert (there.evaluations, there.stiffness) == (1, 2.5), "without a step nothing was learned"
+    after = found(matrix / 3.0, reluctant)
+    assert numpy.allclose(after.curvature, matrix, rtol=1e-9), "of the first step that could be looked at"
+
+    def wild(theta):
+        asked.append(theta)
+        return 1e3 * matrix @ theta if len(asked) == 2 else matrix @ theta
+
+    assert found(matrix / 3.0, wild).stiffness == pytest.approx(1.0), "a wild step says nothing of other directions"
+    still = found(matrix / 3.0, start=1e-9 * start)
+    assert still.evaluations == 1
+    assert numpy.allclose(still.curvature, matrix / 3.0), "without a step nothing was learned"
+
+
+def test_what_one_direction_says_of_all_stays_bounded_over_parts():
+    """First steps find the stiffness of one direction, which is put on all that have none."""
+    p, rows = 10, [2250 * 2**k for k in range(5)]
+    everywhere = numpy.full(p, 1e3)
+    model, theta, stiffness = 100.0 * numpy.eye(p), numpy.zeros(p), 1.0
+    for k, n in enumerate(rows):
+        true = 100.0 * n / rows[0] * numpy.diag([2.0**k] + [1.0] * (p - 1))
+        minimum = (k + 1) * numpy.array([0.2] + [0.05] * (p - 1))
+        found = descend(
+            lambda theta: true @ (theta - minimum),  # noqa: B023
+            theta, model * n / rows[max(0, k - 1)], -everywhere, everywhere, enough=1e-3 * n, max_evaluations=40,
+            stiffness=stiffness,
+        )  # fmt: skip
+        model, theta, stiffness = found.curvature, found.theta, found.stiffness
+        assert found.converged
+        left = 0.5 * (theta - minimum) @ true @ (theta - minimum)
+        assert left <= 3.0 * 1e-3 * n
+    assert stiffness == STIFFEST == 3.0, "12 without a bound"
+
+
+@pytest.mark.parametrize("wild", [1e3, 1e6, 1e160])
+@pytest.mark.parametrize("seed", range(10))
+def test_answers_that_make_no_sense_break_nothing(wild, seed):
+    """A descent that is given up returns where it was, with a curvature that the next one can begin with."""
+    generator = numpy.random.default_rng(seed)
+    matrix, far, asked = 1e3 * numpy.eye(4), numpy.full(4, 1e3), []
+
+    def ask(theta):
+        asked.append(theta)
+        return matrix @ theta if len(asked) == 1 else wild * generator.standard_normal(4)
+
+    start = numpy.full(4, 0.02)
+    found = descend(ask, start, matrix, -far, far, enough=1e-6, max_evaluations=60)
+    assert numpy.isfinite(found.expected)
+    numpy.linalg.cholesky(found.curvature)
 
 
 def test_a_descent_stays_within_bounds_and_ends_on_them():
@@ -647,11 +701,9 @@ def test_parts_that_take_to_factors_hand_them_on(small_parts, tmp_path):
     gp = prior(noise=1e-3)
     plan = dataclasses.replace(planned(gp, 900), training_factor_passes=1)
     path = tmp_path / "fit.checkpoint"
-    started = []
 
     def stop(progress):
-        started.append(progress.start)
-        if progress.start.startswith("start") and sum(run.startswith("start") for run in started) == 2:
+        if progress.start.startswith("start"):
             raise KeyboardInterrupt
 
     cut = fgp.fit(gp, x, y, plan=plan, checkpoint=path, progress=stop)

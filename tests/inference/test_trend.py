@@ -9,6 +9,7 @@ import pytest
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.large_fit import _Climb
+from flashgp.inference.scoring import LARGEST_REACH
 from flashgp.inference.trend import Trend
 
 FAR = numpy.full(3, 10.0)
@@ -112,6 +113,11 @@ def test_without_a_gradient_there_the_search_begins_at_the_last_optimum() -> Non
     assert said.startswith("400 rows had no gradient where fewer rows lead")
     with pytest.raises(NotPositiveDefiniteError):
         Climb(2).along(trend, 1e6 * numpy.eye(3), 1.5)
+    climb = Climb(0)
+    assert climb.along(trend, 1e6 * numpy.eye(3), 1.5) == "found"
+    wanted = trend.ahead(400, 1e6 / 1.5 * numpy.eye(3), PROBES, climb.unit * LARGEST_REACH)
+    assert numpy.allclose(climb.asked[0][0], wanted, rtol=1e-12), "what is put on the curvature is no evidence"
+    assert not numpy.allclose(climb.asked[0][0], trend.ahead(400, 1e6 * numpy.eye(3), PROBES, climb.unit), rtol=1e-9)
 
 
 def test_an_interruption_returns_no_guess() -> None:

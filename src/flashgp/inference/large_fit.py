@@ -80,7 +80,7 @@ def fit_many_rows(
 ) -> None:
     """From a start to the optimum of all rows; evaluations are in the recorder, the last one of label "start" best.
 
-    Cost: some 60 exact evaluations of 2,000 rows, then 5 to 20 gradients of all rows.
+    Cost: some 60 exact evaluations of 2,000 rows, then 1 to 20 gradients of all rows.
     """
     n = x.shape[-2]
     count = min(MIDDLE_ROWS, n)
@@ -157,7 +157,7 @@ def fit_many_rows(
     last = first
     if first.converged and climb.noise > climb.enough:
         objective.refresh(first.theta)
-        last = climb.run(first.theta, first.curvature)
+        last = climb.run(first.theta, first.curvature, first.stiffness)
     if strayed(last.theta, f"all {n:,}"):
         return
     recorder.reached = last.theta
@@ -234,12 +234,12 @@ class _Climb:
     def along(self, trend: Trend, curvature: numpy.ndarray, stiffness: float) -> Descent:
         """A descent from where fewer rows lead; from their own optimum where no gradient can be had there, and says so.
 
-        Args: curvature, of their likelihood, (p, p), nats; stiffness: of their search, as `descend` has it.
+        Args: curvature, of their likelihood, (p, p), nats, and how much stiffer it is made, as `descend` has it.
         Raises: NotPositiveDefiniteError if no gradient can be had at their optimum either.
         """
         rows = self.objective.rows
         scaled = curvature * (rows / trend.rows)
-        ahead = trend.ahead(rows, curvature, self.objective.probes, LARGEST_REACH * self.unit)
+        ahead = trend.ahead(rows, curvature / stiffness, self.objective.probes, LARGEST_REACH * self.unit)
         if ahead is not trend.theta and self.most > 1:
             self.objective.refresh(ahead)
             self._led = True
@@ -254,14 +254,14 @@ class _Climb:
         self.objective.refresh(trend.theta)
         return self.run(trend.theta, scaled, stiffness)
 
-    def run(self, theta: numpy.ndarray, curvature: numpy.ndarray, stiffness: float = 1.0) -> Descent:
+    def run(self, theta: numpy.ndarray, curvature: numpy.ndarray, stiffness: float) -> Descent:
         """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
         unit = self.unit
         found = descend(
             lambda scaled: self._gradient(scaled * unit), theta / unit, curvature * numpy.outer(unit, unit),
             self.low, self.high, enough=max(LEAST_GAIN, WORTH * self.noise, self.enough),
             max_evaluations=self.most, stiffness=stiffness,
-            accepted=lambda scaled: self._accept(scaled * unit),
+            stiffens=lambda: self.objective.factored, accepted=lambda scaled: self._accept(scaled * unit),
         )  # fmt: skip
         return dataclasses.replace(
             found, theta=found.theta * unit, gradient=found.gradient / unit,

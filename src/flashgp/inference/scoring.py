@@ -2,15 +2,18 @@
 
 The value of the likelihood of many rows costs more than its gradient, and both are estimates. So steps are judged by
 gradients: the curvature B starts as the Fisher information of a subset of the rows, scaled to all of them, eq.
-(M-104), and learns from every step (BFGS, with Powell's damping). A step p is taken back along itself where the slope
-has turned uphill by more than TURN of what it was downhill, or where the gradient has become WILD times as large.
+(M-104), and learns from every step (BFGS, with Powell's damping). From the first one it learns in all directions: fewer
+rows see less, so that B is too soft, by a factor of 1 to STIFFEST over all searches, of which each may take back what
+others have put on. A step p is taken back along itself where the slope has turned uphill by more than TURN of what it
+was downhill, or where the gradient has become WILD times as large.
 
     p = argmin g^T p + 1/2 p^T B p over |p_i| <= reach_i,  expected decrease  -g^T p - 1/2 p^T B p  (nats)    (M-105)
 
 Every entry has a reach of its own, since the model holds near by only: a parameter on a plateau, which would run away,
 does not shorten the steps of those that know where they go.
 
-Source: Nocedal & Wright (2006), Numerical Optimization, section 18.3 (damped BFGS).
+Sources: Nocedal & Wright (2006), Numerical Optimization, section 18.3 (damped BFGS); Oren & Luenberger (1974),
+Self-scaling variable metric algorithms, for the first step.
 """
 
 import math
@@ -21,14 +24,14 @@ import numpy
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 
-__all__ = ["LARGEST_REACH", "Descent", "descend"]
+__all__ = ["LARGEST_REACH", "STIFFEST", "Descent", "descend"]
 
 FIRST_REACH, LARGEST_REACH = 0.3, 0.6  # of a step in any entry, in its unit: factors of 1.35 and 1.8 if positive
 TURN = 0.7
 TRIALS = 6  # of one step
 WILD = 5.0  # times the largest entry of the last gradient: a step that has left the region it knows
 DAMPING = 0.2
-STIFFEST = 4.0  # times the curvature of the model: a first step is no shorter than a quarter
+STIFFEST = 3.0  # times as stiff first steps make a model: its promise may be too small by this factor
 
 Ask = Callable[[numpy.ndarray], "numpy.ndarray | NotPositiveDefiniteError | ConvergenceError"]
 
@@ -36,8 +39,8 @@ Ask = Callable[[numpy.ndarray], "numpy.ndarray | NotPositiveDefiniteError | Conv
 @dataclass(frozen=True)
 class Descent:
     """Where a descent ended: theta, gradient and curvature there, evaluations made, the decrease in nats that one more
-    step would bring by its model, whether that is little enough, and the stiffness: what the curvature along the first
-    step was of that of the model, at least 1, or what was expected where no step was taken."""
+    step would bring by its model, whether it ended since that is little enough, and the stiffness: how much stiffer the
+    first steps of all searches have made the curvature than BFGS has."""
 
     theta: numpy.ndarray
     gradient: numpy.ndarray
@@ -58,6 +61,7 @@ def descend(
     enough: float,
     max_evaluations: int,
     stiffness: float = 1.0,
+    stiffens: Callable[[], bool] = lambda: True,
     accepted: Callable[[numpy.ndarray], None] = lambda theta: None,
 ) -> Descent:
     """Minimise a function of p numbers from its gradient.
@@ -66,9 +70,8 @@ def descend(
         ask: the gradient at a vector, or the error why there is none; start (p,); curvature (p, p), positive definite.
         low, high: bounds, infinite for none; enough: nats; the descent ends when one more step promises less.
         max_evaluations: gradients asked for at most, of which the last is where it ends if the slope says that it
-            gained; stiffness: what the curvature along the first step is expected to be of that of the model, as
-            another search found it; that step is so much shorter; accepted: told every vector that the descent goes on
-            from.
+            gained; stiffness: how much stiffer `curvature` is made already, 1 to STIFFEST; stiffens: whether a first
+            step may change that: cheap gradients need not; accepted: told every vector that the descent goes on from.
     Raises: the error of `ask` if it fails at the start. Cost: one gradient per step, seldom two; p^3 flops.
     """
     theta = numpy.clip(start, low, high)
@@ -78,38 +81,41 @@ def descend(
     gradient, model, evaluations = answer, curvature.copy(), 1
     accepted(theta)
     scale = numpy.sqrt(numpy.diag(curvature))  # of the gradient, entry by entry
-    reach, found, measured = numpy.full(len(theta), FIRST_REACH), stiffness, False
+    reach, measured, given_up, given = numpy.full(len(theta), FIRST_REACH), False, False, stiffness
     while True:
         least, most = numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
-        move, expected = _newton_step(gradient, model, least, most)
-        if expected <= enough or evaluations >= max_evaluations:
-            return Descent(theta, gradient, model, evaluations, expected, expected <= enough, found)
-        if evaluations == 1:
-            move = move / stiffness
+        try:
+            move, expected = _newton_step(gradient, model, least, most)
+        except numpy.linalg.LinAlgError:  # wild answers have taught it what no numbers can hold
+            model, stiffness = curvature.copy(), given
+            move, expected = _newton_step(gradient, model, least, most)
+        if given_up or expected <= enough or evaluations >= max_evaluations:
+            ended = not given_up and expected <= enough
+            return Descent(theta, gradient, model, evaluations, expected, ended, stiffness)
+        given_up = True
         for _ in range(TRIALS):
             trial = numpy.clip(theta + move, low, high)
             answer = ask(trial)
             evaluations += 1
             step = trial - theta
             if isinstance(answer, numpy.ndarray):
-                if not measured:
-                    measured, found = True, _stiffness(model, step, answer - gradient)
+                wild = numpy.abs(answer / scale).max() > WILD * numpy.abs(gradient / scale).max()
+                if not measured:  # a wild step says nothing of other directions
+                    factor = 1.0 if wild or not stiffens() else _stiffer(model, step, answer - gradient, stiffness)
+                    measured, model, stiffness = True, model * factor, stiffness * factor
                 model = _updated(model, step, answer - gradient)
                 reach = _reach(reach, step, gradient, answer)
                 before, after = -float(gradient @ step), float(answer @ step)
-                wild = numpy.abs(answer / scale).max() > WILD * numpy.abs(gradient / scale).max()
                 last = evaluations >= max_evaluations  # then a step that gains is good enough
                 if after <= (before if last else TURN * before) and not wild:
+                    theta, gradient, given_up = trial, answer, False
+                    accepted(theta)
                     break
                 move = step * (0.5 if after <= TURN * before else before / (before + after))
             else:
                 move = 0.5 * move  # gone where nothing can be computed
             if evaluations >= max_evaluations:
-                return Descent(theta, gradient, model, evaluations, expected, False, found)
-        else:
-            return Descent(theta, gradient, model, evaluations, expected, False, found)
-        theta, gradient = trial, answer
-        accepted(theta)
+                break
 
 
 def _newton_step(
@@ -140,18 +146,20 @@ def _reach(reach: numpy.ndarray, step: numpy.ndarray, before: numpy.ndarray, aft
     return numpy.where(beyond, 0.5 * numpy.abs(step), numpy.where(further, 2.0 * reach, reach)).clip(max=LARGEST_REACH)
 
 
-def _stiffness(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray) -> float:
-    """The curvature along a step, of that of the model: 1 to STIFFEST."""
+def _stiffer(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray, stiffness: float) -> float:
+    """The curvature along a step, of that of the model, as far as the stiffness stays 1 to STIFFEST with it."""
     size, seen = float(step @ model @ step), float(step @ change)
-    return min(STIFFEST, max(1.0, seen / size)) if size > 0.0 and math.isfinite(seen) else 1.0
+    found = seen / size if size > 0.0 and math.isfinite(seen) else 1.0
+    return min(STIFFEST, max(1.0, stiffness * found)) / stiffness
 
 
 def _updated(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray) -> numpy.ndarray:
     """The curvature after a step along which the gradient changed so much: BFGS, damped so that it stays positive."""
     pushed = model @ step
     size, seen = float(step @ pushed), float(step @ change)
-    if not size > 0.0 or not math.isfinite(seen):
+    if not size > 0.0 or not numpy.isfinite(change).all() or not math.isfinite(seen):
         return model
     share = 1.0 if seen >= DAMPING * size else (1.0 - DAMPING) * size / (size - seen)
     change = share * change + (1.0 - share) * pushed
-    return model - numpy.outer(pushed, pushed) / size + numpy.outer(change, change) / float(step @ change)
+    learned = model - numpy.outer(pushed, pushed) / size + numpy.outer(change, change) / float(step @ change)
+    return learned if numpy.isfinite(learned).all() else model

@@ -2,7 +2,7 @@
 
 Parts of the rows say where all of them lead: more rows see finer structure, so that noise falls and lengthscales
 shorten, by about as much for each doubling. With optima of a and of b rows, delta = theta_b - theta_a, and B the
-curvature of b rows, the search over n rows begins at
+curvature of b rows as far as it is certain, the search over n rows begins at
 
     theta_b + w delta min(2, log(n / b) / log(b / a)),   w = max(0, 1 - p c / (delta^T B delta)),                (M-122)
     c = b / a - 1 + (1 + b / a) / S
