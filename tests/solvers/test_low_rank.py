@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
-from flashgp.solvers.low_rank import LOST, LowRank, partial_cholesky
+from flashgp.foundations.errors import ConvergenceError, DomainError, NotPositiveDefiniteError
+from flashgp.solvers import low_rank
+from flashgp.solvers.low_rank import LOST, LowRank, PartialCholesky, partial_cholesky
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 EPS = torch.finfo(F64).eps
@@ -210,3 +211,83 @@ def test_another_noise_is_as_if_made_with_it(rows: str, noise: float) -> None:
     assert found.slack == wanted.slack
     drawn = [one.sample(torch.Generator().manual_seed(0), 3) for one in (found, wanted)]
     assert torch.allclose(*drawn, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("rows", ["alike", "different"])
+def test_both_ways_to_the_basis_are_the_same(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of D^-1/2 F with a moderate condition number, Q by its Gram matrix does what Q by Householder does."""
+    noise = torch.full((200,), 1e-2, dtype=F64)
+    if rows == "different":
+        noise = noise * torch.linspace(0.5, 2.0, 200, dtype=F64)
+    system = DenseSystem(matern(points(200, 3), 0.5), noise)
+    partial = partial_cholesky(system, limit=50, share=0.0)
+    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
+    by_gram = LowRank(partial, noise)
+    monkeypatch.setattr(low_rank, "ORTHONORMAL", 0.0)
+    householder = LowRank(partial, noise)
+    assert not torch.equal(by_gram.basis.base.abs(), householder.basis.base.abs()), "two ways, not one twice"
+    Q, R = by_gram.basis.base, by_gram.inner
+    assert float((Q.mT @ Q - torch.eye(50, dtype=F64)).abs().max()) < 50 * 1e-11
+    assert torch.allclose(Q @ R, partial.factor / noise.sqrt().unsqueeze(-1), rtol=0.0, atol=1e-12)
+    v = normal(200, 5)
+    for name in ("solve", "half_solve", "half_solve_transposed"):
+        found, wanted = (getattr(one, name)(v) for one in (by_gram, householder))
+        assert torch.allclose(found, wanted, rtol=0.0, atol=1e-10 * float(wanted.abs().max())), name
+    assert by_gram.log_determinant == pytest.approx(householder.log_determinant, rel=1e-13)
+    drawn = [one.sample(torch.Generator().manual_seed(0), 3) for one in (by_gram, householder)]
+    assert torch.allclose(*drawn, rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 60])
+def test_a_basis_is_orthonormal_whatever_the_condition(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one column and 60 pivots the condition of F^T D^-1 F takes more digits than Q may lose: by Householder."""
+    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
+    noise = torch.full((150,), 1e-6, dtype=F64)
+    low = LowRank(partial_cholesky(DenseSystem(matern(points(150, 1), 0.5), noise), limit=limit, share=0.0), noise)
+    Q = low.basis.base
+    assert float((Q.mT @ Q - torch.eye(low.rank, dtype=F64)).abs().sum()) < 1e-11
+    if limit == 60:
+        values = torch.linalg.svdvals(low.inner)
+        assert EPS * float(values[0] / values[-1]) ** 2 > low_rank.ORTHONORMAL, "this test is of such a factor"
+
+
+def test_a_factor_without_anything_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K = 0 at given pivots: F is rounding or nothing, and P is the noise."""
+    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
+    system = DenseSystem(torch.zeros(5, 5, dtype=F64), 1.0)
+    low = LowRank(partial_cholesky(system, limit=2, pivots=torch.tensor([0, 1])), system.noise)
+    v = normal(5, 2)
+    assert torch.allclose(low.solve(v), v, rtol=1e-12)
+
+
+def test_eigenvectors_that_do_not_come_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gives_up(*_: object, **__: object) -> None:
+        raise ConvergenceError("LAPACK gave up", iterations=0, residual=math.nan, tolerance=0.0)
+
+    noise = torch.full((80,), 1e-2, dtype=F64)
+    partial = partial_cholesky(DenseSystem(matern(points(80, 2), 0.5), noise), limit=20, share=0.0)
+    v = normal(80, 2)
+    wanted = LowRank(partial, noise).solve(v)
+    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(low_rank.linalg, "eigh", gives_up)
+    assert torch.allclose(LowRank(partial, noise).solve(v), wanted, rtol=0.0, atol=1e-10 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("largest", [3e3, 6e4])
+def test_a_basis_that_is_less_orthonormal_is_applied_twice_sooner(
+    largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F with singular values from `largest` to a 200th: what P^-1 leaves of its first column is rounding by LOST."""
+    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
+    n, k = 200, 20
+    generator = torch.Generator().manual_seed(0)
+    Q, V = (torch.linalg.qr(torch.randn(rows, k, generator=generator, dtype=F64))[0] for rows in (n, k))
+    factor = Q * torch.logspace(0.0, -math.log10(200.0), k, dtype=F64) * largest @ V.mT
+    none = torch.zeros(n, dtype=F64)
+    partial = PartialCholesky(factor, torch.arange(k), none, 1.0, "given", torch.eye(k, dtype=F64))
+    low = LowRank(partial, torch.ones(n, dtype=F64))
+    assert low.skew == pytest.approx(200.0, rel=1e-3), "by eigenvectors"
+    assert low._twice == (largest > 1e4)
+    for w in Q[:, :3].mT:
+        v = factor @ (factor.mT @ w) + w
+        assert float((low.solve(v.unsqueeze(-1))[:, 0] - w).norm()) <= LOST

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
+from flashgp.foundations.determinism import is_deterministic
+from flashgp.foundations.errors import ConvergenceError, DomainError, NotPositiveDefiniteError
 from flashgp.foundations.ranges import stretched
 from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioner import Preconditioner
+from flashgp.solvers.tall import tall_times, tall_transposed_times
 
-__all__ = ["LowRank", "PartialCholesky", "partial_cholesky"]
+__all__ = ["LowRank", "PartialCholesky", "by_householder", "partial_cholesky"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -31,6 +33,11 @@ BLOCK = 128  # pivots proposed at once: the b x b rejection loop stays below the
 STALL = 2.0  # a column of the identity removes 1 / (n - k) of the trace; less than twice that is no decay
 SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots
 LOST = 1e-6  # relative: where rounding of Q Q^T v may reach this share of P^-1 v, it is taken out twice
+ORTHONORMAL = 1e-11  # of Q^T Q - I: up to here Q is made of F^T D^-1 F, at the speed of products, else by Householder
+
+LEAST_FLOPS = (
+    2**27
+)  # n k^2 from which that is worth it; below, and with `deterministic`, the same bits whatever the run
 
 EndReason = Literal["trace", "limit", "stalled", "exhausted", "given"]
 
@@ -185,9 +192,10 @@ class _Growing:
 class LowRank(Preconditioner):
     """P = F F^T + D with D = diag(noise), at least a floor, eqs. (M-78) and (M-79).
 
-    With D^-1/2 F = Q R (Householder) everything is done in the orthonormal Q and k x k matrices, so that what P^-1
-    takes away from v keeps its digits where the noise is 1e-12 of the variance; the usual Cholesky factor of
-    I + F^T D^-1 F has the square of that condition number.
+    With D^-1/2 F = Q R everything is done in the orthonormal Q and k x k matrices, so that what P^-1 takes away from v
+    keeps its digits where the noise is 1e-12 of the variance; the usual Cholesky factor of I + F^T D^-1 F has the
+    square of that condition number. Where F^T D^-1 F = V S^2 V^T has the digits for that, Q = D^-1/2 F V S^-1; else by
+    Householder.
 
     The floor: rows whose noise is below n eps of the mean diagonal get that, or the mean of the diagonal left if it is
     larger. In P only: A stays as it is, and `slack` says what of the order P <= A remains (inf where noise is 0).
@@ -195,12 +203,13 @@ class LowRank(Preconditioner):
     Args:
         partial: F; noise (n,), float64.
     Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; triangle, left, mean_diagonal as in
-    PartialCholesky.
-    Cost: 4 n k^2 flops and two more n x k buffers while it is made, one kept; a half solve 4 n k t flops, or 8 n k t
-        where digits would be lost.
+    PartialCholesky; skew, how many times EPS a column of Q may be in others: 1 by Householder.
+    Cost: 4 n k^2 flops, or 6 with Householder, and two more n x k buffers while it is made, one kept; a half solve
+        4 n k t flops, or 8 n k t where digits would be lost.
     """
 
     exact = True
+    skew: float = 1.0
     _basis: "Tensor | CarriedBasis"
 
     @stretched("factorisation")
@@ -209,9 +218,9 @@ class LowRank(Preconditioner):
         self.pivots, self.triangle, self.left = partial.pivots, partial.triangle, partial.left
         self.mean_diagonal = partial.mean_diagonal
         self._take(noise)
-        scaled = partial.factor / self._deviation
-        self._basis, self._inner = linalg.qr(scaled, device=linalg.own_device(scaled))
-        self._rotation, self._singular, _ = torch.linalg.svd(self._inner)
+        self._basis, self._inner, self._rotation, self._singular, self.skew = _decomposed(
+            partial.factor / self._deviation
+        )
         self._stretched()
 
     def with_noise(self, partial: PartialCholesky, noise: Tensor) -> "LowRank":
@@ -242,7 +251,7 @@ class LowRank(Preconditioner):
     def _stretched(self) -> None:
         self._stretch = 1.0 + self._singular.square()
         largest = float(self._stretch.max()) if self.rank else 1.0
-        self._twice = largest * EPS > LOST
+        self._twice = largest * EPS * self.skew > LOST
 
     @property
     def basis(self) -> CarriedBasis:
@@ -286,18 +295,54 @@ class LowRank(Preconditioner):
         """(n, count) columns from N(0, P), eq. (M-78)."""
         draws = torch.randn(self.rank + len(self.noise), count, generator=generator, dtype=F64)
         draws = draws.to(self.noise.device)
-        return self._deviation * (self._basis @ (self._inner @ draws[: self.rank]) + draws[self.rank :])
+        return self._deviation * (self._outside(self._inner @ draws[: self.rank]) + draws[self.rank :])
 
     def _power(self, v: Tensor, power: float) -> Tensor:
         """(I + Q R R^T Q^T)^-power v: what lies in Q shrinks, the rest stays, eq. (M-78)."""
-        inside = self._basis.mT @ v
+        inside = self._inside(v)
         turned = self._rotation.mT @ inside
         shrunk = turned / self._stretch.pow(power).unsqueeze(-1)
         if not self._twice:
-            return v + self._basis @ (self._rotation @ (shrunk - turned))
-        outside = v - self._basis @ inside
-        again = self._basis.mT @ outside  # rounding of what was taken out, which P^-1 must not leave unshrunk
-        return outside + self._basis @ (self._rotation @ shrunk - again)
+            return v + self._outside(self._rotation @ (shrunk - turned))
+        outside = v - self._outside(inside)
+        again = self._inside(outside)  # rounding of what was taken out, which P^-1 must shrink
+        return outside + self._outside(self._rotation @ shrunk - again)
+
+    def _inside(self, v: Tensor) -> Tensor:
+        """Q^T v."""
+        basis = self._basis
+        return tall_transposed_times(basis, v) if isinstance(basis, Tensor) else basis.mT @ v
+
+    def _outside(self, u: Tensor) -> Tensor:
+        """Q u."""
+        basis = self._basis
+        return tall_times(basis, u) if isinstance(basis, Tensor) else basis @ u
+
+
+def _decomposed(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """Q, R, U and the diagonal of S of R = U S V^T, for D^-1/2 F = Q R, (n, k), eq. (M-78), and the skew of Q."""
+    if is_deterministic() or scaled.shape[0] * scaled.shape[1] ** 2 < LEAST_FLOPS:
+        return by_householder(scaled)
+    gram = scaled.mT @ scaled
+    try:
+        squares, vectors = linalg.eigh(gram, device=linalg.own_device(gram))
+    except ConvergenceError:
+        return by_householder(scaled)
+    least, largest = (float(squares[0]), float(squares[-1])) if len(squares) else (0.0, 0.0)
+    if not (least > torch.finfo(F64).tiny / EPS and EPS * largest <= ORTHONORMAL * least):
+        return by_householder(scaled)
+    singular = squares.sqrt()
+    identity = torch.eye(len(squares), dtype=F64, device=scaled.device)
+    basis, inner = ((vectors / singular).mT @ scaled.mT).mT, singular.unsqueeze(-1) * vectors.mT
+    return basis, inner, identity, singular, math.sqrt(largest / least)
+
+
+def by_householder(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """As `LowRank` has them, of D^-1/2 F (n, k) with any condition number: Q (n, k), R (k, k), U (k, k), the diagonal
+    of S (k,), and the skew of Q, 1. Cost: 4 n k^2 flops, at the speed of LAPACK."""
+    basis, inner = linalg.qr(scaled, device=linalg.own_device(scaled))
+    rotation, singular, _ = torch.linalg.svd(inner)
+    return basis, inner, rotation, singular, 1.0
 
 
 def _uniform(values: Tensor) -> bool:

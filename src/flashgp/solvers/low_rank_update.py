@@ -21,7 +21,9 @@ F64 = torch.float64
 EPS = torch.finfo(F64).eps
 LITTLE_KNOWN = 4.0  # times what the pivots leave of a row on average: beyond, it is an outlying eigenvalue of its own
 MOST_RANK_GROWTH = 1.25  # of the columns that the preconditioner was made with
-LOST_DIRECTION = 1e-8  # the share of a column of Q in the rows that stay, below which rounding is what would be scaled
+# The share of a column of Q in the rows that stay, below which rounding is what would be scaled: of a Q by Householder,
+# and of one that is less orthonormal.
+LOST_DIRECTION, LOST_WITH_SKEW = 1e-8, 1e-6
 SHIFT = 10.0  # times b eps max diag(K), of a block of new pivots
 
 
@@ -61,7 +63,7 @@ def carried(
         lost = basis.taken(going.nonzero()[:, 0])
         left_over = turn - lost.mT @ lost
         values, vectors = linalg.eigh(left_over, device=linalg.own_device(left_over))
-        kept = values > LOST_DIRECTION
+        kept = values > (LOST_DIRECTION if old.skew == 1.0 else LOST_WITH_SKEW)
         root = values[kept].sqrt()
         turn, inner = vectors[:, kept] / root, (vectors[:, kept] * root).mT @ inner
     rows = inner.new_zeros(0, inner.shape[0])
