@@ -4,13 +4,15 @@
 
 A problem is a product K V, the gradient of sum(U * K V) by every parameter, or a posterior with mean and variance at
 200 points, of a scaled Matern-3/2 kernel with ARD. `auto` is the call as users make it, its planning included. It is
-timed beside every route that may be taken without being asked for, each forced by a plan made beforehand: the
-smallest of 7 turns each, A B C C B A A B C, so that no one comes after the same other every time: threads of another
-library wait for work by spinning for a while. A route whose first turn takes over four times that of the quickest is
-not run again. A cell is all problems of one kind and number of rows, in a process of its own:
+timed beside every route that may be taken without being asked for, each forced by a plan made beforehand, products by
+torch tiles in every size that `tune` tries. Nobody is asked for the device and the dtype of a product here: there is
+one device, and float32 for data of float64 would be another answer; routes of posteriors differ in dtype. A time is the
+smallest of 7 turns, A B C C B A A B C, so that no one comes after the same other every time: threads of another library
+wait for work by spinning for a while. A route whose first turn takes over four times that of the quickest is not run
+again. A cell is all problems of one kind and number of rows, in a process of its own:
 
     regret            seconds of auto / seconds of the quickest of them, auto among them
-    against all       the same where routes that are taken only on request count too (K kept in memory for one product)
+    against all       the same where routes that are taken only on request count too (K kept in memory, large tiles)
 
 A factor in float64 is taken while it takes less than ten seconds, although one in float32 with corrections may take
 half as long (planner/conditioning.py): this is policy, not prediction, and float32 factors are routes on request then.
@@ -21,7 +23,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,10 +33,13 @@ from common import smooth_data
 import flashgp as fgp
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_seconds
+from flashgp.pairwise.torch_tiles import tile_pairs
 from flashgp.planner.conditioning import PATIENCE_SECONDS
+from flashgp.planner.tuning import TILES
 
 TURNS = 7
 LEAST_SECONDS = 0.002  # of one turn of a short job, which is called again until then
+UNBOUNDED_BYTES = 2**62  # a plan would halve a tile that passes its bytes
 HOPELESS = 4.0  # times the quickest, in the first turn
 TEST_POINTS = 200
 SHARE, USUAL, MOST = 0.9, 1.3, 2.0  # what was to be reached: regret of so many problems, and of all
@@ -47,7 +52,7 @@ POSTERIORS = {50: (3, 26), 200: (3, 26), 800: (3, 26), 2000: (3, 26), 5000: (3, 
 DTYPES = ("float64", "float32")
 SECONDS = {
     ("product", 30_000): 60.0,
-    ("product", 100_000): 150.0,
+    ("product", 100_000): 300.0,
     ("posterior", 5000): 60.0,
     ("posterior", 10_000): 120.0,
 }
@@ -129,11 +134,29 @@ def _plans(operator: Any, t: int) -> tuple[dict[str, Any], frozenset[str]]:
     return plans, frozenset(asked)
 
 
+def _with_tiles(plans: Mapping[str, Any], asked: frozenset[str]) -> tuple[dict[str, Any], frozenset[str]]:
+    """The same plans and those of torch tiles in the other sizes that `tune` tries and that cut the product otherwise;
+    those that a plan may not take, which keeps temporaries well below the matrix, only on request."""
+    found, more = dict(plans), set(asked)
+    for name, plan in plans.items():
+        if not plan.in_torch_tiles:
+            continue
+        sizes = sorted({*TILES, plan.tile_pairs})
+        whole = next((place for place, pairs in enumerate(sizes) if pairs >= plan.n * plan.m), len(sizes))
+        for pairs in sizes[: whole + 1]:
+            if pairs != plan.tile_pairs:
+                other = f"{name}, tiles of {pairs:,} pairs"
+                found[other] = replace(plan, tile_pairs=pairs, peak_bytes=UNBOUNDED_BYTES)
+                if pairs != tile_pairs(plan.n * plan.m, pairs, torch.device(plan.device)):
+                    more.add(other)
+    return found, frozenset(more)
+
+
 def _products(n: int) -> Iterator[Problem]:
     for number, (d, t) in enumerate(PRODUCTS[n]):
         for dtype in DTYPES if n <= 3000 else DTYPES[1 - number % 2 :][:1]:
             x, V, kernel = _inputs(n, d, t, dtype)
-            plans, asked = _plans(kernel.operator(x), t)
+            plans, asked = _with_tiles(*_plans(kernel.operator(x), t))
 
             def product(plan: Any = None, x: Any = x, V: Any = V, kernel: Any = kernel) -> Any:
                 with torch.no_grad():

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from common import RECORDS, arguments, interleaved, smooth_data
@@ -16,6 +17,11 @@ from torch import Tensor, nn
 
 import flashgp as fgp
 from flashgp.bench import write_record
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.system import CovarianceSystem
+from flashgp.solvers import low_rank
+from flashgp.solvers.low_rank import LowRank, partial_cholesky
+from flashgp.solvers.tall import tall_times, tall_transposed_times
 
 COLUMNS = [
     {"key": "question", "title": "question"},
@@ -35,6 +41,7 @@ TILE_COLUMNS = [
 ]
 TILES = [2**power for power in range(14, 23)]
 TILED_ROWS = 12_000  # so many that a plan may take the larger ones
+RANK = 512
 UNBOUNDED_BYTES = 2**62  # a plan would halve a tile that passes its bytes
 Job = Callable[[], Tensor]
 
@@ -150,6 +157,38 @@ def questions(n: int, repeats: int) -> Iterator[dict[str, Any]]:
         lambda: torch.cat([posterior.predict(part).variance for part in many.split(100)]), "in one call",
         lambda: posterior.predict(many).variance, lambda: posterior.predict(many).variance,
         "one call: strips of it are cut by us", repeats,
+    )  # fmt: skip
+    yield from _preconditioner(n, repeats)
+
+
+def _preconditioner(n: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """What an iteration of a solve spends beside its product: two halves of a preconditioner of low rank."""
+    x, _ = smooth_data(n // 2, 8, torch.float64)
+    rows, few = len(x), torch.randn(n // 2, 14, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        operator = _kernel(8, 0.5).operator(x)
+        system = CovarianceSystem(operator, torch.full((rows,), 0.1, dtype=torch.float64), workspace=Workspace())
+        partial = partial_cholesky(system, limit=min(RANK, rows // 4), share=0.0)
+        P = partial.factor @ partial.factor.mT + torch.diag(system.noise)
+        usual = LowRank(partial, system.noise)
+    Q = usual.basis.base
+    large = rows * partial.rank**2 >= low_rank.LEAST_FLOPS
+    assert large != torch.equal(usual.inner, usual.inner.triu()), "by eigenvectors: Householder has a triangle"
+    yield _row(
+        f"Q Q^T V of {rows:,} rows, rank {partial.rank}, 14 columns", "as columns",
+        lambda: Q @ (Q.mT @ few), "as rows, filled up to 16",
+        lambda: tall_times(Q, tall_transposed_times(Q, few)), lambda: (Q @ Q.mT) @ few,
+        "yes, in half solves of a basis in one part", repeats,
+    )  # fmt: skip
+
+    def by_householder() -> Tensor:
+        with mock.patch.object(low_rank, "_decomposed", low_rank.by_householder):
+            return LowRank(partial, system.noise).solve(few)
+
+    yield _row(
+        f"the preconditioner of {rows:,} rows, rank {partial.rank}, and one solve", "Householder", by_householder,
+        "eigenvectors of F^T D^-1 F", lambda: LowRank(partial, system.noise).solve(few),
+        lambda: torch.linalg.solve(P, few), "where Q^T Q = I stays true to 1e-11", repeats,
     )  # fmt: skip
 
 

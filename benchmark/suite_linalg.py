@@ -29,6 +29,7 @@ OPERATIONS = ("qr", "cholesky", "eigh", "triangular")
 RIGHT_HAND_SIDES = 16
 SHARE, SECONDS = 0.15, 1e-5  # the choice may take so much longer than the better device
 TURN_SECONDS = 0.001  # of one turn, so that short calls are timed at their own pace
+TURNS, SLOW_TURNS = 60, 6  # of each: what else runs on a machine comes in bursts longer than a few turns
 COLUMNS = [
     {"key": "work", "title": "operation"},
     {"key": "cells", "title": "cells", "format": "integer"},
@@ -128,7 +129,7 @@ def rows_of(
     for n, operation, dtype, home in itertools.product(orders, OPERATIONS, (torch.float64, torch.float32), homes):
         if only in operation and time.monotonic() < deadline:
             slow = n >= 1000 and operation in ("eigh", "qr")
-            yield row_of(operation, n, dtype, home, 1 if toy else 3 if slow else 15)
+            yield row_of(operation, n, dtype, home, 1 if toy else SLOW_TURNS if slow else TURNS)
 
 
 def summary(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.torch_tiles import TorchTiles
 from flashgp.planner.engines import ENGINES
 
-__all__ = ["PARTS", "POINTS", "tune", "tuned"]
+__all__ = ["PARTS", "POINTS", "TILES", "tune", "tuned"]
 
 PARTS = (*OPERATIONS, "copy", "exp", "block", "tile", "call", "transfer", "products")  # of a profile; `only` names some
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
