@@ -159,6 +159,16 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 GOAL = Goal(1e-13, energy=1e-5)
 
 
+def test_what_is_left_is_no_more_than_rows() -> None:
+    """Ten iterations that gain nothing near the end of a small system promise no more of them than it has rows."""
+    price = second.making_passes(700)
+    assert not second.is_slow(1.01, 2.0, price, 700), "near rows would cost more than all that may be left"
+    assert second.is_slow(1.01, 2.0, second.making_passes(20_000), 20_000)
+    assert second.is_slow(0.99, 1e6, 10.0, 700)
+    assert not second.is_slow(0.5, 1e6, 10.0, 700)
+    assert not second.is_slow(1.01, 0.9, 0.0, 700)
+
+
 def few_dimensions(n: int = 1200) -> PlacedSystem:
     return PlacedSystem(points(n, 2), 0.03, 1e-3)
 

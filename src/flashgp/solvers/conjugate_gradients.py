@@ -283,7 +283,7 @@ class _Run:
         rate, excess = rate_of(self.sizes, LOOK // 2), progress.excess(self.columns, self.r, self.method._bound(self.r))
         if rate >= 1.0 and self.dtype != F64:
             return False  # rounding may be to blame, which would judge the other one too: float64 comes first
-        if not is_slow(rate, excess, second.price) or not progress.has_room_for(TRIAL, second.price):
+        if not is_slow(rate, excess, second.price, second.count) or not progress.has_room_for(TRIAL, second.price):
             return False
         self.trial = Trial(rate)
         return True

@@ -34,10 +34,7 @@ STALL = 2.0  # a column of the identity removes 1 / (n - k) of the trace; less t
 SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots
 LOST = 1e-6  # relative: where rounding of Q Q^T v may reach this share of P^-1 v, it is taken out twice
 ORTHONORMAL = 1e-11  # of Q^T Q - I: up to here Q is made of F^T D^-1 F, at the speed of products, else by Householder
-
-LEAST_FLOPS = (
-    2**27
-)  # n k^2 from which that is worth it; below, and with `deterministic`, the same bits whatever the run
+LEAST_FLOPS = 2**27  # n k^2 from which that is worth it; by Householder bits are the same from run to run
 
 EndReason = Literal["trace", "limit", "stalled", "exhausted", "given"]
 

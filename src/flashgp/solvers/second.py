@@ -152,16 +152,17 @@ def rate_of(sizes: Sequence[float], iterations: int) -> float:
     return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
 
 
-def is_slow(rate: float, excess: float, price: float) -> bool:
+def is_slow(rate: float, excess: float, price: float, count: int) -> bool:
     """Whether so many iterations are left that another preconditioner is worth a trial.
 
     Args: rate: what an iteration leaves of the residual; excess: how many times too large that is; price: of making
-        the other one, in passes over the pairs.
+        the other one, in passes over the pairs; count, of rows: conjugate gradients take no more iterations than that,
+        but for rounding, however little the last ones gained.
     """
     if excess <= 1.0:
         return False
     left = -math.log(excess) / math.log(rate) if 0.0 < rate < 1.0 else math.inf if rate >= 1.0 else 0.0
-    return left > WORTHWHILE + 2.0 * price
+    return min(left, count) > WORTHWHILE + 2.0 * price
 
 
 def making_passes(count: int) -> float:

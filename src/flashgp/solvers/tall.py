@@ -14,12 +14,12 @@ WIDTH = 4  # of more columns than that: zeros fill them up to a multiple, since 
 
 def tall_times(Q: Tensor, u: Tensor) -> Tensor:
     """Q u for Q (n, k) and u (k, t). Cost: 2 n k t flops."""
-    return _cut((_rows(u) @ Q.mT).mT, u.shape[1])
+    return (_rows(u) @ Q.mT).mT[:, : u.shape[1]]
 
 
 def tall_transposed_times(Q: Tensor, v: Tensor) -> Tensor:
     """Q^T v for Q (n, k) and v (n, t). Cost: 2 n k t flops."""
-    return _cut((_rows(v) @ Q).mT, v.shape[1])
+    return (_rows(v) @ Q).mT[:, : v.shape[1]]
 
 
 def _rows(v: Tensor) -> Tensor:
@@ -31,7 +31,3 @@ def _rows(v: Tensor) -> Tensor:
     rows = v.new_zeros(width, v.shape[0])
     rows[:t] = v.mT
     return rows
-
-
-def _cut(product: Tensor, t: int) -> Tensor:
-    return product[:, :t]
