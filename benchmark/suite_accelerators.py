@@ -171,9 +171,8 @@ def _preconditioner(n: int, repeats: int) -> Iterator[dict[str, Any]]:
         partial = partial_cholesky(system, limit=min(RANK, rows // 4), share=0.0)
         P = partial.factor @ partial.factor.mT + torch.diag(system.noise)
         usual = LowRank(partial, system.noise)
-    Q = usual.basis.base
-    large = rows * partial.rank**2 >= low_rank.LEAST_FLOPS
-    assert large != torch.equal(usual.inner, usual.inner.triu()), "by eigenvectors: Householder has a triangle"
+    Q = usual.basis @ torch.eye(usual.rank, dtype=torch.float64)
+    assert (rows * partial.rank**2 >= low_rank.LEAST_FLOPS) == (usual.skew > 1.0), "by eigenvectors"
     yield _row(
         f"Q Q^T V of {rows:,} rows, rank {partial.rank}, 14 columns", "as columns",
         lambda: Q @ (Q.mT @ few), "as rows, filled up to 16",

@@ -14,6 +14,7 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError
 from flashgp.inference import online_solves
 from flashgp.operators.stored import StoredTiles
+from flashgp.solvers import low_rank_update
 from flashgp.solvers.alternating_projections import PreparedProjections
 from flashgp.solvers.contract import Limits
 from flashgp.solvers.low_rank import LowRank
@@ -153,6 +154,19 @@ def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
         lower = ready.preconditioner.lower
         assert torch.allclose(lower.square().sum(1) - found.solves.system.diagonal(), found.noise, atol=1e-5)
     agree(post.append(x[3:4], y[5:6]).drop(gone))
+
+
+@pytest.mark.parametrize("way", ["stored", "recomputed"])
+def test_a_basis_that_is_no_longer_orthonormal_is_made_anew(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. (M-116): another change would scale rounding."""
+    x, y = data(180)
+    post = conditioned(model(), x[:150], y[:150], way)
+    assert post.append(x[150:160], y[150:160]).learned.refactorised == 0
+    monkeypatch.setattr(low_rank_update, "WORN", 0.0)
+    post = post.append(x[150:166], y[150:166])
+    agree(post)
+    assert post.learned.refactorised == 1
+    assert "made anew 1 time" in "; ".join(post.report.events)
 
 
 @pytest.mark.parametrize("way", ["stored", "recomputed", "refined"])

@@ -36,7 +36,7 @@ from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.contract import Limits, Prepared, Solution
 from flashgp.solvers.fallback import NEXT
 from flashgp.solvers.low_rank import LowRank
-from flashgp.solvers.low_rank_update import MOST_RANK_GROWTH, carried
+from flashgp.solvers.low_rank_update import MOST_RANK_GROWTH, carried, worn
 from flashgp.solvers.panels import PanelFactor
 from flashgp.solvers.second import near_rows
 
@@ -320,12 +320,12 @@ def _low_rank(
     border: Tensor,
     system: CovarianceSystem,
 ) -> tuple[LowRank, Rows] | None:
-    """The preconditioner and its pivots after the update; None where most rows are foreign to it."""
+    """The preconditioner and its pivots after the update; None where most rows are foreign to it, or it is worn."""
     staying, count = len(grown), change.rows.count
     place = (~grown).nonzero()[:, 0]
     stay = place if change.kept is None else change.kept[place]
     fresh = torch.cat([grown.nonzero()[:, 0], torch.arange(staying, count, device=grown.device)])
-    if low.basis.foreign + len(fresh) > FOREIGN_SHARE * count or low.rank > count:
+    if low.basis.foreign + len(fresh) > FOREIGN_SHARE * count or low.rank > count or worn(low):
         return None
     form = post.gp.kernel.form
     cross = TorchTiles().block(form, post.theta, change.rows.take(fresh), anchors, dtype=F64)

@@ -33,17 +33,15 @@ class CarriedBasis:
     extra_turn: Tensor
 
     @classmethod
-    def of(cls, basis: "Tensor | CarriedBasis") -> "CarriedBasis":
-        """A basis in one part, without a copy."""
-        if isinstance(basis, CarriedBasis):
-            return basis
-        n, r = basis.shape
-        every = torch.arange(n, device=basis.device)
-        identity = torch.eye(r, dtype=basis.dtype, device=basis.device)
+    def of(cls, base: Tensor, turn: Tensor | None = None) -> "CarriedBasis":
+        """B W in one part, without a copy of B (n, r0); W is the identity if it is not given."""
+        n = len(base)
+        every = torch.arange(n, device=base.device)
+        turn = torch.eye(base.shape[1], dtype=base.dtype, device=base.device) if turn is None else turn
+        r = turn.shape[1]
         return cls(
-            n, basis, every, every, identity, every[:0], basis.new_zeros(0, r), basis.new_zeros(n, 0),
-            basis.new_zeros(0, r),
-        )  # fmt: skip
+            n, base, every, every, turn, every[:0], base.new_zeros(0, r), base.new_zeros(n, 0), base.new_zeros(0, r)
+        )
 
     @property
     def foreign(self) -> int:

@@ -30,10 +30,12 @@ __all__ = ["LowRank", "PartialCholesky", "by_householder", "partial_cholesky"]
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 BLOCK = 128  # pivots proposed at once: the b x b rejection loop stays below the cost of their columns
+FULL = 0.75  # of the rows of a buffer from which it is kept as it is
 STALL = 2.0  # a column of the identity removes 1 / (n - k) of the trace; less than twice that is no decay
 SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots
 LOST = 1e-6  # relative: where rounding of Q Q^T v may reach this share of P^-1 v, it is taken out twice
 ORTHONORMAL = 1e-11  # of Q^T Q - I: up to here Q is made of F^T D^-1 F, at the speed of products, else by Householder
+PROBES = 4  # that measure how orthonormal a basis is
 LEAST_FLOPS = 2**27  # n k^2 from which that is worth it; by Householder bits are the same from run to run
 
 EndReason = Literal["trace", "limit", "stalled", "exhausted", "given"]
@@ -151,8 +153,9 @@ class _Growing:
 
     def append(self, index: Tensor) -> None:
         """The columns of these pivots. A shift of their block keeps F F^T <= K, since (H + c I)^-1 <= H^-1."""
-        known = self.rows[: self.rank]
-        columns = self.system.columns(index, F64).mT - known[:, index].mT @ known
+        known, added = self.rows[: self.rank], self.rows[self.rank : self.rank + len(index)]
+        torch.mm(known[:, index].mT, known, out=added)
+        columns = torch.sub(self.system.columns(index, F64).mT, added, out=added)
         block = columns[:, index]
         block = 0.5 * (block + block.mT)
         unit = max(len(index) * EPS * self.largest, torch.finfo(F64).tiny)
@@ -166,9 +169,8 @@ class _Growing:
                 f"failed with shifts up to {SHIFTS[-1] * unit:.1e}; check that the covariance function is one",
                 jitters=SHIFTS,
             )
-        added = self.rows[self.rank : self.rank + len(index)]
-        added.copy_(torch.linalg.solve_triangular(lower, columns, upper=False))
-        self.left.sub_(added.square().sum(0)).clamp_min_(0.0)
+        torch.linalg.solve_triangular(lower, columns, upper=False, out=added)
+        self.left.sub_(torch.einsum("kn,kn->n", added, added)).clamp_min_(0.0)
         self.left[index] = 0.0
         self.pivots.append(index)
         self.corners.append(torch.cat([known[:, index].mT, lower], dim=1))
@@ -183,7 +185,10 @@ class _Growing:
             height, width = corner.shape
             triangle[place : place + height, :width] = corner
             place += height
-        return PartialCholesky(self.rows[: self.rank].mT, pivots, self.left, self.mean, ended, triangle)
+        rows = self.rows[: self.rank]
+        if self.rank < FULL * len(self.rows):  # what is not used must not live as long as the factor
+            rows = rows.clone()
+        return PartialCholesky(rows.mT, pivots, self.left, self.mean, ended, triangle)
 
 
 class LowRank(Preconditioner):
@@ -191,8 +196,8 @@ class LowRank(Preconditioner):
 
     With D^-1/2 F = Q R everything is done in the orthonormal Q and k x k matrices, so that what P^-1 takes away from v
     keeps its digits where the noise is 1e-12 of the variance; the usual Cholesky factor of I + F^T D^-1 F has the
-    square of that condition number. Where F^T D^-1 F = V S^2 V^T has the digits for that, Q = D^-1/2 F V S^-1; else by
-    Householder.
+    square of that condition number. Where F^T D^-1 F = V S^2 V^T has the digits for that, Q = D^-1/2 F V S^-1, which is
+    applied as it stands; else Q is made by Householder.
 
     The floor: rows whose noise is below n eps of the mean diagonal get that, or the mean of the diagonal left if it is
     larger. In P only: A stays as it is, and `slack` says what of the order P <= A remains (inf where noise is 0).
@@ -200,14 +205,14 @@ class LowRank(Preconditioner):
     Args:
         partial: F; noise (n,), float64.
     Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; triangle, left, mean_diagonal as in
-    PartialCholesky; skew, how many times EPS a column of Q may be in others: 1 by Householder.
-    Cost: 4 n k^2 flops, or 6 with Householder, and two more n x k buffers while it is made, one kept; a half solve
-        4 n k t flops, or 8 n k t where digits would be lost.
+    PartialCholesky; skew, how many times EPS the first columns of Q may be in others; defect, the same of the norm of
+    Q^T Q - I: 1 and 1 by Householder.
+    Cost: 2 n k^2 flops and F itself, or 4 n k^2 with Householder and two more n x k buffers while it is made, one kept;
+        a half solve 4 n k t flops, or 8 n k t where digits would be lost.
     """
 
     exact = True
-    skew: float = 1.0
-    _basis: "Tensor | CarriedBasis"
+    _base: "Tensor | CarriedBasis"
 
     @stretched("factorisation")
     def __init__(self, partial: PartialCholesky, noise: Tensor) -> None:
@@ -215,9 +220,10 @@ class LowRank(Preconditioner):
         self.pivots, self.triangle, self.left = partial.pivots, partial.triangle, partial.left
         self.mean_diagonal = partial.mean_diagonal
         self._take(noise)
-        self._basis, self._inner, self._rotation, self._singular, self.skew = _decomposed(
-            partial.factor / self._deviation
-        )
+        made = _decomposed(partial.factor, self._deviation)
+        self._base, self._turn, self._inner = made.base, made.turn, made.inner
+        self._rotation, self._singular = made.rotation, made.singular
+        self.skew, self.defect = made.skew, made.defect
         self._stretched()
 
     def with_noise(self, partial: PartialCholesky, noise: Tensor) -> "LowRank":
@@ -253,7 +259,7 @@ class LowRank(Preconditioner):
     @property
     def basis(self) -> CarriedBasis:
         """Q of D^-1/2 F = Q R, (n, r)."""
-        return CarriedBasis.of(self._basis)
+        return self._base if isinstance(self._base, CarriedBasis) else CarriedBasis.of(self._base, self._turn)
 
     @property
     def inner(self) -> Tensor:
@@ -261,15 +267,25 @@ class LowRank(Preconditioner):
         return self._inner
 
     def moved(
-        self, basis: CarriedBasis, inner: Tensor, triangle: Tensor, left: Tensor, noise: Tensor, floored: Tensor
+        self,
+        basis: CarriedBasis,
+        inner: Tensor,
+        triangle: Tensor,
+        left: Tensor,
+        noise: Tensor,
+        floored: Tensor,
     ) -> "LowRank":
-        """The same for other rows, of which everything is known; the pivots may be none of them, so none are named."""
+        """The same for other rows, of which everything is known; the pivots may be none of them, so none are named.
+
+        How orthonormal Q still is is measured, by two passes over it.
+        """
         other = copy.copy(self)
         other.rank, other.trace, other.left, other.triangle = inner.shape[1], float(left.sum()), left, triangle
         other.pivots = self.pivots[:0]
         other._take_floored(noise, floored)
-        other._basis, other._inner = basis, inner
+        other._base, other._turn, other._inner = basis, None, inner
         other._rotation, other._singular, _ = torch.linalg.svd(inner, full_matrices=False)
+        other.skew = other.defect = _defect(basis, inner.shape[0])
         other._stretched()
         return other
 
@@ -297,49 +313,88 @@ class LowRank(Preconditioner):
     def _power(self, v: Tensor, power: float) -> Tensor:
         """(I + Q R R^T Q^T)^-power v: what lies in Q shrinks, the rest stays, eq. (M-78)."""
         inside = self._inside(v)
-        turned = self._rotation.mT @ inside
+        turned = inside if self._rotation is None else self._rotation.mT @ inside
         shrunk = turned / self._stretch.pow(power).unsqueeze(-1)
         if not self._twice:
-            return v + self._outside(self._rotation @ (shrunk - turned))
+            return v + self._outside(self._rotated(shrunk - turned))
         outside = v - self._outside(inside)
         again = self._inside(outside)  # rounding of what was taken out, which P^-1 must shrink
-        return outside + self._outside(self._rotation @ shrunk - again)
+        return outside + self._outside(self._rotated(shrunk) - again)
+
+    def _rotated(self, u: Tensor) -> Tensor:
+        """U u."""
+        return u if self._rotation is None else self._rotation @ u
 
     def _inside(self, v: Tensor) -> Tensor:
         """Q^T v."""
-        basis = self._basis
-        return tall_transposed_times(basis, v) if isinstance(basis, Tensor) else basis.mT @ v
+        base, turn = self._base, self._turn
+        if isinstance(base, CarriedBasis):
+            return base.mT @ v
+        inside = tall_transposed_times(base, v)
+        return inside if turn is None else turn.mT @ inside
 
     def _outside(self, u: Tensor) -> Tensor:
         """Q u."""
-        basis = self._basis
-        return tall_times(basis, u) if isinstance(basis, Tensor) else basis @ u
+        base, turn = self._base, self._turn
+        if isinstance(base, CarriedBasis):
+            return base @ u
+        return tall_times(base, u if turn is None else turn @ u)
 
 
-def _decomposed(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-    """Q, R, U and the diagonal of S of R = U S V^T, for D^-1/2 F = Q R, (n, k), eq. (M-78), and the skew of Q."""
-    if is_deterministic() or scaled.shape[0] * scaled.shape[1] ** 2 < LEAST_FLOPS:
-        return by_householder(scaled)
-    gram = scaled.mT @ scaled
+@dataclass(frozen=True)
+class Decomposed:
+    """D^-1/2 F = Q R, Q = B T and R = U S V^T, eq. (M-78).
+
+    Fields: base B (n, k); turn T and rotation U, (k, k), None for I; inner R (k, k); singular, the diagonal of S, (k,);
+    skew and defect of Q as in `LowRank`.
+    """
+
+    base: Tensor
+    turn: Tensor | None
+    inner: Tensor
+    rotation: Tensor | None
+    singular: Tensor
+    skew: float = 1.0
+    defect: float = 1.0
+
+
+def _decomposed(factor: Tensor, deviation: Tensor) -> Decomposed:
+    """Of F (n, k) and the roots of D, (n, 1)."""
+    if is_deterministic() or factor.shape[0] * factor.shape[1] ** 2 < max(1, LEAST_FLOPS):
+        return by_householder(factor, deviation)
+    if _uniform(deviation):
+        scaled, unit = factor, float(deviation[0])
+    else:
+        scaled, unit = factor / deviation, 1.0
+    sizes = torch.einsum("nk,nk->k", scaled, scaled)  # between the least and the largest eigenvalue
+    if EPS * float(sizes.max()) > ORTHONORMAL * float(sizes.min()):
+        return by_householder(factor, deviation)
+    gram = scaled.mT @ scaled / unit**2
     try:
         squares, vectors = linalg.eigh(gram, device=linalg.own_device(gram))
     except ConvergenceError:
-        return by_householder(scaled)
-    least, largest = (float(squares[0]), float(squares[-1])) if len(squares) else (0.0, 0.0)
+        return by_householder(factor, deviation)
+    least, largest = float(squares[0]), float(squares[-1])
     if not (least > torch.finfo(F64).tiny / EPS and EPS * largest <= ORTHONORMAL * least):
-        return by_householder(scaled)
-    singular = squares.sqrt()
-    identity = torch.eye(len(squares), dtype=F64, device=scaled.device)
-    basis, inner = ((vectors / singular).mT @ scaled.mT).mT, singular.unsqueeze(-1) * vectors.mT
-    return basis, inner, identity, singular, math.sqrt(largest / least)
+        return by_householder(factor, deviation)
+    singular, condition = squares.sqrt(), math.sqrt(largest / least)
+    inner = singular.unsqueeze(-1) * vectors.mT
+    return Decomposed(scaled, vectors / (unit * singular), inner, None, singular, condition, condition**2)
 
 
-def by_householder(scaled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-    """As `LowRank` has them, of D^-1/2 F (n, k) with any condition number: Q (n, k), R (k, k), U (k, k), the diagonal
-    of S (k,), and the skew of Q, 1. Cost: 4 n k^2 flops, at the speed of LAPACK."""
+def by_householder(factor: Tensor, deviation: Tensor) -> Decomposed:
+    """The same for any condition number. Cost: 4 n k^2 flops, at the speed of LAPACK."""
+    scaled = factor / deviation
     basis, inner = linalg.qr(scaled, device=linalg.own_device(scaled))
     rotation, singular, _ = torch.linalg.svd(inner)
-    return basis, inner, rotation, singular, 1.0
+    return Decomposed(basis, None, inner, rotation, singular)
+
+
+def _defect(basis: CarriedBasis, rank: int) -> float:
+    """The Frobenius norm of Q^T Q - I, of rank columns, in EPS: by Gaussian probes, whose mean square is its square."""
+    probes = torch.randn(rank, PROBES, generator=torch.Generator().manual_seed(0), dtype=F64)
+    probes = probes.to(basis.base.device)
+    return max(1.0, float((basis.mT @ (basis @ probes) - probes).norm()) / (EPS * math.sqrt(PROBES)))
 
 
 def _uniform(values: Tensor) -> bool:

@@ -15,15 +15,15 @@ from flashgp import linalg
 from flashgp.solvers.carried_basis import CarriedBasis
 from flashgp.solvers.low_rank import LowRank
 
-__all__ = ["MOST_RANK_GROWTH", "carried"]
+__all__ = ["MOST_RANK_GROWTH", "carried", "worn"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 LITTLE_KNOWN = 4.0  # times what the pivots leave of a row on average: beyond, it is an outlying eigenvalue of its own
 MOST_RANK_GROWTH = 1.25  # of the columns that the preconditioner was made with
-# The share of a column of Q in the rows that stay, below which rounding is what would be scaled: of a Q by Householder,
-# and of one that is less orthonormal.
-LOST_DIRECTION, LOST_WITH_SKEW = 1e-8, 1e-6
+LOST_DIRECTION = 1e-8  # the share of a column of Q in the rows that stay, below which rounding is what would be scaled
+DEFECT = 1e-7  # of Q^T Q - I after one change: a smaller share is given up as well where more would come of it
+WORN = 1e-9  # of Q^T Q - I: beyond, a preconditioner is made anew instead of changed once more
 SHIFT = 10.0  # times b eps max diag(K), of a block of new pivots
 
 
@@ -63,7 +63,7 @@ def carried(
         lost = basis.taken(going.nonzero()[:, 0])
         left_over = turn - lost.mT @ lost
         values, vectors = linalg.eigh(left_over, device=linalg.own_device(left_over))
-        kept = values > (LOST_DIRECTION if old.skew == 1.0 else LOST_WITH_SKEW)
+        kept = values > max(LOST_DIRECTION, EPS * old.defect / DEFECT)
         root = values[kept].sqrt()
         turn, inner = vectors[:, kept] / root, (vectors[:, kept] * root).mT @ inner
     rows = inner.new_zeros(0, inner.shape[0])
@@ -86,6 +86,11 @@ def carried(
             above = triangle.new_zeros(len(triangle), len(pivots))
             triangle = torch.cat([torch.cat([triangle, above], dim=1), torch.cat([own, lower], dim=1)])
     return old.moved(basis, inner, triangle, left, noise, floored), pivots
+
+
+def worn(low: LowRank) -> bool:
+    """Whether so little is left of Q^T Q = I that another change would lose directions that count."""
+    return EPS * low.defect > WORN
 
 
 def _little_known(left: Tensor, fresh: Tensor, room: int) -> Tensor:
