@@ -81,9 +81,9 @@ def test_no_further_than_it_may() -> None:
 def test_without_a_gradient_there_the_search_begins_at_the_last_optimum() -> None:
     class Objective:
         rows, probes = 400, PROBES
-        anchors: list[numpy.ndarray] = []
 
         def __init__(self) -> None:
+            self.anchors: list[numpy.ndarray] = []
             self.settings = SimpleNamespace(workspace=Workspace())
 
         def refresh(self, anchor: numpy.ndarray) -> None:
@@ -118,6 +118,11 @@ def test_without_a_gradient_there_the_search_begins_at_the_last_optimum() -> Non
     wanted = trend.ahead(400, 1e6 / 1.5 * numpy.eye(3), PROBES, climb.unit * LARGEST_REACH)
     assert numpy.allclose(climb.asked[0][0], wanted, rtol=1e-12), "what is put on the curvature is no evidence"
     assert not numpy.allclose(climb.asked[0][0], trend.ahead(400, 1e6 * numpy.eye(3), PROBES, climb.unit), rtol=1e-9)
+    climb = Climb(0)
+    climb.low, climb.high = trend.theta - 0.01, trend.theta + 0.02
+    assert climb.along(trend, 1e6 * numpy.eye(3), 1.5) == "found"
+    assert numpy.allclose(climb.asked[0][0], wanted.clip(climb.low, climb.high), rtol=1e-12)
+    assert numpy.array_equal(climb.asked[0][0], climb.objective.anchors[0]), "probes are drawn where it begins"
 
 
 def test_an_interruption_returns_no_guess() -> None:

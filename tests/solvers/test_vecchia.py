@@ -159,14 +159,18 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 GOAL = Goal(1e-13, energy=1e-5)
 
 
-def test_what_is_left_is_no_more_than_rows() -> None:
-    """Ten iterations that gain nothing near the end of a small system promise no more of them than it has rows."""
-    price = second.making_passes(700)
-    assert not second.is_slow(1.01, 2.0, price, 700), "near rows would cost more than all that may be left"
-    assert second.is_slow(1.01, 2.0, second.making_passes(20_000), 20_000)
-    assert second.is_slow(0.99, 1e6, 10.0, 700)
-    assert not second.is_slow(0.5, 1e6, 10.0, 700)
-    assert not second.is_slow(1.01, 0.9, 0.0, 700)
+def test_a_plateau_is_not_taken_for_the_rest_of_a_solve() -> None:
+    """Ten iterations that gain nothing are seen beside the ten before; twenty that gain nothing are slow."""
+    decay = [0.5**i for i in range(11)]
+    plateau = decay + decay[-1:] * 10
+    assert second.lately(plateau) == pytest.approx(0.5**0.5)
+    assert second.lately([1.0] * 10 + decay) == pytest.approx(0.5), "the last ten, where they gain"
+    assert second.lately([1.0] * 21) == 1.0
+    price = second.making_passes(20_000)
+    assert not second.is_slow(second.lately(plateau), 2.0, price)
+    assert second.is_slow(second.lately([1.0] * 21), 2.0, second.making_passes(300)), "whatever is made of it"
+    assert second.is_slow(0.99, 1e6, price)
+    assert not second.is_slow(1.01, 0.9, 0.0)
 
 
 def few_dimensions(n: int = 1200) -> PlacedSystem:

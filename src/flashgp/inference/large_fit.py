@@ -234,23 +234,28 @@ class _Climb:
     def along(self, trend: Trend, curvature: numpy.ndarray, stiffness: float) -> Descent:
         """A descent from where fewer rows lead; from their own optimum where no gradient can be had there, and says so.
 
-        Args: curvature, of their likelihood, (p, p), nats, and how much stiffer it is made, as `descend` has it.
+        Args: curvature, of their likelihood, (p, p), nats; stiffness, how much stiffer it is made, as `descend` has it.
         Raises: NotPositiveDefiniteError if no gradient can be had at their optimum either.
         """
         rows = self.objective.rows
         scaled = curvature * (rows / trend.rows)
         ahead = trend.ahead(rows, curvature / stiffness, self.objective.probes, LARGEST_REACH * self.unit)
         if ahead is not trend.theta and self.most > 1:
+            ahead = numpy.clip(ahead / self.unit, self.low, self.high) * self.unit
             self.objective.refresh(ahead)
             self._led = True
             try:
                 return self.run(ahead, scaled, stiffness)
             except NotPositiveDefiniteError:
-                self.objective.settings.workspace.note(
-                    f"{rows:,} rows had no gradient where fewer rows lead; their search began at the optimum of those"
-                )
+                pass
             finally:
                 self._led = False
+            self.objective.refresh(trend.theta)
+            found = self.run(trend.theta, scaled, stiffness)
+            self.objective.settings.workspace.note(
+                f"{rows:,} rows had no gradient where fewer rows lead; their search began at the optimum of those"
+            )
+            return found
         self.objective.refresh(trend.theta)
         return self.run(trend.theta, scaled, stiffness)
 

@@ -31,7 +31,7 @@ from flashgp.solvers.contract import (
 from flashgp.solvers.low_rank import LowRank, partial_cholesky
 from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.progress import Progress, product
-from flashgp.solvers.second import LOOK, NOT_TRIED, TRIAL, TRIED, Second, Trial, is_slow, near_rows, rate_of
+from flashgp.solvers.second import LOOK, NOT_TRIED, TRIAL, TRIED, Second, Trial, is_slow, lately, near_rows
 
 __all__ = ["ConjugateGradients", "PreparedConjugateGradients"]
 
@@ -280,10 +280,10 @@ class _Run:
             return False
         if not count or count % LOOK:
             return False
-        rate, excess = rate_of(self.sizes, LOOK // 2), progress.excess(self.columns, self.r, self.method._bound(self.r))
+        rate, excess = lately(self.sizes), progress.excess(self.columns, self.r, self.method._bound(self.r))
         if rate >= 1.0 and self.dtype != F64:
             return False  # rounding may be to blame, which would judge the other one too: float64 comes first
-        if not is_slow(rate, excess, second.price, second.count) or not progress.has_room_for(TRIAL, second.price):
+        if not is_slow(rate, excess, second.price) or not progress.has_room_for(TRIAL, second.price):
             return False
         self.trial = Trial(rate)
         return True

@@ -24,8 +24,8 @@ from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.vecchia import Vecchia, making_bytes
 
 __all__ = [
-    "LOOK", "NOT_TRIED", "TRIAL", "TRIED", "Outcome", "Second", "Trial", "is_slow", "making_passes", "near_rows",
-    "rate_of",
+    "LOOK", "NOT_TRIED", "TRIAL", "TRIED", "Outcome", "Second", "Trial", "is_slow", "lately", "making_passes",
+    "near_rows",
 ]  # fmt: skip
 
 # In every line that a solve writes of them.
@@ -146,23 +146,31 @@ class Trial:
         return standing and size > GROWN * self._size
 
 
-def rate_of(sizes: Sequence[float], iterations: int) -> float:
-    """The factor of the residual of each of the last iterations, of sizes before and after each of them."""
+def lately(sizes: Sequence[float]) -> float:
+    """What each iteration has left of the residual, of sizes before and after each of them.
+
+    Of the last LOOK / 2, or of LOOK where those gained nothing: conjugate gradients have plateaus, also just before
+    they end.
+    """
+    rate = _rate(sizes, LOOK // 2)
+    return rate if rate < 1.0 else _rate(sizes, LOOK)
+
+
+def _rate(sizes: Sequence[float], iterations: int) -> float:
     before, now = sizes[-1 - iterations], sizes[-1]
     return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
 
 
-def is_slow(rate: float, excess: float, price: float, count: int) -> bool:
+def is_slow(rate: float, excess: float, price: float) -> bool:
     """Whether so many iterations are left that another preconditioner is worth a trial.
 
     Args: rate: what an iteration leaves of the residual; excess: how many times too large that is; price: of making
-        the other one, in passes over the pairs; count, of rows: conjugate gradients take no more iterations than that,
-        but for rounding, however little the last ones gained.
+        the other one, in passes over the pairs.
     """
     if excess <= 1.0:
         return False
     left = -math.log(excess) / math.log(rate) if 0.0 < rate < 1.0 else math.inf if rate >= 1.0 else 0.0
-    return min(left, count) > WORTHWHILE + 2.0 * price
+    return left > WORTHWHILE + 2.0 * price
 
 
 def making_passes(count: int) -> float:
