@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Step
-from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
+from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients, _Halves
 from flashgp.solvers.low_rank import LowRank, partial_cholesky
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
@@ -165,3 +165,30 @@ def test_the_rank(rank: int | None) -> None:
     prepared = ConjugateGradients(rank=rank).prepare(system)
     assert isinstance(prepared.preconditioner, LowRank)
     assert prepared.preconditioner.rank == (25 if rank is None else 7)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_bound_and_the_directions_after_it_take_one_half_solve(
+    started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L^-1 r of the first residual and of a true one, which bounds the error, begins the directions too."""
+    system = DenseSystem(matern(points(200, 2), 0.5), 1e-2)
+    rhs = normal(200, 4)
+    prepared = ConjugateGradients(rank=20, first=F64).prepare(system)
+    start = 1e-3 * normal(200, 4) if started else None
+    asked = []
+    half_solve = LowRank.half_solve
+
+    def counted(self: LowRank, v: Tensor) -> Tensor:
+        asked.append(v.clone())
+        return half_solve(self, v)
+
+    monkeypatch.setattr(LowRank, "half_solve", counted)
+    found = prepared.solve(rhs, Goal(1e-6), start=start)
+    apart = sum(not any(torch.equal(v, w) for w in asked[:i]) for i, v in enumerate(asked))
+    assert apart == len(asked), "none twice"
+    monkeypatch.setattr(_Halves, "take", lambda self, residual: self.preconditioner.half_solve(residual))
+    asked.clear()
+    again = prepared.solve(rhs, Goal(1e-6), start=start)
+    assert torch.equal(again.value, found.value)
+    assert len(asked) > apart

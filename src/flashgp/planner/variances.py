@@ -42,7 +42,6 @@ __all__ = [
 VARIANCES = ("auto", "exact", "sampled")
 STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
 STRIP_SHARE = 64  # of the rows of a factor, in a wider strip for it
-LARGEST_ROOM = 2.0**62  # bytes: an unbounded room, as a number
 SOLVED_POINTS = 64  # right-hand sides of one block solve
 SAMPLED_SECONDS = 60.0  # exact solves that take longer give way to samples: about how long one waits for numbers
 CORRECTION_SECONDS = 10.0  # a float32 factor's variances are corrected at all points while that takes less
@@ -128,7 +127,7 @@ def strip_points(n: int, batch: int = 1, room: float = 0.0) -> int:
     """Points of a strip of K_sx with a factor of n rows, (M-59): triangular solves with fewer columns than a 64th of
     their rows take longer for each of them. As many are taken as make three strips a quarter of the room, in bytes."""
     least = max(1, STRIP_BYTES // (8 * max(1, n) * max(1, batch)))
-    wide = min(n // STRIP_SHARE, int(min(room, LARGEST_ROOM)) // (4 * 3 * 8 * max(1, n)))
+    wide = int(min(n // STRIP_SHARE, room / (4 * 3 * 8 * max(1, n))))
     return max(least, wide) if batch == 1 else least
 
 

@@ -101,17 +101,39 @@ class PreparedConjugateGradients(Prepared):
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
         """As `Prepared.solve`; an iteration is one product with a block of search directions."""
-        progress = Progress(self.name, self.system, rhs, goal, limits, start, self._bound, self.events)
+        halves = _Halves(self.preconditioner)
+        progress = Progress(self.name, self.system, rhs, goal, limits, start, halves.bound, self.events)
         with self.system.workspace.hold(8 * 8 * rhs.numel()):
             try:
-                ended = _Run(self, progress).stopped()
+                ended = _Run(self, progress, halves).stopped()
             except KeyboardInterrupt:
                 ended = progress.interrupted_by_hand()
             return progress.finished(ended)
 
     def _bound(self, residual: Tensor) -> Tensor:
-        """sqrt(slack r^T P^-1 r), eq. (M-79)."""
-        return half_bound(self.preconditioner, self.preconditioner.half_solve(residual).norm(dim=0))
+        return _Halves(self.preconditioner).bound(residual)
+
+
+class _Halves:
+    """L^-1 r with the first preconditioner, of one solve: what bounds the error of a residual often begins the next
+    directions as well."""
+
+    def __init__(self, preconditioner: Preconditioner) -> None:
+        self.preconditioner = preconditioner
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def bound(self, residual: Tensor) -> Tensor:
+        """sqrt(slack r^T P^-1 r), (t,), eq. (M-79)."""
+        half = self.preconditioner.half_solve(residual)
+        self._last = residual.clone(), half  # whatever becomes of the caller's
+        return half_bound(self.preconditioner, half.norm(dim=0))
+
+    def take(self, residual: Tensor) -> Tensor:
+        """L^-1 r, of which nothing is kept any longer."""
+        last, self._last = self._last, None
+        if last is not None and torch.equal(last[0], residual):
+            return last[1]
+        return self.preconditioner.half_solve(residual)
 
 
 def half_bound(preconditioner: Preconditioner, half: Tensor) -> Tensor:
@@ -145,8 +167,8 @@ class _Directions:
 class _Run:
     """One solve, eq. (M-80): columns are the open ones, x and r theirs in scaled units, r of the recurrence."""
 
-    def __init__(self, method: PreparedConjugateGradients, progress: Progress) -> None:
-        self.method, self.progress = method, progress
+    def __init__(self, method: PreparedConjugateGradients, progress: Progress, halves: _Halves) -> None:
+        self.method, self.progress, self.halves = method, progress, halves
         self.active = (method.second and method.second.begun_with()) or method.preconditioner
         self.dtype = method.first
         self.last: _Directions | None = None
@@ -233,7 +255,8 @@ class _Run:
             self.last = None  # what would be left of Q is rounding
 
     def _orthonormalise(self) -> None:
-        half = self.active.half_solve(self.r)
+        first = self.active is self.method.preconditioner
+        half = self.halves.take(self.r) if first else self.active.half_solve(self.r)
         self.Q, self.coefficients = linalg.qr(half, device=linalg.own_device(half))
 
     def _take_best(self) -> None:

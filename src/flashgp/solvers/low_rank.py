@@ -207,8 +207,8 @@ class LowRank(Preconditioner):
     Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; triangle, left, mean_diagonal as in
     PartialCholesky; skew, how many times EPS the first columns of Q may be in others; defect, the same of the norm of
     Q^T Q - I: 1 and 1 by Householder.
-    Cost: 2 n k^2 flops and F itself, or 4 n k^2 with Householder and two more n x k buffers while it is made, one kept;
-        a half solve 4 n k t flops, or 8 n k t where digits would be lost.
+    Cost: 2 n k^2 flops and F itself (uniform noise), or another n x k buffer; by Householder 4 n k^2 and two more such
+        buffers while it is made, one kept; a half solve 4 n k t flops, or 8 n k t where digits would be lost.
     """
 
     exact = True
