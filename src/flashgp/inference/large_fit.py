@@ -86,7 +86,8 @@ def fit_many_rows(
     count = min(MIDDLE_ROWS, n)
     recorder.phase = f"fitting {count:,} rows"
     exact = dataclasses.replace(settings, dtype=torch.float64)
-    with on_rows(gp, x, y, exact, roles, weak, subset_rows(n, count, seed), FlatObjective) as middle:
+    first_rows = functools.partial(on_rows, gp, x, y, exact, roles, weak, subset_rows(n, count, seed), FlatObjective)
+    with first_rows() as middle:
         minimise(middle, roles, [start], max_iterations, recorder, "middle", MIDDLE_DECREASE)
         if waking:
             wake(middle, roles, max_iterations, recorder, report, "middle", MIDDLE_DECREASE)
@@ -97,30 +98,13 @@ def fit_many_rows(
     curvature = curvature + _prior_curvature(objective, theta) * (count / n)
 
     def strayed(found: numpy.ndarray, of: str) -> bool:
-        """Whether parameters found by estimates are no good by the exact likelihood of the first rows, and says so."""
-        with on_rows(gp, x, y, exact, roles, weak, subset_rows(n, least, seed), FlatObjective) as middle:
-            try:
-                worse = (middle(found)[0] - middle(anchor)[0]) / least
-            except NotPositiveDefiniteError:
-                worse = math.inf
-        if worse <= SLIP:
+        with first_rows() as middle:
+            worse = _worse(middle, found, theta) / count
+        if worse <= SLIP or not _is_given_up(worse, of, count, report, objective.factored):
             return False
-        if objective.factored:  # probes of the model itself are not rough
-            report.events.append(
-                f"under what {of} rows say, the first {least:,} rows are {worse:.2g} nats each less likely; kept, "
-                "since its gradients were by factors"
-            )
-            return False
-        event = (
-            f"the search over {of} rows was given up: the first {least:,} rows are {worse:.2g} nats each less likely "
-            "under what it found, so that its gradients were too rough; the parameters before it are kept"
-        )
-        report.events.append(event)
-        warnings.warn(event, FlashGPWarning, stacklevel=5)
         recorder.reached = trend.theta
         return True
 
-    least, anchor = count, theta
     window = _window(objective, theta)
     sizes, trend, stiffness = part_sizes(n, count), Trend(theta, count), 1.0
     while sizes:
@@ -171,6 +155,32 @@ def fit_many_rows(
             f"the search over all rows ended after {counted(climb.evaluations, 'gradient')}; by its model another step "
             f"would gain {first.expected:.2g} nats"
         )
+
+
+def _worse(first_rows: FlatObjective, found: numpy.ndarray, before: numpy.ndarray) -> float:
+    """Nats by which the first rows are less likely under what was found than before; inf where they cannot be had."""
+    try:
+        return first_rows(found)[0] - first_rows(before)[0]
+    except NotPositiveDefiniteError:
+        return math.inf
+
+
+def _is_given_up(worse: float, of: str, count: int, report: Report, factored: bool) -> bool:
+    """What is done about parameters that make the first rows less likely by so many nats each, and says so: those that
+    rough estimates have found are given up; probes of the model itself are not rough."""
+    if factored:
+        report.events.append(
+            f"under what {of} rows say, the first {count:,} rows are {worse:.2g} nats each less likely; kept, "
+            "since its gradients were by factors"
+        )
+        return False
+    event = (
+        f"the search over {of} rows was given up: the first {count:,} rows are {worse:.2g} nats each less likely "
+        "under what it found, so that its gradients were too rough; the parameters before it are kept"
+    )
+    report.events.append(event)
+    warnings.warn(event, FlashGPWarning, stacklevel=6)
+    return True
 
 
 def _window(objective: LargeObjective, theta: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
