@@ -720,6 +720,23 @@ def test_a_fit_of_many_rows_resumes(small_parts, tmp_path):
     assert numpy.allclose(resumed.history[-1].theta, whole.history[-1].theta, atol=0.05)
 
 
+@pytest.mark.parametrize("nothing", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_no_evaluation(nothing, small_parts, monkeypatch):
+    x, y = table(300)
+    gp, computed, asked = prior(), LargeObjective.__call__, []
+
+    def broken_once(self, theta):
+        value, gradient = computed(self, theta)
+        asked.append(theta)
+        return (value, gradient * nothing) if len(asked) == 2 else (value, gradient)
+
+    monkeypatch.setattr(LargeObjective, "__call__", broken_once)
+    found = fgp.fit(gp, x, y, plan=planned(gp, 300))
+    assert len(asked) > 2
+    assert all(math.isfinite(e.value) and e.theta != tuple(asked[1].tolist()) for e in found.history)
+    assert any("at one point: the gradient has entries that are not finite" in event for event in found.report.events)
+
+
 def test_a_time_limit_returns_where_the_last_part_ended(small_parts):
     x, y = table(900)
     gp = prior()

@@ -158,12 +158,14 @@ def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
 
 @pytest.mark.parametrize("way", ["stored", "recomputed"])
 def test_a_basis_that_is_no_longer_orthonormal_is_made_anew(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eq. (M-116): another change would scale rounding."""
+    """Eq. (M-116): where rows leave, rounding would be scaled."""
     x, y = data(180)
     post = conditioned(model(), x[:150], y[:150], way)
-    assert post.append(x[150:160], y[150:160]).learned.refactorised == 0
+    assert post.slide(x[150:160], y[150:160]).learned.refactorised == 0
     monkeypatch.setattr(low_rank_update, "WORN", 0.0)
-    post = post.append(x[150:166], y[150:166])
+    post = post.append(x[150:160], y[150:160])
+    assert post.learned.refactorised == 0, "nothing is scaled where rows only come"
+    post = post.slide(x[160:166], y[160:166])
     agree(post)
     assert post.learned.refactorised == 1
     assert "made anew 1 time" in "; ".join(post.report.events)

@@ -11,6 +11,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.inference import sampled_variance
 from flashgp.inference.sampled_variance import variance_probes
+from flashgp.inference.variance import SHARE
 from flashgp.planner import variances
 from inference.plain_gp import F64
 
@@ -152,6 +153,27 @@ def test_samples_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(by(model(), x, y, "recomputed").predict(x_test, variance="sampled").variance, first)
     monkeypatch.setattr(sampled_variance, "representers", lambda *_: pytest.fail("solved again"))
     assert torch.equal(posterior.predict(x_test, variance="sampled").variance, first)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_float32_factor_that_is_off_by_less_than_samples_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By more than 1 %, so that it is said; exact solves are taken where they are asked for."""
+    monkeypatch.setattr("flashgp.inference.prediction.CORRECTION_SECONDS", 0.0)
+    x, y, x_test = data(300)
+    gp = model(3e-4, k.RBF(0.5))
+    posterior = by(gp, x, y, "refined")
+    prediction = posterior.predict(x_test)
+    with pytest.warns(fgp.FlashGPWarning, match=r"float32 factor, off by at most .* samples may be further off"):
+        variance = prediction.variance
+    assert prediction.variance_standard_error is None
+    (event,) = [event for event in prediction.report.events if "float32 factor" in event]
+    assert event.endswith("of the points")
+    wanted = gp.condition(x, y).predict(x_test).variance
+    off = float((variance / wanted - 1.0).abs().max())
+    assert SHARE < off < 0.25 * (2.0 / 64) ** 0.5
+    exact = posterior.predict(x_test, variance="exact")
+    assert float((exact.variance / wanted - 1.0).abs().max()) < SHARE
+    assert any(event.endswith("corrected at all of them") for event in exact.report.events)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -55,8 +55,12 @@ class Table:
         assert float(gap.min()) > -1e-9, "P <= A, which the bound of the error rests on"
         Q = low.basis @ torch.eye(low.inner.shape[0], dtype=F64)
         defect = float((Q.mT @ Q - torch.eye(Q.shape[1], dtype=F64)).norm())
-        assert defect < 1e-7
-        assert defect / 3.0 < EPS * low.defect < max(3.0 * defect, 1e-13), "what it says of itself"
+        assert defect < low_rank_update.DEFECT
+        found = EPS * low_rank.defect(low.basis, torch.eye(Q.shape[1], dtype=F64))
+        assert defect / 10.0 < found < max(3.0 * defect, 1e-13), "what is measured, by four probes"
+        values, U = torch.linalg.eigh(low.inner @ low.inner.mT)
+        leak = (Q.mT @ (Q @ U) - U).norm(dim=0) * (1.0 + values) / (1.0 + values[-1])
+        assert EPS * low.skew > float(leak.max()) / 10.0
         assert torch.allclose(low.basis.mT @ v, Q.mT @ v, atol=1e-10)
         assert torch.allclose(low.basis.taken(torch.arange(n).flip(0)), Q.flip(0), atol=1e-12)
 

@@ -159,17 +159,26 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 GOAL = Goal(1e-13, energy=1e-5)
 
 
-def test_a_plateau_is_not_taken_for_the_rest_of_a_solve() -> None:
-    """Ten iterations that gain nothing are seen beside the ten before; twenty that gain nothing are slow."""
+@pytest.mark.parametrize("gain", [1.01, 1.0, 0.9999, 0.98])
+def test_a_plateau_is_not_taken_for_the_rest_of_a_solve(gain: float) -> None:
+    """Ten iterations that gain hardly anything are seen beside the ten before."""
     decay = [0.5**i for i in range(11)]
-    plateau = decay + decay[-1:] * 10
-    assert second.lately(plateau) == pytest.approx(0.5**0.5)
-    assert second.lately([1.0] * 10 + decay) == pytest.approx(0.5), "the last ten, where they gain"
-    assert second.lately([1.0] * 21) == 1.0
+    plateau = decay + [decay[-1] * gain**i for i in range(1, 11)]
+    assert second.lately(plateau) == pytest.approx(gain)
+    assert second.usually(plateau) == pytest.approx((0.5 * gain) ** 0.5)
     price = second.making_passes(20_000)
-    assert not second.is_slow(second.lately(plateau), 2.0, price)
-    assert second.is_slow(second.lately([1.0] * 21), 2.0, second.making_passes(300)), "whatever is made of it"
+    assert not second.is_slow(second.usually(plateau), 2.0, price)
+    assert second.is_slow(second.lately(plateau), 1e3, price), "by the last ten alone"
+
+
+def test_what_is_slow() -> None:
+    price = second.making_passes(20_000)
+    assert second.usually([1.0] * 10 + [0.5**i for i in range(11)]) == pytest.approx(0.5), "the last ten, if they gain"
+    assert second.usually([0.99**i for i in range(21)]) == pytest.approx(0.99)
+    assert second.usually([1.0] * 21) == 1.0
+    assert second.is_slow(1.0, 2.0, second.making_passes(300)), "nobody knows how many are left"
     assert second.is_slow(0.99, 1e6, price)
+    assert not second.is_slow(0.5, 1e6, price)
     assert not second.is_slow(1.01, 0.9, 0.0)
 
 

@@ -100,7 +100,10 @@ def fit_many_rows(
     def strayed(found: numpy.ndarray, of: str) -> bool:
         with first_rows() as middle:
             worse = _worse(middle, found, theta) / count
-        if worse <= SLIP or not _is_given_up(worse, of, count, report, objective.factored):
+        if worse <= SLIP:
+            return False
+        _say_strayed(worse, of, count, report, kept=objective.factored)
+        if objective.factored:  # probes of the model itself are not rough
             return False
         recorder.reached = trend.theta
         return True
@@ -165,22 +168,20 @@ def _worse(first_rows: FlatObjective, found: numpy.ndarray, before: numpy.ndarra
         return math.inf
 
 
-def _is_given_up(worse: float, of: str, count: int, report: Report, factored: bool) -> bool:
-    """What is done about parameters that make the first rows less likely by so many nats each, and says so: those that
-    rough estimates have found are given up; probes of the model itself are not rough."""
-    if factored:
+def _say_strayed(worse: float, of: str, count: int, report: Report, *, kept: bool) -> None:
+    """That what a search has found makes the first rows less likely by so many nats each, and what is done about it."""
+    if kept:
         report.events.append(
             f"under what {of} rows say, the first {count:,} rows are {worse:.2g} nats each less likely; kept, "
             "since its gradients were by factors"
         )
-        return False
+        return
     event = (
         f"the search over {of} rows was given up: the first {count:,} rows are {worse:.2g} nats each less likely "
         "under what it found, so that its gradients were too rough; the parameters before it are kept"
     )
     report.events.append(event)
     warnings.warn(event, FlashGPWarning, stacklevel=6)
-    return True
 
 
 def _window(objective: LargeObjective, theta: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -298,6 +299,8 @@ class _Climb:
             failure = None
             try:
                 _, gradient = self.objective(theta)
+                if not numpy.isfinite(gradient).all():
+                    raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
             except (NotPositiveDefiniteError, ConvergenceError) as error:
                 log.debug("%s: no gradient (%s)", self.name, error)
                 self.objective.settings.workspace.note(f"{self.name} at one point: {error}")

@@ -36,7 +36,7 @@ from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.contract import Limits, Prepared, Solution
 from flashgp.solvers.fallback import NEXT
 from flashgp.solvers.low_rank import LowRank
-from flashgp.solvers.low_rank_update import MOST_RANK_GROWTH, carried, worn
+from flashgp.solvers.low_rank_update import MOST_RANK_GROWTH, carried
 from flashgp.solvers.panels import PanelFactor
 from flashgp.solvers.second import near_rows
 
@@ -325,14 +325,17 @@ def _low_rank(
     place = (~grown).nonzero()[:, 0]
     stay = place if change.kept is None else change.kept[place]
     fresh = torch.cat([grown.nonzero()[:, 0], torch.arange(staying, count, device=grown.device)])
-    if low.basis.foreign + len(fresh) > FOREIGN_SHARE * count or low.rank > count or worn(low):
+    if low.basis.foreign + len(fresh) > FOREIGN_SHARE * count or low.rank > count:
         return None
     form = post.gp.kernel.form
     cross = TorchTiles().block(form, post.theta, change.rows.take(fresh), anchors, dtype=F64)
     diagonal = system.diagonal()[fresh]
     made_with = low.basis.base.shape[1]
-    low, pivots = carried(
+    found = carried(
         low, stay, place, fresh, cross.expand(len(fresh), anchors.count), diagonal, change.noise,
         lambda index: system.columns(index, F64), int(MOST_RANK_GROWTH * made_with),
     )  # fmt: skip
+    if found is None:
+        return None
+    low, pivots = found
     return low, anchors.followed_by(change.rows.take(pivots))

@@ -2,7 +2,7 @@
 
     Q = B[own] W  in the rows that it had,    Z  in rows that came,    plus X Y                       (M-116)
 
-so that a change costs nothing of the size of B, which older bases share. Which matrices make Q orthonormal is decided
+so that a change writes nothing of the size of B, which older bases share. Which matrices make Q orthonormal is decided
 in low_rank_update.py.
 """
 

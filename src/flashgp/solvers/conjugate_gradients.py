@@ -31,7 +31,7 @@ from flashgp.solvers.contract import (
 from flashgp.solvers.low_rank import LowRank, partial_cholesky
 from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.progress import Progress, product
-from flashgp.solvers.second import LOOK, NOT_TRIED, TRIAL, TRIED, Second, Trial, is_slow, lately, near_rows
+from flashgp.solvers.second import LOOK, NOT_TRIED, TRIAL, TRIED, Second, Trial, is_slow, lately, near_rows, usually
 
 __all__ = ["ConjugateGradients", "PreparedConjugateGradients"]
 
@@ -111,7 +111,8 @@ class PreparedConjugateGradients(Prepared):
             return progress.finished(ended)
 
     def _bound(self, residual: Tensor) -> Tensor:
-        return _Halves(self.preconditioner).bound(residual)
+        """sqrt(slack r^T P^-1 r), (t,), eq. (M-79)."""
+        return half_bound(self.preconditioner, self.preconditioner.half_solve(residual).norm(dim=0))
 
 
 class _Halves:
@@ -119,18 +120,27 @@ class _Halves:
     directions as well."""
 
     def __init__(self, preconditioner: Preconditioner) -> None:
-        self.preconditioner = preconditioner
+        self.preconditioner, self._awaited = preconditioner, True
         self._last: tuple[Tensor, Tensor] | None = None
+
+    def awaited(self) -> None:
+        """Directions will begin with the next residual that is asked for."""
+        self._awaited = True
 
     def bound(self, residual: Tensor) -> Tensor:
         """sqrt(slack r^T P^-1 r), (t,), eq. (M-79)."""
         half = self.preconditioner.half_solve(residual)
-        self._last = residual.clone(), half  # whatever becomes of the caller's
+        if self._awaited:
+            self._last = residual.clone(), half  # whatever becomes of the caller's
         return half_bound(self.preconditioner, half.norm(dim=0))
+
+    def forget(self) -> None:
+        self._last, self._awaited = None, False
 
     def take(self, residual: Tensor) -> Tensor:
         """L^-1 r, of which nothing is kept any longer."""
-        last, self._last = self._last, None
+        last = self._last
+        self.forget()
         if last is not None and torch.equal(last[0], residual):
             return last[1]
         return self.preconditioner.half_solve(residual)
@@ -255,8 +265,11 @@ class _Run:
             self.last = None  # what would be left of Q is rounding
 
     def _orthonormalise(self) -> None:
-        first = self.active is self.method.preconditioner
-        half = self.halves.take(self.r) if first else self.active.half_solve(self.r)
+        if self.active is self.method.preconditioner:
+            half = self.halves.take(self.r)
+        else:
+            self.halves.forget()
+            half = self.active.half_solve(self.r)
         self.Q, self.coefficients = linalg.qr(half, device=linalg.own_device(half))
 
     def _take_best(self) -> None:
@@ -265,6 +278,7 @@ class _Run:
         self._synchronise(self.progress.residual[:, self.columns])
 
     def _verify(self) -> None:
+        self.halves.awaited()
         self._synchronise(self.progress.verify(self.columns, self.x))
 
     def _wants_truth(self, before: Tensor) -> bool:
@@ -303,9 +317,9 @@ class _Run:
             return False
         if not count or count % LOOK:
             return False
-        rate, excess = lately(self.sizes), progress.excess(self.columns, self.r, self.method._bound(self.r))
-        if rate >= 1.0 and self.dtype != F64:
+        if lately(self.sizes) >= 1.0 and self.dtype != F64:
             return False  # rounding may be to blame, which would judge the other one too: float64 comes first
+        rate, excess = usually(self.sizes), progress.excess(self.columns, self.r, self.method._bound(self.r))
         if not is_slow(rate, excess, second.price) or not progress.has_room_for(TRIAL, second.price):
             return False
         self.trial = Trial(rate)

@@ -25,12 +25,11 @@ from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioner import Preconditioner
 from flashgp.solvers.tall import tall_times, tall_transposed_times
 
-__all__ = ["LowRank", "PartialCholesky", "by_householder", "partial_cholesky"]
+__all__ = ["LowRank", "PartialCholesky", "by_householder", "defect", "partial_cholesky"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 BLOCK = 128  # pivots proposed at once: the b x b rejection loop stays below the cost of their columns
-FULL = 0.75  # of the rows of a buffer from which it is kept as it is
 STALL = 2.0  # a column of the identity removes 1 / (n - k) of the trace; less than twice that is no decay
 SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots
 LOST = 1e-6  # relative: where rounding of Q Q^T v may reach this share of P^-1 v, it is taken out twice
@@ -186,7 +185,7 @@ class _Growing:
             triangle[place : place + height, :width] = corner
             place += height
         rows = self.rows[: self.rank]
-        if self.rank < FULL * len(self.rows):  # what is not used must not live as long as the factor
+        if self.rank < len(self.rows):  # what is not used must not live as long as the factor
             rows = rows.clone()
         return PartialCholesky(rows.mT, pivots, self.left, self.mean, ended, triangle)
 
@@ -205,8 +204,8 @@ class LowRank(Preconditioner):
     Args:
         partial: F; noise (n,), float64.
     Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; triangle, left, mean_diagonal as in
-    PartialCholesky; skew, how many times EPS the first columns of Q may be in others; defect, the same of the norm of
-    Q^T Q - I: 1 and 1 by Householder.
+    PartialCholesky; skew, how many times EPS the columns of Q of the largest singular values may be in others: 1 by
+    Householder.
     Cost: 2 n k^2 flops and F itself (uniform noise), or another n x k buffer; by Householder 4 n k^2 and two more such
         buffers while it is made, one kept; a half solve 4 n k t flops, or 8 n k t where digits would be lost.
     """
@@ -223,12 +222,12 @@ class LowRank(Preconditioner):
         made = _decomposed(partial.factor, self._deviation)
         self._base, self._turn, self._inner = made.base, made.turn, made.inner
         self._rotation, self._singular = made.rotation, made.singular
-        self.skew, self.defect = made.skew, made.defect
+        self.skew = made.skew
         self._stretched()
 
     def with_noise(self, partial: PartialCholesky, noise: Tensor) -> "LowRank":
-        """The same F, which is not kept, with another D: where both are multiples of the identity, Q and the directions
-        of R stay, and nothing is decomposed again."""
+        """The same F with another D: where both are multiples of the identity, Q and the directions of R stay, and
+        nothing is decomposed again."""
         other = copy.copy(self)
         other._take(noise)
         if not (_uniform(self.noise) and _uniform(other.noise)):
@@ -253,8 +252,12 @@ class LowRank(Preconditioner):
 
     def _stretched(self) -> None:
         self._stretch = 1.0 + self._singular.square()
-        largest = float(self._stretch.max()) if self.rank else 1.0
-        self._twice = largest * EPS * self.skew > LOST
+        self._largest = float(self._stretch.max()) if self.rank else 1.0
+
+    @property
+    def _twice(self) -> bool:
+        """Whether what lies in Q is taken out twice."""
+        return self._largest * EPS * self.skew > LOST
 
     @property
     def basis(self) -> CarriedBasis:
@@ -277,7 +280,7 @@ class LowRank(Preconditioner):
     ) -> "LowRank":
         """The same for other rows, of which everything is known; the pivots may be none of them, so none are named.
 
-        How orthonormal Q still is is measured, by two passes over it.
+        What Q has in others of its columns is measured, by two passes over it.
         """
         other = copy.copy(self)
         other.rank, other.trace, other.left, other.triangle = inner.shape[1], float(left.sum()), left, triangle
@@ -285,8 +288,8 @@ class LowRank(Preconditioner):
         other._take_floored(noise, floored)
         other._base, other._turn, other._inner = basis, None, inner
         other._rotation, other._singular, _ = torch.linalg.svd(inner, full_matrices=False)
-        other.skew = other.defect = _defect(basis, inner.shape[0])
         other._stretched()
+        other.skew = max(1.0, defect(basis, other._rotation * (other._stretch / other._largest)))
         return other
 
     def solve(self, v: Tensor) -> Tensor:
@@ -346,7 +349,7 @@ class Decomposed:
     """D^-1/2 F = Q R, Q = B T and R = U S V^T, eq. (M-78).
 
     Fields: base B (n, k); turn T and rotation U, (k, k), None for I; inner R (k, k); singular, the diagonal of S, (k,);
-    skew and defect of Q as in `LowRank`.
+    skew of Q as in `LowRank`.
     """
 
     base: Tensor
@@ -355,7 +358,6 @@ class Decomposed:
     rotation: Tensor | None
     singular: Tensor
     skew: float = 1.0
-    defect: float = 1.0
 
 
 def _decomposed(factor: Tensor, deviation: Tensor) -> Decomposed:
@@ -377,9 +379,9 @@ def _decomposed(factor: Tensor, deviation: Tensor) -> Decomposed:
     least, largest = float(squares[0]), float(squares[-1])
     if not (least > torch.finfo(F64).tiny / EPS and EPS * largest <= ORTHONORMAL * least):
         return by_householder(factor, deviation)
-    singular, condition = squares.sqrt(), math.sqrt(largest / least)
+    singular = squares.sqrt()
     inner = singular.unsqueeze(-1) * vectors.mT
-    return Decomposed(scaled, vectors / (unit * singular), inner, None, singular, condition, condition**2)
+    return Decomposed(scaled, vectors / (unit * singular), inner, None, singular, math.sqrt(largest / least))
 
 
 def by_householder(factor: Tensor, deviation: Tensor) -> Decomposed:
@@ -390,11 +392,15 @@ def by_householder(factor: Tensor, deviation: Tensor) -> Decomposed:
     return Decomposed(basis, None, inner, rotation, singular)
 
 
-def _defect(basis: CarriedBasis, rank: int) -> float:
-    """The Frobenius norm of Q^T Q - I, of rank columns, in EPS: by Gaussian probes, whose mean square is its square."""
-    probes = torch.randn(rank, PROBES, generator=torch.Generator().manual_seed(0), dtype=F64)
-    probes = probes.to(basis.base.device)
-    return max(1.0, float((basis.mT @ (basis @ probes) - probes).norm()) / (EPS * math.sqrt(PROBES)))
+def defect(basis: CarriedBasis, directions: Tensor) -> float:
+    """The Frobenius norm of (Q^T Q - I) V, V (r, p), in EPS: by Gaussian probes, whose mean square is its square.
+
+    Cost: 16 n r flops, two passes over Q.
+    """
+    probes = torch.randn(directions.shape[1], PROBES, generator=torch.Generator().manual_seed(0), dtype=F64)
+    v = directions @ probes.to(directions.device)
+    found = float((basis.mT @ (basis @ v) - v).norm()) / (EPS * math.sqrt(PROBES))
+    return found if math.isfinite(found) else math.inf
 
 
 def _uniform(values: Tensor) -> bool:

@@ -3,7 +3,7 @@
 A row that comes gets its F by the pivots there are, eq. (M-115), which keeps F F^T <= K: pivots are points, whether or
 not they still are rows. Rows of which the pivots know much less than of the others become pivots. The half solves stay
 those of LowRank, with an orthonormal basis that small matrices carry over, eq. (M-116); no n x k numbers are computed
-but for new pivots.
+but for new pivots. How orthonormal it is is measured, by products with a few columns.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.solvers.carried_basis import CarriedBasis
-from flashgp.solvers.low_rank import LowRank
+from flashgp.solvers.low_rank import LowRank, defect
 
-__all__ = ["MOST_RANK_GROWTH", "carried", "worn"]
+__all__ = ["MOST_RANK_GROWTH", "carried"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 LITTLE_KNOWN = 4.0  # times what the pivots leave of a row on average: beyond, it is an outlying eigenvalue of its own
 MOST_RANK_GROWTH = 1.25  # of the columns that the preconditioner was made with
 LOST_DIRECTION = 1e-8  # the share of a column of Q in the rows that stay, below which rounding is what would be scaled
-DEFECT = 1e-7  # of Q^T Q - I after one change: a smaller share is given up as well where more would come of it
-WORN = 1e-9  # of Q^T Q - I: beyond, a preconditioner is made anew instead of changed once more
+DEFECT = 1e-6  # of Q^T Q - I after one change: a smaller share is given up as well where more would come of it
+WORN = 1e-8  # of Q^T Q - I: beyond, a preconditioner is made anew before rows leave it
 SHIFT = 10.0  # times b eps max diag(K), of a block of new pivots
 
 
@@ -37,7 +37,7 @@ def carried(
     noise: Tensor,
     columns: Callable[[Tensor], Tensor],
     most: int,
-) -> tuple[LowRank, Tensor]:
+) -> tuple[LowRank, Tensor] | None:
     """P of the rows there are now, eqs. (M-115) and (M-116).
 
     Args:
@@ -45,10 +45,16 @@ def carried(
         fresh: positions of the other rows, (m,); cross: K of them with the pivots, (m, k); diagonal: K of each, (m,).
         noise: of all rows now, (n,); columns: K[:, index] of all rows now, (n, b), float64.
         most: columns that F may have.
-    Returns: the preconditioner, and the positions that became pivots.
-    Cost: some 30 k^3 flops and m k^2; n k q for q new pivots, and n q evaluations.
+    Returns: the preconditioner, and the positions that became pivots; None where rows leave a basis that is worn.
+    Cost: some 30 k^3 flops and m k^2, four passes over the basis; n k q for q new pivots, and n q evaluations.
     """
     n, basis, inner = len(noise), old.basis, old.inner
+    turn = torch.eye(inner.shape[0], dtype=F64, device=inner.device)
+    going = torch.ones(basis.count, dtype=torch.bool, device=stay.device)
+    going[stay] = False
+    off = EPS * defect(basis, turn) if bool(going.any()) else 0.0
+    if off > WORN:
+        return None
     features = torch.linalg.solve_triangular(old.triangle, cross.mT, upper=False).mT  # F of new rows, (M-115)
     left = noise.new_empty(n)
     left[place] = old.left[stay]
@@ -56,14 +62,11 @@ def carried(
     floored = noise.new_empty(n)
     floored[place] = old.noise[stay]
     floored[fresh] = old.floored(noise[fresh], n)
-    going = torch.ones(basis.count, dtype=torch.bool, device=stay.device)
-    going[stay] = False
-    turn = torch.eye(inner.shape[0], dtype=F64, device=inner.device)
     if bool(going.any()):  # Q[stay] is not orthonormal: Q[stay]^T Q[stay] = I - Q_g^T Q_g = U diag(s) U^T
         lost = basis.taken(going.nonzero()[:, 0])
         left_over = turn - lost.mT @ lost
         values, vectors = linalg.eigh(left_over, device=linalg.own_device(left_over))
-        kept = values > max(LOST_DIRECTION, EPS * old.defect / DEFECT)
+        kept = values > max(LOST_DIRECTION, off / DEFECT)
         root = values[kept].sqrt()
         turn, inner = vectors[:, kept] / root, (vectors[:, kept] * root).mT @ inner
     rows = inner.new_zeros(0, inner.shape[0])
@@ -86,11 +89,6 @@ def carried(
             above = triangle.new_zeros(len(triangle), len(pivots))
             triangle = torch.cat([torch.cat([triangle, above], dim=1), torch.cat([own, lower], dim=1)])
     return old.moved(basis, inner, triangle, left, noise, floored), pivots
-
-
-def worn(low: LowRank) -> bool:
-    """Whether so little is left of Q^T Q = I that another change would lose directions that count."""
-    return EPS * low.defect > WORN
 
 
 def _little_known(left: Tensor, fresh: Tensor, room: int) -> Tensor:

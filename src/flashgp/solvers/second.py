@@ -25,7 +25,7 @@ from flashgp.solvers.vecchia import Vecchia, making_bytes
 
 __all__ = [
     "LOOK", "NOT_TRIED", "TRIAL", "TRIED", "Outcome", "Second", "Trial", "is_slow", "lately", "making_passes",
-    "near_rows",
+    "near_rows", "usually",
 ]  # fmt: skip
 
 # In every line that a solve writes of them.
@@ -146,19 +146,17 @@ class Trial:
         return standing and size > GROWN * self._size
 
 
-def lately(sizes: Sequence[float]) -> float:
-    """What each iteration has left of the residual, of sizes before and after each of them.
-
-    Of the last LOOK / 2, or of LOOK where those gained nothing: conjugate gradients have plateaus, also just before
-    they end.
-    """
-    rate = _rate(sizes, LOOK // 2)
-    return rate if rate < 1.0 else _rate(sizes, LOOK)
-
-
-def _rate(sizes: Sequence[float], iterations: int) -> float:
+def lately(sizes: Sequence[float], iterations: int = LOOK // 2) -> float:
+    """What each of the last iterations has left of the residual, of sizes before and after each of them."""
     before, now = sizes[-1 - iterations], sizes[-1]
     return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
+
+
+def usually(sizes: Sequence[float]) -> float:
+    """The same of twice as many where the last ones gained hardly anything and those before them more: conjugate
+    gradients have plateaus, also just before they end."""
+    rate = lately(sizes)
+    return rate if rate <= STANDING else min(rate, lately(sizes, LOOK))
 
 
 def is_slow(rate: float, excess: float, price: float) -> bool:
