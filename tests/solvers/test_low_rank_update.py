@@ -28,10 +28,12 @@ class Table:
         """Rows at positions stay, the others at their end."""
         self.rows = torch.cat([self.rows[stay], new])
         n, m = len(self.rows), len(stay)
-        self.low, pivots = carried(
+        found = carried(
             self.low, stay, torch.arange(m), torch.arange(m, n), self.K[new][:, self.pivots], self.K.diagonal()[new],
             self.noise[self.rows], lambda index: self.K[self.rows][:, self.rows[index]], MOST,
         )  # fmt: skip
+        assert found is not None, "worn"
+        self.low, pivots = found
         self.pivots = torch.cat([self.pivots, self.rows[pivots]])
 
     @property
@@ -129,6 +131,27 @@ def test_new_columns_are_orthogonal_to_the_others(table: Table, monkeypatch: pyt
     assert low.low.rank == 50
     Q = low.low.basis @ torch.eye(50, dtype=F64)
     assert torch.allclose(Q.mT @ Q, torch.eye(50, dtype=F64), atol=1e-13)
+
+
+def test_what_is_worn_is_not_carried_over_where_rows_leave(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank_update, "WORN", 0.0)
+    table.change(torch.arange(150), torch.arange(150, 160))  # rows only come
+    with pytest.raises(AssertionError, match="worn"):
+        table.change(torch.arange(1, 160), torch.arange(160, 161))
+
+
+def test_every_direction_may_leave() -> None:
+    """Of rows that know nothing of each other, all pivots: P is the noise of the others."""
+    system, some = DenseSystem(torch.eye(40, dtype=F64), 0.1), torch.arange(10)
+    low = LowRank(partial_cholesky(system, limit=0, pivots=some), system.noise)
+    none = torch.zeros(0, dtype=F64)
+    found = carried(
+        low, torch.arange(10, 40), torch.arange(30), some[:0], torch.zeros(0, 10, dtype=F64), none, system.noise[10:],
+        lambda index: torch.eye(30, dtype=F64)[:, index], 20,
+    )  # fmt: skip
+    assert found is not None
+    v = normal(30, 2)
+    assert torch.allclose(found[0].solve(v), v / 0.1, rtol=1e-12)
 
 
 def test_few_more_iterations_than_a_fresh_one(table: Table) -> None:

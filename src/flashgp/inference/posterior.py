@@ -98,6 +98,7 @@ class Posterior:
         self._solves = solves
         self._probes: VarianceProbes | None = None
         self.told_of_samples = False  # whether a warning has said that variances are sampled
+        self.told_of_rounding = False  # or that those of a float32 factor are off
         self._plain_prior: tuple[PlainPrior | None] | None = None  # once it was asked for
         self._likelihood_parts: tuple[Tensor, float] | None = None  # without a factor, once it was asked for
 

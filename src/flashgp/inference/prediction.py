@@ -50,8 +50,8 @@ log = logging.getLogger("flashgp.predict")
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
 FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes each operation wait for it
 SAMPLE = 16  # points at which they are checked otherwise
-# Of a variance, that the error of a float32 factor may be at those where samples would take its place: a quarter of
-# theirs without control, (M-97), since at other points it may be larger.
+# Of a variance, that the error of a float32 factor may be at those where samples would take its place, and time: a
+# quarter of theirs without control, (M-97), since at other points it may be larger. With control theirs may be less.
 SAMPLED_SHARE = 0.25 * math.sqrt(2.0 / SAMPLES)
 UNCHECKED_BYTES = 2**28  # of a joint covariance, below which the free memory is not asked for
 _INSTEAD = {"solves": "corrected", "samples": "sampled"}
@@ -378,13 +378,14 @@ class Prediction:
             exact = prior - explained(solves, self._cross_to(some), prior).value
             rounded = prior - self._explained(some)
         error = float(((rounded - exact).abs() / exact.clamp_min(torch.finfo(exact.dtype).tiny)).max())
-        gives_way = error > (SHARE if way == "solves" else SAMPLED_SHARE)
+        gives_way = not error <= (SHARE if way == "solves" else SAMPLED_SHARE)  # also where it is no number
         event = f"variance by the float32 factor, off by at most {error:.1e} of itself at {len(index)} of the points"
         self.report.events.append(event + (f"; {_INSTEAD[way]} at all of them" if gives_way else ""))
-        if error > SHARE and not gives_way:
+        if error > SHARE and not gives_way and not self._posterior.told_of_rounding:
+            self._posterior.told_of_rounding = True
             warnings.warn(
-                f"{event}: samples may be further off, and exact solves at {count:,} points would take about "
-                f'{readable_seconds(price.seconds)}. predict(x, variance="exact") takes them',
+                f"{event}, at others perhaps by more: exact solves at {count:,} points would take about "
+                f'{readable_seconds(price.seconds)}. predict(x, variance="exact") takes them, "sampled" samples',
                 FlashGPWarning,
                 stacklevel=7,
             )

@@ -30,6 +30,7 @@ __all__ = ["LowRank", "PartialCholesky", "by_householder", "defect", "partial_ch
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 BLOCK = 128  # pivots proposed at once: the b x b rejection loop stays below the cost of their columns
+FULL = 0.9  # of the rows of a buffer from which it is kept as it is
 STALL = 2.0  # a column of the identity removes 1 / (n - k) of the trace; less than twice that is no decay
 SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots
 LOST = 1e-6  # relative: where rounding of Q Q^T v may reach this share of P^-1 v, it is taken out twice
@@ -78,7 +79,7 @@ def partial_cholesky(
             per column than twice what a column of an identity matrix would bring.
         seed: of the draws. pivots: take these instead, (k,), distinct; F is then a smooth function of K.
     Raises: DomainError for a limit or share below 0; NotPositiveDefiniteError if K is not at the pivots.
-    Cost: n k evaluations in float64, n k^2 flops, 8 n limit bytes.
+    Cost: n k evaluations in float64, n k^2 flops, 8 n limit bytes; another 8 n k at its end if k < FULL limit.
     """
     if limit < 0 or not share >= 0.0:
         raise DomainError(f"`limit` and `share` must be at least 0, got {limit} and {share}; pass a rank and a share")
@@ -185,7 +186,7 @@ class _Growing:
             triangle[place : place + height, :width] = corner
             place += height
         rows = self.rows[: self.rank]
-        if self.rank < len(self.rows):  # what is not used must not live as long as the factor
+        if self.rank < FULL * len(self.rows):  # what is not used must not live as long as the factor
             rows = rows.clone()
         return PartialCholesky(rows.mT, pivots, self.left, self.mean, ended, triangle)
 
@@ -252,7 +253,7 @@ class LowRank(Preconditioner):
 
     def _stretched(self) -> None:
         self._stretch = 1.0 + self._singular.square()
-        self._largest = float(self._stretch.max()) if self.rank else 1.0
+        self._largest = float(self._stretch.max()) if self._stretch.numel() else 1.0  # all may have left
 
     @property
     def _twice(self) -> bool:
