@@ -486,13 +486,16 @@ def test_factors_that_take_over_during_the_first_step_are_no_curvature():
 
     def ask(theta):
         asked.append(theta)
-        return (1.0 if len(asked) == 1 else 2.0) * matrix @ (theta - 1.0)
+        return matrix @ (theta - 1.0 + (0.0 if len(asked) == 1 else 2.0) * theta)  # steeper by three
 
     found = descend(
         ask, numpy.zeros(4), matrix, -everywhere, everywhere, enough=1e-6, max_evaluations=2,
         stiffens=lambda: len(asked) > 1,
     )  # fmt: skip
     assert found.stiffness == 1.0
+    asked.clear()
+    always = descend(ask, numpy.zeros(4), matrix, -everywhere, everywhere, enough=1e-6, max_evaluations=2)
+    assert always.stiffness == pytest.approx(3.0), "which would be read as that"
 
 
 def test_a_descent_stays_within_bounds_and_ends_on_them():

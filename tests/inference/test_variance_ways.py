@@ -10,6 +10,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.inference import sampled_variance
+from flashgp.inference.prediction import Prediction
 from flashgp.inference.sampled_variance import variance_probes
 from flashgp.inference.variance import SHARE
 from flashgp.planner import variances
@@ -178,6 +179,15 @@ def test_a_float32_factor_that_is_off_by_less_than_samples_stays(monkeypatch: py
     exact = posterior.predict(x_test, variance="exact")
     assert float((exact.variance / wanted - 1.0).abs().max()) < SHARE
     assert any(event.endswith("corrected at all of them") for event in exact.report.events)
+
+
+def test_a_float32_factor_whose_variances_are_no_numbers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashgp.inference.prediction.CORRECTION_SECONDS", 0.0)
+    monkeypatch.setattr(Prediction, "_explained", lambda self, rows: torch.full((rows.count,), torch.nan, dtype=F64))
+    x, y, x_test = data(200)
+    found = by(model(), x, y, "refined").predict(x_test).variance
+    monkeypatch.undo()
+    assert torch.allclose(found, model().condition(x, y).predict(x_test).variance, rtol=SHARE)
 
 
 @pytest.mark.usefixtures("impatient")

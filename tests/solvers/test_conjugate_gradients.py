@@ -168,6 +168,21 @@ def test_the_rank(rank: int | None) -> None:
     assert prepared.preconditioner.rank == (25 if rank is None else 7)
 
 
+def test_nothing_is_kept_of_a_half_solve_that_nobody_awaits() -> None:
+    system = DenseSystem(matern(points(50, 2), 0.5), 1e-2)
+    halves, r = _Halves(LowRank(partial_cholesky(system, limit=10), system.noise)), normal(50, 2)
+    halves.bound(r)
+    assert halves._last is not None, "a solve begins with directions"
+    halves.take(r)
+    assert halves._last is None
+    halves.bound(r)
+    assert halves._last is None, "as in every step that is told to a callback"
+    halves.awaited()
+    halves.bound(r)
+    r += 1.0
+    assert torch.equal(halves.take(r), halves.preconditioner.half_solve(r)), "of what it is now"
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_a_bound_and_the_directions_after_it_take_one_half_solve(
     started: bool, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,14 @@ def test_why_it_ends() -> None:
             partial_cholesky(smooth, limit=limit, share=share)
 
 
+@pytest.mark.parametrize("limit", [300, 60])
+def test_a_factor_holds_little_more_than_its_columns(limit: int) -> None:
+    """However many were allowed."""
+    partial = partial_cholesky(DenseSystem(matern(points(300, 1), 3.0), 1e-2), limit=limit, share=0.1)
+    assert partial.ended == "trace"
+    assert partial.factor.untyped_storage().nbytes() <= 8 * 300 * partial.rank / low_rank.FULL
+
+
 def test_the_share_of_each_pivot() -> None:
     """The first pivot is i with probability K_ii / tr K, within four standard errors."""
     K = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64))

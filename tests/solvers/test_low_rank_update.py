@@ -1,5 +1,7 @@
 """A low-rank preconditioner that rows leave and join, eqs. (M-115) and (M-116), against dense algebra."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -152,6 +154,27 @@ def test_every_direction_may_leave() -> None:
     assert found is not None
     v = normal(30, 2)
     assert torch.allclose(found[0].solve(v), v / 0.1, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("friend", "scale", "kept"), [(1e-2, 1.0, 10), (1e-5, 1.0, 0), (1e-2, 1.0 + 1e-10, 0), (1e-2, math.nan, None)]
+)
+def test_directions_of_which_little_stays_are_given_up(friend: float, scale: float, kept: int | None) -> None:
+    """Pivots that leave, each with a covariance of `friend` with one row that stays: friend^2 of its column does. What
+    is given up depends on how orthonormal the others are, (M-116)."""
+    K = torch.eye(40, dtype=F64)
+    K[:10, 10:20].diagonal().fill_(friend)
+    K[10:20, :10].diagonal().fill_(friend)
+    system, some = DenseSystem(K, 0.1), torch.arange(10)
+    low = LowRank(partial_cholesky(system, limit=0, pivots=some), system.noise)
+    assert isinstance(low._base, Tensor)
+    low._base = low._base * scale
+    none = torch.zeros(0, dtype=F64)
+    found = carried(
+        low, torch.arange(10, 40), torch.arange(30), some[:0], torch.zeros(0, 10, dtype=F64), none, system.noise[10:],
+        lambda index: K[10:, 10:][:, index], 20,
+    )  # fmt: skip
+    assert (None if found is None else found[0].inner.shape[0]) == kept
 
 
 def test_few_more_iterations_than_a_fresh_one(table: Table) -> None:

@@ -50,9 +50,8 @@ def carried(
     """
     n, basis, inner = len(noise), old.basis, old.inner
     turn = torch.eye(inner.shape[0], dtype=F64, device=inner.device)
-    going = torch.ones(basis.count, dtype=torch.bool, device=stay.device)
-    going[stay] = False
-    off = EPS * defect(basis, turn) if bool(going.any()) else 0.0
+    some_go = len(stay) < basis.count
+    off = EPS * defect(basis, turn) if some_go else 0.0
     if off > WORN:
         return None
     features = torch.linalg.solve_triangular(old.triangle, cross.mT, upper=False).mT  # F of new rows, (M-115)
@@ -62,7 +61,9 @@ def carried(
     floored = noise.new_empty(n)
     floored[place] = old.noise[stay]
     floored[fresh] = old.floored(noise[fresh], n)
-    if bool(going.any()):  # Q[stay] is not orthonormal: Q[stay]^T Q[stay] = I - Q_g^T Q_g = U diag(s) U^T
+    if some_go:  # Q[stay] is not orthonormal: Q[stay]^T Q[stay] = I - Q_g^T Q_g = U diag(s) U^T
+        going = torch.ones(basis.count, dtype=torch.bool, device=stay.device)
+        going[stay] = False
         lost = basis.taken(going.nonzero()[:, 0])
         left_over = turn - lost.mT @ lost
         values, vectors = linalg.eigh(left_over, device=linalg.own_device(left_over))

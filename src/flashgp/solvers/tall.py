@@ -13,12 +13,12 @@ WIDTH = 4  # of more columns than that: zeros fill them up to a multiple, since 
 
 
 def tall_times(Q: Tensor, u: Tensor) -> Tensor:
-    """Q u for Q (n, k) and u (k, t). Cost: 2 n k t flops."""
+    """Q u, (n, t), for Q (n, k) and u (k, t). Cost: 2 n k t flops."""
     return (_rows(u) @ Q.mT).mT[:, : u.shape[1]]
 
 
 def tall_transposed_times(Q: Tensor, v: Tensor) -> Tensor:
-    """Q^T v for Q (n, k) and v (n, t). Cost: 2 n k t flops."""
+    """Q^T v, (k, t), for Q (n, k) and v (n, t). Cost: 2 n k t flops."""
     return (_rows(v) @ Q).mT[:, : v.shape[1]]
 
 
