@@ -21,10 +21,10 @@ from problems import drawn_table
 
 import flashgp as fgp
 from flashgp.foundations.report import readable_seconds
-from flashgp.inference.solves import mean_goal
-from flashgp.inference.system import CovarianceSystem
+from flashgp.inference.exact.solve import mean_goal
+from flashgp.inference.exact.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients
-from flashgp.solvers.second import near_rows
+from flashgp.solvers.preconditioners.candidate import near_rows
 
 TOLERANCE, WARM_ROWS = 1e-3, 500
 # (d, lengthscale, noise variance): from a curve to a cloud in which no row is near another.

@@ -35,11 +35,11 @@ from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import readable_bytes, readable_seconds
-from flashgp.inference.initial import DataFacts, role_starts
-from flashgp.inference.large_objective import MOST_ITERATIONS, RANK, LargeObjective
-from flashgp.inference.likelihood_gradient import DirectSettings
-from flashgp.inference.search import start_vectors
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.training.initial import DataFacts, role_starts
+from flashgp.inference.training.lbfgs import start_vectors
+from flashgp.inference.training.stochastic_objective import MOST_ITERATIONS, RANK, LargeObjective
+from flashgp.pairwise.torch.tiles import TorchTiles
 
 MOST_ERROR, LEAST_RATIO = 0.05, 20.0  # what was to be reached
 WARM_ROWS = 4000  # enough that everything is compiled, and that GPyTorch takes the way of large problems

@@ -29,7 +29,7 @@ from torch import Tensor
 from flashgp import kernels
 from flashgp.kernels import REGISTRY, Kernel
 from flashgp.pairwise.backend import PairGradient
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton import TritonTiles
 from flashgp.pairwise.triton import launch as triton_launch
 from flashgp.pairwise.triton.launch import TileShape

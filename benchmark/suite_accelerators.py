@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.system import CovarianceSystem
-from flashgp.solvers import low_rank
-from flashgp.solvers.low_rank import LowRank, partial_cholesky
-from flashgp.solvers.tall import tall_times, tall_transposed_times
+from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.solvers.preconditioners import low_rank
+from flashgp.solvers.preconditioners.low_rank import LowRank, partial_cholesky
+from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 
 COLUMNS = [
     {"key": "question", "title": "question"},

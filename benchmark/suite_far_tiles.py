@@ -17,7 +17,7 @@ from common import RECORDS, arguments, interleaved
 
 import flashgp as fgp
 from flashgp.bench import measure_peak_bytes, write_record
-from flashgp.pairwise import far
+from flashgp.pairwise.near import far
 from flashgp.planner.products import plan_product
 
 F64 = torch.float64

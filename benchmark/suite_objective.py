@@ -31,9 +31,9 @@ INSIDE_FIT = {50: 8.0}  # target ratios as fit calls it, where they are others
 
 def inside_fit(x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
     """The same step as `fit` calls it: flat vector in, value and flat gradient out."""
-    from flashgp.inference.likelihood_gradient import DirectSettings
-    from flashgp.inference.objective import FlatObjective
-    from flashgp.pairwise.torch_tiles import TorchTiles
+    from flashgp.inference.exact.likelihood import DirectSettings
+    from flashgp.inference.training.objective import FlatObjective
+    from flashgp.pairwise.torch.tiles import TorchTiles
 
     d = x.shape[-1]
     gp = fgp.GP(VARIANCE * fgp.kernels.SquaredExponential(torch.full((d,), LENGTHSCALE, dtype=torch.float64)),

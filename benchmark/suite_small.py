@@ -11,10 +11,10 @@ from common import RECORDS, arguments, interleaved, smooth_data
 
 import flashgp as fgp
 from flashgp.bench import write_record
-from flashgp.inference.likelihood_gradient import DirectSettings
-from flashgp.inference.objective import FlatObjective
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.training.objective import FlatObjective
 from flashgp.pairwise import small
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 
 COLUMNS = [
     {"key": "work", "title": "n"},

@@ -173,7 +173,7 @@ def test_a_kernel_expression_is_fitted_from_its_own_starting_values(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
-    import flashgp.inference.fit as module
+    import flashgp.inference.training.fit as module
 
     original = module.fit
 
@@ -259,7 +259,7 @@ def test_ctrl_c_in_the_last_solve_says_what_was_found(
     checkpoint, model = tmp_path / "fit.checkpoint", tmp_path / "m.safetensors"
     common = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model)
     with monkeypatch.context() as patch:
-        patch.setattr("flashgp.inference.conditioning.factorise_covariance", interrupted)
+        patch.setattr("flashgp.inference.exact.condition.factorise_covariance", interrupted)
         said = run(*common, code=130)
         assert "with --checkpoint the same command would go on" in said.stderr
         assert "parameters found" in said.stdout
@@ -283,11 +283,11 @@ def test_ctrl_c_while_reading_writes_nothing(folder: Path, monkeypatch: pytest.M
 def test_deviations_from_samples_say_how_certain_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from flashgp.inference.sampled_variance import variance_probes
+    from flashgp.inference.predict.variance_samples import variance_probes
     from flashgp.table import read_table
 
     # Few numbers predict less: errors that count.
-    monkeypatch.setattr("flashgp.inference.sampled_variance.LOW_RANK", 4)
+    monkeypatch.setattr("flashgp.inference.predict.variance_samples.LOW_RANK", 4)
     rough = functools.partial(variance_probes, neighbours=0, features=64)
     monkeypatch.setattr("flashgp.inference.posterior.variance_probes", rough)
     table = write(tmp_path / "table.csv", HEAD, columns(120))
@@ -627,7 +627,7 @@ def test_control_characters_of_a_table_do_not_reach_the_terminal(capsys: pytest.
 
 
 def test_progress_is_a_bar_on_a_terminal_and_nothing_when_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashgp.inference.fit import Progress
+    from flashgp.inference.training.fit import Progress
 
     step = Progress("fitting [red]", 3, "start 0", -12.5, 0.1, 2.0, 30.0, 0.25)
     with Console(quiet=True).progress() as callback:

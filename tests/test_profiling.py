@@ -14,8 +14,8 @@ pytest.importorskip("matplotlib")
 import torch
 
 import flashgp as fgp
-from flashgp.foundations import ranges
-from flashgp.foundations.ranges import Stretch, recording, stretch
+from flashgp.foundations import profile_ranges as ranges
+from flashgp.foundations.profile_ranges import Stretch, recording, stretch
 from flashgp.profiling import Profile, attributed, take_profile
 from test_cli import HEAD, columns, run, write
 

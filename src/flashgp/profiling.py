@@ -23,7 +23,7 @@ from flashgp.bench.formats import format_seconds
 from flashgp.bench.profiler_clock import union_seconds
 from flashgp.bench.torch_profile import torch_profile
 from flashgp.foundations.atomic import replacing
-from flashgp.foundations.ranges import KINDS, Kind, Stretch, recording
+from flashgp.foundations.profile_ranges import KINDS, Kind, Stretch, recording
 
 __all__ = ["Bottleneck", "Operation", "Profile", "attributed", "take_profile"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flashgp.foundations import ranges
-from flashgp.foundations.ranges import KINDS, Kind, recording, stretch, stretched
+from flashgp.foundations import profile_ranges as ranges
+from flashgp.foundations.profile_ranges import KINDS, Kind, recording, stretch, stretched
 from flashgp.pairwise.backend import BACKENDS
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.determinism import EVENT
-from flashgp.inference import large_fit
+from flashgp.inference.training import stochastic as large_fit
 from flashgp.pairwise.cpu import readiness
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.planner import variances

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference import fantasies as module
+from flashgp.inference.online import fantasies as module
 from inference.plain_gp import data, model, relative
 
 F64 = torch.float64

@@ -14,14 +14,15 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
-from flashgp.inference import conditioning, likelihood_gradient
-from flashgp.inference import fit as fits
-from flashgp.inference.initial import DataFacts, role_starts
-from flashgp.inference.likelihood_gradient import DirectSettings
-from flashgp.inference.objective import FlatObjective
-from flashgp.inference.system import CovarianceSystem
-from flashgp.pairwise.torch_tiles import TorchTiles
-from flashgp.solvers.alternating_projections import AlternatingProjections
+from flashgp.inference.exact import condition as conditioning
+from flashgp.inference.exact import likelihood as likelihood_gradient
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.training import fit as fits
+from flashgp.inference.training.initial import DataFacts, role_starts
+from flashgp.inference.training.objective import FlatObjective
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.solvers.iterative.alternating_projections import AlternatingProjections
 from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
@@ -287,7 +288,7 @@ def test_runs_in_lockstep_are_the_runs_alone() -> None:
 
 
 def test_a_large_problem_chooses_its_start_on_a_subset(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashgp.inference import fit as module
+    from flashgp.inference.training import fit as module
 
     monkeypatch.setattr(module, "BATCHED_PAIRS", 100)
     monkeypatch.setattr(module, "SUBSET_ROWS", 8)
@@ -397,7 +398,7 @@ def test_an_interrupt_of_the_last_solve_keeps_its_weights(
     x, y = data(60)
     plan = dataclasses.replace(by_iteration(model(), 60, x.shape[1], rank=2), solver=solver)
     monkeypatch.setattr(
-        "flashgp.inference.solves.AlternatingProjections", partial(AlternatingProjections, block_size=10)
+        "flashgp.inference.exact.solve.AlternatingProjections", partial(AlternatingProjections, block_size=10)
     )
     whole = fgp.fit(model(), x, y, plan=plan, tolerance=1e-8, starts=1)
     calls: list[str] = []
@@ -445,7 +446,7 @@ def test_an_interrupt_without_a_partial_answer_leaves_the_trained_model(
 
     with monkeypatch.context() as patch:
         patch.setattr(conditioning, "factorise_covariance", interrupted)
-        patch.setattr("flashgp.solvers.conjugate_gradients.partial_cholesky", interrupted)
+        patch.setattr("flashgp.solvers.iterative.conjugate_gradients.partial_cholesky", interrupted)
         with pytest.raises(fgp.FitInterrupted, match=r"the field `gp`.*checkpoint='.*fit.checkpoint'") as caught:
             fgp.fit(model(), x, y, plan=plan, starts=1, checkpoint=checkpoint)
         with pytest.raises(KeyboardInterrupt):

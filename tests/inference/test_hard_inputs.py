@@ -9,9 +9,9 @@ import torch
 
 import flashgp as fgp
 from flashgp.pairwise.small import COMPILED_ROWS, SMALL_ROWS
-from flashgp.pairwise.statistics import DIRECT_PAIRS
-from flashgp.pairwise.tile_job import TILE_PAIRS
-from flashgp.pairwise.torch_tiles import TAPED_PAIRS
+from flashgp.pairwise.torch.statistics import DIRECT_PAIRS
+from flashgp.pairwise.torch.tile_job import TILE_PAIRS
+from flashgp.pairwise.torch.tiles import TAPED_PAIRS
 from inference.plain_gp import F64, PlainGP, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods

@@ -11,19 +11,21 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
-from flashgp.inference import large_fit, large_objective
-from flashgp.inference.checkpoint import EvaluationLog
-from flashgp.inference.history import Recorder, TimeUp
-from flashgp.inference.information import fisher_information
-from flashgp.inference.large_fit import part_sizes, with_factored_part
-from flashgp.inference.large_objective import LargeObjective
-from flashgp.inference.likelihood_gradient import DirectSettings
-from flashgp.inference.objective import FlatObjective
-from flashgp.inference.replicates import equal_rows, join
-from flashgp.inference.scoring import STIFFEST, _updated, descend
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.exact.replicates import equal_rows, join
+from flashgp.inference.training import stochastic as large_fit
+from flashgp.inference.training import stochastic_objective as large_objective
+from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.fisher_information import fisher_information
+from flashgp.inference.training.fisher_scoring import STIFFEST, _updated, descend
+from flashgp.inference.training.history import Recorder, TimeUp
+from flashgp.inference.training.objective import FlatObjective
+from flashgp.inference.training.stochastic import part_sizes, with_factored_part
+from flashgp.inference.training.stochastic_objective import LargeObjective
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner import conditioning
-from flashgp.solvers import headed_cholesky, second
+from flashgp.solvers.direct import headed_cholesky
+from flashgp.solvers.preconditioners import candidate as second
 
 
 def table(n: int, d: int = 3, outputs: int | None = None, noise: float = 0.1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -650,7 +652,7 @@ def test_training_beyond_the_memory_is_refused_before_any_work(monkeypatch):
     gp = prior()
     plan = fgp.plan(gp, n=60, d=3)
     tight = dataclasses.replace(plan, training_bytes=plan.available_bytes + 1)
-    monkeypatch.setattr("flashgp.inference.fit.FlatObjective", None)
+    monkeypatch.setattr("flashgp.inference.training.fit.FlatObjective", None)
     with pytest.raises(fgp.MemoryBudgetError, match=r"fitting 60 rows needs .* pass a larger memory=") as caught:
         fgp.fit(gp, x, y, plan=tight)
     assert caught.value.needed_bytes == plan.available_bytes + 1

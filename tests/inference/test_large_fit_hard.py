@@ -17,10 +17,10 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import ConvergenceError
-from flashgp.inference import checkpoint as checkpoints
-from flashgp.inference import large_fit
-from flashgp.inference.system import CovarianceSystem
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.training import checkpoint as checkpoints
+from flashgp.inference.training import stochastic as large_fit
+from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.test_large_fit import planned, prior, table
 
 F64 = torch.float64
@@ -141,7 +141,8 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import flashgp as fgp
-from flashgp.inference import checkpoint, large_fit
+from flashgp.inference.training import checkpoint
+from flashgp.inference.training import stochastic as large_fit
 from inference.test_large_fit import planned, prior, table
 checkpoint.SECONDS_BETWEEN_WRITES, large_fit.MIDDLE_ROWS = -1.0, 200
 how = sys.argv[1]

@@ -12,8 +12,10 @@ import torch
 import flashgp as fgp
 from flashgp.bench.memory import measure_peak_bytes
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference import prediction, search
-from flashgp.pairwise import small, tile_job
+from flashgp.inference.predict import prediction
+from flashgp.inference.training import lbfgs as search
+from flashgp.pairwise import small
+from flashgp.pairwise.torch import tile_job
 from flashgp.planner import variances
 from inference.allocations import Allocations
 from inference.plain_gp import F64, data, model, relative

@@ -13,7 +13,10 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference import few_points, online, online_ending, online_row, prediction
+from flashgp.inference.online import finish_update as online_ending
+from flashgp.inference.online import one_point as online_row
+from flashgp.inference.online import update as online
+from flashgp.inference.predict import few_points, prediction
 from flashgp.kernels import REGISTRY
 
 F64 = torch.float64

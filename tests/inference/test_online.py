@@ -13,8 +13,8 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference.replicates import repeated as repeated_rows
-from flashgp.solvers import strided
+from flashgp.inference.exact.replicates import repeated as repeated_rows
+from flashgp.solvers.direct import strided
 from inference.plain_gp import data, model, relative
 
 F64 = torch.float64

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError
-from flashgp.inference import online_solves
+from flashgp.inference.online import iterative as online_solves
 from flashgp.operators.stored import StoredTiles
-from flashgp.solvers import low_rank_update
-from flashgp.solvers.alternating_projections import PreparedProjections
-from flashgp.solvers.contract import Limits
-from flashgp.solvers.low_rank import LowRank
+from flashgp.solvers.iterative.alternating_projections import PreparedProjections
+from flashgp.solvers.iterative.contract import Limits
+from flashgp.solvers.preconditioners import low_rank_update
+from flashgp.solvers.preconditioners.low_rank import LowRank
 from inference.plain_gp import data, model
 
 F64 = torch.float64

@@ -11,10 +11,11 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.inference import online_window
-from flashgp.solvers import strided, window
-from flashgp.solvers.panels import PanelFactor
-from flashgp.solvers.window import WindowFactor
+from flashgp.inference.online import window as online_window
+from flashgp.solvers.direct import strided
+from flashgp.solvers.growing import window
+from flashgp.solvers.growing.panels import PanelFactor
+from flashgp.solvers.growing.window import WindowFactor
 from inference.plain_gp import data, model, relative
 from inference.test_online import agree, repeated
 

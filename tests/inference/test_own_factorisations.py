@@ -11,13 +11,13 @@ import flashgp as fgp
 from flashgp import linalg
 from flashgp.foundations import accelerator as module
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.inference import prior_draws
-from flashgp.inference.information import fisher_information
-from flashgp.inference.likelihood_gradient import DirectSettings
-from flashgp.inference.objective import FlatObjective
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.predict import prior_draws
+from flashgp.inference.training.fisher_information import fisher_information
+from flashgp.inference.training.objective import FlatObjective
 from flashgp.linalg import routing
 from flashgp.linalg.decision import Speeds
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.plain_gp import data, model
 from linalg.test_decision import CPU_RATES, GPU
 

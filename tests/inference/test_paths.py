@@ -7,7 +7,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
-from flashgp.inference import paths, prior_draws
+from flashgp.inference.predict import paths, prior_draws
 from inference.allocations import Allocations
 from inference.plain_gp import F64, PlainGP, data
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.inference import conditioning as module
-from flashgp.solvers.cholesky import refine
+from flashgp.inference.exact import condition as module
+from flashgp.solvers.direct.cholesky import refine
 from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods

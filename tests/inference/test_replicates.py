@@ -13,7 +13,7 @@ import flashgp as fgp
 from flashgp import kernels as k
 from flashgp import likelihoods as lik
 from flashgp import means as m
-from flashgp.inference.replicates import equal_rows, join, repeated
+from flashgp.inference.exact.replicates import equal_rows, join, repeated
 from inference.plain_gp import F64, PlainGP, data, relative
 
 PLACES = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0, 0, 3, 5, 3])  # of twelve rows, in seven places
@@ -73,9 +73,9 @@ def test_every_answer_is_that_of_all_rows(name: str) -> None:
 @pytest.mark.parametrize("mean", [m.Constant(0.2), m.Linear([0.3, -0.1])], ids=["small path", "general path"])
 def test_the_objective_of_fit_is_that_of_all_rows(name: str, mean: torch.nn.Module) -> None:
     """Value and gradient by every parameter, eq. (M-87); a linear mean takes the general path, a constant the small."""
-    from flashgp.inference.likelihood_gradient import DirectSettings
-    from flashgp.inference.objective import FlatObjective
-    from flashgp.pairwise.torch_tiles import TorchTiles
+    from flashgp.inference.exact.likelihood import DirectSettings
+    from flashgp.inference.training.objective import FlatObjective
+    from flashgp.pairwise.torch.tiles import TorchTiles
 
     x, y = table()
     likelihood = LIKELIHOODS[name][0]()
@@ -120,8 +120,8 @@ def test_fit_finds_the_optimum_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.gp.likelihood.row_weight.shape == (12,)
     assert "12 rows joined into 7 that differ in x" in found.report.events
     assert (found.report.plan.n, found.report.plan.distinct) == (12, 7)
-    monkeypatch.setattr("flashgp.inference.fit.equal_rows", lambda *_: None)
-    monkeypatch.setattr("flashgp.inference.conditioning.equal_rows", lambda *_: None)
+    monkeypatch.setattr("flashgp.inference.training.fit.equal_rows", lambda *_: None)
+    monkeypatch.setattr("flashgp.inference.exact.condition.equal_rows", lambda *_: None)
     full = fgp.fit(gp, x, y, starts=1)
     assert full.posterior.distinct == 12
     assert found.history[0].value == pytest.approx(full.history[0].value, rel=1e-12)
@@ -129,7 +129,7 @@ def test_fit_finds_the_optimum_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_start_chosen_on_some_rows_keeps_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.inference.fit.BATCHED_PAIRS", 1)
+    monkeypatch.setattr("flashgp.inference.training.fit.BATCHED_PAIRS", 1)
     for module in ("fit", "search"):
         monkeypatch.setattr(f"flashgp.inference.{module}.SUBSET_ROWS", 30)
     generator = torch.Generator().manual_seed(1)

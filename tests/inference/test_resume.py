@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.inference import checkpoint as checkpoints
-from flashgp.inference.fit import Fit
+from flashgp.inference.training import checkpoint as checkpoints
+from flashgp.inference.training.fit import Fit
 from inference.plain_gp import data, model
 
 Trajectory = list[tuple[str, float, tuple[float, ...]]]
@@ -80,7 +80,7 @@ def test_killed_again_while_resuming(tmp_path: Path) -> None:
 
 def test_a_log_that_no_longer_fits_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version may step elsewhere from the same start: what is logged from there on is replaced."""
-    from flashgp.inference import fit as module
+    from flashgp.inference.training import fit as module
 
     monkeypatch.setattr(module, "fingerprint", lambda *parts: "the same")
     x, y = data(8)
@@ -161,7 +161,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from inference.plain_gp import data, model
 import flashgp as fgp
-from flashgp.inference import checkpoint
+from flashgp.inference.training import checkpoint
 checkpoint.SECONDS_BETWEEN_WRITES = -1.0
 how = sys.argv[1]
 def kill(): os.kill(os.getpid(), signal.SIGKILL)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.inference import conditioning as module
-from flashgp.inference import prediction as prediction_module
-from flashgp.inference.solves import Solves
-from flashgp.inference.variance import explained
+from flashgp.inference.exact import condition as module
+from flashgp.inference.exact.solve import Solves
+from flashgp.inference.predict import prediction as prediction_module
+from flashgp.inference.predict.variance_solves import explained
 
 F64 = torch.float64
 k = fgp.kernels
@@ -111,7 +111,7 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> MachineProfile:
     """A machine so slow that float64 loses patience at a few hundred rows."""
     cpu = dataclasses.replace(BUILT_IN.cpu, cholesky_float64=8e5, cholesky_float32=1.6e6)
     profile = dataclasses.replace(BUILT_IN, cpu=cpu)
-    monkeypatch.setattr("flashgp.inference.planning.current_profile", lambda: profile)
+    monkeypatch.setattr("flashgp.inference.plan.current_profile", lambda: profile)
     return profile
 
 

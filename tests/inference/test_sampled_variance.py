@@ -5,8 +5,8 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.inference.prior_draws import pivots_of
-from flashgp.inference.sampled_variance import deviation_interval, variance_probes
+from flashgp.inference.predict.prior_draws import pivots_of
+from flashgp.inference.predict.variance_samples import deviation_interval, variance_probes
 from inference.plain_gp import F64
 
 K = fgp.kernels

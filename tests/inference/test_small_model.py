@@ -6,7 +6,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.inference import gp as gp_module
-from flashgp.inference.small_model import SmallModel
+from flashgp.inference.exact.small import SmallModel
 from flashgp.kernels import REGISTRY, Kernel
 from flashgp.pairwise import small as small_problems
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError, ShapeError
 from flashgp.inference.posterior import Posterior
-from flashgp.solvers import strided
+from flashgp.solvers.direct import strided
 from inference.plain_gp import data, model, relative
 
 F64 = torch.float64

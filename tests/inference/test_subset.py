@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.inference import fit as fitting
+from flashgp.inference.training import fit as fitting
 
 
 def test_what_follows_the_subset_moves_the_model_that_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.large_fit import _Climb
-from flashgp.inference.scoring import LARGEST_REACH
-from flashgp.inference.trend import Trend
+from flashgp.inference.training.extrapolation import Trend
+from flashgp.inference.training.fisher_scoring import LARGEST_REACH
+from flashgp.inference.training.stochastic import _Climb
 
 FAR = numpy.full(3, 10.0)
 P, PROBES = 3, 32

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.inference import sampled_variance
-from flashgp.inference.prediction import Prediction
-from flashgp.inference.sampled_variance import variance_probes
-from flashgp.inference.variance import SHARE
+from flashgp.inference.predict import variance_samples as sampled_variance
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.variance_samples import variance_probes
+from flashgp.inference.predict.variance_solves import SHARE
 from flashgp.planner import variances
 from inference.plain_gp import F64
 
@@ -103,7 +103,7 @@ def test_the_rates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
 
     rates = tuple(dataclasses.replace(one, pairs_per_second=one.pairs_per_second / 1e9) for one in BUILT_IN.products)
     slow = dataclasses.replace(BUILT_IN, name="slow", products=rates)
-    monkeypatch.setattr("flashgp.inference.planning.current_profile", lambda: slow)
+    monkeypatch.setattr("flashgp.inference.plan.current_profile", lambda: slow)
     monkeypatch.setattr(variances, "FEATURES", 0)
     x, y, x_test = data(100)
     posterior = by(model(), x, y, "recomputed")
@@ -159,9 +159,9 @@ def test_samples_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_a_float32_factor_that_is_off_by_less_than_samples_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """By more than its share, so that it is said, once; exact solves are taken where they are asked for."""
-    monkeypatch.setattr("flashgp.inference.prediction.CORRECTION_SECONDS", 0.0)
-    monkeypatch.setattr("flashgp.inference.prediction.SHARE", 1e-3)  # far below what it is off by, 1 to 2 %
-    monkeypatch.setattr("flashgp.inference.prediction.SAMPLED_SHARE", 0.2)
+    monkeypatch.setattr("flashgp.inference.predict.prediction.CORRECTION_SECONDS", 0.0)
+    monkeypatch.setattr("flashgp.inference.predict.prediction.SHARE", 1e-3)  # far below what it is off by, 1 to 2 %
+    monkeypatch.setattr("flashgp.inference.predict.prediction.SAMPLED_SHARE", 0.2)
     x, y, x_test = data(300)
     gp = model(3e-4, k.RBF(0.5))
     posterior = by(gp, x, y, "refined")
@@ -182,7 +182,7 @@ def test_a_float32_factor_that_is_off_by_less_than_samples_stays(monkeypatch: py
 
 
 def test_a_float32_factor_whose_variances_are_no_numbers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.inference.prediction.CORRECTION_SECONDS", 0.0)
+    monkeypatch.setattr("flashgp.inference.predict.prediction.CORRECTION_SECONDS", 0.0)
     monkeypatch.setattr(Prediction, "_explained", lambda self, rows: torch.full((rows.count,), torch.nan, dtype=F64))
     x, y, x_test = data(200)
     found = by(model(), x, y, "refined").predict(x_test).variance
@@ -192,7 +192,7 @@ def test_a_float32_factor_whose_variances_are_no_numbers_gives_way(monkeypatch: 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_float32_factor_whose_rounding_matters_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.inference.prediction.CORRECTION_SECONDS", 0.0)
+    monkeypatch.setattr("flashgp.inference.predict.prediction.CORRECTION_SECONDS", 0.0)
     x, y, x_test = data(300)
     for noise, sampled in ((1e-1, False), (1e-5, True)):
         gp = model(noise, k.RBF(0.5))

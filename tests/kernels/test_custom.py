@@ -19,7 +19,7 @@ from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
 from flashgp.foundations.parameters import Parameter
 from flashgp.kernels import Custom
-from flashgp.pairwise import differentiable, opaque
+from flashgp.pairwise.torch import differentiable, opaque
 from kernels.user_functions import (
     FUSED,
     TILED,

@@ -7,7 +7,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
-from flashgp.pairwise import tile_job
+from flashgp.pairwise.torch import tile_job
 from inference.plain_gp import F64, data, relative
 from kernels.plain_formulas import plain
 

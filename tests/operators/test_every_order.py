@@ -16,8 +16,8 @@ import flashgp as fgp
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
 from flashgp.operators.tiled import product_sum
-from flashgp.pairwise import opaque, tile_job
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch import opaque, tile_job
+from flashgp.pairwise.torch.tiles import TorchTiles
 
 
 def address(value: Any) -> int | None:

@@ -12,7 +12,7 @@ from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 from pairwise.pair_cases import ONE_CASE_EACH, Case
 
 BACKENDS = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}

@@ -36,7 +36,7 @@ import json, sys, warnings
 import numpy, torch
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.pairwise import tile_job
+from flashgp.pairwise.torch import tile_job
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from operators.test_no_matrix import Watcher
 from pairwise.pair_cases import Case

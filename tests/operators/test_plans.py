@@ -14,9 +14,10 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.operators import multiplication
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders, pulled_back
-from flashgp.pairwise import opaque, tile_job, torch_tiles
 from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
+from flashgp.pairwise.torch import opaque, tile_job
+from flashgp.pairwise.torch import tiles as torch_tiles
 from flashgp.planner import products
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.products import ProductPlan

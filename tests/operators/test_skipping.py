@@ -13,10 +13,10 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.kernels import Kernel
 from flashgp.operators import CovarianceOperator, SkippingOperator, covariance
 from flashgp.operators.multiplication import Orders
-from flashgp.pairwise import far
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.near import far
+from flashgp.pairwise.torch.tiles import TorchTiles
 from pairwise.pair_cases import CASES, ONE_CASE_EACH, Case
 
 F32, F64 = torch.float32, torch.float64

@@ -13,7 +13,7 @@ from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 
 F64 = torch.float64
 ROUTES = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}

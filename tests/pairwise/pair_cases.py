@@ -8,8 +8,10 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import REGISTRY, Kernel
-from flashgp.pairwise import reference, statistics, tile_job, torch_tiles
+from flashgp.pairwise import reference
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
+from flashgp.pairwise.torch import statistics, tile_job
+from flashgp.pairwise.torch import tiles as torch_tiles
 
 EPS = torch.finfo(torch.float64).eps
 REFERENCE: Backend = BACKENDS[reference.Reference.name]()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashgp import kernels
 from flashgp.foundations.form import Rows
-from flashgp.pairwise import statistics
+from flashgp.pairwise.torch import statistics
 from pairwise.pair_cases import EPS, ROUTES, TORCH, gradients, relative_error, use_route
 
 f64 = torch.float64

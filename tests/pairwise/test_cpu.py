@@ -11,7 +11,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import Kernel
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 from pairwise.pair_cases import ONE_CASE_EACH, Case
 
 pytestmark = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")

@@ -9,11 +9,11 @@ from torch import Tensor
 from flashgp import kernels
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
-from flashgp.pairwise import tile_gradient, tile_job
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.cpu.engine import CompiledPairs
+from flashgp.pairwise.torch import tile_gradient, tile_job
 from pairwise.pair_cases import TORCH
 
 f64 = torch.float64

@@ -7,13 +7,13 @@ import flashgp as fgp
 from flashgp.foundations.expression import Symbol, exp, number, parameter, product, squared_distance
 from flashgp.foundations.form import Form
 from flashgp.kernels import Kernel, SpectralMixture
-from flashgp.pairwise import slopes
 from flashgp.pairwise.cpu import precision
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.cpu.generation import generated_source
 from flashgp.pairwise.cpu.layout import layout_of
 from flashgp.pairwise.cpu.small import small_layout
-from flashgp.pairwise.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
+from flashgp.pairwise.program import slopes
+from flashgp.pairwise.program.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
 from pairwise.test_cpu import CPU, check, check_product, numbers
 
 k = fgp.kernels
@@ -204,7 +204,7 @@ def test_many_members_share_one_budget(d: int, lengthscale: float, spread: float
 def test_the_small_problem(n: int) -> None:
     """Matrix and pullback of a small exact problem, eq. (M-23), with members of different width."""
     from flashgp.pairwise.cpu.small import CompiledProblem
-    from flashgp.pairwise.torch_tiles import TorchTiles
+    from flashgp.pairwise.torch.tiles import TorchTiles
 
     for name in ("mixture", "many columns"):
         kernel = KERNELS[name]

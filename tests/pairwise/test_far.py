@@ -7,15 +7,15 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.kernels import Kernel
-from flashgp.pairwise import boxes as boxes_module
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
-from flashgp.pairwise.boxes import boxes_of, covariance_bound
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.far import FarTiles, far_tiles
-from flashgp.pairwise.near import NearTiles
-from flashgp.pairwise.ordering import spatial_order
+from flashgp.pairwise.near import boxes as boxes_module
+from flashgp.pairwise.near.boxes import boxes_of, covariance_bound
+from flashgp.pairwise.near.far import FarTiles, far_tiles
+from flashgp.pairwise.near.ordering import spatial_order
+from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.pairwise.reference import Reference
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 from pairwise.pair_cases import CASES, TORCH, Case
 
 F32, F64 = torch.float32, torch.float64
@@ -247,7 +247,7 @@ def test_runs_join_neighbours_only() -> None:
 
 def test_torch_tiles_cut_tiles_that_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a panel in parts, columns of a run in parts: the same numbers."""
-    from flashgp.pairwise import tile_job
+    from flashgp.pairwise.torch import tile_job
 
     kernel, x, right = DECAYING["RBF"], clusters(200, 1), numbers(200, 2)
     far = found(kernel, x, None, 1e-6)

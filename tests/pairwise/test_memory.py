@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from flashgp import kernels
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise import tile_job
+from flashgp.pairwise.torch import tile_job
 from pairwise.pair_cases import TORCH
 
 f64 = torch.float64

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
-from flashgp.pairwise import statistics, tile_job
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.torch import statistics, tile_job
 from kernels.plain_formulas import plain
 from pairwise.pair_cases import EPS, ONE_CASE_EACH, TORCH, Case, gradients, pulled, relative_error
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.pairwise import source_cache
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.source_cache import cache_directory, import_generated
+from flashgp.pairwise.program import source_cache
+from flashgp.pairwise.program.source_cache import cache_directory, import_generated
 
 numba_needed = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
 WORK = """
@@ -100,7 +100,7 @@ FULL = """
 import os, resource, sys, tempfile, warnings
 import numba, torch
 import flashgp as fgp
-from flashgp.pairwise import source_cache
+from flashgp.pairwise.program import source_cache
 tempfile.tempdir = sys.argv[2]
 limit = int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # no file may grow beyond: what a full disk does to a write
@@ -187,7 +187,8 @@ def test_a_module_has_a_file_and_its_source(empty_cache: Path) -> None:
 def test_processes_at_once_write_one_file(tmp_path: Path, source_environment: dict[str, str]) -> None:
     text = "def answer():\n    return 42\n" * 200
     code = (
-        f"from flashgp.pairwise.source_cache import import_generated\nassert import_generated({text!r}).answer() == 42"
+        "from flashgp.pairwise.program.source_cache import import_generated\n"
+        f"assert import_generated({text!r}).answer() == 42"
     )
     environment = {**source_environment, "FLASHGP_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error::UserWarning"}
     runs = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
@@ -267,7 +268,7 @@ def test_threads_survive_a_fork(method: str) -> None:
 FORK = """
 import faulthandler, os, sys, threading, time, torch
 import flashgp as fgp
-from flashgp.foundations import forks
+from flashgp.foundations import lazy_import as forks
 from flashgp.pairwise.cpu.backend import CpuTiles
 
 def product(kernel):

@@ -111,7 +111,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 sys.argv = ["gpu_check.py", "--part", "0/1", "--small", "--seconds", "0"]
 import flashgp.bench, flashgp.pairwise.triton.launch
-from flashgp.pairwise.source_cache import import_generated
+from flashgp.pairwise.program.source_cache import import_generated
 assert import_generated("x = 1").x == 1
 runpy.run_path({str(root / "benchmark" / "gpu_check.py")!r}, run_name="__main__")
 """

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
-from flashgp.pairwise import differentiable
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.torch import differentiable
 from pairwise.pair_cases import EPS, ROUTES, TORCH, use_route
 
 f64 = torch.float64

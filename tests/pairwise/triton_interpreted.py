@@ -19,7 +19,7 @@ from flashgp.foundations.expression import exp, parameter, row_scalar, squared_d
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import Kernel
 from flashgp.pairwise.backend import BACKENDS
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.triton import TritonTiles, backend, launch, packing
 from flashgp.pairwise.triton.launch import TileShape
 from flashgp.pairwise.triton.packing import Packed

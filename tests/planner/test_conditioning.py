@@ -7,10 +7,10 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.program import program_of
 from flashgp.planner.conditioning import PATIENCE_SECONDS, PROJECTED_ROWS, plan_conditioning
 from flashgp.planner.products import STORED_ROWS
-from flashgp.solvers.alternating_projections import BLOCK_SIZE
+from flashgp.solvers.iterative.alternating_projections import BLOCK_SIZE
 
 FORM = fgp.kernels.RBF().form
 

@@ -223,7 +223,7 @@ def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """device="auto": by the rates and by what fits; nothing is allocated."""
     cuda = torch.device("cuda")
-    monkeypatch.setattr("flashgp.inference.planning.accelerator", lambda: cuda)
+    monkeypatch.setattr("flashgp.inference.plan.accelerator", lambda: cuda)
     monkeypatch.setattr(
         "flashgp.planner.choice.available_bytes", lambda device: 2**34 if device.type == "cpu" else 2**30
     )
@@ -238,7 +238,7 @@ def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fgp.plan(gp, n=100, d=2, device="auto", profile=profile).device == "cpu"
     x = torch.zeros(100, 2, dtype=torch.float64)
     x[:, 0] = torch.arange(100)
-    monkeypatch.setattr("flashgp.inference.planning.current_profile", lambda: profile)
+    monkeypatch.setattr("flashgp.inference.plan.current_profile", lambda: profile)
     assert gp.condition(x, x[:, 0], device="auto").report.device == "cpu"
     assert fgp.fit(gp, x, x[:, 0], device="auto", max_iterations=1, starts=1).report.device == "cpu"
 

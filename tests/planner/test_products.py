@@ -10,8 +10,8 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, PairRate
-from flashgp.pairwise.program import program_of
-from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner import engines, products
 from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.products import STORED_ROWS, ProductPlan, plan_product
@@ -20,7 +20,7 @@ CPU, F32, F64 = torch.device("cpu"), torch.float32, torch.float64
 KERNEL = fgp.kernels.Matern(2.5) + fgp.kernels.Linear()
 FORM = KERNEL.form
 TORCH_ONLY = tuple(engine for engine in ENGINES if engine.backend == "torch")
-FUSED = Engine("fused", "flashgp.pairwise.torch_tiles", "numba", ("cpu",), ("float64", "float32"), fused=True)
+FUSED = Engine("fused", "flashgp.pairwise.torch.tiles", "numba", ("cpu",), ("float64", "float32"), fused=True)
 ABSENT = dataclasses.replace(FUSED, package="a_package_that_is_not_there")
 NOT_YET = dataclasses.replace(FUSED, module="flashgp.pairwise.of_a_later_version")
 # Rates with which the fused engine takes a tenth of the time.

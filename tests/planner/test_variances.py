@@ -9,7 +9,7 @@ import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.variance import explained
+from flashgp.inference.predict.variance_solves import explained
 from flashgp.planner.products import ProductPlan, product_prices
 from flashgp.planner.variances import SAMPLED_SECONDS, strip_points
 

@@ -45,7 +45,7 @@ def test_no_postponed_annotations() -> None:
 
 def test_what_the_solver_contract_takes_is_at_hand_in_its_package() -> None:
     import flashgp.solvers as package
-    from flashgp.solvers import contract
+    from flashgp.solvers.iterative import contract
 
     internal = {"Index", "check_residual"}  # of System's annotations, and for implementations
     assert set(contract.__all__) - internal <= set(package.__all__)

@@ -117,7 +117,7 @@ def test_arguments_of_what_returns_its_own_class(checked) -> None:
 
 def test_public_modules_are_checked() -> None:
     names = shape_check.shaped_modules()
-    assert {"flashgp.inference.prediction", "flashgp.inference.posterior", "flashgp.linalg.dense"} <= set(names)
+    assert {"flashgp.inference.predict.prediction", "flashgp.inference.posterior", "flashgp.linalg.dense"} <= set(names)
     assert not [name for name in names if name.endswith("__init__")]
-    covariance = importlib.import_module("flashgp.inference.prediction").Prediction.covariance
+    covariance = importlib.import_module("flashgp.inference.predict.prediction").Prediction.covariance
     assert hasattr(covariance, "__wrapped__")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
-from flashgp.solvers.cholesky import JITTER_STEPS, factorise, factorise_keeping, refine
+from flashgp.solvers.direct.cholesky import JITTER_STEPS, factorise, factorise_keeping, refine
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps

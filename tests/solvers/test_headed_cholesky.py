@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flashgp.solvers import CholeskySolver, Goal
-from flashgp.solvers.headed_cholesky import HeadedCholesky, HeadedFactor
-from flashgp.solvers.low_rank import partial_cholesky
+from flashgp.solvers.direct.headed_cholesky import HeadedCholesky, HeadedFactor
+from flashgp.solvers.preconditioners.low_rank import partial_cholesky
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 F32 = torch.float32

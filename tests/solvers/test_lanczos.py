@@ -7,9 +7,9 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.system import CovarianceSystem
-from flashgp.solvers.lanczos import log_determinant
-from flashgp.solvers.low_rank import LowRank, partial_cholesky
+from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.solvers.iterative.lanczos import log_determinant
+from flashgp.solvers.preconditioners.low_rank import LowRank, partial_cholesky
 
 F64 = torch.float64
 

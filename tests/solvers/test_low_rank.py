@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import ConvergenceError, DomainError, NotPositiveDefiniteError
-from flashgp.solvers import low_rank
-from flashgp.solvers.low_rank import LOST, LowRank, PartialCholesky, partial_cholesky
+from flashgp.solvers.preconditioners import low_rank
+from flashgp.solvers.preconditioners.low_rank import LOST, LowRank, PartialCholesky, partial_cholesky
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 EPS = torch.finfo(F64).eps
@@ -86,8 +86,8 @@ def test_the_share_of_each_pivot() -> None:
 @pytest.mark.parametrize("block", [1, 4])
 def test_pivots_in_blocks_are_those_drawn_one_by_one(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first pair has the probability of two draws, p_i p_j(after i), whatever the block, eq. (M-77)."""
-    monkeypatch.setattr("flashgp.solvers.low_rank.BLOCK", block)
-    monkeypatch.setattr("flashgp.solvers.low_rank.STALL", -math.inf)
+    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.BLOCK", block)
+    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.STALL", -math.inf)
     K = torch.tensor([[1.0, 0.9, 0.1], [0.9, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=F64)
     wanted = torch.zeros(3, 3, dtype=F64)
     for i in range(3):
@@ -103,8 +103,8 @@ def test_pivots_in_blocks_are_those_drawn_one_by_one(block: int, monkeypatch: py
 
 def test_proposals_of_one_block_know_the_pivots_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a matrix of rank 3 there are three pivots, also where the second block meets rows of equal rest."""
-    monkeypatch.setattr("flashgp.solvers.low_rank.BLOCK", 4)
-    monkeypatch.setattr("flashgp.solvers.low_rank.STALL", -math.inf)
+    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.BLOCK", 4)
+    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.STALL", -math.inf)
     features = normal(12, 3) * torch.tensor([1.0, 0.3, 0.1], dtype=F64)
     system = DenseSystem(features @ features.mT, 1e-4)
     for seed in range(40):

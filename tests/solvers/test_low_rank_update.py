@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgp.solvers import Goal, low_rank, low_rank_update
-from flashgp.solvers.carried_basis import CarriedBasis
-from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients
-from flashgp.solvers.low_rank import LowRank, partial_cholesky
-from flashgp.solvers.low_rank_update import LITTLE_KNOWN, carried
+from flashgp.solvers import Goal
+from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
+from flashgp.solvers.preconditioners import low_rank, low_rank_update
+from flashgp.solvers.preconditioners.carried_basis import CarriedBasis
+from flashgp.solvers.preconditioners.low_rank import LowRank, partial_cholesky
+from flashgp.solvers.preconditioners.low_rank_update import LITTLE_KNOWN, carried
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 MOST = 60

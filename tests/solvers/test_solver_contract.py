@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError, ShapeError
 from flashgp.solvers import SOLVERS, AlternatingProjections
-from flashgp.solvers.contract import Goal, Limits, Solution, Solver, Step
+from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Solver, Step
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 # Settings besides the default, and what the default does not show at a few hundred rows.

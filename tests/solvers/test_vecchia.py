@@ -14,12 +14,13 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import MemoryBudgetError
-from flashgp.inference.system import CovarianceSystem
-from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution, second
-from flashgp.solvers.conjugate_gradients import PreparedConjugateGradients, _Run
-from flashgp.solvers.progress import Progress
-from flashgp.solvers.second import near_rows
-from flashgp.solvers.vecchia import Vecchia, making_bytes, vecchia_bytes
+from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution
+from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients, _Run
+from flashgp.solvers.iterative.progress import Progress
+from flashgp.solvers.preconditioners import candidate as second
+from flashgp.solvers.preconditioners.candidate import near_rows
+from flashgp.solvers.preconditioners.vecchia import Vecchia, making_bytes, vecchia_bytes
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 EPS = torch.finfo(F64).eps

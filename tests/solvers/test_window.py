@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.solvers import strided, window
-from flashgp.solvers.cholesky import factorise
-from flashgp.solvers.panels import PanelFactor
-from flashgp.solvers.rotations import rotations
-from flashgp.solvers.sweep import BLOCK, Going, fold, group_of, quota
-from flashgp.solvers.window import WindowFactor, window_capacity
+from flashgp.solvers.direct import strided
+from flashgp.solvers.direct.cholesky import factorise
+from flashgp.solvers.growing import window
+from flashgp.solvers.growing.downdate import BLOCK, Going, fold, group_of, quota
+from flashgp.solvers.growing.panels import PanelFactor
+from flashgp.solvers.growing.rotations import rotations
+from flashgp.solvers.growing.window import WindowFactor, window_capacity
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps

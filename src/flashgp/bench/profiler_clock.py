@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from flashgp.bench.clock import collector_off, synchronise
 from flashgp.bench.torch_profile import torch_profile
-from flashgp.foundations.ranges import recording
+from flashgp.foundations.profile_ranges import recording
 
 __all__ = ["ProfilerClock", "union_seconds"]
 

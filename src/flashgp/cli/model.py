@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from flashgp.foundations.errors import ModelFileError
-from flashgp.foundations.ranges import stretch
+from flashgp.foundations.profile_ranges import stretch
 from flashgp.inference.posterior import Posterior
 from flashgp.scaling import Scaling
 from flashgp.table import Encoding

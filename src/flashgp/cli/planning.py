@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashgp.inference.gp import GP
-from flashgp.inference.planning import plan_for
+from flashgp.inference.plan import plan_for
 from flashgp.planner.choice import table_of
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan

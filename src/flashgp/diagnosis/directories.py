@@ -24,7 +24,7 @@ from flashgp.foundations.profile_store import (
     unused_accelerator,
 )
 from flashgp.foundations.report import counted, readable_bytes
-from flashgp.pairwise.source_cache import refuse_foreign, wanted_directory
+from flashgp.pairwise.program.source_cache import refuse_foreign, wanted_directory
 
 __all__ = ["cache_findings", "profile_findings"]
 

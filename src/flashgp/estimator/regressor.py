@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from flashgp.estimator.inputs import points, training_rows
 from flashgp.estimator.standardisation import Standardisation
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.inference.exact.replicates import equal_rows, join, repeated
 from flashgp.inference.gp import GP
-from flashgp.inference.planning import plan_for
+from flashgp.inference.plan import plan_for
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.prediction import Prediction
-from flashgp.inference.replicates import equal_rows, join, repeated
+from flashgp.inference.predict.prediction import Prediction
 from flashgp.kernels import Kernel, Matern, Warped
 from flashgp.likelihoods import Gaussian
 from flashgp.scaling import Scaling
@@ -170,7 +170,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         }  # fmt: skip
         self.history_ = []
         if self.optimise and any(p.requires_grad for p in gp.parameters()):
-            from flashgp.inference.fit import fit
+            from flashgp.inference.training.fit import fit
 
             fitted = fit(
                 gp, x, y, starts=self.starts, initial=self.initial, priors=self.priors,

@@ -37,16 +37,16 @@ from flashgp.files.validation import (
     refusing,
 )
 from flashgp.foundations.errors import DomainError, FlashGPWarning
-from flashgp.inference.learned import NOTHING_LEARNED, Learned
-from flashgp.inference.planning import chosen_device
+from flashgp.inference.counters import NOTHING_LEARNED, Learned
+from flashgp.inference.exact.replicates import join
+from flashgp.inference.exact.solve import SolverChoice
+from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.replicates import join
-from flashgp.inference.solves import SolverChoice
-from flashgp.solvers.cholesky import Factor
+from flashgp.solvers.direct.cholesky import Factor
 from flashgp.table.json_fields import json_fields, json_list, json_text, refused
 
 if TYPE_CHECKING:
-    from flashgp.inference.fit import Fit
+    from flashgp.inference.training.fit import Fit
 
 __all__ = ["load", "load_metadata", "save"]
 

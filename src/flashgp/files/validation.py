@@ -18,7 +18,7 @@ from flashgp.foundations.report import readable_bytes
 from flashgp.inference.gp import GP
 from flashgp.kernels import Custom, Warped
 from flashgp.means import REGISTRY, evaluate_mean
-from flashgp.solvers.cholesky import Factor
+from flashgp.solvers.direct.cholesky import Factor
 from flashgp.table.json_fields import refused
 
 __all__ = [

@@ -6,7 +6,7 @@ happens to be compiled. So within `deterministically`, in the thread that entere
     torch's operations and our loops take one thread                 (foundations/threads.py)
     plans are made with built-in rates, never with measured ones     (foundations/profile_store.py)
     nothing asks what is compiled already                            (operators/multiplication.py, pairwise/small.py)
-    bases of low rank are by Householder, in sums of one order       (solvers/low_rank.py)
+    bases of low rank are by Householder, in sums of one order       (solvers/preconditioners/low_rank.py)
     data are read from torch's own memory                            (`in_own_memory`)
 
 What is left: the memory that is free decides which route fits, so that `memory=` or `plan=` belong to it where memory

@@ -46,7 +46,7 @@ Number = Union[int, Fraction]  # noqa: UP007 - used at run time in isinstance-li
 class Symbol:
     """A variable of a profile: distance (r), product, match, opaque, parameter, left or right; index counts within.
 
-    In generated code also "sum": what stands for a sum over an index (pairwise/families.py).
+    In generated code also "sum": what stands for a sum over an index (pairwise/program/families.py).
     """
 
     kind: str

@@ -25,7 +25,7 @@ import torch
 from flashgp.foundations import machine
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
-from flashgp.foundations.forks import load_late, no_forks
+from flashgp.foundations.lazy_import import load_late, no_forks
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
 from flashgp.foundations.report import counted
 

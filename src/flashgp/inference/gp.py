@@ -10,23 +10,23 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.contexts import exact_precision
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Rows, broadcast_batch
-from flashgp.foundations.modes import exact_precision
+from flashgp.foundations.lazy_import import load_late
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
-from flashgp.inference.likelihood_gradient import DirectSettings, log_marginal_likelihood
-from flashgp.inference.small_model import SmallModel, small_likelihood
+from flashgp.inference.exact.likelihood import DirectSettings, log_marginal_likelihood
+from flashgp.inference.exact.small import SmallModel, small_likelihood
 from flashgp.inference.threads import one_thread
 from flashgp.kernels.kernel import Kernel
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, evaluate_mean
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
     from flashgp.planner.plan import Plan
-    from flashgp.solvers.contract import Step
+    from flashgp.solvers.iterative.contract import Step
 
 __all__ = ["GP"]
 
@@ -97,7 +97,7 @@ class GP(nn.Module):
 
         Detached from parameters and data unless `differentiable`. n = 0 gives the prior as a posterior. Whatever the
         route, the mean is that of a float64 Cholesky factor to `tolerance`, and the report says how certain that is.
-        Rows of equal x are joined, which changes no answer (inference/replicates.py), but not with `differentiable`.
+        Rows of equal x are joined, which changes no answer (`Posterior.replicates`), but not with `differentiable`.
 
         Args:
             solver: "cholesky", "cg" (block conjugate gradients) or "alternating_projections"; by default the plan
@@ -120,8 +120,8 @@ class GP(nn.Module):
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
         """
-        load_late("flashgp.inference.conditioning")
-        from flashgp.inference.conditioning import condition
+        load_late("flashgp.inference.exact.condition")
+        from flashgp.inference.exact.condition import condition
 
         return condition(
             self,

@@ -21,20 +21,20 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference import online
-from flashgp.inference.fantasies import Fantasies, fantasize
+from flashgp.inference.counters import NOTHING_LEARNED, Learned
+from flashgp.inference.exact.leave_one_out import LeaveOneOut, left_out
+from flashgp.inference.exact.likelihood import LOG_2PI
+from flashgp.inference.exact.replicates import Replicates
+from flashgp.inference.exact.solve import DEFAULT_CHOICE, SolverChoice, Solves
 from flashgp.inference.gp import GP
-from flashgp.inference.learned import NOTHING_LEARNED, Learned
-from flashgp.inference.leave_one_out import LeaveOneOut, left_out
-from flashgp.inference.likelihood_gradient import LOG_2PI
-from flashgp.inference.online_window import whitened_by
-from flashgp.inference.paths import Paths, draw_paths
-from flashgp.inference.plain_prior import PlainPrior
-from flashgp.inference.planning import check_prediction_plan, plan_for, price_of_variance
-from flashgp.inference.prediction import Prediction
-from flashgp.inference.replicates import Replicates
-from flashgp.inference.sampled_variance import VarianceProbes, variance_probes
-from flashgp.inference.solves import DEFAULT_CHOICE, SolverChoice, Solves
+from flashgp.inference.numpy_prior import PlainPrior
+from flashgp.inference.online import update as online
+from flashgp.inference.online.fantasies import Fantasies, fantasize
+from flashgp.inference.online.window import whitened_by
+from flashgp.inference.plan import check_prediction_plan, plan_for, price_of_variance
+from flashgp.inference.predict.paths import Paths, draw_paths
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.variance_samples import VarianceProbes, variance_probes
 from flashgp.kernels.warped import autocast_notes
 from flashgp.likelihoods import Gaussian
 from flashgp.operators.covariance import CovarianceOperator
@@ -43,10 +43,10 @@ from flashgp.planner.conditioning import PASSES
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.planner.variances import VariancePrice, check_variance
-from flashgp.solvers.cholesky import TriangularFactor
+from flashgp.solvers.direct.cholesky import TriangularFactor
 
 if TYPE_CHECKING:
-    from flashgp.inference.history import Progress
+    from flashgp.inference.training.history import Progress
 
 __all__ = ["LeaveOneOut", "Posterior", "in_batches"]
 
@@ -62,7 +62,7 @@ class Posterior:
     (*batch, u, outputs or 1), float64; factor, the Cholesky factor of K + noise (None without data, or where iterative
     solves made the weights); choice, how solves were asked for; learned, what happened to it online; report; plan;
     replicates, the u distinct rows that repeated rows of x were joined into (None where u = n). Factor, weights,
-    residual and row features are theirs, in that order (inference/replicates.py).
+    residual and row features are theirs, in that order (inference/exact/replicates.py).
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class Posterior:
         Raises: DomainError for a posterior without rows, of a batch or differentiable; as `fgp.fit` otherwise.
         Cost: about 1.3 evaluations of n^3 flops a step, and a new factor: not of O(n^2).
         """
-        from flashgp.inference.refining import refined
+        from flashgp.inference.training.refine import refined
 
         return refined(self, steps, priors=priors, time_limit=time_limit, progress=progress)
 

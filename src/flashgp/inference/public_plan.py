@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from flashgp.foundations.checks import check_count
-from flashgp.inference.planning import plan_for
+from flashgp.inference.plan import plan_for
 
 __all__ = ["plan"]
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression
-from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.lazy_import import load_late
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flashgp.foundations.contexts import autocast_of_the_caller, callers_autocast
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.modes import autocast_of_the_caller, callers_autocast
 from flashgp.kernels.kernel import Kernel, _as_dims, _columns
 from flashgp.kernels.random_features import Draw, Term
 

@@ -22,7 +22,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
-from flashgp.foundations.ranges import stretched
+from flashgp.foundations.profile_ranges import stretched
 
 from .routing import Elsewhere, elsewhere
 

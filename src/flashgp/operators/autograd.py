@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashgp.foundations.contexts import exact_precision
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.foundations.modes import exact_precision
 from flashgp.operators.multiplication import multiply, pulled_back
 from flashgp.operators.tiled import TiledSum, block_sum, product_sum
 from flashgp.pairwise.backend import PairGradient

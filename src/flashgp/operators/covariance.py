@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from flashgp.foundations.contexts import exact_precision
 from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.machine import parse_bytes
-from flashgp.foundations.modes import exact_precision
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -31,12 +31,12 @@ from flashgp.operators.multiplication import (
     product_report,
 )
 from flashgp.operators.tiled import block_sum, product_sum
-from flashgp.pairwise import differentiable
 from flashgp.pairwise.backend import Backend
-from flashgp.pairwise.far import FarTiles
-from flashgp.pairwise.near import NearTiles
-from flashgp.pairwise.opaque import Pieces
-from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.pairwise.near.far import FarTiles
+from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.torch import differentiable
+from flashgp.pairwise.torch.opaque import Pieces
+from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.products import ProductPlan
 
 if TYPE_CHECKING:

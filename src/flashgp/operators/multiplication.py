@@ -17,18 +17,18 @@ from flashgp.foundations.determinism import deterministic_where, in_own_memory, 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.profile_store import current_profile
-from flashgp.foundations.ranges import stretched
 from flashgp.foundations.report import Report
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.stored import StoredTiles
-from flashgp.pairwise import opaque
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
 from flashgp.pairwise.cpu.readiness import Readiness
 from flashgp.pairwise.cpu.ready_tiles import ReadyTiles
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch import opaque
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import allowed_bytes

@@ -12,7 +12,7 @@ from flashgp.foundations.report import Report
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.indexing import Side
 from flashgp.operators.linear import LinearOperator
-from flashgp.pairwise.far import FarTiles, far_tiles
+from flashgp.pairwise.near.far import FarTiles, far_tiles
 from flashgp.planner.products import ProductPlan
 
 __all__ = ["SkippingOperator"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import broadcast_batch
-from flashgp.foundations.ranges import stretched
+from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend
 from flashgp.planner.products import STORED_ROWS

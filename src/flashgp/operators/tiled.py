@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.ranges import stretched
-from flashgp.pairwise import differentiable
-from flashgp.pairwise.opaque import Pieces
+from flashgp.foundations.profile_ranges import stretched
+from flashgp.pairwise.torch import differentiable
+from flashgp.pairwise.torch.opaque import Pieces
 
 if TYPE_CHECKING:
     from flashgp.operators.covariance import CovarianceOperator

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.ranges import stretched
+from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise.near import NearTiles
+from flashgp.pairwise.near.tile_lists import NearTiles
 
 # What a profile shows as work of a backend, however it is implemented.
 _WORK = (

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.ranges import stretched
-from flashgp.pairwise.numpy_program import numpy_value
+from flashgp.foundations.profile_ranges import stretched
+from flashgp.pairwise.program.numpy_program import numpy_value
 
 __all__ = ["Array", "FewRows", "RowArrays"]
 

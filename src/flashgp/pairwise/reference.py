@@ -13,7 +13,7 @@ from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
-from flashgp.pairwise.near import NearTiles
+from flashgp.pairwise.near.tile_lists import NearTiles
 
 __all__ = ["Reference", "value_at"]
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
-from flashgp.foundations.forks import load_late
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.ranges import stretched
+from flashgp.foundations.lazy_import import load_late
+from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise.numpy_program import numpy_partials
-from flashgp.pairwise.program import program_of
-from flashgp.pairwise.statistics import FAR_SQUARED
+from flashgp.pairwise.program.numpy_program import numpy_partials
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.torch.statistics import FAR_SQUARED
 
 __all__ = [
     "COMPILED_ROWS",

@@ -17,7 +17,7 @@ from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
-from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import DTYPES, Alternative, Candidate, budgets, check_route, choose, profile_notes
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.products import product_prices

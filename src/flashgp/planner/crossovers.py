@@ -13,7 +13,7 @@ from flashgp.foundations.profile import MachineProfile
 from flashgp.kernels.matern import Matern
 from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, crossover_order
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.program import program_of
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import Plan

@@ -74,7 +74,7 @@ class Engine:
 
 
 ENGINES: tuple[Engine, ...] = (
-    Engine("torch", "flashgp.pairwise.torch_tiles", "", ("cpu", "cuda"), ("float64", "float32"), fused=False),
+    Engine("torch", "flashgp.pairwise.torch.tiles", "", ("cpu", "cuda"), ("float64", "float32"), fused=False),
     Engine("cpu", "flashgp.pairwise.cpu.backend", "numba", ("cpu",), ("float64", "float32"), fused=True),
     Engine(
         "triton",

@@ -19,9 +19,9 @@ from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes, readable_seconds
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, columns_together
-from flashgp.pairwise.far import PANEL
-from flashgp.pairwise.program import program_of
-from flashgp.pairwise.torch_tiles import tile_pairs, tile_rows
+from flashgp.pairwise.near.far import PANEL
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.torch.tiles import tile_pairs, tile_rows
 from flashgp.planner.choice import (
     DTYPES,
     Alternative,

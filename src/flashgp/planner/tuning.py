@@ -31,7 +31,7 @@ from flashgp.kernels.matern import Matern
 from flashgp.linalg.decision import Speeds
 from flashgp.linalg.measuring import link_rates, measured_curve, refined, sizes_of
 from flashgp.pairwise.backend import BACKENDS
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.engines import ENGINES
 
 __all__ = ["PARTS", "POINTS", "TILES", "tune", "tuned"]

@@ -15,7 +15,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.report import readable_seconds
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
-from flashgp.pairwise.torch_tiles import tile_rows
+from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import Candidate
 from flashgp.planner.conditioning import PASSES
 from flashgp.planner.products import product_prices

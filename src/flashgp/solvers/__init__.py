@@ -1,11 +1,21 @@
 """Solvers of (K + diag(noise)) X = B behind one contract: prepare(system) -> Prepared, solve(rhs, goal) -> Solution."""
 
-from flashgp.solvers.alternating_projections import AlternatingProjections
-from flashgp.solvers.cholesky_solver import CholeskySolver
-from flashgp.solvers.conjugate_gradients import ConjugateGradients
-from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, StopReason, System
-from flashgp.solvers.fallback import solve_in_turn
-from flashgp.solvers.registry import SOLVERS
+from flashgp.solvers.direct.cholesky_solver import CholeskySolver
+from flashgp.solvers.iterative.alternating_projections import AlternatingProjections
+from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients
+from flashgp.solvers.iterative.contract import (
+    NO_LIMITS,
+    Goal,
+    Limits,
+    Prepared,
+    Solution,
+    Solver,
+    Step,
+    StopReason,
+    System,
+)
+from flashgp.solvers.iterative.fallback import solve_in_turn
+from flashgp.solvers.iterative.registry import SOLVERS
 
 __all__ = [
     "NO_LIMITS",

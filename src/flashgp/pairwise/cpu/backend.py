@@ -16,8 +16,8 @@ from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients, add_blocks
 from flashgp.pairwise.cpu.panels import Panel, visit_panels
 from flashgp.pairwise.cpu.pool import workers
-from flashgp.pairwise.near import NearTiles
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "columns_together", "cpu_tiles_missing"]
 

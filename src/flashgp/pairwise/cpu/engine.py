@@ -12,8 +12,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.forks import no_forks
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.lazy_import import no_forks
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import (
@@ -29,9 +29,9 @@ from flashgp.pairwise.cpu.layout import (
 from flashgp.pairwise.cpu.pool import run_together, workers
 from flashgp.pairwise.cpu.readiness import NotReadyError, made_ready
 from flashgp.pairwise.cpu.tile_list import EveryTile, every_tile
-from flashgp.pairwise.families import indexed
-from flashgp.pairwise.near import NearTiles
-from flashgp.pairwise.source_cache import warn_not_kept
+from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.program.families import indexed
+from flashgp.pairwise.program.source_cache import warn_not_kept
 
 __all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "is_cached", "paired"]
 

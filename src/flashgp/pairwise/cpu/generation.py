@@ -16,11 +16,11 @@ from types import ModuleType
 import torch
 
 from flashgp.foundations.expression import Expression, number
-from flashgp.foundations.forks import no_forks
 from flashgp.foundations.form import Form
+from flashgp.foundations.lazy_import import no_forks
 from flashgp.pairwise.cpu.layout import Statistic
 from flashgp.pairwise.cpu.scalar_code import ScalarCode
-from flashgp.pairwise.families import Family, Slope, indexed
+from flashgp.pairwise.program.families import Family, Slope, indexed
 
 __all__ = ["compiled", "generated_source"]
 
@@ -37,7 +37,7 @@ def compiled(form: Form, layout: tuple[Statistic, ...], dtype: torch.dtype) -> M
 @functools.lru_cache(maxsize=512)
 def _compiled(form: Form, layout: tuple[Statistic, ...], dtype: str) -> ModuleType:
     from flashgp.pairwise.cpu import identity
-    from flashgp.pairwise.source_cache import import_generated
+    from flashgp.pairwise.program.source_cache import import_generated
 
     with no_forks():  # the identity imports numba
         return import_generated(generated_source(form, layout, dtype), identity.of_this_library())

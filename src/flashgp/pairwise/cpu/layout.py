@@ -21,8 +21,8 @@ import torch
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.cpu.precision import sensitivity
-from flashgp.pairwise.families import indexed
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.families import indexed
+from flashgp.pairwise.program.program import program_of
 
 __all__ = [
     "INLINE",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy
 
 from flashgp.foundations.form import Form, Rows
-from flashgp.pairwise.families import distance_runs
-from flashgp.pairwise.numpy_program import numpy_partials
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.families import distance_runs
+from flashgp.pairwise.program.numpy_program import numpy_partials
+from flashgp.pairwise.program.program import program_of
 
 __all__ = ["Sensitivity", "sensitivity"]
 

@@ -12,8 +12,8 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.cpu.readiness import NotReadyError, Readiness
-from flashgp.pairwise.near import NearTiles
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.torch.tiles import TorchTiles
 
 __all__ = ["ReadyTiles"]
 

@@ -11,11 +11,11 @@ import numpy
 import torch
 
 from flashgp.foundations.form import Form
-from flashgp.foundations.ranges import stretched
+from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.engine import CompiledPairs
 from flashgp.pairwise.cpu.layout import Statistic, narrow_codes
-from flashgp.pairwise.families import indexed
+from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.small import Pulled, SmallProblem
 
 __all__ = ["CompiledProblem", "small_layout"]

@@ -19,9 +19,9 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
-from flashgp.pairwise.near import NearTiles
-from flashgp.pairwise.program import program_of
-from flashgp.pairwise.torch_tiles import TorchTiles
+from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
 from flashgp.pairwise.triton.kernel_source import FEW
 from flashgp.pairwise.triton.launch import (

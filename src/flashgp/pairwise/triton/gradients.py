@@ -9,7 +9,7 @@ from torch import Tensor
 from flashgp.foundations.expression import Symbol
 from flashgp.foundations.form import Form
 from flashgp.pairwise.backend import PairGradient
-from flashgp.pairwise.program import program_of
+from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.triton.launch import blocks_for, columns_per_split, launch, routes, shape_for, splits_for
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.tile_source import power_of_two

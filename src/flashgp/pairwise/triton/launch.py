@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from flashgp.foundations.form import Form
-from flashgp.pairwise.program import program_of
-from flashgp.pairwise.source_cache import import_generated
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.program.source_cache import import_generated
 from flashgp.pairwise.triton.gradient_source import gradient_source
 from flashgp.pairwise.triton.kernel_source import block_source, product_source
 from flashgp.pairwise.triton.packing import CAREFUL, FAST, Packed

@@ -5,7 +5,7 @@ operations, eq. (M-64): the same split, the same tensor-core product, the same o
 norms would leave some eps |u|^2 behind, which a short lengthscale turns into an error of the variance.
 """
 
-from flashgp.pairwise.source_cache import import_generated
+from flashgp.pairwise.program.source_cache import import_generated
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.profile_source import DEVICE_FUNCTIONS
 from flashgp.pairwise.triton.tile_source import TileStatistic

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
-from flashgp.pairwise.slopes import rounding_slopes
+from flashgp.pairwise.program.slopes import rounding_slopes
 from flashgp.pairwise.triton.tile_source import TileStatistic
 
 __all__ = ["CAREFUL", "FAST", "PADDING", "Packed", "packed"]

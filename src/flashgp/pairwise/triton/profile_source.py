@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from flashgp.foundations.expression import Atom, Expression, Factors, Function, Surd, Symbol
 from flashgp.foundations.form import Form
-from flashgp.pairwise.program import program_of
-from flashgp.pairwise.tile_code import Generator, Line, input_name
+from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.program.tile_code import Generator, Line, input_name
 
 __all__ = ["DEVICE_FUNCTIONS", "Derivative", "ProfileSource", "float_text", "profile_source"]
 

@@ -1,0 +1,313 @@
+"""Conditioning: from a prior and data to a posterior, by the route of a plan.
+
+A factor in float64 at once; a float32 factor or iterations up to the tolerance, and where these end without it a
+float64 factor that fits. What ran, what it reached and every change of route go into the report. The posterior itself,
+and what it answers, is posterior.py's.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points, check_targets, promotions
+from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
+from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
+from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.placement import placement_events
+from flashgp.foundations.profile_ranges import stretch
+from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.run_log import log_run
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
+from flashgp.inference.exact.replicates import equal_rows, join, joined_event
+from flashgp.inference.exact.solve import SolverChoice, Solves, limits_of, mean_goal, record, unfinished
+from flashgp.inference.gp import GP
+from flashgp.inference.plan import check_plan, plan_for, planned_device
+from flashgp.inference.posterior import Posterior, in_batches
+from flashgp.kernels.warped import autocast_notes
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.choice import Alternative
+from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
+from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
+from flashgp.solvers.iterative.contract import Limits, Step
+
+__all__ = ["condition"]
+
+
+@ordinary_tensors
+@exact_precision
+@deterministic_where(lambda *_, deterministic, **__: deterministic)
+def condition(
+    gp: GP,
+    x: Any,
+    y: Any,
+    *,
+    solver: str | None,
+    tolerance: float,
+    time_limit: float | None,
+    memory: str | int | None,
+    plan: Plan | None,
+    seed: int,
+    deterministic: bool,
+    progress: Callable[[Step], bool | None] | None,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+    jitter: float | None,
+    differentiable: bool,
+    interrupted: Callable[[], None] | None = None,
+    single: bool = True,
+) -> Posterior:
+    """See `GP.condition`.
+
+    Args: single: False where float32 factors are known to fail or to need many corrections, so that none is made if a
+        float64 one fits;
+        interrupted: called when Ctrl-C ends an iterative solve, whose best weights the posterior then has, labelled;
+        without it, and in a factorisation or preparation, Ctrl-C is raised.
+    """
+    started = time.perf_counter()
+    if not isinstance(tolerance, int | float) or not tolerance > 0:
+        raise DomainError(
+            f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; "
+            "for example 1e-3"
+        )
+    choice = SolverChoice(seed, deterministic, float(tolerance))
+    limits = limits_of(time_limit, started, progress, interrupted)
+    events = [*promotions(x=x, y=y), *autocast_notes(gp.kernel)]
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, gp.outputs)
+    x, y = in_own_memory(x), in_own_memory(y)
+    if deterministic:
+        events.append(EVENT)
+    events += placement_events()
+    n, d = x.shape[-2:]
+    group = None if differentiable else equal_rows(gp, x, y)
+    distinct = n if group is None else int(group.max()) + 1
+    if plan is None:
+        where = x.device if device is None else device
+        plan = plan_for(
+            gp, n, d, distinct=distinct, batch=x.shape[:-2].numel(), memory=memory, device=where,
+            dtype=torch.float64 if differentiable and dtype is None else dtype, solver=solver,
+            factored=jitter is not None or differentiable or in_batches(gp, x, y), deterministic=deterministic,
+        )  # fmt: skip
+        target = planned_device(plan, device, x)
+    else:
+        target = planned_device(plan, device, x)
+        check_plan(plan, gp, x, memory, dtype, target, solver, distinct, jitter=jitter)
+    if group is not None and distinct < n:
+        events.append(joined_event(group))
+    if target != x.device:
+        events.append(f"moved {x.numel() * x.element_size():,} bytes of x from {x.device} to {target}")
+        with stretch("transfers"):
+            x, y = x.to(target), y.to(target)
+    if not differentiable:
+        x, y = x.detach(), y.detach()
+        gp = gp.held()
+    x, y = x.clone(), y.clone()  # what the caller does with theirs must not matter
+    replicates = None if group is None else join(gp, x, y, group.to(target))
+    used_x, used_y, likelihood = x, y, gp.likelihood
+    if replicates is not None:
+        used_x, used_y, likelihood = replicates.x, replicates.y, replicates.likelihood
+    if differentiable and plan.torch_dtype != torch.float64:
+        raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
+    workspace = Workspace(allowed_bytes(plan.peak_bytes))
+    settings = DirectSettings(
+        TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(x, y), workspace=workspace
+    )
+    with torch.set_grad_enabled(differentiable):
+        rows = gp.kernel.rows(used_x)
+        theta = tuple(t.to(target) for t in gp.kernel.theta())
+        residual = gp.residual(used_x, used_y)
+        noise = likelihood.diagonal(distinct, target)
+        batch = broadcast_batch(rows.batch_shape, *(t.shape for t in theta), residual.shape[:-2], noise.shape[:-1])
+        residual = residual.expand(*batch, *residual.shape[-2:])
+        if batch and plan.route not in FACTORED:
+            raise DomainError(
+                f"`plan` takes the route {plan.route!r}, which solves one system, got a batch of shape {tuple(batch)}; "
+                'make a plan with solver="cholesky"'
+            )
+        report = Report(
+            route=plan.route, device=str(target), dtype=plan.dtype,
+            predicted_bytes=plan.peak_bytes, predicted_seconds=plan.seconds, events=events, plan=plan,
+        )  # fmt: skip
+        job = _Job(settings, gp, plan, rows, theta, residual, noise, tolerance, choice, report)
+        solves: Solves | None = None
+        if n == 0:
+            report.events.append("no data: the posterior is the prior")
+            factor, weights = None, residual
+        elif differentiable:
+            factor, weights = _solve_with_graph(settings, gp, rows, theta, residual, noise)
+        elif plan.route == "direct" or batch:
+            factor, weights = _solve(job)
+        else:
+            factor, weights, solves = _solve_to_goal(job, limits, time_limit, single)
+    _report_jitter(report, settings, factor, certain=solves is not None)
+    report.events += workspace.events
+    report.backend = workspace.backend
+    report.peak_bytes = workspace.peak_bytes
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - started - workspace.compile_seconds
+    if time_limit is None and report.route == plan.route:  # neither cut short nor handed over
+        log_run("condition", plan, plan.seconds, report.seconds)
+    workspace.budget_bytes = None  # it was that of conditioning
+    return Posterior(
+        gp, x, y, rows, theta, factor, weights, residual, report, differentiable, replicates, solves, choice
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is solved, and how it was asked for."""
+
+    settings: DirectSettings
+    gp: GP
+    plan: Plan
+    rows: Rows
+    theta: tuple[Tensor, ...]
+    residual: Tensor
+    noise: Tensor
+    tolerance: float
+    choice: SolverChoice
+    report: Report
+
+
+def _solve_to_goal(
+    job: _Job, limits: Limits, time_limit: float | None, single: bool
+) -> tuple[Factor | None, Tensor, Solves | None]:
+    """The weights to the tolerance: with a float32 factor, or by iterations alone; else a float64 factor if it fits."""
+    form, plan, report = job.gp.kernel.form, job.plan, job.report
+    failure, factor = "", None
+    try:
+        if plan.route == "refined":
+            settings = job.settings
+            if _float64_factor(plan) is not None and settings.jitter is None:
+                if not single:
+                    raise NotPositiveDefiniteError("float32 factors were too rough near these parameters")
+                # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
+                settings = replace(settings, most_jitter=float(job.noise.min()))
+            factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)
+        solves = Solves.of(
+            plan, form, job.theta, job.rows, job.noise, factor=factor, choice=job.choice,
+            workspace=job.settings.workspace,
+        )  # fmt: skip
+        stopping = mean_goal(solves.system, job.tolerance)
+        solution = solves.solve(job.residual, stopping.goal, limits=limits)
+    except (MemoryBudgetError, NotPositiveDefiniteError) as error:
+        if _float64_factor(plan) is None or limits.out_of_time():
+            raise
+        failure = f"{plan.route}: {error}"
+    if failure:  # out of the handler, whose traceback holds the factor that failed
+        factor = solves = None  # type: ignore[assignment]
+        return _hand_over(job, failure)
+    if unfinished(solution) and _float64_factor(plan) is not None and not limits.out_of_time():
+        report.events += solution.events
+        factor = solves = None  # type: ignore[assignment]
+        return _hand_over(job, f"{plan.route}: {solution.stopped} after {solution.iterations} iterations")
+    if factor is not None:
+        report.events.append(f"float32 factor, {solution.iterations} float64 corrections of the weights")
+    record(report, solution, stopping, time_limit)
+    return factor, solution.value, solves
+
+
+def _float64_factor(plan: Plan) -> Alternative | None:
+    """The direct route among the alternatives of a plan, where it fits."""
+    for other in plan.alternatives:
+        if (other.route, other.device) == ("direct", plan.device) and other.peak_bytes <= plan.available_bytes:
+            return other
+    return None
+
+
+def _hand_over(job: _Job, why: str) -> tuple[Factor, Tensor, None]:
+    """A float64 factor after another route has failed: slower and larger than planned, so it is a warning too."""
+    price = _float64_factor(job.plan)
+    assert price is not None
+    event = f"{why}; a float64 Cholesky factor of all rows goes on, {readable_bytes(price.peak_bytes)}"
+    job.report.events.append(event)
+    warnings.warn(event, FlashGPWarning, stacklevel=7)
+    job.report.route, job.report.dtype = price.route, price.dtype
+    job.report.predicted_bytes, job.report.predicted_seconds = price.peak_bytes, price.seconds
+    job.settings.dtype = torch.float64
+    job.settings.jitters.clear()
+    job.settings.workspace.budget_bytes = allowed_bytes(price.peak_bytes)
+    return *_solve(job), None
+
+
+def _solve(job: _Job) -> tuple[Factor, Tensor]:
+    """Factor, representer weights, and the certificate: a float64 residual and the bound on the mean's error."""
+    settings, rows, theta, report = job.settings, job.rows, job.theta, job.report
+    form, residual, noise = job.gp.kernel.form, job.residual, job.noise
+    factor = factorise_covariance(settings, form, theta, rows, noise)
+    if residual.numel() == 0:  # a batch of no models
+        return factor, residual
+    diagonal = (noise + factor.jitter.double().unsqueeze(-1)).unsqueeze(-1)
+
+    def multiply(v: Tensor) -> Tensor:
+        product = settings.backend.product(form, theta, rows, None, v, workspace=settings.workspace)
+        return product + diagonal * v
+
+    def solve(v: Tensor) -> Tensor:
+        return factor.solve(v.to(settings.dtype)).double()
+
+    # Float64 needs no correction; it is measured all the same. Float32 corrects until the answer is good enough.
+    smallest = float(diagonal.min())
+    largest = float(settings.backend.diagonal(form, theta, rows, dtype=torch.float64).max())
+    norm = float(residual.norm(dim=-2).amax())
+    single = settings.dtype == torch.float32
+    per_residual = math.sqrt(largest / smallest) * norm if smallest > 0 else math.inf
+    target = 0.0
+    if single:
+        target = min(1e-6, job.tolerance * math.sqrt(smallest) / per_residual) if 0 < per_residual < math.inf else 1e-6
+    weights, relative, steps = refine(solve, multiply, residual, target, limit=12 if single else 0)
+    report.relative_residual = relative
+    report.error_bound = relative * per_residual if per_residual < math.inf else None
+    if single:
+        report.iterations = steps
+        report.events.append(f"float32 factor, {steps} float64 corrections of the weights")
+        if relative > target:
+            warnings.warn(
+                f"float32 refinement stopped at a relative residual of {relative:.1e} (target {target:.1e}): the mean "
+                f"is off by at most {relative * per_residual:.2e} in units of y; use dtype=torch.float64",
+                FlashGPWarning,
+                stacklevel=5,
+            )
+    return factor, weights
+
+
+def _solve_with_graph(
+    settings: DirectSettings, gp: GP, rows: Rows, theta: tuple[Tensor, ...], residual: Tensor, noise: Tensor
+) -> tuple[Factor, Tensor]:
+    """The same in autograd: the matrix has a closed-form pullback, the factorisation is torch's."""
+    matrix = CovarianceOperator(gp.kernel.form, theta, rows, None, settings.dtype, settings.workspace).to_dense()
+    matrix = matrix + torch.diag_embed(noise.to(matrix.dtype).expand(*matrix.shape[:-1]))
+    factor = factorise_keeping(matrix, settings.jitter, repair=settings.repair)
+    settings.jitters += factor.attempts
+    weights = torch.cholesky_solve(residual.to(matrix.dtype), factor.lower).double()
+    return factor, weights
+
+
+def _report_jitter(report: Report, settings: DirectSettings, factor: Factor | None, certain: bool) -> None:
+    """certain: whether weights and variances are of the matrix without the jitter, which then is the factor's only."""
+    if factor is None or not settings.jitters:
+        return
+    added = factor.jitter
+    report.jitter = float(added) if added.dim() == 0 else added.tolist()
+    tried = ", ".join(f"{r:.1e}" for r in settings.jitters)
+    only = " of the factor only: mean and variance are those without it" if certain else ""
+    report.events.append(f"jitter added to the diagonal{only}: {report.jitter} (relative steps tried: {tried})")
+    if settings.jitter is None:
+        members = "" if added.dim() == 0 else f" in batch members {added.nonzero().squeeze(-1).tolist()}"
+        what = "its factor, which likelihood and leave-one-out come from" if certain else "its diagonal"
+        warnings.warn(
+            f"the covariance matrix was not positive definite in {report.dtype}{members}; a jitter of "
+            f"{float(added.max()):.2e} was added to {what} (relative steps tried: {tried}). More noise, or fewer "
+            "repeated rows, avoids this",
+            FlashGPWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,65 @@
+"""Leave-one-out: every training row predicted from all the others, without refitting, eqs. (M-39) and (M-40)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from flashgp.inference.exact.likelihood import LOG_2PI
+from flashgp.inference.exact.replicates import Replicates
+from flashgp.pairwise.torch.tiles import tile_rows
+from flashgp.solvers.direct.cholesky import TriangularFactor
+
+__all__ = ["LeaveOneOut", "left_out"]
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Predictions of every training row from all the others, eqs. (M-39) and (M-40).
+
+    Fields: mean (*batch, n[, outputs]); variance of the observation, the same shape; log_prob of the observed y.
+    """
+
+    mean: Float[Tensor, "*shape"]
+    variance: Float[Tensor, "*shape"]
+    log_prob: Float[Tensor, "*shape"]
+
+
+def left_out(
+    factor: TriangularFactor,
+    weights: Float64[Tensor, "*batch u p"],
+    y: Float64[Tensor, "*points n p"],
+    replicates: Replicates | None,
+) -> tuple[Float64[Tensor, "*batch n p"], Float64[Tensor, "*batch n p"], Float64[Tensor, "*batch n p"]]:
+    """(mean, variance, log density) of y (*batch, n, p) from factor and representer weights, each of y's shape.
+
+    With replicates the factor and the weights are those of the distinct rows, eq. (M-88).
+    Source: Rasmussen & Williams (2006), section 5.4.2. Cost: n^3 / 3 flops, one strip of the inverse factor.
+    """
+    precision = _inverse_diagonal(factor)
+    if replicates is not None:
+        weights, precision = replicates.of_every_row(y if replicates.y.dim() == 2 else y[:, 0], weights, precision)
+    precision = precision.unsqueeze(-1)
+    error = weights / precision
+    variance = (1.0 / precision).expand_as(error)
+    log_prob = -0.5 * (weights * error - precision.log() + LOG_2PI)
+    return y - error, variance, log_prob
+
+
+def _inverse_diagonal(factor: TriangularFactor) -> Tensor:
+    """The diagonal of K^-1 by strips of L^-1, (*batch, n), float64."""
+    lower = factor.lower
+    n = lower.shape[-1]
+    step = tile_rows(n, lower.shape[:-2].numel(), lower.device)
+    parts = []
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        # Columns start..stop of L^-1 are zero above `start`: only the trailing block is solved.
+        strip = torch.zeros(n - start, stop - start, dtype=lower.dtype, device=lower.device)
+        strip.diagonal().fill_(1.0)
+        solved = torch.linalg.solve_triangular(
+            lower[..., start:, start:], strip.expand(*lower.shape[:-2], *strip.shape), upper=False
+        )
+        parts.append(solved.square().sum(-2))
+    return torch.cat(parts, dim=-1).double()

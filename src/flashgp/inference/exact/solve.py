@@ -1,0 +1,258 @@
+"""Solves with A = K + noise that stop on the answer: how conditioning gets its weights without a float64 factor.
+
+A posterior's mean is certain to a tolerance in standard deviations of an observation, whichever method ran. By (M-76)
+the mean is off by at most sqrt(k_**) |e|_A, so a solve ends once a bound of |e|_A is below
+
+    tolerance * noise_sd / sqrt(max k(x, x)),
+
+with noise_sd the smallest standard deviation of an observation's noise. Without noise no bound is known, and the
+relative residual decides. Methods take turns: one that stagnates, diverges or cannot be prepared hands its best value
+on. Nothing here factorises A; a factor of it, or of a matrix near it, may come in as the first method.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
+from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.report import Report, counted
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.multiplication import Orders
+from flashgp.planner.plan import Plan
+from flashgp.solvers.direct.cholesky import TriangularFactor
+from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner
+from flashgp.solvers.iterative.alternating_projections import AlternatingProjections
+from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
+from flashgp.solvers.iterative.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, System
+from flashgp.solvers.iterative.fallback import NEXT, solve_in_turn
+from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
+from flashgp.solvers.preconditioners.candidate import NOT_TRIED, TRIED
+
+__all__ = [
+    "ENDED_EARLY",
+    "Kept",
+    "SolverChoice",
+    "Solves",
+    "Stopping",
+    "limits_of",
+    "mean_goal",
+    "methods_of",
+    "of_the_weights",
+    "record",
+    "unfinished",
+]
+
+F64 = torch.float64
+RELATIVE_FLOOR = 1e-13  # a residual that small is as good as float64 gives, whatever its bound says
+PROBE_SEED = 2**32  # added to a seed for the draws of probes
+# How the lines begin, or end, that `record` writes: what a later solve of the weights makes untrue.
+ENDED_EARLY = TIME_ENDED, HAND_ENDED, CALLER_ENDED = "the time limit of ", "Ctrl-C ended ", "the caller ended "
+BEYOND, ROUNDED, PASSED = "the tolerance is beyond ", "the residual is at the rounding ", " passes over the pairs"
+FACTOR_WINDOW = 50  # iterations within which a solve with a factor must halve its residual
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """What ends the solve of the weights, and what that means for the mean.
+
+    Fields: goal; largest, the root of max k(x, x), which makes a bound of the mean of one of |e|_A; asked, the bound
+    of the mean that was asked for, in units of y (0 without noise).
+    """
+
+    goal: Goal
+    largest: float
+    asked: float
+
+
+def mean_goal(system: CovarianceSystem, tolerance: float) -> Stopping:
+    """For a mean within `tolerance` standard deviations of an observation, by (M-76)."""
+    largest = math.sqrt(float(system.diagonal().max()))
+    asked = tolerance * math.sqrt(float(system.noise.min()))
+    return Stopping(Goal(RELATIVE_FLOOR, asked / largest if largest > 0.0 else 0.0), largest, asked)
+
+
+def limits_of(
+    time_limit: float | None,
+    began: float,
+    progress: Callable[[Step], bool | None] | None,
+    interrupted: Callable[[], None] | None,
+) -> Limits:
+    """Raises: DomainError for a time limit that is none."""
+    if time_limit is None:
+        return Limits(callback=progress, interrupted=interrupted)
+    if not isinstance(time_limit, int | float) or not time_limit >= 0:
+        raise DomainError(f"`time_limit` must be 0 or more seconds, got {time_limit!r}; leave it out for none")
+    return Limits(deadline=began + time_limit, callback=progress, interrupted=interrupted)
+
+
+@dataclass(frozen=True)
+class SolverChoice:
+    """How solves were asked for, beside the plan: the seed of a method's draws, whether all that a posterior answers
+    has to be deterministic (foundations/determinism.py), and the tolerance of the mean, in standard deviations of an
+    observation."""
+
+    seed: int = 0
+    deterministic: bool = False
+    tolerance: float = 1e-3
+
+
+DEFAULT_CHOICE = SolverChoice()
+
+
+class Kept(Solver):
+    """A method whose preparation is kept for later solves, or is at hand."""
+
+    def __init__(self, solver: Solver | None, name: str, ready: Prepared | None = None) -> None:
+        self.solver, self.name, self.ready = solver, name, ready
+
+    def prepare(self, system: System, *, seed: int = 0) -> Prepared:
+        if self.ready is None:
+            assert self.solver is not None
+            self.ready = self.solver.prepare(system, seed=seed)
+        return self.ready
+
+
+class Solves:
+    """A^-1 of the training rows.
+
+    Fields: system; methods, in turn, each prepared once; seed of their draws; anchors, the pivots of a preconditioner
+    that was carried over from other rows (online_solves.py), None where they are rows of the system; finished_by, the
+    name of the method that the last solve ended with, "" before the first.
+    """
+
+    def __init__(
+        self, system: CovarianceSystem, methods: Sequence[Kept], seed: int, anchors: Rows | None = None
+    ) -> None:
+        self.system, self.methods, self.seed, self.anchors = system, list(methods), seed, anchors
+        self.finished_by = ""
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan | None,
+        form: Form,
+        theta: Sequence[Tensor],
+        rows: Rows,
+        noise: Tensor,
+        *,
+        factor: TriangularFactor | None = None,
+        choice: SolverChoice = DEFAULT_CHOICE,
+        workspace: Workspace | None = None,
+        reflected: bool = False,
+    ) -> "Solves":
+        """As a plan says: on the tiles it stores or computes again, or with the factor it made; reflected: as
+        CholeskyPreconditioner."""
+        orders = Orders(deterministic=choice.deterministic)
+        operator = CovarianceOperator(form, theta, rows, None, F64, workspace, orders)
+        system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored")
+        if factor is not None:
+            return cls.refining(system, factor, choice.seed, reflected=reflected)
+        return cls(system, methods_of(plan), choice.seed)
+
+    @classmethod
+    def refining(
+        cls, system: CovarianceSystem, factor: TriangularFactor, seed: int, *, reflected: bool = False
+    ) -> "Solves":
+        """With a factor at hand; reflected: as CholeskyPreconditioner."""
+        preconditioner = CholeskyPreconditioner(factor, system, reflected=reflected)
+        ready = PreparedConjugateGradients(system, preconditioner, name="refinement", first=F64, window=FACTOR_WINDOW)
+        return cls(system, [Kept(None, "refinement", ready)], seed)
+
+    def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
+        """A^-1 rhs for rhs (n, t), float64, by the methods in turn. Raises: as `solve_in_turn`."""
+        solution = solve_in_turn(self.system, rhs, goal, self.methods, start=start, limits=limits, seed=self.seed)
+        self.finished_by = solution.solver
+        return solution
+
+    @contextlib.contextmanager
+    def charged_to(self, workspace: Workspace, limit: int | None) -> Iterator[None]:
+        """While the block runs, buffers of solves are held to a limit, beside those of a workspace, and in its peak.
+
+        What the first method keeps is the posterior's, and made before.
+        """
+        own = self.system.workspace
+        with contextlib.suppress(
+            MemoryBudgetError, NotPositiveDefiniteError
+        ):  # the next method's turn, and an event, when solving
+            self.methods[0].prepare(self.system, seed=self.seed)
+        before, peak, budget = own.live_bytes, own.peak_bytes, own.budget_bytes
+        own.peak_bytes = before
+        own.budget_bytes = budget if limit is None else before + max(0, limit - workspace.live_bytes)
+        try:
+            yield
+        finally:
+            workspace.peak_bytes = max(workspace.peak_bytes, workspace.live_bytes + own.peak_bytes - before)
+            own.peak_bytes, own.budget_bytes = max(peak, own.peak_bytes), budget
+
+    def log_determinant(self) -> LogDeterminant:
+        """log|A|, eq. (M-99), with the factor, or the preconditioner of conjugate gradients, prepared if it is not."""
+        ready = (one.prepare(self.system, seed=self.seed) for one in self.methods if _has_preconditioner(one))
+        method = next(ready)
+        assert isinstance(method, PreparedConjugateGradients)
+        # Probes have a stream of their own: the pivots were drawn from that of the seed itself.
+        return log_determinant(self.system, method.preconditioner, seed=self.seed + PROBE_SEED)
+
+
+def _has_preconditioner(method: Kept) -> bool:
+    return isinstance(method.solver, ConjugateGradients) or isinstance(method.ready, PreparedConjugateGradients)
+
+
+def methods_of(plan: Plan | None) -> list[Kept]:
+    """Iterative methods in the order of a plan."""
+    rank = None if plan is None else plan.rank
+    methods = [Kept(one, one.name) for one in (ConjugateGradients(rank), AlternatingProjections())]
+    return methods[::-1] if plan is not None and plan.solver == "alternating_projections" else methods
+
+
+# -- what a report says ----------------------------------------------------------------------------------------------
+def unfinished(solution: Solution) -> bool:
+    """Whether another method may do better: not where time or the caller ended it."""
+    return solution.stopped in NEXT
+
+
+def record(report: Report, solution: Solution, stopping: Stopping, time_limit: float | None) -> None:
+    """What the solve of the weights reached; where that is less than was asked, a warning."""
+    report.iterations = solution.iterations
+    report.relative_residual = float(solution.relative_residual.max())
+    bound = stopping.largest * float(solution.energy_bound.max())
+    report.error_bound = bound if math.isfinite(bound) else None
+    report.events += solution.events
+    report.events.append(f"{counted(solution.iterations, 'iteration')}, {solution.passes:.3g}{PASSED}")
+    reached = _reached(report, stopping)
+    if solution.stopped == "goal":
+        if report.error_bound is not None and report.error_bound > 1.001 * stopping.asked:
+            report.events.append(f"{ROUNDED}of float64: {reached}")
+        return
+    if solution.stopped == "time":
+        event = f"{TIME_ENDED}{time_limit:g} s ended the solve: {reached}"
+    elif solution.stopped == "interrupt":
+        event = f"{HAND_ENDED}the solve: {reached}"
+    elif solution.stopped == "callback":
+        event = f"{CALLER_ENDED}the solve: {reached}"
+    else:
+        event = f"{BEYOND}the solvers, {solution.stopped}: {reached}"
+    report.events.append(event)
+    advice = "raise time_limit= or tolerance=, or allow a factor"
+    if solution.stopped == "interrupt":
+        advice = "gp.condition(x, y) takes the whole solve"
+    warnings.warn(f"{event}; {advice}", FlashGPWarning, stacklevel=6)
+
+
+def of_the_weights(event: str) -> bool:
+    """Whether a line of a report is of one solve of the weights, as `record` and conjugate gradients write them."""
+    within = any(words in event for words in (TRIED, NOT_TRIED))
+    return within or event.startswith((*ENDED_EARLY, BEYOND, ROUNDED)) or event.endswith(PASSED)
+
+
+def _reached(report: Report, stopping: Stopping) -> str:
+    if report.error_bound is None:
+        return f"a relative residual of {report.relative_residual:.1e}; without noise no bound of the mean is known"
+    return f"the mean is off by at most {report.error_bound:.2e}, asked was {stopping.asked:.2e}"

@@ -1,0 +1,140 @@
+"""The covariance of the observations, K + diag(noise), as the linear system that solvers see."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.contexts import exact_precision
+from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.workspace import Workspace
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.multiplication import stored_backend
+from flashgp.operators.stored import BorderedTiles, StoredTiles
+from flashgp.solvers.iterative.contract import Index, System
+
+__all__ = ["CovarianceSystem"]
+
+F64 = torch.float64
+
+
+class CovarianceSystem(System):
+    """A = K + diag(noise) of one model; nothing of size n x n unless `stored` or `dense` asks for it.
+
+    Args:
+        operator: K, symmetric, without batch; it is taken as it is now, without its graph.
+        noise: variance of each row, (n,) or (1,), float64, units of y squared.
+        workspace: counts and limits large buffers, the operator's own by default.
+        stored: keep K in float32 tiles for the float32 products, (M-56); float64 products are always recomputed.
+        tiles: such tiles at hand.
+    Raises: ShapeError for what is not one symmetric matrix; MemoryBudgetError if the tiles do not fit.
+    Cost: 2 n^2 bytes if stored, else O(n); a product one pass over the pairs, in tiles.
+    """
+
+    def __init__(
+        self,
+        operator: CovarianceOperator,
+        noise: Tensor,
+        *,
+        workspace: Workspace | None = None,
+        stored: bool = False,
+        tiles: BorderedTiles | None = None,
+    ) -> None:
+        if not operator.symmetric or len(operator.shape) != 2:
+            raise ShapeError(
+                f"`operator` must be one symmetric covariance, got shape {tuple(operator.shape)} of "
+                f"{'one set' if operator.symmetric else 'two sets'} of points; solve a batch member by member"
+            )
+        self.count, self.device = operator.shape[-1], operator.device
+        self.noise = noise.detach().to(self.device, F64).expand(self.count)
+        self.workspace = workspace or operator.workspace
+        self._operator = CovarianceOperator(
+            operator.form,
+            [t.detach() for t in operator.theta],
+            operator.rows.detach(),
+            None,
+            F64,
+            self.workspace,
+            replace(operator.orders, plan=None, route="recomputed", least_tiles=True),
+        )
+        self._parts: dict[tuple[int, int], CovarianceOperator] = {}
+        self._tiles: StoredTiles | BorderedTiles | None = tiles
+        if stored and tiles is None:
+            self._tiles = StoredTiles(self._operator, stored_backend(self._operator), self.workspace)
+
+    @property
+    def stored(self) -> bool:
+        """Whether float32 products run on tiles that are kept."""
+        return self._tiles is not None
+
+    def tiles_of(self, kept: Tensor | None, border: Tensor) -> BorderedTiles | None:
+        """The tiles for a system of the rows `kept`, (k,) increasing, None for all, and of m new ones, eq. (M-117).
+
+        Args: border: K of the new rows with all rows, (m, k + m), float32.
+        Returns: None without tiles. Cost: copies of borders; the tiles are shared.
+        """
+        tiles = self._tiles
+        if isinstance(tiles, StoredTiles):
+            every = torch.arange(self.count, device=self.device)
+            tiles = BorderedTiles(tiles, every, border.new_zeros(0, self.count))
+        return None if tiles is None else tiles.moved(kept, border)
+
+    def diagonal(self) -> Tensor:
+        return self._operator.diagonal()
+
+    @exact_precision
+    def multiply(self, v: Tensor) -> Tensor:
+        """A v, eq. (M-20) plus noise: float32 through the tiles where they are kept, else recomputed."""
+        tiles = self._tiles if v.dtype == torch.float32 else None
+        out = self._operator.times(v) if tiles is None else tiles @ v
+        return out.addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
+
+    def columns(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._operator._part(slice(0, self.count), index).to_dense(dtype)
+
+    def block(self, index: Index, dtype: torch.dtype) -> Tensor:
+        return self._operator._part(index, index).to_dense(dtype)
+
+    def blocks(self, index: Tensor) -> Tensor:
+        operator = self._operator
+        sets = CovarianceOperator(
+            operator.form, operator.theta, operator.rows.sets(index), None, F64, self.workspace, operator.orders
+        )
+        return sets.to_dense(F64)
+
+    @property
+    def has_places(self) -> bool:
+        return bool(self._scaled_inputs)
+
+    def places(self) -> Tensor | None:
+        """The scaled inputs of all distances, side by side."""
+        return torch.cat(self._scaled_inputs, dim=-1).to(F64) if self._scaled_inputs else None
+
+    @property
+    def _scaled_inputs(self) -> list[Tensor]:
+        rows, kinds = self._operator.rows, self._operator.form.statistics
+        return [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance" and f.shape[-1]]
+
+    @exact_precision
+    def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
+        """K[rows, cols] v: through the tiles for all rows and a slice of columns in float32, else recomputed."""
+        every = isinstance(rows, slice) and rows.indices(self.count) == (0, self.count, 1)
+        if not (every and isinstance(cols, slice)):
+            return self._operator._part(rows, cols).times(v)
+        start, stop, _ = cols.indices(self.count)
+        if self._tiles is not None and v.dtype == torch.float32:
+            return self._tiles.columns_times(slice(start, stop), v)
+        part = self._parts.get((start, stop))
+        if part is None:  # kept for its plans
+            part = self._operator._part(slice(0, self.count), slice(start, stop))
+            self._parts[start, stop] = part
+        return part.times(v)
+
+    @exact_precision
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        operator = self._operator
+        matrix = operator.backend.block(
+            operator.form, operator.theta, operator.rows, None, dtype=dtype, workspace=self.workspace, upper=True
+        )
+        matrix.diagonal().add_(self.noise.to(dtype))
+        return matrix

@@ -1,0 +1,87 @@
+"""A prior for one point at a time, in NumPy calls: its features, covariances, mean and noise.
+
+A row that joins a posterior, or a point that is predicted, takes some microseconds of arithmetic beside the triangle; a
+call of torch or of a module costs as much as all of it. So what does not change from point to point is looked up once,
+for a prior of one table in float64 on the CPU whose rows are all alike. The formulas are those of every other route.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.small import is_plain, small_leaves
+from flashgp.inference.gp import GP
+from flashgp.kernels.kernel import Leaf
+from flashgp.likelihoods import Gaussian
+from flashgp.means import Constant, Zero
+from flashgp.pairwise.few import Array, FewRows, RowArrays
+
+__all__ = ["FEW_PAIRS", "TITLE", "PlainPrior"]
+
+FEW_PAIRS = 2**14  # of a block, up to which the calls weigh as much as the arithmetic
+TITLE = "NumPy"  # in reports
+
+
+class PlainPrior:
+    """What points of a prior are made of. Made by `of`, for the parameters as they are then.
+
+    Fields: covariance, of blocks of few pairs; mean, of every point, () or (outputs,); noise, of every row, (1,).
+    """
+
+    def __init__(self, gp: GP, covariance: FewRows, leaves: Sequence[Leaf] | None, mean: Array, noise: Tensor) -> None:
+        self.covariance, self.mean, self.noise = covariance, mean, noise
+        self._kernel = gp.kernel
+        self._leaves: list[tuple[Leaf, list[int] | None, dict[str, Any]]] | None = None
+        if leaves is not None:
+            self._leaves = [(leaf, _columns(leaf), _values(leaf)) for leaf in leaves]
+
+    @classmethod
+    def of(cls, gp: GP, theta: Sequence[Tensor], x: Tensor) -> "PlainPrior | None":
+        """None where rows are not all alike, or where only torch can tell what they are.
+
+        Args: gp, whose parameters nothing changes any more; theta, the kernel's; x (n, d), some points.
+        """
+        likelihood = gp.likelihood
+        if type(likelihood) is not Gaussian or likelihood.row_variance is not None or likelihood.row_weight is not None:
+            return None
+        if x.dim() != 2 or x.device.type != "cpu" or type(gp.mean) not in (Zero, Constant):
+            return None
+        parameters = [p for _, p in named_parameter_objects(gp)]
+        if not all(is_plain(p) and not p.raw.requires_grad for p in parameters):
+            return None
+        covariance = FewRows.of(gp.kernel.form, theta)
+        if covariance is None:
+            return None
+        mean = gp.mean.value.value.numpy() if isinstance(gp.mean, Constant) else numpy.zeros(())
+        return cls(gp, covariance, small_leaves(gp.kernel, x), mean, likelihood.variance(x.device).reshape(1))
+
+    def rows(self, x: Array) -> RowArrays:
+        """What points (k, d) contribute to the form."""
+        x = x if x.dtype == numpy.float64 else x.astype(numpy.float64)
+        if self._leaves is None:
+            with torch.no_grad():
+                return RowArrays.of(self._kernel.rows(torch.from_numpy(numpy.array(x))))  # whatever its strides
+        features: list[Array] = []
+        for leaf, columns, values in self._leaves:
+            features += leaf.small_features(x if columns is None else x[:, columns], values)[0]
+        return RowArrays(features, (), len(x))
+
+    def block(self, rows: Rows, others: Rows, workspace: Workspace) -> Tensor:
+        """K between rows that are at hand, (k, n), at most FEW_PAIRS entries."""
+        workspace.ran(TITLE)
+        return torch.from_numpy(self.covariance.block(RowArrays.of(rows), RowArrays.of(others)))
+
+
+def _columns(leaf: Leaf) -> list[int] | None:
+    return None if leaf.active_dims is None else list(leaf.active_dims)
+
+
+def _values(leaf: Leaf) -> dict[str, Any]:
+    """The parameters of a leaf by name."""
+    return {name: p.value.detach().numpy() for name, p in leaf.named_children() if isinstance(p, Parameter)}

@@ -1,0 +1,283 @@
+"""Fantasies: many posteriors at once, each with a few hypothetical rows of its own beside the rows of one posterior.
+
+Member b has the rows F_b. With K^ = L L^T and the whitened residual z = L^-1 r of the posterior, eq. (M-114):
+
+    S_b = L^-1 K_oF,   C_b C_b^T = K_FF + noise - S_b^T S_b,   u_b = C_b^-1 (r_F - S_b^T z)
+    mean = m + S*^T z + W_b^T u_b,   variance = k** - |S*|^2 - |W_b|^2,   W_b = C_b^-1 (K_F* - S_b^T S*)
+
+The factor of the posterior is shared and never written; points that several members have in common are solved for once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from flashgp import linalg
+from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.contexts import exact_precision
+from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
+from flashgp.foundations.form import Rows
+from flashgp.inference.online.update import like_own
+from flashgp.inference.online.window import whitened_by
+from flashgp.means import evaluate_mean
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.planner.variances import STRIP_BYTES
+from flashgp.solvers.growing.panels import PIVOT
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["Fantasies", "FantasyPrediction", "fantasize"]
+
+F64 = torch.float64
+
+
+@dataclass(frozen=True, eq=False)
+class FantasyPrediction:
+    """Every member's posterior at its points.
+
+    Fields: mean, (*s, *b, m) or (*s, *b, m, outputs), units of y; variance of the function, (*b, m), or with outputs
+    (*b, m, 1): hypothetical targets do not change it; observation_variance, with the noise. In x's dtype.
+    """
+
+    mean: Float[Tensor, "*means"]
+    variance: Float[Tensor, "*variances"]
+    observation_variance: Float[Tensor, "*variances"]
+
+
+class Fantasies:
+    """Made by `Posterior.fantasize`; immutable.
+
+    Fields: posterior, of the real rows; x, (*b, q, d); y, (*s, *b, q) or (*s, *b, q, outputs), their targets.
+    """
+
+    def __init__(
+        self,
+        posterior: "Posterior",
+        x: Float[Tensor, "*b q d"],
+        y: Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"],
+        half: Float64[Tensor, "u n"] | None,
+        place: Int64[Tensor, "rows"] | None,
+        lower: Float64[Tensor, "members q q"],
+        whitened: Float64[Tensor, "n p"],
+        scores: Float64[Tensor, "*s members q p"],
+    ) -> None:
+        self.posterior, self.x, self.y = posterior, x, y
+        self._half, self._place = half, place  # (L^-1 K_oF)^T of the distinct points, (u, n); which of them each row is
+        self._lower = lower  # C_b, (B, q, q)
+        self._whitened, self._scores = whitened, scores  # z, (n, p); u_b, (*s, B, q, p)
+
+    @exact_precision
+    @deterministic_where(lambda self, x_test: self.posterior.choice.deterministic)
+    def predict(self, x_test: Any) -> FantasyPrediction:
+        """The posteriors of all members at x_test: (m, d), points that they share, or (*b, m, d), their own.
+
+        Differentiable in x_test and in what the fantasies were made from. Raises: ShapeError, DomainError.
+        Cost: n^2 flops and n (q + 1) for each point, of each member where it has its own.
+        """
+        post = self.posterior
+        x_test = check_points(x_test, "x_test", like=post.x)
+        batch, d = self.x.shape[:-2], self.x.shape[-1]
+        if x_test.dim() != 2 and x_test.shape[:-2] != batch:
+            raise ShapeError(
+                f"`x_test` must have shape (m, {d}), or {(*batch, 'm', d)} with points of each member, got "
+                f"{tuple(x_test.shape)}"
+            )
+        shared, m = x_test.dim() == 2, x_test.shape[-2]
+        members = batch.numel()
+        graph = torch.is_grad_enabled() and (
+            post.differentiable or any(t.requires_grad for t in (x_test, self.x, self._scores, self._lower))
+        )
+        with torch.set_grad_enabled(graph):
+            points = x_test if shared else x_test.reshape(members, m, d)
+            means, variances = [], []
+            for mine, part in self._strips(members, m, shared, graph):
+                mean, variance = self._strip(mine, points[part] if shared else points[mine])
+                means.append(mean)
+                variances.append(variance)
+            along = -2 if shared else -3
+            mean = torch.cat(means, along) if len(means) > 1 else means[0]
+            variance = torch.cat(variances, -1 if shared else -2) if len(variances) > 1 else variances[0]
+            prior = evaluate_mean(post.gp.mean, points, post.gp.outputs)
+            prior = prior if post.gp.outputs is not None else prior.unsqueeze(-1)
+            mean = (mean + prior).unflatten(-3, batch) if batch else (mean + prior).squeeze(-3)
+            variance = variance.clamp_min(0.0).reshape(*batch, m)
+            noise = post.gp.likelihood.variance(post.x.device)
+            observed = variance + noise
+            if post.gp.outputs is None:
+                mean = mean.squeeze(-1)
+            else:
+                variance, observed = variance.unsqueeze(-1), observed.unsqueeze(-1)
+            dtype = x_test.dtype
+            return FantasyPrediction(mean.to(dtype), variance.to(dtype), observed.to(dtype))
+
+    def _strips(self, members: int, m: int, shared: bool, graph: bool) -> Iterator[tuple[slice, slice]]:
+        """(members, test points) that fit a strip's memory; everything at once where a graph keeps it all anyway."""
+        everything = slice(0, members), slice(0, m)
+        q, n = self.x.shape[-2], self.posterior.distinct
+        numbers = max(1, STRIP_BYTES // 8)
+        if graph or not members or not m:
+            yield everything
+        elif shared:
+            step = max(1, numbers // (n + 3 * members * q))
+            for start in range(0, m, step):
+                yield everything[0], slice(start, start + step)
+        else:
+            step = max(1, numbers // (m * (n + 3 * q) + q * n))
+            for start in range(0, members, step):
+                yield slice(start, start + step), everything[1]
+
+    def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
+        post, form = self.posterior, self.posterior.gp.kernel.form
+        own, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
+        scores = self._scores[..., mine, :, :]
+        rows = post.gp.kernel.rows(points)
+        between = CovarianceOperator(form, post.theta, post.gp.kernel.rows(own), rows, F64).to_dense()
+        variance = CovarianceOperator(form, post.theta, rows, None, F64).diagonal()
+        mean: Tensor | float = 0.0
+        if self._half is not None:
+            flat = points.reshape(-1, points.shape[-1])
+            half = _solved(post, post.gp.kernel.rows(flat))  # (points, n)
+            half = half.reshape(*points.shape[:-1], -1)
+            variance = variance - half.square().sum(-1)
+            mean = half @ self._whitened
+            if points.dim() == 2 and self._place is not None:
+                between = between - (self._half @ half.mT)[self._place.reshape(-1, own.shape[-2])[mine]]
+            else:
+                between = between - self._halves(mine) @ half.mT
+        # W_b, (B, q, m)
+        solved = linalg.solve_triangular(lower, between, upper=False, device=linalg.own_device(lower))
+        return mean + solved.mT @ scores, variance - solved.square().sum(-2)
+
+    def _halves(self, mine: slice) -> Tensor:
+        """S_b^T of some members, (B, q, n)."""
+        assert self._half is not None
+        return _of_members(self._half, self._place, self.x.shape[-2], mine)
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, (*self.y.shape[: self.y.dim() - (2 if self.posterior.gp.outputs else 1)],)))
+        return f"Fantasies: {shape or '1'} of {self.x.shape[-2]:,} rows beside {self.posterior.count:,}"
+
+
+@exact_precision
+@deterministic_where(lambda post, *_: post.choice.deterministic)
+def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
+    """See `Posterior.fantasize`."""
+    x = check_points(like_own(x, "x", post.x), "x", like=post.x).clone()  # read again by predictions
+    if (y is None) == (samples is None):
+        raise DomainError(
+            "`y` or `samples` must be given, and not both; samples=1 draws the targets from the posterior"
+        )
+    if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 1):
+        raise DomainError(f"`samples` must be a whole number from 1 on, got {samples!r}; or give y=")
+    if post.batch_shape:
+        raise DomainError(f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}")
+    if post.count and post.float64_factor is None:
+        raise DomainError(
+            f"`posterior` must have a float64 factor for fantasies, got the route {post.report.route!r}; condition "
+            'with dtype=torch.float64, or solver="cholesky" and a larger memory='
+        )
+    outputs, batch, (q, d) = post.gp.outputs, x.shape[:-2], x.shape[-2:]
+    if y is not None:
+        y = check_targets(like_own(y, "y", post.y), "y", x, outputs).clone()
+        tail = 1 if outputs is None else 2
+        if y.shape[y.dim() - tail - len(batch) : y.dim() - tail] != batch:
+            raise ShapeError(f"`y` must have shape (*s, *{tuple(batch)}, {q}) like the rows of x, got {tuple(y.shape)}")
+    graph = torch.is_grad_enabled() and (post.differentiable or x.requires_grad or (y is not None and y.requires_grad))
+    with torch.set_grad_enabled(graph):
+        members, flat = x.reshape(-1, q, d), x.reshape(-1, d)
+        half = place = None
+        whitened = torch.zeros(0, outputs or 1, dtype=F64, device=x.device)
+        if post.count:
+            assert post.factor is not None
+            if not x.requires_grad:  # each copy of a point has a derivative of its own
+                flat, place = torch.unique(flat, dim=0, return_inverse=True)
+                place = None if len(flat) == members.shape[0] * q else place
+                flat = flat if place is not None else x.reshape(-1, d)
+            half = _solved(post, post.gp.kernel.rows(flat))
+            kept = whitened_by(post.factor, post.learned.whitened)
+            whitened = post.factor.half_solve(post.residual) if kept is None or graph else kept
+        lower, mean = _corners(post, members, half, place, whitened)
+        if samples is not None:
+            drawn = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
+            generator = torch.Generator(device=x.device).manual_seed(drawn)
+            scores = torch.randn(samples, *mean.shape, generator=generator, dtype=F64, device=x.device)
+            y = (mean + lower @ scores).unflatten(-3, batch) if batch else (mean + lower @ scores).squeeze(-3)
+            y = (y if outputs is not None else y.squeeze(-1)).to(post.y.dtype)
+        else:
+            assert y is not None
+            targets = y.double() if outputs is not None else y.double().unsqueeze(-1)
+            lead = targets.shape[: targets.dim() - 2 - len(batch)]
+            targets = targets.reshape(*lead, members.shape[0], *targets.shape[-2:])
+            scores = linalg.solve_triangular(lower, targets - mean, upper=False, device=linalg.own_device(lower))
+    return Fantasies(post, x, y, half, place, lower, whitened, scores)
+
+
+def _solved(post: "Posterior", rows: Rows) -> Tensor:
+    """(L^-1 K_o*)^T for k rows, (k, n) or as long as half solves are, strip by strip where no graph is wanted."""
+    assert post.factor is not None
+    if torch.is_grad_enabled():
+        return post.factor.half_solve(post.covariance_to(rows, F64).to_dense().mT).mT
+    out = torch.empty(0, post.distinct, dtype=F64, device=post.x.device)
+    step = max(1, STRIP_BYTES // (8 * post.distinct))
+    for start in range(0, rows.count, step):
+        cross = post.covariance_to(rows.part(start, start + step), F64).to_dense()
+        solved = post.factor.half_solve(cross.mT).mT
+        out = out if start else torch.empty(rows.count, solved.shape[1], dtype=F64, device=solved.device)
+        out[start : start + step] = solved
+    return out
+
+
+def _of_members(half: Tensor, place: Tensor | None, q: int, mine: slice) -> Tensor:
+    """Rows (u, n) of distinct points as those of some members, (B, q, n)."""
+    if place is None:
+        return half.reshape(-1, q, half.shape[-1])[mine]
+    return half[place.reshape(-1, q)[mine]]
+
+
+def _corners(
+    post: "Posterior", members: Tensor, half: Tensor | None, place: Tensor | None, whitened: Tensor
+) -> tuple[Tensor, Tensor]:
+    """C_b, (B, q, q), and the mean of the posterior at each member's rows, (B, q, p).
+
+    Raises: NotPositiveDefiniteError for a member with a row that others determine up to rounding.
+    """
+    gp, (count, q, _) = post.gp, members.shape
+    mean = evaluate_mean(gp.mean, members, gp.outputs)
+    mean = mean if gp.outputs is not None else mean.unsqueeze(-1)
+    mean = mean.expand(count, q, gp.outputs or 1)
+    corner = CovarianceOperator(gp.kernel.form, post.theta, gp.kernel.rows(members), None, F64).to_dense()
+    noise = gp.likelihood.variance(post.x.device)
+    corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=post.x.device)
+    own = corner.detach().diagonal(dim1=-2, dim2=-1)
+    if half is not None:
+        step = count if torch.is_grad_enabled() else max(1, STRIP_BYTES // (8 * q * half.shape[-1]))
+        less, more = [], []
+        for start in range(0, max(1, count), max(1, step)):
+            part = _of_members(half, place, q, slice(start, start + step))
+            less.append(part @ part.mT)
+            more.append(part @ whitened)
+        corner, mean = corner - torch.cat(less), mean + torch.cat(more)
+    try:
+        lower = linalg.cholesky(corner, device=linalg.own_device(corner))
+    except NotPositiveDefiniteError as error:
+        lower, wrong = corner, [member for (member,) in error.indices]
+    else:
+        rounding = PIVOT * (post.distinct + q) * torch.finfo(F64).eps * own
+        small = (lower.detach().diagonal(dim1=-2, dim2=-1).square() <= rounding).any(-1)
+        wrong = small.nonzero()[:, 0].tolist()
+    if wrong:
+        member = wrong[0]
+        raise NotPositiveDefiniteError(
+            f"the covariance matrix of every fantasy must be positive definite, but member {member} has a row that "
+            "others determine up to rounding: it repeats one of them without noise. Give the likelihood noise, or "
+            "leave it out",
+            indices=[(member,)],
+        )
+    return lower, mean

@@ -1,0 +1,168 @@
+"""How an update of a float64 factor ends: a look at the factor, what was learned, the report, the new posterior.
+
+Some rows of L L^T and of L z are held against K and r, taking turns:
+
+    |L L^T - K|_ij / (|L| |L|^T)_ij  and  |r - L z|_i / (|L| |z| + |r|)_i                              (M-113)
+
+Every update looks at four rows among themselves, on an accelerator every fourth at sixteen; one that only appends a
+row, at one row beside the new one (online_row.py). Where they show more than rounding, the factor is made anew.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.counters import CHECKED_ROWS, ONLINE
+from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
+from flashgp.inference.exact.replicates import Replicates
+from flashgp.inference.gp import GP
+from flashgp.inference.online.window import whitened_by
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.solvers.growing.panels import PanelFactor
+from flashgp.solvers.growing.window import WindowFactor
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["LEAST", "Looked", "State", "Table", "ended"]
+
+F64 = torch.float64
+LEAST = torch.finfo(F64).tiny
+DRIFT = 100.0  # times sqrt(n) eps: a backward error beyond it is not that of a fresh factor
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What is computed with after the update.
+
+    Fields: replicates; residual (u', p); noise with the jitter (u',); kept, of the rows computed with before, those
+    that stay, None for all; added (kept,), by how much their noise grows, None for nothing; leading, how many left
+    where they were the first and the others are what they were, None for others.
+    """
+
+    replicates: Replicates | None
+    residual: Tensor
+    noise: Tensor
+    kept: Tensor | None = None
+    added: Tensor | None = None
+    leading: int | None = 0
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What an update has made. Fields: gp, x, y and rows of the posterior to be; table; factor; whitened, L^-1 of its
+    residual, None where the factor has it; appended, dropped, how many rows came and went; known, the rows in the
+    factor of a window, else None."""
+
+    gp: GP
+    x: Tensor
+    y: Tensor
+    rows: Rows
+    table: Table
+    factor: PanelFactor | WindowFactor
+    whitened: Tensor | None
+    appended: int = 0
+    dropped: int = 0
+    known: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look at some rows found. Fields: drift, the largest backward error; relative, an estimate of
+    |r - L z| / |r| over all rows, None where r is zero; turn, the row that is looked at next."""
+
+    drift: float
+    relative: float | None
+    turn: int
+
+
+def ended(
+    post: "Posterior",
+    state: State,
+    covariance: Callable[[Rows, Rows], Tensor],
+    workspace: Workspace,
+    started: float,
+    looked: Looked | None = None,
+) -> "Posterior":
+    """The posterior after an update of `post`, looked at where it is time for that, or where the update has not."""
+    before, learned, n = post.report, post.learned, state.rows.count
+    if looked is None and (checked := learned.looked_at(n, state.x.device)) is not None:
+        looked = _looked(state, checked, covariance)
+    anew = looked is not None and not looked.drift <= DRIFT * n**0.5 * torch.finfo(F64).eps
+    if looked is not None and anew:
+        state = _made_anew(post, state, workspace)
+        looked = _looked(state, slice(0, min(CHECKED_ROWS, n)), covariance)
+    learned = replace(
+        learned, appended=learned.appended + state.appended, dropped=learned.dropped + state.dropped,
+        refactorised=learned.refactorised + anew, whitened=state.whitened, known=state.known,
+        updates=learned.updates + 1 if looked is None else 0, turn=learned.turn if looked is None else looked.turn,
+    )  # fmt: skip
+    report = Report(
+        route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
+        relative_residual=before.relative_residual if looked is None else looked.relative,
+        jitter=float(state.factor.jitter) or None, peak_bytes=workspace.peak_bytes, plan=before.plan,
+        events=[*(event for event in before.events if not event.startswith(ONLINE)), learned.event],
+    )  # fmt: skip
+    report.seconds = time.perf_counter() - started
+    after = type(post)(
+        state.gp, state.x, state.y, state.rows, post.theta, state.factor, None, state.table.residual, report,
+        replicates=state.table.replicates, choice=post.choice, learned=learned,
+    )  # fmt: skip
+    if state.gp is post.gp and state.table.replicates is post.replicates:
+        after.take_prior(post)
+    return after
+
+
+def _made_anew(post: "Posterior", state: State, workspace: Workspace) -> State:
+    """With a fresh factor of the same rows."""
+    gp, table = state.gp, state.table
+    noise = table.noise - state.factor.jitter
+    settings = DirectSettings(
+        TorchTiles(), F64, None, repair=lambda: gp.repairable(state.x, state.y), workspace=workspace
+    )
+    factor = PanelFactor.of(factorise_covariance(settings, gp.kernel.form, post.theta, state.rows, noise))
+    table = replace(table, noise=noise + factor.jitter)
+    return replace(state, table=table, factor=factor, whitened=factor.half_solve(table.residual), known=None)
+
+
+def _looked(state: State, checked: slice, covariance: Callable[[Rows, Rows], Tensor]) -> Looked:
+    """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113)."""
+    some = state.rows.part(checked.start, checked.stop)
+    whitened = whitened_by(state.factor, state.whitened)
+    assert whitened is not None
+    lower, matrix = _at_hand(state.factor.some_rows(checked.start, checked.stop)), _at_hand(covariance(some, some))
+    residual, noise, z = (_at_hand(t) for t in (state.table.residual, state.table.noise, whitened))
+    with numpy.errstate(all="ignore"):  # what is not finite counts as drift
+        product, rows = lower @ lower.T, range(len(lower))
+        product[rows, rows] -= noise[checked]
+        size, z = abs(lower), z[: lower.shape[1]]
+        wrong = _backward_error(matrix - product, size @ size.T)
+        error = residual[checked] - lower @ z
+        wrong = max(wrong, _backward_error(error, size @ abs(z) + abs(residual[checked])))
+    return Looked(wrong, _relative_residual(error, residual), checked.stop)
+
+
+def _backward_error(wrong: Any, size: Any) -> float:
+    """The largest share that entries are of what they were computed from: 0 of 0 is nothing, NaN is beyond all."""
+    share = float((abs(wrong) / size.clip(LEAST)).max())
+    return math.inf if math.isnan(share) else share
+
+
+def _relative_residual(error: Any, residual: Any) -> float | None:
+    """An estimate of |r - L z| / |r| from some rows of r - L z."""
+    whole = float((residual * residual).sum())
+    return (len(residual) / len(error) * float((error * error).sum()) / whole) ** 0.5 if whole > 0.0 else None
+
+
+def _at_hand(tensor: Tensor) -> Any:
+    """For a dozen calls on few numbers: NumPy's start sooner, where it reaches them."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor

@@ -1,0 +1,145 @@
+"""One row more, the usual step of a stream: eq. (M-111) by the calls that it needs and no others.
+
+A posterior of n rows takes one by a triangular solve, n^2 flops, and some n numbers. Up to a few thousand rows the
+calls around it weigh as much, so that here they are NumPy's and BLAS's, on what the prior looked up once
+(plain_prior.py). What is not that simple goes the general way (online.py), which gives the same numbers up to rounding.
+"""
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.counters import CHECKED_ROWS
+from flashgp.inference.numpy_prior import TITLE, PlainPrior
+from flashgp.inference.online.finish_update import Looked, State, Table, ended
+from flashgp.inference.threads import quiet_openblas
+from flashgp.pairwise.few import Array, RowArrays
+from flashgp.solvers.growing.panels import PanelFactor
+from flashgp.solvers.growing.window import WindowFactor
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["appended_row"]
+
+F64 = torch.float64
+LEAST_NORM = 2.0**-500
+
+
+def appended_row(post: "Posterior", x: Any, y: Any) -> "Posterior | None":
+    """The posterior with one more row, as `Posterior.append`; None where `x`, `y` or the posterior ask for more care.
+
+    Raises: NotPositiveDefiniteError as `append`.
+    Cost: n^2 flops and some fifty calls.
+    """
+    started = time.perf_counter()
+    prior, factor = post.plain_prior, post.factor
+    if prior is None or factor is None or isinstance(factor, WindowFactor) or not _as_usual():
+        return None
+    given, panels = _row(post, x, y), PanelFactor.of(factor)
+    if given is None or panels.dtype != F64 or not panels.takes_vectors:
+        return None
+    z = post.learned.whitened
+    if z is None:  # the first row after conditioning: kept, since others may be joined to the same posterior
+        z = panels.half_solve(post.residual)
+        post.learned = replace(post.learned, whitened=z)
+    with quiet_openblas(), numpy.errstate(all="ignore"):  # what is not finite is refused by its pivot
+        return _appended(post, prior, panels, z, *given, started)
+
+
+def _as_usual() -> bool:
+    """Whether torch is in none of the modes that change what tensors are."""
+    return not (torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"))
+
+
+def _row(post: "Posterior", x: Any, y: Any) -> tuple[Array, Array] | None:
+    """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
+    row, target = _alike(x, post.x.numpy()), _alike(y, post.y.numpy())
+    if row is None or target is None:
+        return None
+    total = sum(row[0].tolist()) + sum(target.ravel().tolist())  # of some numbers, sooner than by a call
+    return (row, target) if math.isfinite(total) else None
+
+
+def _alike(value: Any, own: Array) -> Array | None:
+    if type(value) is Tensor:
+        try:
+            value = value.numpy()
+        except (RuntimeError, TypeError):  # with a graph, on another device, inside a transform, lazily negated
+            return None
+    elif type(value) is not numpy.ndarray:
+        return None
+    same = value.dtype == own.dtype and value.shape == (1, *own.shape[1:])
+    return value if same else None
+
+
+def _appended(
+    post: "Posterior", prior: PlainPrior, factor: PanelFactor, z: Tensor, x: Array, y: Array, started: float
+) -> "Posterior":
+    workspace = Workspace()
+    workspace.ran(TITLE)
+    rows, jitter = post.rows, float(factor.jitter)
+    new = prior.rows(x)
+    cross = prior.covariance.block(new, RowArrays.of(rows))[0]
+    noise = prior.noise + jitter if jitter else prior.noise
+    corner = prior.covariance.corner(new) + float(noise)
+    turn = post.learned.turn if post.learned.turn < len(cross) else 0
+    entry = float(cross[turn])
+    factor, root = factor.bordered_by(cross, corner, workspace)  # cross is L^-1 of it now
+    own = post.residual.numpy()
+    residual = y.reshape(1, -1) - prior.mean
+    before = z.numpy()
+    looked = _looked(post, factor.row(turn), cross, entry, before, own)
+    whitened = _followed(before, (residual - cross @ before) / root)
+    table = Table(None, _followed(own, residual), noise.expand(len(cross) + 1))
+    longer = Rows(
+        tuple(_followed(f.numpy(), more) for f, more in zip(rows.features, new.features, strict=True)),
+        tuple(_followed(a.numpy(), more) for a, more in zip(rows.scalars, new.scalars, strict=True)),
+        rows.count + 1, rows.batch, rows.place,
+    )  # fmt: skip
+    x_all, y_all = _followed(post.x.numpy(), x), _followed(post.y.numpy(), y)
+    state = State(post.gp, x_all, y_all, longer, table, factor, whitened, appended=1)
+
+    def covariance(some: Rows, others: Rows) -> Tensor:
+        return prior.block(some, others, workspace)
+
+    return ended(post, state, covariance, workspace, started, looked)
+
+
+def _looked(post: "Posterior", row: Array, half: Array, entry: float, z: Array, residual: Array) -> Looked:
+    """One row l of the factor beside the new one s, with which its covariance is `entry`, eq. (M-113).
+
+    An append changes no row but adds one: l . s sees the errors of that, and l z those of the row itself. Norms stand
+    for their sizes, which takes half the calls.
+    """
+    stop = len(row)
+    s, z = half[:stop], z[:stop]
+    errors, own = (residual[stop - 1] - row @ z).tolist(), residual[stop - 1].tolist()
+    length = _norm(float(numpy.vdot(row, row)))
+    drift = abs(entry - float(row @ s)) / (length * _norm(float(numpy.vdot(s, s))))
+    for error, target, squared in zip(errors, own, numpy.einsum("ij,ij->j", z, z).tolist(), strict=True):
+        share = abs(error) / (length * _norm(squared) + abs(target))
+        drift = max(drift, share if math.isfinite(share) else math.inf)  # max forgets what is no number
+    squares = float(numpy.vdot(residual, residual))
+    found = None
+    if squares > 0.0:  # of one row: the mean of the last sixteen
+        found = len(residual) * sum(error * error for error in errors) / squares
+        known = post.report.relative_residual
+        found = (found if known is None else known * known + (found - known * known) / CHECKED_ROWS) ** 0.5
+    return Looked(drift if math.isfinite(drift) else math.inf, found, stop)
+
+
+def _norm(squared: float) -> float:
+    """Its root; squares of numbers that are nothing to anybody may be zero."""
+    return max(squared**0.5, LEAST_NORM)
+
+
+def _followed(own: Array, more: Array) -> Tensor:
+    return torch.from_numpy(numpy.concatenate([own, more]))

@@ -1,0 +1,283 @@
+"""Streams: rows that come one after another, each predicted before it is learned (prequential, Dawid 1984).
+
+A prediction never sees its own target, so the running figures are those of use: no row needs to be held out. The
+posterior is a value; a stream is what replaces it, row by row, within a window where one is given.
+"""
+
+import collections
+import math
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.errors import (
+    DomainError,
+    FlashGPWarning,
+    MemoryBudgetError,
+    NotPositiveDefiniteError,
+    ShapeError,
+)
+from flashgp.foundations.report import readable_seconds
+from flashgp.inference.exact.likelihood import LOG_2PI
+from flashgp.inference.online.update import check_updatable, like_own
+from flashgp.inference.posterior import Posterior
+from flashgp.likelihoods import Gaussian
+from flashgp.solvers.direct.strided import made_ready
+
+__all__ = ["Stream", "StreamMetrics", "StreamStep"]
+
+LATENCIES = 10_000  # steps that the quantiles of the latency are of: a stream has no end
+STANDARD = 1.959963984540054  # the 0.975-quantile of the standard normal
+
+
+@dataclass(frozen=True, eq=False)
+class StreamStep:
+    """Rows of one step: what was predicted of them before they were learned.
+
+    Fields: mean and variance of the observations, (k,) or (k, outputs), units of y and their square; y, the same shape,
+    None where there was none; count, rows of the posterior now; seconds of predicting and learning, without what
+    refining took, refining_seconds (0 where it was not its turn).
+    """
+
+    mean: Float[Tensor, "k *outputs"]
+    variance: Float[Tensor, "k *outputs"]
+    y: Float[Tensor, "k *outputs"] | None
+    count: int
+    seconds: float
+    refining_seconds: float
+
+
+@dataclass(frozen=True)
+class StreamMetrics:
+    """Running figures of a stream, of all rows with a target so far.
+
+    Fields: rows; rmse, units of y; nll, the mean of -log p(y_i | rows before), nats; coverage, the share of rows inside
+    their central 95 % interval (NaN without rows). steps; of the seconds of the latest 10,000 the median, the
+    99 % quantile and the largest (NaN without steps); refinements, and their seconds together.
+    """
+
+    rows: int
+    rmse: float
+    nll: float
+    coverage: float
+    steps: int
+    median_seconds: float
+    p99_seconds: float
+    largest_seconds: float
+    refinements: int
+    refining_seconds: float
+
+    def __str__(self) -> str:
+        refined = ""
+        if self.refinements:
+            refined = f"; refined {self.refinements:,} times in {readable_seconds(self.refining_seconds)}"
+        return (
+            f"{self.rows:,} rows: RMSE {self.rmse:.4g}, NLL {self.nll:.4g}, coverage {100 * self.coverage:.1f} %; "
+            f"a step {readable_seconds(self.median_seconds)}, 99 % within {readable_seconds(self.p99_seconds)}, "
+            f"largest {readable_seconds(self.largest_seconds)}{refined}"
+        )
+
+
+class Stream:
+    """Learns rows as they come, and predicts each before it does.
+
+        stream = fgp.Stream(posterior, window=2000, refine_every=500)
+        for step in stream.consume(zip(x, y)):
+            ...  # step.mean, step.variance of the row before it was learned
+        print(stream.metrics)
+
+    Args:
+        posterior: where it begins: what `gp.condition` or `fgp.load` returns, or `.posterior` of a fit. It stays as it
+            is.
+        window: most rows that are kept, the oldest go first; None keeps all. What is more than that at the beginning is
+            dropped at once.
+        refine_every: learned rows after which the hyperparameters take `refine_steps` steps (`Posterior.refine`); None
+            leaves them as they are.
+    Fields: posterior, as of now; metrics. Steps from several threads come one after the other.
+    Raises: DomainError for counts that are none, or a posterior that cannot learn online.
+    Cost: of a step O(n^2) for each row (without a float64 factor solves: of the variance, and of the weights from the
+        old ones), of a refinement about 1.3 n^3 flops a step. Making one takes 0.1 s, with a
+        window a second or more in a new process: what the first steps would load, and make late, is loaded then.
+    """
+
+    def __init__(
+        self, posterior: Posterior, *, window: int | None = None, refine_every: int | None = None, refine_steps: int = 5
+    ) -> None:
+        if not isinstance(posterior, Posterior):
+            raise DomainError(
+                f"`posterior` must be a Posterior, got {type(posterior).__name__}; use gp.condition(x, y), or "
+                ".posterior of a fit"
+            )
+        for name, value in (("window", window), ("refine_every", refine_every), ("refine_steps", refine_steps)):
+            missing = value is None and name != "refine_steps"
+            if not missing and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise DomainError(
+                    f"`{name}` must be a whole number from 1 on, got {value!r}; leave it out for the default"
+                )
+        check_updatable(posterior)
+        self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
+        surplus = 0 if window is None else posterior.count - window
+        self.posterior = posterior.drop(range(surplus)) if surplus > 0 else posterior
+        self._unrefined = 0  # rows learned since the last refinement
+        self._rows, self._squares, self._nll, self._inside = 0, 0.0, 0.0, 0.0
+        self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
+        self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
+        self._lock, self._process = threading.RLock(), os.getpid()
+        self.posterior.plain_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
+        made_ready(removals=window is not None and not posterior.choice.deterministic)
+
+    def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:
+        """Predict rows, then learn them.
+
+        Args:
+            x: (d,) or (k, d); y: a number, (k,) or (k, outputs), or None for rows that are predicted only.
+            row_variance, row_weight: (k,), of the noise of these rows, as `Posterior.append`.
+        Raises: ShapeError, DomainError; NotPositiveDefiniteError as `Posterior.append`. Posterior and metrics are then
+            what they were.
+        """
+        with self._alone():
+            return self._step(x, y, row_variance, row_weight)
+
+    def _alone(self) -> threading.RLock:
+        """The lock of this process: one that another thread held when this process was forked stays held for ever."""
+        if self._process != os.getpid():
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
+
+    def _step(self, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamStep:
+        began, post = time.perf_counter(), self.posterior
+        x, y = self._rows_of(x, y)
+        with torch.no_grad():
+            prediction = post.predict(x)
+            mean = prediction.mean
+            variance = (prediction.variance.double() + self._noise(post, len(x), row_variance, row_weight)).to(
+                mean.dtype
+            )
+        after = post if y is None else self._learned(post, x, y, row_variance, row_weight)
+        seconds = time.perf_counter() - began
+        refining = 0.0
+        if y is not None:
+            self._score(mean.double(), variance.double(), y.double())
+            self.posterior, self._unrefined = after, self._unrefined + len(x)
+            if self.refine_every is not None and self._unrefined >= self.refine_every:
+                refining = self._refine()
+        self._steps += 1
+        self._latencies.append(seconds)
+        return StreamStep(mean, variance, y, self.posterior.count, seconds, refining)
+
+    def consume(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[StreamStep]:
+        """A step for each (x, y) of `rows`, taken when it is asked for: nothing is read ahead."""
+        for row in rows:
+            if not isinstance(row, tuple | list) or len(row) != 2:
+                raise ShapeError(
+                    f"`rows` must give pairs (x, y), got {type(row).__name__}; for example zip(x, y) of two tensors"
+                )
+            yield self.step(*row)
+
+    @property
+    def metrics(self) -> StreamMetrics:
+        """Of all steps so far."""
+        with self._alone():
+            return self._metrics()
+
+    def _metrics(self) -> StreamMetrics:
+        seconds = numpy.array(self._latencies) if self._latencies else numpy.array([math.nan])
+        rows = self._rows
+        return StreamMetrics(
+            rows=rows,
+            rmse=math.sqrt(self._squares / rows) if rows else math.nan,
+            nll=self._nll / rows if rows else math.nan,
+            coverage=self._inside / rows if rows else math.nan,
+            steps=self._steps,
+            median_seconds=float(numpy.median(seconds)),
+            p99_seconds=float(numpy.quantile(seconds, 0.99)),
+            largest_seconds=float(seconds.max()),
+            refinements=self._refinements,
+            refining_seconds=self._refining_seconds,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._alone():
+            state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_process")}
+            return {**state, "_latencies": self._latencies.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock(), _process=os.getpid())
+
+    def __repr__(self) -> str:
+        window = "" if self.window is None else f" of at most {self.window:,}"
+        return f"Stream with {self.posterior.count:,} rows{window}\n{self.metrics}"
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+    def _rows_of(self, x: Any, y: Any) -> tuple[Tensor, Tensor | None]:
+        """(k, d) and (k,) or (k, outputs), checked, so that nothing is predicted of what cannot be learned."""
+        post = self.posterior
+        x = like_own(x, "x", post.x).detach()
+        if x.dim() not in (1, 2):
+            raise ShapeError(f"`x` must be one row (d,) or a table (k, d), got {tuple(x.shape)}; give one table")
+        x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=post.x)
+        if y is None:
+            return x, None
+        y = like_own(y, "y", post.y).detach()
+        if len(x) == 1 and y.dim() == post.y.dim() - 1:
+            y = y.unsqueeze(0)
+        return x, check_targets(y, "y", x, post.gp.outputs).clone()  # it is in the step that is returned
+
+    @staticmethod
+    def _noise(post: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
+        """Variance of each row's noise, (k,) or (k, 1). Raises: as `Posterior.append`, for what does not fit k rows."""
+        own, device = post.gp.likelihood, post.x.device
+        if row_variance is None and row_weight is None and own.row_variance is None:
+            noise = own.variance(device).detach().expand(k)
+        else:
+            likelihood = Gaussian(own.noise_variance).extended(0, k, row_variance, row_weight)
+            noise = likelihood.diagonal(k, device).detach().expand(k)
+        return noise if post.gp.outputs is None else noise.unsqueeze(-1)
+
+    def _learned(self, post: Posterior, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> Posterior:
+        """The posterior with these rows, and without the oldest ones that have no place beside them."""
+        given = {"row_variance": row_variance, "row_weight": row_weight}
+        k, window = len(x), self.window
+        surplus = 0 if window is None else max(0, post.count + k - window)
+        if window is not None and k > window:  # what would be gone at once is not learned
+            last = slice(k - window, k)
+            given = {name: None if value is None else value[last] for name, value in given.items()}
+            x, y, k, surplus = x[last], y[last], window, post.count
+        if surplus == k <= post.count:
+            return post.slide(x, y, **given)
+        return (post.drop(range(surplus)) if surplus else post).append(x, y, **given)
+
+    def _score(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
+        # Few numbers: NumPy's calls start sooner than torch's.
+        found, spread, wanted = (t.cpu().numpy() for t in (mean, variance, y))
+        squares = numpy.square(wanted - found)
+        self._rows += len(wanted)
+        outputs = 1 if wanted.ndim == 1 else wanted.shape[-1]
+        self._squares += float(squares.sum()) / outputs
+        with numpy.errstate(all="ignore"):  # a variance of 0
+            self._nll += 0.5 * float((squares / spread + numpy.log(spread) + LOG_2PI).sum()) / outputs
+        self._inside += float((squares <= STANDARD**2 * spread).sum()) / outputs
+
+    def _refine(self) -> float:
+        """Seconds that it took. Hyperparameters that cannot be refined go on as they are: the rows are learned."""
+        began = time.perf_counter()
+        self._unrefined = 0
+        try:
+            self.posterior = self.posterior.refine(self.refine_steps)
+            self._refinements += 1
+        except (NotPositiveDefiniteError, MemoryBudgetError) as error:
+            event = f"the hyperparameters could not be refined at {self.posterior.count:,} rows, they go on: {error}"
+            warnings.warn(event, FlashGPWarning, stacklevel=3)
+        seconds = time.perf_counter() - began
+        self._refining_seconds += seconds
+        return seconds

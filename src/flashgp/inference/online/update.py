@@ -1,0 +1,385 @@
+"""Learning online: rows join and leave a posterior in O(n^2), with the hyperparameters as they are.
+
+Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
+whitened residual z = L^-1 r is kept, so that appended rows only add to it. The weights L^-T z wait until they are asked
+for: predictions at a few points take the mean from z. Some rows of the factor are looked at in passing, eq. (M-113)
+(online_ending.py). One row more, the usual step, has a way of its own (online_row.py). Without a float64 factor
+the weights are solved for again (online_solves.py).
+
+The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
+noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
+others' mean grows, a diagonal update of the factor.
+"""
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
+from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.determinism import deterministic_where, deterministically
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.form import Rows
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.counters import Learned
+from flashgp.inference.exact.replicates import ReplicatedGaussian, join
+from flashgp.inference.gp import GP
+from flashgp.inference.numpy_prior import FEW_PAIRS
+from flashgp.inference.online.finish_update import State, Table, ended
+from flashgp.inference.online.iterative import Change, updated_by_solves
+from flashgp.inference.online.one_point import appended_row
+from flashgp.inference.online.window import moved_window, panels_of, spare_rows, whitened_by
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.solvers.direct.cholesky import TriangularFactor
+from flashgp.solvers.growing.panels import PanelFactor
+from flashgp.solvers.growing.window import WindowFactor
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = [
+    "append",
+    "carried_on",
+    "check_updatable",
+    "drop",
+    "like_own",
+    "replace_rows",
+    "slide",
+    "weights_of",
+]
+
+F64 = torch.float64
+FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
+MANY_ROWS = ONE_THREAD_ROWS + 1
+
+
+@dataclass(frozen=True, eq=False)
+class _New:
+    """Checked new rows: x (k, d), y (k,) or (k, outputs), and what their likelihood says of each."""
+
+    x: Tensor
+    y: Tensor
+    row_variance: Any
+    row_weight: Any
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+# -- what users call, behind the methods of Posterior -------------------------------------------------------------
+def append(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+    """See `Posterior.append`."""
+    if row_variance is None and row_weight is None and (one := appended_row(post, x, y)) is not None:
+        return one
+    new = _checked(post, x, y, row_variance, row_weight)
+    return _updated(post, None, new) if len(new) else post
+
+
+def drop(post: "Posterior", indices: Any) -> "Posterior":
+    """See `Posterior.drop`."""
+    gone = _indices(indices, post.count)
+    return _updated(post, gone, None) if len(gone) else post
+
+
+def replace_rows(post: "Posterior", indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+    """See `Posterior.replace`."""
+    gone, new = _indices(indices, post.count), _checked(post, x, y, row_variance, row_weight)
+    if len(gone) != len(new):
+        raise ShapeError(
+            f"`indices` must name one row for each new one ({len(new)}), got {len(gone)}; drop and append separately"
+        )
+    return _updated(post, gone, new) if len(new) else post
+
+
+def slide(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+    """See `Posterior.slide`."""
+    new = _checked(post, x, y, row_variance, row_weight)
+    if len(new) > post.count:
+        raise DomainError(
+            f"`x` must have at most as many rows as the posterior ({post.count:,}), since as many are dropped, got "
+            f"{len(new):,}; use gp.condition, or append"
+        )
+    return _updated(post, torch.arange(len(new)), new) if len(new) else post
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+def _checked(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> _New:
+    """New rows as `condition` takes them; whole numbers become numbers of the posterior's dtype.
+
+    Raises: ShapeError, DomainError.
+    """
+    x, y = (like_own(value, name, own) for value, name, own in ((x, "x", post.x), (y, "y", post.y)))
+    x = check_points(x, "x", like=post.x)
+    if x.dim() != 2:
+        raise ShapeError(f"`x` must have shape (k, {post.x.shape[-1]}), got {tuple(x.shape)}; append one table of rows")
+    y = check_targets(y, "y", x, post.gp.outputs)
+    if y.dim() != post.y.dim():
+        raise ShapeError(f"`y` must have {post.y.dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
+    return _New(x.detach(), y.detach(), row_variance, row_weight)
+
+
+def like_own(value: Any, name: str, own: Tensor) -> Tensor:
+    """A floating tensor; whole numbers and booleans take the dtype of the rows before, as torch.cat does it."""
+    tensor = as_float_tensor(value, name)
+    whole = not value.is_floating_point() if isinstance(value, Tensor) else numpy.asarray(value).dtype.kind in "iub"
+    return tensor.to(own.dtype) if whole else tensor
+
+
+def _indices(indices: Any, n: int) -> Tensor:
+    """The rows that go, increasing. Raises: DomainError for what is no set of row numbers."""
+    try:
+        found = torch.as_tensor(list(indices) if isinstance(indices, range) else indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DomainError(
+            f"`indices` must be whole numbers of rows, got {type(indices).__name__} ({error}); pass a list of integers"
+        ) from None
+    if found.numel() == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
+        raise DomainError(
+            f"`indices` must be whole numbers of rows, got dtype {found.dtype}; a mask becomes numbers by "
+            ".nonzero().squeeze(-1)"
+        )
+    found = found.reshape(-1).to("cpu", torch.int64).sort().values
+    if int(found[0]) < 0 or int(found[-1]) >= n:
+        wrong = int(found[0]) if int(found[0]) < 0 else int(found[-1])
+        raise DomainError(
+            f"`indices` must be from 0 to {n - 1:,}, the rows of the posterior, got {wrong}; count from 0"
+        )
+    repeated = (found[1:] == found[:-1]).nonzero()
+    if len(repeated):
+        raise DomainError(f"`indices` must name each row once, got row {int(found[repeated[0]])} twice; remove one")
+    return found
+
+
+def check_updatable(post: "Posterior") -> None:
+    """Raises: DomainError for a posterior that cannot learn online."""
+    if post.differentiable:
+        raise DomainError(
+            "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
+        )
+    if post.batch_shape:
+        raise DomainError(
+            f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}; condition each alone"
+        )
+
+
+# -- the update ---------------------------------------------------------------------------------------------------
+@deterministic_where(lambda post, gone, new: post.choice.deterministic)
+@ordinary_tensors
+@exact_precision
+@torch.no_grad()
+def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
+    """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
+    check_updatable(post)
+    few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
+    few = few and post.float64_factor is not None  # solves keep all cores busy
+    # Reflections are many small products, however many rows go.
+    quiet = quiet_openblas() if few or gone is not None else nullcontext()
+    with one_thread(0 if few else MANY_ROWS), quiet:
+        return _updated_now(post, gone, new)
+
+
+def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
+    started = time.perf_counter()
+    n, device = post.count, post.x.device
+    kept = None if gone is None or not len(gone) else _others(gone, n).to(device)
+    gp = _prior_of(post.gp, n, kept, new)
+    taken = _taken(n, kept)
+    x = _stacked(post.x, taken, None if new is None else new.x)
+    y = _stacked(post.y, taken, None if new is None else new.y)
+    came, went = 0 if new is None else len(new), 0 if gone is None else len(gone)
+    if not post.count or (kept is not None and not len(kept)):
+        return _afresh(post, gp, x, y, post.learned.counted(came, went))
+    table = _table(post, gp, x, y, kept, new)
+    rows_new = None if new is None else post.gp.kernel.rows(new.x)
+    if post.float64_factor is None:
+        rows = _rows(post.rows, table.kept, rows_new)
+        learned = post.learned.counted(came, went)
+        change = Change(rows, table.residual, table.noise, table.kept, table.added)
+        found = updated_by_solves(post, change, learned)
+        if found is None:
+            learned = replace(learned, refactorised=learned.refactorised + 1)
+            return _afresh(post, gp, x, y, learned)
+        return type(post)(
+            gp, x, y, rows, post.theta, found.factor, found.weights, table.residual, found.report,
+            replicates=table.replicates, solves=found.solves, choice=post.choice, learned=found.learned,
+        )  # fmt: skip
+    workspace, form, plain = Workspace(), gp.kernel.form, post.plain_prior
+
+    def covariance(some: Rows, others: Rows) -> Tensor:
+        if plain is not None and some.count * others.count <= FEW_PAIRS:
+            return plain.block(some, others, workspace)
+        block = TorchTiles().block(form, post.theta, some, others, dtype=F64, workspace=workspace)
+        return block.expand(some.count, others.count)
+
+    factor: PanelFactor | WindowFactor
+    whitened: Tensor | None
+    moved = None
+    if table.leading is not None:
+        moved = moved_window(post, table.leading, table.residual, table.noise, rows_new, covariance, workspace)
+    if moved is not None:
+        factor, whitened, rows = moved.factor, None, moved.rows
+    else:
+        rows = _rows(post.rows, table.kept, rows_new)
+        block = None if rows_new is None else covariance(rows_new, rows)
+        factor, whitened = _changed(post, table, block, workspace)
+    known = None if moved is None else moved.known
+    state = State(gp, x, y, rows, table, factor, whitened, came, went, known)
+    return ended(post, state, covariance, workspace, started)
+
+
+def _changed(post: "Posterior", table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
+    """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
+    appended = 0 if block is None else len(block)
+    factor, whitened = panels_of(post, workspace)
+    if table.kept is not None:
+        spare = spare_rows(len(table.kept), table.leading, factor, appended)
+        factor = factor.part(
+            table.kept, table.added, spare=spare, compiled=not post.choice.deterministic, workspace=workspace
+        )
+        whitened = None
+    staying = factor.count
+    if whitened is None:
+        whitened = factor.half_solve(table.residual[:staying])
+    if block is None:
+        return factor, whitened
+    corner = block[:, staying:].clone()
+    corner.diagonal().add_(table.noise[staying:])
+    factor, half, lower = factor.bordered(block[:, :staying], corner, workspace)
+    more = table.residual[staying:] - half @ whitened
+    more = more / lower if len(lower) == 1 else torch.linalg.solve_triangular(lower, more, upper=False)
+    return factor, torch.cat([whitened, more])
+
+
+def _prior_of(gp: GP, n: int, kept: Tensor | None, new: _New | None) -> GP:
+    """The same prior, its likelihood for the rows that there will be; the prior itself where rows are all alike."""
+    likelihood = gp.likelihood
+    own = likelihood.row_variance is not None or likelihood.row_weight is not None
+    given = new is not None and (new.row_variance is not None or new.row_weight is not None)
+    if not (own or given or isinstance(likelihood, ReplicatedGaussian)):
+        return gp
+    if kept is not None:
+        likelihood = likelihood.rows(kept)
+    if new is not None:
+        likelihood = likelihood.extended(n if kept is None else len(kept), len(new), new.row_variance, new.row_weight)
+    changed = GP(gp.kernel, gp.mean, likelihood, outputs=gp.outputs)
+    changed._held_names = gp._held_names
+    return changed
+
+
+def _others(gone: Tensor, n: int) -> Tensor:
+    """What is left of n rows without increasing ones."""
+    if int(gone[-1]) == len(gone) - 1:  # the oldest
+        return torch.arange(len(gone), n)
+    mask = torch.ones(n, dtype=torch.bool)
+    mask[gone] = False
+    return mask.nonzero().squeeze(-1)
+
+
+def _taken(count: int, kept: Tensor | None) -> Tensor | slice | None:
+    """How to take some of so many rows: the latest ones are a view."""
+    gone = _leading(count, kept)
+    return slice(gone, None) if gone else kept
+
+
+def _stacked(own: Tensor, taken: Tensor | slice | None, more: Tensor | None) -> Tensor:
+    """Some rows, then new ones; some that are alone have memory of their own."""
+    if taken is not None:
+        own = own[taken].clone() if more is None and isinstance(taken, slice) else own[taken]
+    return own if more is None else torch.cat([own, more])
+
+
+def _rows(own: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
+    """Likewise of features."""
+    own = own if kept is None else own.take(kept)
+    return own if more is None else own.followed_by(more)
+
+
+def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -> "Posterior":
+    """Nothing is left, the prior or the new rows alone; or what is kept does not go on to these rows."""
+    from flashgp.inference.exact.condition import condition
+
+    solver: str | None = None
+    dtype: torch.dtype | None = F64
+    if post.count and post.float64_factor is None:  # as it was asked for: a float64 factor may not fit
+        solver = None if post.plan is None else post.plan.solver
+        dtype = None if post.factor is None else torch.float32
+    made = condition(
+        gp, x, y, solver=solver, tolerance=post.choice.tolerance, time_limit=None, memory=None, plan=None,
+        seed=post.choice.seed, deterministic=post.choice.deterministic, progress=None, device=None, dtype=dtype,
+        jitter=None, differentiable=False,
+    )  # fmt: skip
+    return carried_on(made, learned)
+
+
+def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
+    """A posterior that was conditioned anew as the continuation of what had been learned before; it says so."""
+    made.learned = replace(
+        learned, turn=0, whitened=None, known=None, usual_iterations=None, made="the factor", last=""
+    )
+    made.report.events.append(made.learned.event)
+    return made
+
+
+def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> Table:
+    # Solves are of the matrix without the jitter of a factor that helps them.
+    device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
+    joined = post.replicates
+    if joined is None:
+        more = None if new is None else post.gp.residual(new.x, new.y)
+        residual = _stacked(post.residual, _taken(post.distinct, kept), more)
+        noise = gp.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
+        return Table(None, residual, noise, kept, None, _leading(post.distinct, kept))
+    u, group = post.distinct, joined.group
+    stay, added = None, None
+    if kept is not None:
+        group = group[kept]
+        members = torch.bincount(group, minlength=u)
+        stay = members.nonzero().squeeze(-1)
+        place = torch.full((u,), -1, dtype=torch.int64, device=device).index_put_(
+            (stay,), torch.arange(len(stay), device=device)
+        )
+        fewer = members[stay] < torch.bincount(joined.group, minlength=u)[stay]
+        group = place[group]
+    distinct = u if stay is None else len(stay)
+    if new is not None:
+        group = torch.cat([group, torch.arange(distinct, distinct + len(new), device=device)])
+    replicates = join(gp, x, y, group)
+    count = len(replicates.x)
+    noise = replicates.likelihood.diagonal(count, device).expand(count) + jitter
+    if stay is not None:
+        growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
+        added = torch.where(fewer, growth, 0.0)
+    leading = None if stay is not None and bool(fewer.any()) else _leading(u, stay)
+    return Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added, leading)
+
+
+def _leading(count: int, kept: Tensor | None) -> int | None:
+    """How many of so many rows are not kept, where they are the first; None where others are, or may be, among them."""
+    if kept is None:
+        return 0
+    if kept.device.type != "cpu":  # it would be waited for
+        return None
+    gone = count - len(kept)
+    return gone if not len(kept) or int(kept[0]) == gone else None
+
+
+@ordinary_tensors
+@exact_precision
+@torch.no_grad()
+def weights_of(post: "Posterior") -> Tensor:
+    """L^-T z, what an update left to do until it is asked for. Cost: n^2 flops."""
+    assert post.factor is not None
+    whitened = whitened_by(post.factor, post.learned.whitened)
+    assert whitened is not None
+    with deterministically(post.choice.deterministic), one_thread(0 if post.x.device.type == "cpu" else MANY_ROWS):
+        factor: TriangularFactor = post.factor
+        factor = factor if isinstance(factor, WindowFactor) else PanelFactor.of(factor)
+        return factor.back_solve(whitened)

@@ -1,0 +1,75 @@
+"""The posterior at a few points by the calls that it needs and no others: eqs. (M-41) and (M-42).
+
+At one point of a posterior of some thousand rows the arithmetic is a row of covariances and a triangular solve. The
+calls around it weigh as much, so that here they are NumPy's and BLAS's, on what the prior looked up once
+(plain_prior.py). Whatever wants a graph, a plan, a batch, samples or certain bits goes the general way (prediction.py),
+which gives the same numbers up to rounding.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.inference.numpy_prior import FEW_PAIRS, PlainPrior
+from flashgp.inference.threads import quiet_openblas
+from flashgp.pairwise.few import Array, RowArrays
+from flashgp.solvers.direct.cholesky import TriangularFactor
+from flashgp.solvers.growing.panels import PanelFactor
+from flashgp.solvers.growing.window import WindowFactor
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["FewPoints"]
+
+
+class FewPoints:
+    """Mean and variance at few points. Made by `of`."""
+
+    def __init__(self, post: "Posterior", prior: PlainPrior, x: Tensor) -> None:
+        self._post, self._prior = post, prior
+        self._rows = prior.rows(x.numpy())
+        self._cross = prior.covariance.block(self._rows, RowArrays.of(post.rows))
+        self._solved: Array | None = None
+
+    @classmethod
+    def of(cls, post: "Posterior", x: Tensor) -> "FewPoints | None":
+        """None for what is not so simple.
+
+        Args: x (k, d), checked, on the CPU and without a graph; post, whose factor is float64.
+        """
+        prior = post.plain_prior if x.dim() == 2 and len(x) * post.distinct <= FEW_PAIRS else None
+        ordinary = type(x) is Tensor and not (torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_neg())
+        return cls(post, prior, x) if prior is not None and ordinary and not torch.is_autocast_enabled("cpu") else None
+
+    @property
+    def half(self) -> Array:
+        """L^-1 k(x, x_i) of each point as a row, (k, n). Cost: n^2 flops a point."""
+        if self._solved is None:
+            with quiet_openblas(), numpy.errstate(all="ignore"):
+                self._solved = _half(self._post.factor, self._cross)
+        return self._solved
+
+    def mean(self) -> Tensor:
+        """(k, outputs or 1)."""
+        z = self._post.whitened
+        # As quick as the weights, and what the variance needs.
+        found = self._cross @ self._post.representer_weights.numpy() if z is None else self.half @ z.numpy()
+        return torch.from_numpy(found + self._prior.mean)
+
+    def variance(self) -> tuple[Tensor, Tensor]:
+        """That of the prior and what the data explain of it, (k,) each."""
+        explained = numpy.einsum("ij,ij->i", self.half, self.half)
+        return torch.from_numpy(self._prior.covariance.diagonal(self._rows)), torch.from_numpy(explained)
+
+
+def _half(factor: TriangularFactor | None, cross: Array) -> Array:
+    assert factor is not None
+    if len(cross) == 1 and not isinstance(factor, WindowFactor):
+        panels = PanelFactor.of(factor)
+        if panels.takes_vectors:
+            return panels.half_solve_vector(cross[0].copy())[None]
+    solved: Array = factor.half_solve(torch.from_numpy(cross).mT).mT.numpy()
+    return solved

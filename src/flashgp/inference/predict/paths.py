@@ -1,0 +1,211 @@
+"""Posterior functions by Matheron's rule, eq. (M-94): draws that can be evaluated, and differentiated, anywhere.
+
+    f(x) = m(x) + f0(x) + K(x, X) K^-1 (y - m(X) - f0(X) - e),    e ~ N(0, noise of each row)
+
+One solve for all of them; a point then costs O(n). The draw f0 of the prior is approximate, and says how much.
+"""
+
+import math
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points
+from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
+from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
+from flashgp.foundations.form import broadcast_batch
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.report import Report, readable_bytes
+from flashgp.inference.exact.solve import mean_goal
+from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, prior_covariance, prior_draws
+from flashgp.means import evaluate_mean
+from flashgp.solvers.direct.cholesky import refine
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["Paths", "draw_paths", "draw_seed", "representers"]
+
+NOTABLE = 0.05  # a share of the prior variance that is missing and deserves a warning
+# At the peak for each number of the right-hand sides, with a float64 factor and with solves: draws, targets, solvers'.
+FACTOR_NUMBERS, SOLVE_NUMBERS = 9, 22
+UNCHECKED_BYTES = 2**28  # below which the free memory is not asked for
+TOLERANCE = 1e-3  # standard deviations of an observation, to which a float32 factor is corrected
+
+
+class Paths:
+    """Posterior functions, made by `post.paths(count)`; each call evaluates the same functions.
+
+    Fields: count; prior_error of the draw of the prior, eq. (M-95), 0 when it is exact; report.
+    """
+
+    def __init__(
+        self, posterior: "Posterior", prior: PriorDraws, weights: Tensor | None, count: int, report: Report
+    ) -> None:
+        self.count = count
+        self.report = report
+        self._posterior = posterior
+        self._prior = prior
+        self._weights = weights  # K^-1 (y - m - f0 - e), (*batch, n, count * outputs); None without data
+        self._missing: str | None = None
+
+    @property
+    def prior_error(self) -> float | None:
+        """Root mean square of the error of k relative to the variances; of pivots, the missing share."""
+        return self._prior.error
+
+    @exact_precision
+    @deterministic_where(lambda self, _: self._posterior.choice.deterministic)
+    def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
+        """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
+
+        Differentiable in x. Raises: ShapeError, DomainError for points that do not fit.
+        Cost: n (d + count) flops per point, and F (d + count) for F features; tile by tile.
+        """
+        post = self._posterior
+        x = in_own_memory(check_points(x, "x", like=post.x))
+        try:
+            broadcast_batch(x.shape[:-2], post.batch_shape)
+        except RuntimeError:
+            raise ShapeError(
+                f"`x` has batch shape {tuple(x.shape[:-2])}, which does not broadcast with the model's "
+                f"{tuple(post.batch_shape)}; give it the same leading dimensions, or none"
+            ) from None
+        outputs = post.gp.outputs
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (x.requires_grad or post.differentiable)):
+            mean = evaluate_mean(post.gp.mean, x, outputs)
+            mean = mean if outputs is not None else mean.unsqueeze(-1)
+            values = self._prior(x)
+            if self._weights is not None:
+                values = values + post.covariance_to(post.gp.kernel.rows(x), torch.float64) @ self._weights
+            values = values.unflatten(-1, (self.count, outputs or 1)) + mean.unsqueeze(-2)
+            values = values.movedim(-2, 0)
+        self._note(x)
+        return (values if outputs is not None else values.squeeze(-1)).to(x.dtype)
+
+    def _note(self, x: Tensor) -> None:
+        """What the draw of the prior lacks at these points: in the report, and a warning where it matters."""
+        if isinstance(self._prior, FeatureDraws) and self._prior.error is None and x.shape[-2]:
+            self._prior.measure(self._posterior.gp, x.detach())
+            self.report.events.append(self._prior.description)
+        missing = self._prior.missing(x)
+        if missing <= NOTABLE:
+            return
+        event = f"up to {missing:.0%} of the prior variance is missing at the last points"
+        self.report.events = [e for e in self.report.events if e != self._missing] + [event]
+        self._missing = event
+        warnings.warn(
+            f"these paths lack up to {missing:.0%} of the prior variance at `x`: the kernel has no random features, "
+            "and pivots of the training rows say nothing far from them. Use post.predict(x).sample(), which is exact",
+            FlashGPWarning,
+            stacklevel=3,
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.count:,} posterior functions of {self._posterior.count:,} rows\n{self.report}"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+
+@ordinary_tensors
+@exact_precision
+@deterministic_where(lambda post, *_: post.choice.deterministic)
+def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -> Paths:
+    """See `Posterior.paths`."""
+    started = time.perf_counter()
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise DomainError(f"`count` must be a whole number of functions, 0 or more, got {count!r}; for example 64")
+    generator = torch.Generator().manual_seed(draw_seed(seed))
+    gp, x = post.gp, post.points
+    outputs = gp.outputs or 1
+    report = Report(
+        route=post.report.route, device=str(x.device), dtype=post.report.dtype, jitter=post.report.jitter
+    )  # fmt: skip
+    report.events += [EVENT] if post.choice.deterministic else []
+    report.predicted_bytes = _checked_bytes(post, count, outputs)
+    with torch.set_grad_enabled(post.differentiable):
+        prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
+        if prior.error is not None:
+            report.events.append(prior.description)
+        weights = None
+        if post.count:
+            noise = post.noise.unsqueeze(-1)
+            normal = torch.randn(
+                *post.batch_shape, post.distinct, count * outputs, generator=generator, dtype=torch.float64
+            ).to(x.device)
+            wanted = post.residual.unsqueeze(-2).expand(*post.batch_shape, post.distinct, count, outputs).flatten(-2)
+            targets = wanted - prior(x) - noise.sqrt() * normal
+            weights, report.relative_residual = representers(post, targets)
+            report.error_bound = _bound(post, targets, report.relative_residual)
+    report.seconds = time.perf_counter() - started
+    return Paths(post, prior, weights, count, report)
+
+
+def _checked_bytes(post: "Posterior", count: int, outputs: int) -> int:
+    """What so many functions, a right-hand side per output, take at the peak. Raises: MemoryBudgetError, not free."""
+    numbers = FACTOR_NUMBERS if post.solves is None else SOLVE_NUMBERS
+    one = 8 * numbers * post.distinct * outputs * max(1, post.batch_shape.numel())
+    needed = one * count
+    if needed > UNCHECKED_BYTES and needed > (free := available_bytes(post.x.device)):
+        most = free // one
+        advice = f"draw at most {most:,} at a time, with seeds of their own" if most else "free some memory"
+        raise MemoryBudgetError(
+            f"`count` asks for {count * outputs:,} solves with {post.distinct:,} rows at once, which need "
+            f"{readable_bytes(needed)} with {readable_bytes(free)} free; {advice}",
+            needed_bytes=needed,
+            available_bytes=free,
+        )
+    return needed
+
+
+def draw_seed(seed: int | None) -> int:
+    """The seed itself, or one integer of torch's default generator."""
+    return int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
+
+
+def representers(post: "Posterior", targets: Tensor, tolerance: float = TOLERANCE) -> tuple[Tensor, float | None]:
+    """K^-1 targets, (*batch, n, t), and the relative residual: the one place where draws are solved for.
+
+    The residual is taken in float64. Without a float64 factor, by solves to a tolerance in standard deviations of an
+    observation. None where a graph is kept.
+    """
+    if targets.numel() == 0:
+        return targets, None
+    if post.solves is not None:
+        found = post.solves.solve(targets, mean_goal(post.solves.system, tolerance).goal)
+        residual = float(found.relative_residual.max())
+        if found.stopped != "goal":
+            warnings.warn(
+                f"the solve of these draws ended ({found.stopped}) with a relative residual of {residual:.1e}; pass a "
+                "larger memory= to condition, or dtype=torch.float64",
+                FlashGPWarning,
+                stacklevel=4,
+            )
+        return found.value, residual
+    factor = post.factor
+    assert factor is not None
+
+    def solve(rhs: Tensor) -> Tensor:
+        return factor.solve(rhs.to(factor.dtype)).double()
+
+    if post.differentiable:
+        return solve(targets), None
+    noise = post.noise.unsqueeze(-1)
+    covariance = prior_covariance(post.gp, post.rows)
+    weights, relative, _ = refine(solve, lambda v: covariance @ v + noise * v, targets, 0.0, limit=0)
+    return weights, relative
+
+
+def _bound(post: "Posterior", targets: Tensor, relative: float | None) -> float | None:
+    """How far the relative residual of a solve can move a path at the training rows, eq. (M-37); None without noise."""
+    smallest = float(post.noise.detach().min())
+    if relative is None or not smallest > 0.0 or targets.numel() == 0:
+        return None
+    largest = float(prior_covariance(post.gp, post.rows).diagonal().detach().max())
+    return relative * math.sqrt(largest / smallest) * float(targets.detach().norm(dim=-2).amax())

@@ -1,0 +1,208 @@
+"""Draws of the prior as functions, eqs. (M-94) and (M-95): random features, or a pivoted Cholesky of the training rows.
+
+Both are approximate unless the kernel has a finite rank, and say by how much.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flashgp import linalg
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.machine import available_bytes
+from flashgp.inference.gp import GP
+from flashgp.kernels.random_features import RandomFeatures
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.solvers.direct.cholesky import factorise_keeping
+
+__all__ = ["FeatureDraws", "PivotedDraws", "PriorDraws", "pivots_of", "prior_covariance", "prior_draws"]
+
+TILE_BYTES = 2**25  # of features alive at once: 32 MiB
+SAMPLED = 256  # rows whose pairs measure the prior error
+PIVOT_LEAST = torch.finfo(torch.float64).eps ** 0.75  # of the largest variance: what is left below is rounding
+PIVOTED_SHARE = 8  # the columns of a pivoted Cholesky take at most one part in so many of the free memory
+
+
+class PriorDraws(ABC):
+    """Functions f0 of the prior without its mean; called on x (*batch, n, d), their values (*batch, n, columns)."""
+
+    error: float | None = None
+    description: str = ""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def missing(self, x: Tensor) -> float:
+        """The largest share of the prior variance that is certainly missing at some of the points; 0 if none is."""
+        return 0.0
+
+
+class FeatureDraws(PriorDraws):
+    """f0(x) = psi(x) . w with w normal, eq. (M-94).
+
+    Args: features, psi; weights, (*batch, features, columns), standard normal.
+    Cost: F (d + columns) flops per point, for F features; tiles of 32 MiB.
+    """
+
+    def __init__(self, features: RandomFeatures, weights: Tensor) -> None:
+        self.features = features
+        self.weights = weights
+        self.description = f"{weights.shape[-2]:,} random features"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        n = x.shape[-2]
+        batch = broadcast_batch(self.weights.shape[:-2], x.shape[:-2]).numel()
+        step = max(1, TILE_BYTES // (8 * max(1, self.weights.shape[-2] * batch)))
+        if n <= step:
+            return self._tile(x)
+        kept = torch.is_grad_enabled()  # then only one tile's features are alive in the reverse pass as well
+        parts = [
+            checkpoint(self._tile, x[..., s : s + step, :], use_reentrant=False)
+            if kept
+            else self._tile(x[..., s : s + step, :])
+            for s in range(0, n, step)
+        ]
+        return torch.cat(parts, dim=-2)
+
+    def _tile(self, x: Tensor) -> Tensor:
+        return self.features(x) @ self.weights
+
+    def measure(self, gp: GP, x: Tensor) -> None:
+        """Set `error` and `description` from at most 256 of the points, eq. (M-95)."""
+        if self.features.exact(x):
+            self.error = 0.0
+            self.description += ", a finite rank: the prior is exact"
+            return
+        self.error = _relative_error(self.features, gp, x)
+        self.description += f": prior error {self.error:.1e} of the prior variance, root mean square over sampled pairs"
+
+
+def _relative_error(features: RandomFeatures, gp: GP, x: Tensor) -> float:
+    """Root mean square of (psi . psi' - k) / sqrt(k(x, x) k(x', x')) over pairs of some rows."""
+    with torch.no_grad():
+        some = x[..., :: max(1, -(-x.shape[-2] // SAMPLED)), :]
+        psi = features(some)
+        exact = prior_covariance(gp, gp.kernel.rows(some)).to_dense()
+        scale = exact.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(exact.dtype).tiny).sqrt()
+        error = (psi @ psi.mT - exact) / scale.unsqueeze(-1) / scale.unsqueeze(-2)
+        return float(error.square().mean().sqrt())
+
+
+class PivotedDraws(PriorDraws):
+    """f0(x) = K(x, Z) L^-T g with L L^T = K(Z, Z) for pivots Z of the training rows, eq. (M-95).
+
+    Its covariance is the Nystrom approximation K(x, Z) K(Z, Z)^-1 K(Z, x'): never more than the prior's, and less away
+    from the pivots.
+
+    Args: gp; x, training points (*batch, n, d); pivots, positions of Z; residual, the share of the trace that is
+        missing over the training rows; normal, (*batch, pivots, columns).
+    """
+
+    def __init__(self, gp: GP, x: Tensor, pivots: Tensor, residual: float, normal: Tensor) -> None:
+        self.gp = gp
+        self.rows = gp.kernel.rows(x[..., pivots, :])
+        matrix = prior_covariance(gp, self.rows).to_dense()
+        self.lower = factorise_keeping(matrix).lower
+        self.coefficients = linalg.solve_triangular(
+            self.lower.mT, normal, upper=True, device=linalg.own_device(self.lower)
+        )
+        self.error = residual
+        self.description = (
+            f"{pivots.numel():,} pivots of the training rows, since the kernel has no random features: "
+            f"{residual:.1e} of the prior variance is missing on average at the training rows, and more away from them"
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return prior_covariance(self.gp, self.gp.kernel.rows(x), self.rows) @ self.coefficients
+
+    def missing(self, x: Tensor) -> float:
+        if x.shape[-2] == 0:
+            return 0.0
+        with torch.no_grad():
+            rows = self.gp.kernel.rows(x[..., :: max(1, x.shape[-2] // 64), :].detach())
+            prior = prior_covariance(self.gp, rows).diagonal()
+            cross = prior_covariance(self.gp, self.rows, rows).to_dense()
+            lower = self.lower.detach()
+            drawn = linalg.solve_triangular(lower, cross, upper=False, device=linalg.own_device(lower))
+            drawn = drawn.square().sum(-2)
+            return float((1.0 - drawn / prior.clamp_min(torch.finfo(prior.dtype).tiny)).max().clamp_min(0.0))
+
+
+def prior_covariance(gp: GP, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
+    """The prior covariance between rows, float64."""
+    theta = [t.to(rows.device) for t in gp.kernel.theta()]
+    return CovarianceOperator(gp.kernel.form, theta, rows, cols, torch.float64)
+
+
+def prior_draws(
+    gp: GP, x: Tensor, batch: torch.Size, columns: int, features: int, generator: torch.Generator
+) -> PriorDraws:
+    """Draws of the prior: by random features where the kernel has them, else by a pivoted Cholesky of the rows x.
+
+    Args: x, training points; batch, of the posterior; columns, functions per model; features, how many; generator, on
+        the CPU, so that every device draws the same.
+    Raises: DomainError for a kernel without features and no rows to take pivots from.
+    """
+    psi = gp.kernel.features(features, generator)
+
+    def normal(rows: int) -> Tensor:
+        return torch.randn(*batch, rows, columns, generator=generator, dtype=torch.float64).to(x.device)
+
+    if psi is not None:
+        draws = FeatureDraws(psi, normal(psi(x[..., :0, :]).shape[-1]))
+        if x.shape[-2]:
+            draws.measure(gp, x)
+        return draws
+    if not x.shape[-2]:
+        raise DomainError(
+            "`kernel` has no random features and there are no training rows to take pivots from; use "
+            "post.predict(x_test).sample(), or condition on data"
+        )
+    free = available_bytes(x.device) // (8 * PIVOTED_SHARE * max(1, batch.numel()) * x.shape[-2])
+    pivots, _, residual = pivots_of(gp, x, max(1, min(features, x.shape[-2], free)), generator)
+    return PivotedDraws(gp, x, pivots, residual, normal(pivots.numel()))
+
+
+@torch.no_grad()
+def pivots_of(gp: GP, x: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    """Rows of x by randomly pivoted Cholesky: each with probability its share of the residual diagonal.
+
+    Returns: positions (at most `most`; fewer when nothing is left), common to all members of a batch; the factor F,
+        (*batch, n, pivots), with F F' the Nystrom approximation; the share of the trace that it leaves, eq. (M-95).
+    Cost: n m covariances and n m^2 flops for m pivots; n m numbers.
+    Source: Chen, Epperly, Tropp & Webber (2024), Randomly pivoted Cholesky, algorithm 2.1.
+    """
+    rows = gp.kernel.rows(x)
+    diagonal = prior_covariance(gp, rows).diagonal().clone()
+    total = diagonal.sum(-1)
+    least = PIVOT_LEAST * diagonal.amax(-1, keepdim=True)
+    columns = torch.empty(*diagonal.shape, most, dtype=torch.float64, device=x.device)
+    pivots: list[int] = []
+    while len(pivots) < most:
+        left = torch.where(diagonal > least, diagonal, 0.0)
+        share = (left / total.unsqueeze(-1)).flatten(0, -2).sum(0) if left.dim() > 1 else left
+        usable = (diagonal > least).flatten(0, -2).all(0) if left.dim() > 1 else diagonal > least
+        share = torch.where(usable, share, 0.0)
+        if not float(share.sum()) > 0.0:
+            break
+        place = _chosen(share, generator)
+        found = prior_covariance(gp, rows, rows.take(torch.tensor([place], device=x.device))).to_dense().squeeze(-1)
+        done = columns[..., : len(pivots)]
+        found = found - (done @ done[..., place, :].unsqueeze(-1)).squeeze(-1)
+        column = found / diagonal[..., place].sqrt().unsqueeze(-1)
+        columns[..., len(pivots)] = column
+        diagonal = (diagonal - column.square()).clamp_min(0.0)
+        diagonal[..., place] = 0.0
+        pivots.append(place)
+    residual = float((diagonal.sum(-1) / total).max())
+    return torch.tensor(pivots, device=x.device), columns[..., : len(pivots)], residual
+
+
+def _chosen(share: Tensor, generator: torch.Generator) -> int:
+    """A position with probability proportional to its share."""
+    sums = share.cumsum(-1)
+    uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
+    return min(int(torch.searchsorted(sums, uniform * sums[-1])), int(share.nonzero()[-1]))

@@ -1,0 +1,272 @@
+"""Latent variance from sampled deviations, for n where a solve per test point costs too much, eqs. (M-96), (M-97).
+
+S draws of prior and noise, f_s and y_s = f_s(X) + e_s, and S solves u_s = K^-1 y_s serve every test point:
+
+    d_s = f_s(x*) - k*.u_s             has variance v, what is wanted, and
+    h_s = k*.u_s - c.(C y_s)           has variance v_C - v, independent of d_s,
+
+where c.(C y) is the best predictor of f(x*) from few numbers C y (a low-rank factor, and the rows nearest to x*), whose
+error v_C >= v is known exactly. Two independent estimates of one v: the one that is certain wins, point by point.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flashgp import linalg
+from flashgp.foundations.checks import check_points
+from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.determinism import deterministic_where, in_own_memory
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.form import Rows
+from flashgp.inference.predict.paths import draw_seed, representers
+from flashgp.inference.predict.prior_draws import FeatureDraws, pivots_of, prior_covariance
+from flashgp.planner.variances import FEATURES, LOW_RANK, NEIGHBOURS, SAMPLES, STRIP_BYTES
+
+if TYPE_CHECKING:
+    from flashgp.inference.posterior import Posterior
+
+__all__ = ["SampledVariance", "VarianceProbes", "deviation_interval", "variance_probes"]
+
+TOLERANCE = 1e-5  # standard deviations of an observation: h is small where C predicts well
+BISECTIONS = 60  # halve the range of a log odds, 80 wide, to rounding
+FURTHEST_ODDS = 40.0  # v / v_C is looked for between e^-40 and 1 - e^-40
+
+
+@dataclass(frozen=True)
+class SampledVariance:
+    """Latent variances at test points, each (n_test,), float64, units of y squared, eq. (M-97).
+
+    Fields: variance, the estimate; standard_error; lower and upper, the interval that holds the truth with the stated
+    probability, point by point; bound, v_C, which the truth never exceeds; dispersion, how much wider than Gaussian
+    deviations make them the standard errors and intervals are (1 for no wider).
+    """
+
+    variance: Tensor
+    standard_error: Tensor
+    lower: Tensor
+    upper: Tensor
+    bound: Tensor
+    dispersion: float
+
+
+@dataclass(frozen=True)
+class VarianceProbes:
+    """What the variance at any point is estimated from; made by `variance_probes`, called on points.
+
+    Fields: posterior; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); actions,
+    C, (k, n), with orthonormal rows; images, K C', (n, k); neighbours, how many near rows join C; level, of the
+    interval; events, one line on what the draws are.
+    """
+
+    posterior: "Posterior"
+    draws: list[FeatureDraws]
+    noisy: Tensor
+    solutions: Tensor
+    actions: Tensor
+    images: Tensor
+    neighbours: int
+    level: float
+    events: list[str] = field(default_factory=list)
+
+    @ordinary_tensors
+    @exact_precision
+    @deterministic_where(lambda self, _: self.posterior.choice.deterministic)
+    @torch.no_grad()
+    def __call__(self, x_test: Tensor) -> SampledVariance:
+        """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
+        post = self.posterior
+        x_test = in_own_memory(check_points(x_test, "x_test", like=post.x))
+        if x_test.dim() != 2:
+            raise ShapeError(f"`x_test` must have shape (n_test, d), got {tuple(x_test.shape)}; pass one table")
+        size = self.actions.shape[0] + self.neighbours
+        step = max(1, STRIP_BYTES // (8 * (post.distinct + 3 * size * size)))
+        parts = [self._moments(x_test[s : s + step]) for s in range(0, max(1, x_test.shape[0]), step)]
+        moments, bound = (torch.cat(group, dim=-1) for group in zip(*parts, strict=True))
+        return _interval(moments, self.noisy.shape[1], bound, self.level)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the interval needs of a strip's deviations, (5, b), and v_C, (b,)."""
+        d, h, bound = self._deviations(x)
+        return _moments(d, h, bound), bound
+
+    def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(d, h, v_C) at a strip of points: (b, S), (b, S), (b,), eq. (M-96)."""
+        post = self.posterior
+        rows = post.gp.kernel.rows(x)
+        cross = post.covariance_to(rows, torch.float64).to_dense()
+        prior = prior_covariance(post.gp, rows).diagonal()
+        drawn = torch.cat([draw(x) for draw in self.draws], dim=-1)
+        predicted = cross @ self.solutions
+        near = self._nearest(cross)
+        system, right = self._system(cross, near)
+        c = _solved(system, right)
+        # For whatever c this is the variance of its error, so that rounding in c does no harm.
+        bound = prior - 2.0 * (c * right).sum(-1) + (c * (system @ c.unsqueeze(-1)).squeeze(-1)).sum(-1)
+        k = self.actions.shape[0]
+        best = c[:, :k] @ (self.actions @ self.noisy)
+        best = best + (c[:, k:].unsqueeze(-1) * self.noisy[near]).sum(-2)
+        return drawn - predicted, predicted - best, bound.clamp_min(0.0)
+
+    def _nearest(self, cross: Tensor) -> Tensor:
+        """The rows of largest correlation with each point, (b, neighbours)."""
+        post = self.posterior
+        own = prior_covariance(post.gp, post.rows).diagonal() + post.noise
+        return (cross.abs() / own.clamp_min(torch.finfo(own.dtype).tiny).sqrt()).topk(self.neighbours, dim=-1).indices
+
+    def _system(self, cross: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+        """(G, b) of the best predictor G c = b from C y and the near rows of y, (b, k + m, k + m) and (b, k + m)."""
+        post, (count, m) = self.posterior, near.shape
+        k = self.actions.shape[0]
+        rows = Rows(
+            tuple(f[near] for f in post.rows.features), tuple(a[near] for a in post.rows.scalars), m,
+            torch.Size([count]), post.rows.place,
+        )  # fmt: skip
+        system = cross.new_empty(count, k + m, k + m)
+        system[:, :k, :k] = self.actions @ self.images
+        system[:, k:, :k] = self.images[near]
+        system[:, :k, k:] = system[:, k:, :k].mT
+        noise = post.noise.expand(post.distinct)
+        system[:, k:, k:] = prior_covariance(post.gp, rows).to_dense() + torch.diag_embed(noise[near])
+        return system, torch.cat([cross @ self.actions.mT, cross.gather(-1, near)], dim=-1)
+
+
+def _solved(system: Tensor, right: Tensor) -> Tensor:
+    """c with G c = b for matrices that are singular where actions coincide: scaled, and a jitter of rounding."""
+    root = system.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(system.dtype).tiny).rsqrt()
+    scaled = root.unsqueeze(-1) * system * root.unsqueeze(-2)
+    scaled.diagonal(dim1=-2, dim2=-1).add_(10 * system.shape[-1] * torch.finfo(system.dtype).eps)
+    lower = linalg.cholesky(scaled, device=linalg.own_device(scaled))
+    return root * torch.cholesky_solve((root * right).unsqueeze(-1), lower).squeeze(-1)
+
+
+@ordinary_tensors
+@exact_precision
+@deterministic_where(lambda post, **_: post.choice.deterministic)
+@torch.no_grad()
+def variance_probes(
+    post: "Posterior",
+    *,
+    samples: int = SAMPLES,
+    factor: Tensor | None = None,
+    neighbours: int = NEIGHBOURS,
+    features: int = FEATURES,
+    level: float = 0.95,
+    solve: Callable[[Tensor], Tensor] | None = None,
+    seed: int | None = None,
+) -> VarianceProbes:
+    """Draws and solves from which the variance is estimated at any point, eq. (M-96): `variance_probes(post)(x_test)`.
+
+    Args:
+        samples: S, the solves; a relative standard error of at most (2 / S)^(1/2), less where C predicts well.
+        factor: F, (n, k), with F F' near the prior covariance of the rows, as a preconditioner has it; None makes one
+            of rank 128. neighbours: rows near each test point that C holds as well.
+        features: of each draw of the prior. Each sample has features of its own, so that the estimate is unbiased
+            however few they are.
+        level: the probability of the interval; solve: K^-1 of (n, t) targets, as good as the estimate shall be; None
+            for the posterior's own. seed: as `Posterior.paths`.
+    Raises: ShapeError for a batch of models; DomainError without data, or for a kernel without random features.
+    Cost: S solves, one product with k columns, n F S flops for the draws.
+    Source: the pathwise view of Wilson et al. (2020), with the best predictor from few numbers of Wenger et al. (2022),
+        Posterior and computational uncertainty in Gaussian processes, as control.
+    """
+    if post.batch_shape or post.x.dim() != 2:
+        raise ShapeError(f"`post` must be one model, got batch shape {tuple(post.batch_shape)}; take one at a time")
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 2:
+        raise DomainError(f"`samples` must be a whole number, at least 2, got {samples!r}; for example 64")
+    if not 0.0 < level < 1.0:
+        raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
+    if not post.count or not post.gp.kernel.has_features:
+        raise DomainError(
+            "`post` must have data and a kernel with random features; use post.predict(x_test).variance, which is exact"
+        )
+    generator = torch.Generator().manual_seed(draw_seed(seed))
+    draws = [_draw(post, features, generator) for _ in range(samples)]
+    noise = post.noise.expand(post.distinct)
+    errors = torch.randn(post.distinct, samples, generator=generator, dtype=torch.float64).to(post.x.device)
+    noisy = torch.cat([draw(post.points) for draw in draws], dim=-1) + noise.sqrt().unsqueeze(-1) * errors
+    solutions = representers(post, noisy, TOLERANCE)[0] if solve is None else solve(noisy)
+    if factor is None:
+        factor = pivots_of(post.gp, post.points, min(LOW_RANK, post.distinct), generator)[1]
+    elif factor.dim() != 2 or factor.shape[0] != post.distinct:
+        raise ShapeError(
+            f"`factor` must have shape ({post.distinct}, k), got {tuple(factor.shape)}; one row per row of x"
+        )
+    weight = noise if bool((noise > 0).all()) else torch.ones_like(noise)
+    weighted = factor.double() / weight.unsqueeze(-1)
+    basis, _ = linalg.qr(weighted, device=linalg.own_device(weighted))
+    actions = basis[:, : post.distinct].mT.contiguous()
+    images = prior_covariance(post.gp, post.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
+    near = max(0, min(neighbours, post.distinct - actions.shape[0]))
+    events = [f"variance from {samples} samples, each with {features:,} random features of its own: unbiased"]
+    return VarianceProbes(post, draws, noisy, solutions, actions, images, near, level, events)
+
+
+def _draw(post: "Posterior", features: int, generator: torch.Generator) -> FeatureDraws:
+    psi = post.gp.kernel.features(features, generator)
+    assert psi is not None
+    width = psi(post.points[:0]).shape[-1]
+    return FeatureDraws(psi, torch.randn(width, 1, generator=generator, dtype=torch.float64).to(post.x.device))
+
+
+def deviation_interval(d: Tensor, h: Tensor, bound: Tensor, level: float) -> SampledVariance:
+    """v from d ~ N(0, v) and h ~ N(0, v_C - v), independent: the most likely value and its interval, eq. (M-97).
+
+    Args: d, h, (n_test, S); bound, v_C, (n_test,); level, of the interval.
+    Cost: 180 evaluations of the likelihood per point.
+    """
+    return _interval(_moments(d, h, bound), d.shape[-1], bound, level)
+
+
+def _moments(d: Tensor, h: Tensor, bound: Tensor) -> Tensor:
+    """Means over samples of d^2, h^2, d^4, h^4 and d^2 h^2, (5, b), in units of the bound, in which v is below 1."""
+    scale = bound.clamp_min(torch.finfo(bound.dtype).tiny).unsqueeze(-1)
+    d, h = d.square() / scale, h.square() / scale
+    return torch.stack([part.mean(-1) for part in (d, h, d.square(), h.square(), d * h)])
+
+
+def _interval(moments: Tensor, samples: int, bound: Tensor, level: float) -> SampledVariance:
+    """The same from the moments, which are all that is kept of many points."""
+    D, H, D2, H2, DH = moments
+    odds = _crossing(lambda v, w: _slope(D, H, v, w), torch.full_like(D, -FURTHEST_ODDS), FURTHEST_ODDS)
+    v, w = torch.sigmoid(odds), torch.sigmoid(-odds)
+    information = 0.5 * (v.square() + w.square()) / (v * w).square()
+    # The mean square of the slope of each sample's likelihood, (d - v) / v^2 - (h - w) / w^2 by half.
+    of_d, of_h = D2 / v.square() - 2.0 * D / v + 1.0, H2 / w.square() - 2.0 * H / w + 1.0
+    of_both = DH / (v * w) - D / v - H / w + 1.0
+    slopes = 0.25 * (of_d / v.square() + of_h / w.square() - 2.0 * of_both / (v * w))
+    spread = slopes / information
+    dispersion = max(1.0, float(spread.mean())) if len(bound) else 1.0
+    quantile = 2.0 * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) ** 2 * dispersion / samples
+    highest = _likelihood(D, H, v, w) - quantile
+
+    def excess(a: Tensor, b: Tensor) -> Tensor:
+        return _likelihood(D, H, a, b) - highest
+
+    lower = torch.sigmoid(_crossing(lambda a, b: -excess(a, b), torch.full_like(D, -FURTHEST_ODDS), odds))
+    upper = torch.sigmoid(_crossing(excess, odds, FURTHEST_ODDS))
+    error = (dispersion / (samples * information)).sqrt()
+    return SampledVariance(bound * v, bound * error, bound * lower, bound * upper, bound, dispersion)
+
+
+def _likelihood(D: Tensor, H: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Twice the log likelihood per sample, without its constant."""
+    return -(v.log() + D / v + w.log() + H / w)
+
+
+def _slope(D: Tensor, H: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """A positive multiple of the derivative of the likelihood by v."""
+    return (D - v) * w.square() - (H - w) * v.square()
+
+
+def _crossing(function: Callable[[Tensor, Tensor], Tensor], low: Tensor, high: Tensor | float) -> Tensor:
+    """The log odds of v at which a function of (v, 1 - v) falls through zero, between low and high, by bisection."""
+    high = torch.as_tensor(high, dtype=low.dtype, device=low.device).expand_as(low)
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        above = function(torch.sigmoid(middle), torch.sigmoid(-middle)) > 0.0
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return 0.5 * (low + high)

@@ -1,0 +1,77 @@
+"""What the data explain of the prior variance, k_*^T A^-1 k_*, by solves: where no float64 factor is at hand.
+
+An inexact solve z of A z = k_* is enough: k_*^T z + z^T (k_* - A z) falls short of the truth by |e|_A^2, eq. (M-101).
+A variance is never too small, and the bound of |e|_A says by how much it may be too large; columns are solved again
+until that is below SHARE of the variance. It does not choose who is asked: prediction.py does.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from flashgp.inference.exact.solve import Solves
+from flashgp.planner.variances import SOLVED_POINTS
+from flashgp.solvers.iterative.contract import Goal
+
+__all__ = ["FLOOR", "SHARE", "Explained", "explained", "explained_jointly", "strips"]
+
+SHARE = 0.01  # of a variance, that its error may be
+FIRST_SHARE = 1e-3  # of the prior variance, that the first solve may be off by, while the variance is not known
+ROUNDS = 4
+FLOOR = 1e-12  # of the prior variance: below that, a variance is rounding
+log = logging.getLogger("flashgp.predict")
+
+
+class Explained:
+    """Some columns. Fields: value, differentiable in the covariances; error, bounds of what it falls short by."""
+
+    def __init__(self, value: Tensor, error: Tensor) -> None:
+        self.value, self.error = value, error
+
+
+def strips(count: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most SOLVED_POINTS points; each is said to the log, since many solves take long."""
+    for start in range(0, count, SOLVED_POINTS):
+        stop = min(count, start + SOLVED_POINTS)
+        if count > SOLVED_POINTS:
+            log.info("variance by solves: points %d to %d of %d", start, stop, count)
+        yield start, stop
+
+
+def explained(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
+    """diag(C^T A^-1 C), (m,), for C = K(x, x_*) of shape (n, m), float64, and the prior variances (m,), eq. (M-101)."""
+    z, product, error = _solved(solves, cross.detach(), prior.detach())
+    return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)
+
+
+def explained_jointly(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
+    """C^T A^-1 C, (m, m), eq. (M-101) for pairs of points: short of the truth by a positive semidefinite matrix.
+
+    Returns: value (m, m); error (m,), bounds of that matrix's diagonal.
+    Cost: a solve per point; 3 n m and 3 m^2 numbers alive, C among them.
+    """
+    z, product, error = torch.empty_like(cross), torch.empty_like(cross), torch.empty_like(prior)
+    for a, b in strips(cross.shape[1]):
+        z[:, a:b], product[:, a:b], error[a:b] = _solved(solves, cross[:, a:b].detach(), prior[a:b].detach())
+    once = cross.mT @ z
+    return Explained(torch.addmm(once + once.mT, z.mT, product, alpha=-1.0), error)
+
+
+def _solved(solves: Solves, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """z ~ A^-1 C, A z, and bounds of the shortfall of each column: solved again while they exceed SHARE."""
+    largest = float(prior.max())
+    share, start = FIRST_SHARE * largest, None
+    for last in range(ROUNDS - 1, -1, -1):
+        solution = solves.solve(cross, Goal(FLOOR, math.sqrt(share)), start=start)
+        z, error = solution.value, solution.energy_bound.square()
+        product = solves.system.multiply(z)
+        variance = prior - 2.0 * (cross * z).sum(0) + (z * product).sum(0)
+        allowed = SHARE * (variance - error).clamp_min(FLOOR * largest)
+        if not last or solution.stopped != "goal" or bool((error <= allowed).all()):
+            break
+        # At most an eighth of the last: the variance itself becomes smaller as the solve gets better.
+        share, start = min(share / 8.0, float(allowed[error > allowed].min())), z
+    return z, product, error

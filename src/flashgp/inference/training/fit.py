@@ -1,0 +1,404 @@
+"""fit: maximise the log joint by L-BFGS-B, from starts the data suggest; resumable, interruptible, repeatable.
+
+Small problems run several starts in lockstep, one joint evaluation at a time; large ones fit their starts to a subset
+first and go on from the best. The log of evaluations is the checkpoint (docs/design.md, fit).
+"""
+
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+
+from flashgp.foundations.checks import check_points, check_targets, promotions
+from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.determinism import deterministic_where, in_own_memory
+from flashgp.foundations.errors import (
+    DomainError,
+    FitInterrupted,
+    FlashGPWarning,
+    MemoryBudgetError,
+    NotPositiveDefiniteError,
+    ShapeError,
+)
+from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.foundations.profile_ranges import stretch
+from flashgp.foundations.report import Report, counted, readable_bytes
+from flashgp.foundations.run_log import log_run
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.exact.replicates import ReplicatedGaussian, equal_rows, join
+from flashgp.inference.gp import GP
+from flashgp.inference.plan import check_plan, plan_for, planned_device
+from flashgp.inference.posterior import Posterior, in_batches
+from flashgp.inference.threads import quiet_openblas
+from flashgp.inference.training.checkpoint import EvaluationLog, fingerprint
+from flashgp.inference.training.history import Evaluation, Progress, Recorder, TimeUp
+from flashgp.inference.training.initial import DataFacts, RoleStart, role_starts
+from flashgp.inference.training.lbfgs import (
+    SUBSET_ROWS,
+    best_of,
+    best_on_subset,
+    bounds_of,
+    minimise,
+    start_vectors,
+    vector_of,
+    wake,
+)
+from flashgp.inference.training.objective import FlatObjective
+from flashgp.inference.training.stochastic import fit_many_rows
+from flashgp.inference.training.stochastic_objective import MOST_ITERATIONS, LargeObjective
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.plan import Plan, allowed_bytes
+
+__all__ = ["Evaluation", "Fit", "Progress", "fit"]
+
+log = logging.getLogger("flashgp.fit")
+
+BATCHED_PAIRS = 2**20  # starts run together while starts * n^2 stays below this (docs/decisions/0004)
+DEFAULT_STARTS = 4
+ANSWER_SHARE = 0.1  # of a time limit, that the posterior of the parameters found gets at least
+
+
+@dataclass
+class Fit:
+    """The result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short."""
+
+    gp: GP
+    posterior: Posterior
+    history: list[Evaluation]
+    report: Report
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return f"Fit after {len(self.history)} evaluations\n{self.gp!r}\n{self.report}"
+
+    def _repr_html_(self) -> str:
+        return f"{self.gp._repr_html_()}{self.report._repr_html_()}"
+
+
+@ordinary_tensors
+@exact_precision
+@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
+def fit(
+    gp: GP,
+    x: Any,
+    y: Any,
+    *,
+    starts: int | None = None,
+    initial: Literal["data", "given"] = "data",
+    priors: Literal["weak", "given"] = "weak",
+    max_iterations: int = 200,
+    time_limit: float | None = None,
+    memory: str | int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    plan: Plan | None = None,
+    tolerance: float = 1e-3,
+    jitter: float | None = None,
+    seed: int = 0,
+    deterministic: bool = False,
+    checkpoint: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Fit:
+    """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
+
+    Args:
+        x, y: rows (*batch, n, d) and targets (*batch, n) or (*batch, n, outputs); n at least 1.
+        starts: runs from different initial values, on 400 rows first when n is large, where the best goes on to all
+            rows; with more than one, a last run starts from the best with its long lengthscales reset, where forgotten
+            columns show up. None for 4, or 1 for initial="given" and for models with modules of your own.
+        initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
+        priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
+        max_iterations: of L-BFGS-B, per start.
+        time_limit: seconds. The search ends early enough for the plan's time of the posterior, or a tenth of the limit
+            if that is less; the posterior gets what is left then, a tenth at least, and is labelled as `GP.condition`
+            does where that ends its solve.
+        memory, device, dtype, plan, tolerance, jitter: as `GP.condition`.
+        seed: of random starts, probes and the posterior's solve; the same seed gives the same result.
+        deterministic: to the last bit, whatever the number of threads, as `GP.condition` says; the posterior remembers.
+            One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
+        checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
+            the same one as far as their solves are exact, since these begin anew where they would start warm.
+        progress: called after every evaluation.
+    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in the posterior's solve
+        gives the best weights so far, labelled with the bound they reached, where the solve is iterative.
+    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated;
+        FitInterrupted, a KeyboardInterrupt with the trained `gp`, for Ctrl-C in a factorisation of the posterior, or in
+        what prepares its solve: there is no partial answer then, and gp.condition(x, y), or the same call with its
+        checkpoint, goes on from there.
+    Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
+    """
+    began = time.perf_counter()
+    _check_options(starts, initial, priors, max_iterations, time_limit, tolerance, seed)
+    promoted = promotions(x=x, y=y)
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, gp.outputs)
+    x, y = in_own_memory(x), in_own_memory(y)
+    group = equal_rows(gp, x, y)
+    n = x.shape[-2] if group is None else int(group.max()) + 1
+    if plan is not None:
+        check_plan(plan, gp, x, memory, dtype, planned_device(plan, device, x), distinct=n, jitter=jitter)
+    if x.shape[-2] == 0:
+        raise ShapeError(
+            f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
+        )
+    gp = gp.released()
+    if plan is None:
+        where = x.device if device is None else device
+        plan = plan_for(
+            gp, x.shape[-2], x.shape[-1], distinct=n, batch=x.shape[:-2].numel(), memory=memory, device=where,
+            dtype=dtype, factored=jitter is not None or in_batches(gp, x, y), deterministic=deterministic,
+        )  # fmt: skip
+    if plan.training_bytes > plan.available_bytes:
+        raise MemoryBudgetError(
+            f"fitting {x.shape[-2]:,} rows needs {readable_bytes(plan.training_bytes)} with "
+            f"{readable_bytes(plan.available_bytes)} available; pass a larger memory=, or condition with given "
+            f"hyperparameters, which needs {readable_bytes(plan.peak_bytes)}",
+            needed_bytes=plan.training_bytes,
+            available_bytes=plan.available_bytes,
+        )
+    target = planned_device(plan, device, x)
+    with stretch("transfers"):
+        work_x, work_y = x.detach().to(target), y.detach().to(target)
+    own = gp.likelihood
+    counts = 1.0 + own.excess if isinstance(own, ReplicatedGaussian) else None
+    facts = DataFacts.of(work_x, work_y, gp.outputs, counts)
+    if group is not None:  # the rows that differ, until the posterior
+        replicates = join(gp, work_x, work_y, group.to(target))
+        work_x, work_y, gp.likelihood = replicates.x, replicates.y, replicates.likelihood
+    roles = role_starts(gp, facts)
+    given = {name: p.value.detach().clone() for name, p in named_parameter_objects(gp)}
+    workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)))
+    # Of the exact gradient's factor; estimated gradients round their products only.
+    dtype_of_training = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
+    settings = DirectSettings(
+        TorchTiles(), dtype_of_training, jitter, repair=lambda: gp.repairable(work_x, work_y), workspace=workspace
+    )
+    objective = FlatObjective(gp, work_x, work_y, settings, roles, weak=priors == "weak")
+    search_limit = math.inf if time_limit is None else time_limit - min(plan.seconds, ANSWER_SHARE * time_limit)
+    large = None
+    if plan.training != "exact" and jitter is None and not in_batches(gp, x, y):  # estimates are of one system as it is
+        large = LargeObjective(
+            gp, work_x, work_y, settings, roles, priors == "weak", stored=plan.training == "stored", seed=seed,
+            factor_passes=plan.training_factor_passes or MOST_ITERATIONS, rank=plan.training_rank,
+            deadline=began + search_limit,
+        )  # fmt: skip
+    small = (starts or DEFAULT_STARTS) * plan.batch * n * n <= BATCHED_PAIRS
+    count = starts if starts is not None else (DEFAULT_STARTS if objective.batchable and initial == "data" else 1)
+    mark = fingerprint(
+        work_x.cpu().numpy(), work_y.cpu().numpy(), *_marks(gp),
+        starts, initial, priors, max_iterations, seed, plan.dtype, plan.training, jitter, 3,
+        *(["deterministic"] if deterministic else []),
+    )  # fmt: skip
+    recorder = Recorder(
+        EvaluationLog(Path(checkpoint) if checkpoint is not None else None, mark),
+        progress,
+        deadline=search_limit,
+        expected=max_iterations * ((count if small else 1) + (count > 1)),
+        began=began,
+    )
+    report = Report(events=promoted)
+    interrupted = False
+    try:
+        thetas = start_vectors(objective, roles, given, count, initial, seed)
+        if (len(thetas) > 1 and not small) or large is not None:
+            recorder.phase = "choosing a start on a subset"
+            thetas = [best_on_subset(gp, work_x, work_y, settings, roles, priors == "weak", thetas, seed, recorder)]
+            event = f"{counted(count, 'start')} fitted to {min(SUBSET_ROWS, n):,} of {n:,} rows, "
+            report.events.append(event + ("then to all" if count == 1 else "the best to all"))
+        if large is not None:
+            with quiet_openblas():
+                fit_many_rows(
+                    gp, work_x, work_y, settings, large, roles, priors == "weak", thetas[0],
+                    max_iterations=max_iterations, waking=count > 1, seed=seed, recorder=recorder, report=report,
+                )  # fmt: skip
+        else:
+            recorder.phase = "fitting"
+            minimise(objective, roles, thetas, max_iterations, recorder, "start")
+            if count > 1:
+                recorder.phase = "waking columns"
+                wake(objective, roles, max_iterations, recorder, report)
+    except (KeyboardInterrupt, TimeUp) as stop:
+        interrupted = True
+        report.events.append(
+            "interrupted: the best parameters so far are returned"
+            if isinstance(stop, KeyboardInterrupt)
+            else f"the time limit of {time_limit:g} s ended the fit: the best parameters so far are returned"
+        )
+    try:
+        recorder.evaluations.write()
+    except OSError as error:  # a full disk must not cost the fit
+        report.events.append(f"the checkpoint could not be written: {error}")
+        warnings.warn(
+            f"`checkpoint` could not be written ({error}); the fit itself is complete", FlashGPWarning, stacklevel=2
+        )
+    best = best_of(recorder, "start") if large is None else recorder.reached
+    for label in ("middle", "subset"):
+        best = best_of(recorder, label) if best is None else best
+    if best is None:
+        if interrupted and not recorder.failures:
+            best = vector_of(objective, given)
+        else:
+            raise NotPositiveDefiniteError(
+                "no start of `fit` gave a positive definite covariance matrix in "
+                f"{counted(recorder.failures, 'evaluation')}; scale the inputs, add noise, or pass jitter=",
+                jitters=settings.jitters,
+            )
+    objective.assign(best)
+    _describe(report, recorder, objective, roles, best, estimated=large is not None)
+    gp.likelihood = own
+    left = None if time_limit is None else max(time_limit - (time.perf_counter() - began), ANSWER_SHARE * time_limit)
+
+    cut: list[str] = []
+
+    def answered(limit: float | None) -> Posterior:
+        return condition(
+            gp, x, y, solver=None, tolerance=tolerance, time_limit=limit, memory=None, plan=plan, seed=seed,
+            deterministic=deterministic, progress=None, device=device, dtype=None, jitter=jitter, differentiable=False,
+            interrupted=lambda: cut.append("interrupted in the last solve: its best weights so far are returned"),
+            single=large is None or not large.rough_factors,
+        )  # fmt: skip
+
+    try:
+        posterior = _with_an_answer(answered, left)
+    except KeyboardInterrupt as stop:
+        raise FitInterrupted(_without_answer(checkpoint), gp=gp, history=recorder.history) from stop
+    report.events += cut[:1]
+    interrupted = interrupted or bool(cut)
+    for name in (
+        "route",
+        "device",
+        "dtype",
+        "relative_residual",
+        "error_bound",
+        "jitter",
+        "predicted_bytes",
+    ):
+        setattr(report, name, getattr(posterior.report, name))
+    report.plan = plan
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, posterior.report.backend))))
+    report.events += [event for event in workspace.events if event not in posterior.report.events]
+    report.events += posterior.report.events
+    report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)
+    report.iterations = len(recorder.history)
+    on_all_rows = sum(e.start.startswith("start") for e in recorder.history)
+    report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - began - workspace.compile_seconds
+    if not interrupted and report.route == plan.route:
+        log_run("fit", plan, report.predicted_seconds, report.seconds)
+    return Fit(gp, posterior, recorder.history, report, interrupted)
+
+
+def _with_an_answer(answered: Callable[[float | None], Posterior], limit: float | None) -> Posterior:
+    """The posterior: after its limit no other method takes over, but a fit has to have an answer."""
+    try:
+        return answered(limit)
+    except (NotPositiveDefiniteError, MemoryBudgetError):
+        if limit is None:
+            raise
+    return answered(None)
+
+
+def _without_answer(checkpoint: str | Path | None) -> str:
+    """What Ctrl-C has left, in words."""
+    again = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
+    return (
+        "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of this "
+        f"exception (sys.last_value.gp in an interactive session): gp.condition(x, y) goes on from there{again}"
+    )
+
+
+def _check_options(
+    starts: Any, initial: Any, priors: Any, max_iterations: Any, time_limit: Any, tolerance: Any, seed: Any
+) -> None:
+    """Every option before any work."""
+
+    def whole(value: Any, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    def positive(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+    advice = "leave it out for the default"
+    if starts is not None and not whole(starts, 1):
+        raise DomainError(f"`starts` must be None or a positive integer, got {starts!r}; {advice}")
+    if initial not in ("data", "given"):
+        raise DomainError(f"`initial` must be 'data' or 'given', got {initial!r}; {advice}")
+    if priors not in ("weak", "given"):
+        raise DomainError(f"`priors` must be 'weak' or 'given', got {priors!r}; {advice}")
+    if not whole(max_iterations, 1):
+        raise DomainError(f"`max_iterations` must be a positive integer, got {max_iterations!r}; {advice}")
+    if time_limit is not None and not positive(time_limit):
+        raise DomainError(f"`time_limit` must be positive seconds or None, got {time_limit!r}; {advice}")
+    if not positive(tolerance):
+        raise DomainError(
+            f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; {advice}"
+        )
+    if not whole(seed, 0):
+        raise DomainError(f"`seed` must be 0 or a positive integer, got {seed!r}; {advice}")
+
+
+def _marks(gp: GP) -> list[object]:
+    """All that tells one model from another, for the fingerprint: structure, values, domains, priors."""
+    marks: list[object] = [
+        gp.outputs,
+        gp.kernel.form.profile.key,
+        sorted(n for n, p in gp.named_parameters() if p.requires_grad),
+    ]
+    for name, module in gp.named_modules():
+        describe = getattr(module, "structure", None)
+        marks.append((name, describe() if callable(describe) else type(module).__qualname__))
+        if isinstance(module, Parameter):
+            marks.append(str(module.domain))
+            if module.prior is not None:
+                marks.append(type(module.prior).__qualname__)
+                marks += [getattr(module.prior, k).numpy(force=True) for k in sorted(module.prior.arg_constraints)]
+    for name, tensor in sorted(gp.state_dict().items()):
+        marks += [name, tensor.numpy(force=True)]
+    return marks
+
+
+def _describe(
+    report: Report,
+    recorder: Recorder,
+    objective: FlatObjective,
+    roles: dict[Any, RoleStart],
+    best: numpy.ndarray,
+    estimated: bool,
+) -> None:
+    """Everything about the optimisation that the user should know."""
+    if recorder.failures:
+        points = f"{counted(recorder.failures, 'trial point')} {'was' if recorder.failures == 1 else 'were'}"
+        what = "without a gradient" if estimated else "not positive definite"
+        report.events.append(f"{points} {what}; the search stepped back from there")
+    if recorder.evaluations.replayed:
+        replayed = counted(recorder.evaluations.replayed, "evaluation")
+        why = "; gradients after them agree with those of an uninterrupted fit to the tolerance of their solves"
+        report.events.append(f"resumed: {replayed} came from the checkpoint{why if estimated else ''}")
+    if objective.settings.jitters:
+        attempts = counted(len(objective.settings.jitters), "factorisation attempt")
+        report.events.append(f"a jitter was needed in {attempts}")
+    for (low, high), slot_name, value in zip(
+        bounds_of(objective, roles), _entry_names(objective), best.tolist(), strict=True
+    ):
+        if (low is not None and value <= low) or (high is not None and value >= high):
+            report.events.append(f"{slot_name} ended on its bound")
+
+
+def _entry_names(objective: FlatObjective) -> list[str]:
+    names = []
+    for slot in objective.slots:
+        name = slot.name.removesuffix(".raw")
+        size = slot.stop - slot.start
+        names += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
+    return names

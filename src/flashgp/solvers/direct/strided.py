@@ -1,0 +1,251 @@
+"""Triangular solves and orthogonal updates in place, on parts of a larger matrix: what torch would copy first.
+
+torch solves with a triangle only if it lies in memory without gaps; of a view it makes an n x n copy, which costs many
+times the solve. BLAS and LAPACK take the length of a row as an argument. On the CPU they are called through the
+pointers that SciPy exports for this (`scipy.linalg.cython_blas`, `cython_lapack`): no copy, no compiler, the
+interpreter lock released. Elsewhere torch does the same with its copies.
+"""
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.lazy_import import load_late
+from flashgp.solvers.growing.rotations import rotations
+
+__all__ = [
+    "Array",
+    "Triangle",
+    "made_ready",
+    "reflect_block",
+    "reflects",
+    "solve_triangle_",
+    "update_triangle",
+]
+
+F64 = torch.float64
+Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
+PREFIX = {torch.float64: "d", torch.float32: "s"}  # of a routine's name
+REFLECTORS = 8  # of one block: measured best for updates by one to a few columns (docs/decisions/0014)
+MANY_REFLECTORS = 32  # from MANY columns on, where the products inside fill the processor
+MANY = 16
+FEW = 5  # columns up to which rotations, one column after the other, are quicker than reflections
+STRIP = 256  # rows that are moved at once: what lies above the diagonal is not touched
+
+
+def made_ready(*, removals: bool) -> None:
+    """Load now what the first solve, and with removals the compiled rotations, would load when they come.
+
+    Cost: 0.1 s; with removals a second, some seconds where the rotations are not in the cache.
+    """
+    _routines()
+    if removals:
+        rotations.wait()
+
+
+def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
+    """X <- X L^-T, or X L^-1 where `transposed`: each row of X is a right-hand side of L or of L^T, overwritten.
+
+    Args: lower (c, c), of which the lower triangle is read; rhs (t, c), its rows without gaps between entries.
+    Cost: c^2 t flops, no memory on the CPU.
+    """
+    c, t = lower.shape[-1], rhs.shape[0]
+    if not c or not t:
+        return
+    routine, place = _routine("trsm", lower, rhs), _place(lower)
+    if routine is None or place is None:
+        triangle = lower.tril()
+        solved = torch.linalg.solve_triangular(triangle.mT if transposed else triangle, rhs.mT, upper=transposed)
+        rhs.copy_(solved.mT)
+        return
+    if t == 1 and (alone := Triangle.of(lower)) is not None:
+        alone.solve_(rhs[0].numpy(), transposed=transposed)
+        return
+    by_rows, length = place  # what BLAS reads by columns is the upper triangle of rows
+    uplo, trans = (b"U", b"N" if transposed else b"T") if by_rows else (b"L", b"T" if transposed else b"N")
+    size, leading = ctypes.c_int(c), ctypes.c_int(length)
+    count, own = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0)))
+    one = ctypes.c_double(1.0) if rhs.dtype == F64 else ctypes.c_float(1.0)
+    routine(
+        b"L", uplo, trans, b"N", _at(size), _at(count), _at(one), lower.data_ptr(), _at(leading), rhs.data_ptr(),
+        _at(own),
+    )  # fmt: skip
+
+
+class Triangle:
+    """A lower triangle the way BLAS takes it, prepared once: a vector is then solved for in one call.
+
+    Args: lower (c, c), of which the lower triangle is read, float64 or float32 on the CPU, one of its strides 1;
+        routine, by_rows and length: what `of` found.
+    """
+
+    def __init__(self, lower: Tensor, routine: Any, by_rows: bool, length: int) -> None:
+        self._lower, self._routine = lower, routine  # so that the numbers stay alive
+        self._leading = ctypes.c_int(length)
+        self._uplo = b"U" if by_rows else b"L"
+        self._trans = (b"T", b"N") if by_rows else (b"N", b"T")
+        self._numbers = (lower.data_ptr(), _at(self._leading))
+
+    @classmethod
+    def of(cls, lower: Tensor) -> "Triangle | None":
+        """None where BLAS cannot read it where it lies."""
+        routine, place = _routine("trsv", lower), _place(lower)
+        return None if routine is None or place is None else cls(lower, routine, *place)
+
+    def solve_(self, vector: Array, *, transposed: bool) -> None:
+        """x <- L^-1 x, or L^-T x where `transposed`, by the first rows and columns of the triangle, as many as x has.
+
+        Args: vector: without gaps, in the triangle's dtype; of at most c numbers, unless rows were added in its memory.
+        Cost: one call; as many flops as entries squared.
+        """
+        size = ctypes.c_int(len(vector))
+        lower, leading = self._numbers
+        self._routine(self._uplo, self._trans[transposed], b"N", _at(size), lower, leading, vector.ctypes.data, _AT_ONE)
+
+
+def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: bool = True) -> None:
+    """out becomes the lower factor L' with L' L'^T = L L^T + V V^T, L in source, by orthogonal maps of [L V], (M-112).
+
+    Nothing is subtracted: the update is backward stable whatever V is. A few columns take compiled Givens rotations
+    (rotations.py) where these are ready, else Householder reflections.
+
+    Args:
+        source: L, (c, c), of which the lower triangle is read; out: (c, c), row by row, may be source; above its
+            diagonal it stays undefined; columns: V, (c, k), overwritten.
+        compiled: False for the reflections in any case: bits that do not depend on what is ready.
+    Cost: 3 c^2 k flops by rotations, 2 c^2 k by reflections; c numbers for every reflection of a block.
+    Source: Golub & Van Loan (2013), section 6.5.4; LAPACK's dtpqrt.
+    """
+    c, k = columns.shape
+    routine = _routine("tpqrt", source, out, columns)
+    if routine is not None and compiled and 0 < k <= FEW and c and out.dtype == F64:
+        rotate = rotations.update(c)
+        if rotate is not None:
+            turns = torch.empty(2, c, dtype=F64).numpy()
+            before, target = source.numpy(), out.numpy()
+            for column in columns.mT.contiguous().numpy():
+                rotate(before, target, column, turns[0], turns[1])
+                before = target
+            return
+    # Reflections turn a negative diagonal into a positive one, so they begin with -L.
+    for start in range(0, c, STRIP):
+        rows = slice(start, start + STRIP)
+        torch.neg(source[rows, : start + STRIP], out=out[rows, : start + STRIP])
+    if not k or not c:
+        out.neg_()
+    elif routine is None or (place := _place(out)) is None or not place[0]:
+        stacked = torch.cat([out.tril(), columns], dim=-1)
+        out.copy_(torch.linalg.qr(stacked.mT, mode="r").R[:c].mT)
+    else:
+        _reflect(routine, out, place[1], columns.contiguous())
+    wrong = out.diagonal() < 0  # columns that no reflection touched, since V was zero there
+    if bool(wrong.any()):
+        index = wrong.nonzero().squeeze(-1)
+        out[:, index] = -out[:, index]
+
+
+def reflects() -> bool:
+    """Whether there is the routine that `reflect_block` calls."""
+    return "dtpqrt" in _routines()
+
+
+def reflect_block(lower: Array, columns: Array) -> tuple[Array, Array, Array, Array | None]:
+    """[L V] (I - (I; Y) T (I; Y^T)) = [L' 0] for a small block, in the compact form of its reflections, (M-120).
+
+    Reflections turn a negative diagonal into a positive one, so they are of [-L V]; `flips` turns the columns that no
+    reflection touched, since V was zero there.
+    Args: lower: L, (s, s), of which the lower triangle is read; columns: V, (s, k), at least one.
+    Returns: L' (s, s), undefined above its positive diagonal; Y^T (s, k); T (s, s), upper; flips, (s,) of 1 and -1,
+        None for all 1.
+    Cost: 3 s^2 k + s^3 / 3 flops.
+    """
+    s, k = columns.shape
+    routine = _routines()["dtpqrt"]
+    found, vectors = numpy.negative(lower, order="C"), numpy.array(columns, order="C")
+    triangle, work = numpy.zeros((s, s)), numpy.empty((s, s))
+    rows, cols, none, info = ctypes.c_int(k), ctypes.c_int(s), ctypes.c_int(0), ctypes.c_int(0)
+    routine(
+        _at(rows), _at(cols), _at(none), _at(cols), found.ctypes.data, _at(cols), vectors.ctypes.data, _at(rows),
+        triangle.ctypes.data, _at(cols), work.ctypes.data, _at(info),
+    )  # fmt: skip
+    assert info.value == 0, f"dtpqrt refused its argument {-info.value}"
+    diagonal = found.diagonal()
+    if diagonal.min() > 0.0:
+        return found, vectors, triangle.T, None  # what LAPACK writes by columns
+    flips = numpy.where(diagonal < 0.0, -1.0, 1.0)
+    return found * flips, vectors, triangle.T, flips
+
+
+def _reflect(routine: Any, out: Tensor, length: int, columns: Tensor) -> None:
+    c, k = columns.shape
+    block = min(c, MANY_REFLECTORS if k >= MANY else REFLECTORS)
+    work = torch.empty(2, block, c, dtype=out.dtype)
+    rows, cols, none, size = ctypes.c_int(k), ctypes.c_int(c), ctypes.c_int(0), ctypes.c_int(block)
+    leading, info = ctypes.c_int(length), ctypes.c_int(0)
+    routine(
+        _at(rows), _at(cols), _at(none), _at(size), out.data_ptr(), _at(leading), columns.data_ptr(), _at(rows),
+        work[0].data_ptr(), _at(size), work[1].data_ptr(), _at(info),
+    )  # fmt: skip
+    assert info.value == 0, f"dtpqrt refused its argument {-info.value}"
+
+
+def _place(matrix: Tensor) -> tuple[bool, int] | None:
+    """(row by row, numbers from one row to the next), or columns; None where neither has its entries side by side."""
+    (down, along), c = matrix.stride(), matrix.shape[-1]
+    if along == 1 and (down >= c or matrix.shape[0] == 1):
+        return True, max(down, c)
+    if down == 1 and along >= c:
+        return False, along
+    return None
+
+
+def _routine(name: str, *tensors: Tensor) -> Any:
+    """The routine where it may read and write all of these; None elsewhere."""
+    prefix = PREFIX.get(tensors[0].dtype)
+    if prefix is None or any(t.device.type != "cpu" or t.dtype != tensors[0].dtype for t in tensors):
+        return None
+    return _routines().get(prefix + name)
+
+
+_at = ctypes.addressof
+_ONE = ctypes.c_int(1)
+_AT_ONE = _at(_ONE)
+
+
+@functools.lru_cache(maxsize=1)
+def _routines() -> dict[str, Any]:
+    """The routines by name; none where SciPy exports them with another signature."""
+    load_late("scipy.linalg.cython_blas")
+    load_late("scipy.linalg.cython_lapack")
+    from scipy.linalg import cython_blas, cython_lapack
+
+    found = {}
+    for module, name, arguments in ((cython_blas, "trsv", 8), (cython_blas, "trsm", 11), (cython_lapack, "tpqrt", 12)):
+        for prefix in PREFIX.values():
+            address = _exported(module, prefix + name, arguments)
+            if address is not None:
+                found[prefix + name] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
+    return found
+
+
+def _exported(module: Any, name: str, arguments: int) -> int | None:
+    """The address of a routine whose whole numbers are C's int; None for any other."""
+    capsule = getattr(module, "__pyx_capi__", {}).get(name)
+    if capsule is None:
+        return None
+    named = ctypes.pythonapi.PyCapsule_GetName
+    named.restype, named.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    signature = named(capsule)
+    kinds = signature.decode().partition("(")[2].rstrip(")").split(",")
+    if len(kinds) != arguments or any(
+        not (kind.strip() in ("int *", "char *") or kind.strip().endswith(f"_{name[0]} *")) for kind in kinds
+    ):
+        return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address: int = pointer(capsule, signature)
+    return address

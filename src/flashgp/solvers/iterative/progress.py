@@ -1,0 +1,182 @@
+"""The account of one solve, the same for every method: true residuals, the best values, what ends it.
+
+Right-hand sides are scaled to norm 1, so that their size never meets the range of float32. Only residuals computed
+with float64 products enter the account; recurrences decide when it is worth computing one.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import ShapeError
+from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Step, StopReason, System, check_residual
+
+__all__ = ["Progress", "noise_bound", "product"]
+
+F64 = torch.float64
+
+
+def noise_bound(noise: Tensor, residual: Tensor) -> Tensor:
+    """|r| / sqrt(min noise) per column, (t,), eq. (M-76): inf where there is no noise, 0 for r = 0."""
+    size = residual.norm(dim=0)
+    least = float(noise.min()) ** 0.5 if len(noise) else 1.0
+    return torch.where(size > 0.0, size / least, 0.0)
+
+
+def product(system: System, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """A v in that dtype for v (n, t), float64; columns are brought to size 1 first, which float32 needs."""
+    if dtype == F64:
+        return system.multiply(v)
+    size = v.abs().amax(0).clamp_min(torch.finfo(F64).tiny)
+    return system.multiply((v / size).to(dtype)).double() * size
+
+
+class Progress:
+    """What is known about a solve in scaled units: each right-hand side has norm 1.
+
+    Args:
+        start: as in `Prepared.solve`; bound: of |e|_A from residuals (n, t) in scaled units, (t,).
+    Fields: rhs, value (best so far), residual (of that value), (n, t), scaled; scale (t,); relative and energy (t,),
+    of the best values, energy in the caller's units; iterations; passes; events.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        system: System,
+        rhs: Tensor,
+        goal: Goal,
+        limits: Limits,
+        start: Tensor | None,
+        bound: Callable[[Tensor], Tensor],
+        events: Sequence[str] = (),
+    ) -> None:
+        self.began = time.perf_counter()
+        self.name, self.system, self.goal, self.limits, self.bound = name, system, goal, limits, bound
+        self.iterations, self.passes, self.events = 0, 0.0, list(events)
+        self.pass_seconds = 0.0
+        _check_shape("rhs", rhs, system.count)
+        check_residual(name, 0, rhs, "`rhs`")
+        largest = rhs.abs().amax(0) if system.count else rhs.new_zeros(rhs.shape[1])
+        safe = torch.where(largest > 0.0, largest, 1.0)
+        self.scale = torch.where(largest > 0.0, safe * (rhs / safe).norm(dim=0), 1.0)
+        self.rhs = rhs / self.scale
+        self.value = torch.zeros_like(self.rhs)
+        self.residual = self.rhs.clone()
+        self.relative, self.energy = self._sizes(self.residual, slice(None))
+        if start is not None:
+            _check_shape("start", start, system.count, rhs.shape[1])
+            check_residual(name, 0, start, "`start`")
+            guess = start / self.scale
+            self.record(slice(None), guess, self.true_residual(slice(None), guess))
+
+    # -- true residuals ------------------------------------------------------------------------------------------
+    def true_residual(self, columns: Tensor | slice, value: Tensor) -> Tensor:
+        """b - A x of some columns in float64. Raises: ConvergenceError where it is not finite."""
+        began = time.perf_counter()
+        residual = self.rhs[:, columns] - self.system.multiply(value)
+        self.pass_seconds = time.perf_counter() - began
+        self.passes += 1.0
+        check_residual(self.name, self.iterations, residual)
+        return residual
+
+    def record(self, columns: Tensor | slice, value: Tensor, residual: Tensor) -> None:
+        """Keep the values that are better than the best so far; residuals are true ones."""
+        relative, energy = self._sizes(residual, columns)
+        better = self._merit(relative, energy) < self._merit(self.relative[columns], self.energy[columns])
+        every = torch.arange(self.rhs.shape[1], device=better.device)
+        chosen = every[columns][better]
+        self.value[:, chosen], self.residual[:, chosen] = value[:, better], residual[:, better]
+        self.relative[chosen], self.energy[chosen] = relative[better], energy[better]
+
+    def verify(self, columns: Tensor, value: Tensor) -> Tensor:
+        """The true residual of values, after they have been recorded."""
+        residual = self.true_residual(columns, value)
+        self.record(columns, value, residual)
+        return residual
+
+    @property
+    def open(self) -> Tensor:
+        """Positions of the columns that have not met the goal, int64."""
+        return (~self.goal.met(self.relative, self.energy)).nonzero()[:, 0]
+
+    def met(self, columns: Tensor, residual: Tensor, bound: Tensor | None = None) -> Tensor:
+        """Which columns would meet the goal with these residuals; a bound of |e|_A, scaled, may be at hand."""
+        relative = residual.norm(dim=0)
+        energy = noise_bound(self.system.noise, residual)
+        energy = energy if bound is None else torch.minimum(energy, bound)
+        return self.goal.met(relative, energy * self.scale[columns])
+
+    def excess(self, columns: Tensor, residual: Tensor, bound: Tensor) -> float:
+        """How many times too large the residuals are, with a bound of |e|_A, scaled."""
+        energy = torch.minimum(noise_bound(self.system.noise, residual), bound) * self.scale[columns]
+        merit = self._merit(residual.norm(dim=0), energy)
+        return float(merit.max()) if len(merit) else 0.0
+
+    # -- what ends a solve ---------------------------------------------------------------------------------------
+    def interrupted(self) -> StopReason | None:
+        """Whether the time is up, counting the pass that measuring the answer takes, or the iterations."""
+        if time.perf_counter() + self.pass_seconds >= self.limits.deadline:
+            return "time"
+        return "iterations" if self.iterations >= self.limits.iterations else None
+
+    def has_room_for(self, iterations: int, passes: float) -> bool:
+        """Whether so many iterations more, and passes beside them, seem to fit before the deadline and the limit."""
+        now = time.perf_counter()
+        seconds = (iterations + passes) * (now - self.began) / max(1.0, self.passes)
+        return now + seconds < self.limits.deadline and self.iterations + iterations <= self.limits.iterations
+
+    def interrupted_by_hand(self) -> StopReason:
+        """What a KeyboardInterrupt that is being handled means: the end of the solve, or it goes on to the caller."""
+        if self.limits.interrupted is None:
+            raise
+        self.limits.interrupted()
+        return "interrupt"
+
+    def step(self, columns: Tensor, residual: Tensor) -> bool:
+        """Count an iteration and tell the callback; whether it asks to stop. Residuals of columns by recurrence."""
+        self.iterations += 1
+        if self.limits.callback is None:
+            return False
+        relative, energy = self.relative.clone(), self.energy.clone()
+        relative[columns], energy[columns] = self._sizes(residual, columns)
+        seconds = time.perf_counter() - self.began
+        return bool(self.limits.callback(Step(self.name, self.iterations, self.passes, seconds, relative, energy)))
+
+    def note(self, event: str) -> None:
+        self.events.append(f"{self.name}: {event}")
+
+    def finished(self, stopped: StopReason) -> Solution:
+        """The best values. The goal counts however the solve ended."""
+        return Solution(
+            value=self.value * self.scale,
+            relative_residual=self.relative,
+            energy_bound=self.energy,
+            iterations=self.iterations,
+            passes=self.passes,
+            seconds=time.perf_counter() - self.began,
+            stopped="goal" if not len(self.open) else stopped,
+            events=self.events,
+        )
+
+    def _sizes(self, residual: Tensor, columns: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """|r| / |b| and the bound of |e|_A, the latter in the caller's units."""
+        energy = torch.minimum(noise_bound(self.system.noise, residual), self.bound(residual))
+        return residual.norm(dim=0), energy * self.scale[columns]
+
+    def _merit(self, relative: Tensor, energy: Tensor) -> Tensor:
+        """How far from the goal: at most 1 where it is met; smaller is better."""
+        tiny = torch.finfo(F64).tiny
+        merit = relative / max(self.goal.relative, tiny)
+        return merit if self.goal.energy <= 0.0 else torch.minimum(merit, energy / self.goal.energy)
+
+
+def _check_shape(name: str, tensor: Tensor, rows: int, columns: int | None = None) -> None:
+    wanted = f"({rows}, {'t' if columns is None else columns})"
+    fits = tensor.dim() == 2 and tensor.shape[0] == rows and columns in (None, tensor.shape[-1])
+    if not fits or tensor.dtype != F64:
+        raise ShapeError(
+            f"`{name}` must be float64 of shape {wanted}, got {tensor.dtype} of shape {tuple(tensor.shape)}; convert it"
+        )
