@@ -1,0 +1,381 @@
+"""Events and stop reasons: what happened while an answer was computed, as data. Sentences are made when shown.
+
+To add a kind of event, add one member to `EventKind`; its value is the sentence. docs/decisions/0019-events.md
+"""
+
+import math
+import re
+import string
+from collections.abc import Iterable, Mapping
+from enum import Enum, StrEnum, unique
+from typing import Any
+
+from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
+
+__all__ = ["Event", "EventKind", "Obstacle", "StopReason", "joined"]
+
+
+class StopReason(StrEnum):
+    """Why a solve or a search ended. `sentence` says what that means, `advice` what to do."""
+
+    GOAL = "goal"
+    TIME = "time"
+    ITERATIONS = "iterations"
+    STAGNATED = "stagnated"
+    DIVERGED = "diverged"
+    CALLBACK = "callback"
+    INTERRUPT = "interrupt"
+
+    @property
+    def sentence(self) -> str:
+        return _STOPPED[self][0]
+
+    @property
+    def advice(self) -> str:
+        return _STOPPED[self][1]
+
+    @property
+    def another_method_may_help(self) -> bool:
+        """Whether the method, not the caller or the time, ended it."""
+        return self in (StopReason.STAGNATED, StopReason.DIVERGED, StopReason.ITERATIONS)
+
+
+_MORE = "Raise time_limit= or tolerance=, or allow a factor with a larger memory=."
+_STOPPED = {
+    StopReason.GOAL: ("The solve reached its tolerance.", ""),
+    StopReason.TIME: ("The time limit ended the solve before its tolerance.", _MORE),
+    StopReason.ITERATIONS: ("The solve ran out of iterations before its tolerance.", _MORE),
+    StopReason.STAGNATED: ("The solve stagnated before its tolerance.", _MORE),
+    StopReason.DIVERGED: ("The solve diverged before its tolerance.", _MORE),
+    StopReason.CALLBACK: ("The progress callback ended the solve before its tolerance.", _MORE),
+    StopReason.INTERRUPT: (
+        "Ctrl-C ended the solve before its tolerance.",
+        "Call gp.condition(x, y) for the whole solve.",
+    ),
+}
+
+
+class Obstacle(StrEnum):
+    """What kept an iterative solver from going on as it did; its value continues a sentence."""
+
+    GROWING = "the residual grows"
+    NOT_HALVED = "the residual has not halved within the window"
+    DRIFTED = "the true residual does not follow the recurrence"
+    INDEFINITE = "the matrix does not look positive definite"
+    NO_GAIN = "neither preconditioner gained anything"
+
+
+@unique
+class EventKind(Enum):
+    """The kinds of events. The value is the sentence, with the event's fields in braces.
+
+    A part in square brackets is shown where the event has all fields in it (not None or False); after a bar, what is
+    shown otherwise. Formats beside Python's own: bytes, seconds, `n row` for "1 row" or "2 rows", stop for the
+    sentence of a StopReason, list, if for nothing.
+    """
+
+    NOTE = "{text}"
+
+    # arguments and environment
+    HALF_PRECISION = "`{argument}` came in {dtype}; it is computed with in float32."
+    AUTOCAST = "Networks of Warped ran under your autocast ({dtypes:list}); all else is in full precision."
+    DETERMINISTIC = "Deterministic: one thread and built-in rates."
+    RUNTIME = "Runtime: {placement}."
+    MOVED = "{bytes:bytes} of x were moved from {source} to {target}."
+    TILES_HALVED = "Memory ran out in a tile. It went on with {rows:n row} per tile; the result is the same."
+    LOOPS_HALVED = (
+        "Memory ran out in a compiled loop. It went on with {rows:n row}, {columns:n column} and {right_sides} "
+        "right-hand sides at a time; the result is the same."
+    )
+    PAIRS_SKIPPED = "{share:.3g} % of the pairs evaluated, the rest skipped: below {below:g} of the prior variance."
+    PAIRS_NOT_SKIPPED = (
+        "Every pair was evaluated: [too few are below {below:g} of the prior variance|a Python function of two points "
+        "has no bound]."
+    )
+
+    # conditioning
+    NO_DATA = "There are no data: the posterior is the prior."
+    ROWS_JOINED = "{rows:n row} joined into {distinct:,} that differ in x; the answer is the same."
+    REFINED = "The factor is in float32; {corrections:n float64 correction} refined the weights."
+    JITTER = (
+        "The covariance was not positive definite. A jitter of {jitter} was added to the diagonal"
+        "[{factor_only:if} of the factor only: mean and variance are those without it] (relative steps tried: "
+        "{tried:list}). More noise, or fewer repeated rows, avoids this."
+    )
+    ROUTE_FAILED = (
+        "{route}: [{error}|ended after {iterations:n iteration} ({reason})]. A float64 Cholesky factor of all rows "
+        "takes over, in {bytes:bytes}."
+    )
+    TILES_NOT_STORED = (
+        "The stored tiles would take {needed:bytes}, with {free:bytes} free. They are recomputed in every product, "
+        "which takes longer."
+    )
+
+    # linear solves
+    SOLVED = "Solve: {iterations:n iteration}, {passes:.3g} passes over the pairs."
+    SOLVE_ENDED = (
+        "{reason:stop} [The mean is off by at most {bound:.2e}; {asked:.2e} was asked for.|The relative residual is "
+        "{residual:.1e}; without noise no bound of the mean is known.]"
+    )
+    ROUNDING_REACHED = (
+        "The residual is at the rounding of float64: the mean is off by at most {bound:.2e}; {asked:.2e} was asked for."
+    )
+    FLOAT64_PRODUCTS = "{solver}: with float32 products {obstacle}. From iteration {iteration} on they are in float64."
+    OBSTACLE = "{solver}: {obstacle}."
+    SOLVER_CHANGED = (
+        "{solver} ended ({reason}) at a relative residual of {residual:.1e}; {following} goes on from there."
+    )
+    SOLVER_SKIPPED_TIME = "{solver} was not tried: the time was up."
+    SOLVER_SKIPPED = "{solver} was not prepared: {error}"
+    FACTOR_SHIFTED = "{solver}: the factor is of the matrix plus {shift:.2e}; the system is not."
+    BLOCKS_SHIFTED = "{solver}: {shifted} of {blocks} blocks are projected on with a shift."
+    PRECONDITIONER_COMPARED = (
+        "{solver} contracted by {rate:.2f} per iteration, with the Vecchia preconditioner (near rows) by "
+        "{candidate_rate:.2f}[, then {obstacle}]: [{kept:if}switched|not kept][{float32_again:if}, float32 products "
+        "again]."
+    )
+    PRECONDITIONER_UNDECIDED = (
+        "{solver} contracted by {rate:.2f} per iteration and tried the Vecchia preconditioner (near rows); the solve "
+        "ended before they were compared."
+    )
+    PRECONDITIONER_REFUSED = "{solver} is slow; the Vecchia preconditioner (near rows) could not be made: {error}"
+
+    # likelihood
+    LOG_DETERMINANT = (
+        "Log determinant from {probes} probes and {steps} Lanczos steps: the likelihood's standard error is "
+        "{standard_error:.2g}."
+    )
+    LIKELIHOOD_UNCERTAIN = (
+        "The solve of the weights ended early: the likelihood may be too large by [up to {nats:.2g} nats|an unknown "
+        "amount, since without noise no bound is known]."
+    )
+
+    # predictions and paths
+    VARIANCE_BY_FACTOR = (
+        "Variance by the float32 factor, off by at most {error:.1e} of itself at {points} of the points"
+        "[; {instead} at all of them]."
+    )
+    VARIANCE_BY_SOLVES = "Variance by solves, too large by at most {share:.1e} of itself."
+    VARIANCE_BY_SAMPLES = "Variance from {samples} samples, the largest standard error {share:.1e} of it."
+    VARIANCE_UNBIASED = "Variance from {samples} samples, each with {features:,} random features of its own: unbiased."
+    VARIANCE_NEGATIVE = (
+        "A computed variance was {worst:.2e}, below zero by more than rounding; it is given as 0. Use float64, or more "
+        "noise."
+    )
+    JOINT_JITTER = "A jitter of {jitter:.2e} was added to factorise the joint covariance."
+    RANDOM_FEATURES = (
+        "Paths of the prior from {features:,} random features[{exact:if}, a finite rank: the prior is exact]"
+        "[: prior error {error:.1e} of the prior variance, root mean square over sampled pairs]."
+    )
+    PIVOTED_DRAWS = (
+        "Paths of the prior from {pivots:,} pivots of the training rows, since the kernel has no random features: "
+        "{missing:.1e} of the prior variance is missing on average at the training rows, and more away from them."
+    )
+    PRIOR_MISSING = "Up to {share:.0%} of the prior variance is missing at the last points."
+
+    # training
+    SUBSET_FIT = "{starts:n start} fitted to {subset:,} of {rows:n row}; the best went on with all."
+    FIT_INTERRUPTED = "Ctrl-C ended the fit: the best parameters so far are returned."
+    FIT_TIME_UP = "The time limit of {limit:g} s ended the fit: the best parameters so far are returned."
+    FIT_SOLVE_INTERRUPTED = "Ctrl-C ended the last solve of the fit: its best weights so far are returned."
+    CHECKPOINT_FAILED = "The checkpoint could not be written: {error}. The fit itself is complete."
+    POINTS_REJECTED = (
+        "{points:n line-search point} rejected: [{estimated:if}no gradient could be had|covariance not positive "
+        "definite]."
+    )
+    POINT_FAILED = "{run}, one point: {error}"
+    RESUMED = (
+        "Resumed: {evaluations:n evaluation} came from the checkpoint[{estimated:if}; gradients after them agree with "
+        "those of an uninterrupted fit to the tolerance of their solves]."
+    )
+    FIT_JITTER = "A jitter was needed in {attempts:n factorisation attempt} of the fit."
+    ON_BOUND = "{parameter} ended on its bound."
+    LENGTHSCALES_RESET = (
+        "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."
+    )
+    ROWS_PASSED_OVER = "The stage of {rows:n row} was skipped, no gradient could be had: {error}"
+    NO_GRADIENT = (
+        "No gradient of all {rows:n row} could be had. The parameters are those fitted to {fitted:n row}: {error}"
+    )
+    GRADIENTS_ESTIMATED = (
+        "Gradients of all {rows:n row} were estimated with {probes} probes, {evaluations} of them in {passes:.0f} "
+        "passes over the pairs. They cost about {noise:.2g} nats where the probes are as good as exact ones; the "
+        "search ends where a step promises less than {enough:.2g}."
+    )
+    SEARCH_UNFINISHED = (
+        "The search over all rows ended after {evaluations:n gradient}; by its model another step would gain "
+        "{expected:.2g} nats. Raise max_iterations= or time_limit=."
+    )
+    STAGE_REJECTED = (
+        "The search over {rows:n row} was rejected: under its parameters the first {first:n row} are {worse:.2g} nats "
+        "each less likely, so its gradients were too rough. The parameters before it are kept."
+    )
+    STAGE_WORSE = (
+        "Under the parameters of {rows:n row}, the first {first:n row} are {worse:.2g} nats each less likely; kept, "
+        "since the gradients came from factors."
+    )
+    NOT_EXTRAPOLATED = "{rows:n row} had no gradient where fewer rows lead; their search began at the optimum of those."
+    GRADIENTS_BY_FACTORS = (
+        "Iterative solves took longer than a float32 factor of as many rows would: gradients come from factors."
+    )
+    GRADIENTS_IN_FLOAT64 = "Float32 products were too rough for some gradients, which took float64 ones."
+    GRADIENTS_ROUGH = "The solves of some gradients ended ({reason}) with relative residuals above {residual:g}."
+    GRADIENTS_VECCHIA_REFUSED = "The Vecchia preconditioner (near rows) of some gradients could not be made: {error}"
+    GRADIENTS_VECCHIA = (
+        "Slow solves of gradients tried the Vecchia preconditioner (near rows): [{kept:if}switched|not kept]."
+    )
+    GRADIENTS_NO_VECCHIA = (
+        "Some gradients began without the Vecchia preconditioner (near rows), since the solve before took few "
+        "iterations with it."
+    )
+    GRADIENTS_HEADED = (
+        "Float32 factors of gradients needed [{corrections:n float64 correction}|a jitter]: their first columns are "
+        "float64."
+    )
+
+    # online
+    UPDATED = (
+        "{appended:n row} appended and {dropped:,} dropped since conditioning; {kept} made anew "
+        "[{refactorised:n time}|never][, hyperparameters refined {refined:n time}][; this update "
+        "{iterations:n iteration}, {seconds:seconds}][, the mean within {bound:.1e}]."
+    )
+    PREPARED_ANEW = (
+        "{kept} no longer fits [({iterations:n iteration} after {usual})|({iterations:n iteration}, {reason})]: made "
+        "anew."
+    )
+    TILES_STORED_ANEW = "The stored tiles were made anew, since many rows were not in them."
+
+
+class Event:
+    """Something that happened: a kind and its fields. Immutable, hashable, compared by value.
+
+    Args:
+        kind: of `EventKind`, which has the sentence.
+        fields: numbers, texts, booleans, None, and sequences of them, by name; `stage`, if there, says during what.
+
+    Example:
+        >>> event = Event(EventKind.ROWS_JOINED, rows=12, distinct=7)
+        >>> str(event)
+        '12 rows joined into 7 that differ in x; the answer is the same.'
+        >>> event.fields["rows"]
+        12
+    """
+
+    __slots__ = ("_fields", "_kind")
+
+    def __init__(self, kind: EventKind, /, **fields: Any) -> None:
+        self._kind = kind
+        self._fields = tuple(sorted((name, _frozen(value)) for name, value in fields.items()))
+
+    @property
+    def kind(self) -> EventKind:
+        return self._kind
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """A copy of the fields."""
+        return dict(self._fields)
+
+    @property
+    def stage(self) -> str:
+        """During what it happened, "" for the work itself."""
+        return str(self.fields.get("stage", ""))
+
+    def during(self, stage: str) -> "Event":
+        """The same as part of a stage, such as an update."""
+        return Event(self._kind, **{**self.fields, "stage": stage})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and (self._kind, self._fields) == (other._kind, other._fields)
+
+    def __hash__(self) -> int:
+        return hash((self._kind, self._fields))
+
+    def __repr__(self) -> str:
+        return f"Event({', '.join([self._kind.name, *(f'{name}={value!r}' for name, value in self._fields)])})"
+
+    def __str__(self) -> str:
+        fields = self.fields
+        text = _SECTION.sub(lambda found: _section(found[1], fields), self._kind.value)
+        text = _FORMATTER.vformat(text, (), fields)
+        return f"{self.stage}: {text}" if self.stage else text
+
+    def to_json(self) -> dict[str, Any]:
+        """The kind's name and the fields, as JSON values."""
+        return {"kind": self._kind.name, "fields": {name: _json(value) for name, value in self._fields}}
+
+    @classmethod
+    def from_json(cls, value: str | Mapping[str, Any]) -> "Event":
+        """The event that `to_json` described; a text, or a kind that is gone, is a NOTE."""
+        if isinstance(value, str):
+            return cls(EventKind.NOTE, text=value)
+        kind, fields = value["kind"], {name: _from_json(field) for name, field in value["fields"].items()}
+        if kind not in EventKind.__members__:
+            return cls(EventKind.NOTE, text=f"{kind}: {fields}")
+        return cls(EventKind[kind], **fields)
+
+
+def joined(events: Iterable[Event]) -> str:
+    """The sentences of events, as one text."""
+    return " ".join(map(str, events))
+
+
+# -- sentences -------------------------------------------------------------------------------------------------------
+_SECTION = re.compile(r"\[([^\]]*)\]")
+
+
+def _section(text: str, fields: Mapping[str, Any]) -> str:
+    """The first alternative whose fields are all there."""
+    for part in text.split("|"):
+        names = [name for _, name, _, _ in string.Formatter().parse(part) if name is not None]
+        if all(fields.get(name) is not None and fields[name] is not False for name in names):
+            return part
+    return ""
+
+
+class _Formatter(string.Formatter):
+    """Python's formats and those that `EventKind` names; what does not fit its format is shown as it is."""
+
+    def get_value(self, key: int | str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key), "?")
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        try:
+            match format_spec.partition(" "):
+                case ("bytes", _, _):
+                    return readable_bytes(value)
+                case ("seconds", _, _):
+                    return readable_seconds(value)
+                case ("n", _, thing) if thing:
+                    return counted(value, thing)
+                case ("stop", _, _):
+                    return StopReason(value).sentence
+                case ("list", _, _):
+                    return ", ".join(map(str, value))
+                case ("if", _, _):
+                    return ""
+            return format(value, format_spec)
+        except (TypeError, ValueError):  # fields of a file may be anything
+            return str(value)
+
+
+_FORMATTER = _Formatter()
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(entry) for entry in value) if isinstance(value, list | tuple) else value
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_from_json(entry) for entry in value)
+    return float(value["float"]) if isinstance(value, dict) else value
