@@ -46,13 +46,13 @@ format: $(VENV)/.dev
 	$(python) -m ruff format .
 
 # All suites: those of the repository, and those that `flashgp bench` brings along; then every table that quotes them.
-SUITES ?= kernel-matrix products training prediction online linalg
+SUITES ?= kernel-matrix online linalg
 documents := README.md $(wildcard docs/*.md docs/*/*.md)
 bench: $(VENV)/.bench
 	set -e; for suite in benchmark/suite_*.py; do $(python) $$suite; done
 	set -e; for suite in $(SUITES); do \
 		$(bin)/flashgp bench $$suite --out benchmark/records/bench_$$suite.json; done
-	$(python) -m flashgp.bench.tables $(documents)
+	$(python) benchmark/tables.py $(documents)
 
 # Published sets beside GPyTorch, hours in all; stops and goes on where it was. UCI holds options: make uci UCI=--help
 uci: $(VENV)/.bench
@@ -69,7 +69,7 @@ gpu-check:
 	PYTHONPATH=src $(PYTHON) benchmark/gpu_check.py
 
 tables: $(VENV)/.dev
-	$(python) -m flashgp.bench.tables $(documents)
+	$(python) benchmark/tables.py $(documents)
 
 clean:
 	rm -rf $(VENV) demo build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 
 import torch
 from common import RECORDS
+from tables import markdown_table
 
 from flashgp.bench import environment, read_record, write_record
 from flashgp.bench.records import dumps
-from flashgp.bench.tables import markdown_table
 from flashgp.foundations.errors import BackendUnavailableError, MemoryBudgetError
 from flashgp.foundations.report import readable_bytes, readable_seconds
 

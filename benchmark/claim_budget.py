@@ -151,6 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="of each fit; its best is scored")
 
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
+    if options.toy:
+        options.budgets = options.budgets[:1]
     n, held_out = (60, 10) if options.toy else (options.n, 2000)
     try:
         for budget in options.budgets:

@@ -226,7 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
     if options.toy:
-        options.sizes, options.noises = [100], [1e-2]
+        options.sizes, options.noises = [60], [1e-2]
+        options.routes = ["reference", "default", "stored", "sampled"]
     points, solved, samples = (10, 2, 4) if options.toy else (POINTS, SOLVED_POINTS, SAMPLES)
     fixed = {"points": points, "solved_points": solved, "samples": samples, "time_limit": options.time_limit}
     cells = [

@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
     if options.toy:
-        options.sizes = [200]
+        options.sizes, options.dims = [100], options.dims[:1]
     points, paths = (20, 4) if options.toy else (POINTS, PATHS)
     fixed = {"points": points, "paths": paths, "time_limit": options.time_limit, "memory": options.memory}
     suffix = "" if options.device == "cpu" else f"/{options.device}"

@@ -39,7 +39,7 @@ from common import peer
 from problems import drawn_table
 
 import flashgp as fgp
-from flashgp.bench.claims.online import GPyTorchModel
+from flashgp.bench.suites.online import GPyTorchModel
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.report import readable_seconds
 from flashgp.solvers.growing.rotations import rotations

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
-from flashgp.bench.claims.peers import peer as peer
-from flashgp.bench.claims.peers import smooth_data as smooth_data
+from flashgp.bench.suites.baselines import peer as peer
+from flashgp.bench.suites.baselines import smooth_data as smooth_data
 from flashgp.scaling import Scaling
 
 RECORDS = Path(__file__).parent / "records"

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from common import RECORDS, arguments, interleaved, peer
+from common import RECORDS, arguments, interleaved, peer, smooth_data
 
+import flashgp as fgp
 from flashgp.bench import measure_peak_bytes, write_record
-from flashgp.bench.claims.prediction import LENGTHSCALE, NOISE, VARIANCE, gpytorch_model, posterior
+
+LENGTHSCALE, VARIANCE, NOISE = 1.7, 1.3, 0.05
+D = 6
 
 COLUMNS = [
     {"key": "work", "title": "prediction"},
@@ -25,6 +28,33 @@ COLUMNS = [
     {"key": "peak_bytes", "title": "peak above the model"},
 ]
 POINTS = 1_000_000
+
+
+def posterior(n: int, d: int = D) -> Any:
+    """Our posterior of smooth data, float64."""
+    x, y = smooth_data(n, d, torch.float64)
+    kernel = VARIANCE * fgp.kernels.SquaredExponential(torch.full((d,), LENGTHSCALE, dtype=torch.float64))
+    return fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Gaussian(NOISE)).condition(x, y)
+
+
+def gpytorch_model(gpytorch: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """GPyTorch's exact model at the same hyperparameters, ready to predict."""
+
+    class Model(gpytorch.models.ExactGP):
+        def __init__(self, likelihood: Any) -> None:
+            super().__init__(x, y, likelihood)
+            self.mean = gpytorch.means.ZeroMean()
+            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1]))
+
+        def forward(self, z: torch.Tensor) -> Any:
+            return gpytorch.distributions.MultivariateNormal(self.mean(z), self.kernel(z))
+
+    model = Model(gpytorch.likelihoods.GaussianLikelihood()).to(x.device, torch.float64)
+    model.kernel.base_kernel.lengthscale = LENGTHSCALE
+    model.kernel.outputscale = VARIANCE
+    model.likelihood.noise = NOISE
+    model.eval()
+    return model
 
 
 def one_point(gpytorch: Any, n: int, repeats: int) -> dict[str, Any]:

@@ -23,11 +23,12 @@ from typing import Any
 
 from cells import in_process, run_missing
 from common import RECORDS, SHARED_DATA, peer
-from uci_cell import METHODS, Cell
+from tables import markdown_table
+from uci_cell import METHODS
 from uci_summary import COLUMNS, TARGETS, summary
+from uci_types import Cell
 
 from flashgp.bench import read_record
-from flashgp.bench.tables import markdown_table
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.report import readable_bytes, readable_seconds

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from cells import LINE_SECONDS
 from common import Split
-from uci_cell import Answer, Cell
+from uci_types import Answer, Cell
 
 import flashgp as fgp
 from flashgp.foundations.errors import MemoryBudgetError
@@ -31,7 +31,7 @@ def needed_bytes(n: int, strict: bool) -> int:
     return int(MATRICES[strict] * n * n * _dtype(strict).itemsize)
 
 
-def run(cell: Cell, parts: Split, *, strict: bool, quiet: bool) -> Answer:
+def run(cell: Cell, parts: Split, quiet: bool = False, *, strict: bool) -> Answer:
     """Train, predict, and afterwards measure the residual of its solve with a float64 product of ours.
 
     Raises: MemoryBudgetError before any work if the matrices do not fit the budget, or what is free.

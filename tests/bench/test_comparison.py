@@ -190,16 +190,6 @@ def test_printed_and_written(tmp_path: Any) -> None:
     assert result.fastest is result["good"]
 
 
-def test_a_claim_needs_two_accepted_candidates() -> None:
-    result, _ = scripted(3, ours=[1.0] * 4, peer=[3.0] * 4)
-    row = result.claim(work="gram", against="peer", ours="ours", peer="peer", target=4.0)
-    assert (row["ratio"], row["target"], row["met"]) == (3.0, 4.0, False)
-    assert row["inputs"][0]["shape"] == [4, 3]
-    refused = compare({"a": gram, "b": lambda x: None}, (X,), reference=gram, tolerance=1e-9)
-    with pytest.raises(DomainError, match="`peer` must be an accepted candidate, got 'b'"):
-        refused.claim(work="w", against="b", ours="a", peer="b")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,25 +1,93 @@
-"""Every benchmark suite runs at toy size, without the peers it compares with."""
+"""Every benchmark script runs at toy size without the libraries it compares with; cells run in their own processes."""
 
-import importlib.util
+import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import cells
+import psutil
 import pytest
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmark"
-SUITES = sorted([*BENCHMARK.glob("suite_*.py"), *BENCHMARK.glob("claim_*.py")])
+SCRIPTS = sorted([*BENCHMARK.glob("suite_*.py"), *BENCHMARK.glob("claim_*.py")])
 
 
-@pytest.mark.skipif(not SUITES, reason="no benchmark suite is written yet")
-@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
-def test_suite_runs_at_toy_size(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_script_runs_at_toy_size(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(BENCHMARK))  # a suite is run as a script, beside what it shares with the others
     before = {record: record.stat().st_mtime_ns for record in BENCHMARK.rglob("*.json")}
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    suite = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(suite)
-    assert suite.main(["--toy"]) in (None, 0)
+    assert importlib.import_module(path.stem).main(["--toy"]) in (None, 0)
     after = {record: record.stat().st_mtime_ns for record in BENCHMARK.rglob("*.json")}
     assert after == before, "a toy run is no record"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cells.Cell:
+    """A cell whose module, importable in the processes that run it, counts, fails, sleeps or ends at once."""
+    (tmp_path / "jobs.py").write_text(
+        "import os, time\ndef run(cell):\n    if cell['n'] < 0:\n        raise ValueError('negative')\n"
+        "    if cell['n'] > 9:\n        time.sleep(100)\n    return {'found': cell['n'] + 1}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(BENCHMARK.parent / "src"), str(BENCHMARK), str(tmp_path)]))
+    return cells.Cell("n=1", {"n": 1}, 1.0)
+
+
+def test_a_job_has_an_entry_however_it_ends(jobs: cells.Cell) -> None:
+    done = cells.in_process("jobs", "run", jobs)
+    assert (done["status"], done["n"], done["found"]) == ("done", 1, 2)
+    assert {"hardware", "versions", "commit", "date"} <= done.keys()
+    failed = cells.in_process("jobs", "run", cells.Cell("n=-1", {"n": -1}, 1.0))
+    assert (failed["status"], failed["error"]) == ("failed", "ValueError: negative")
+    late = cells.in_process("jobs", "run", cells.Cell("n=10", {"n": 10}, 1.0), patience=0.1)
+    assert late["status"] == "failed"
+    assert "still running" in late["error"]
+
+
+def test_a_killed_command_leaves_no_process(jobs: cells.Cell, tmp_path: Path) -> None:
+    code = "import cells; cells.in_process('jobs', 'run', cells.Cell('n=10', {'n': 10}, 1.0))"
+    command = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__':\n    {code}"], cwd=tmp_path)
+    children: list[psutil.Process] = []
+    while not children and command.poll() is None:
+        children = [p for p in psutil.Process(command.pid).children() if "spawn_main" in " ".join(p.cmdline())]
+    command.kill()
+    command.wait()
+    assert children, "the cell was running"
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def test_finished_cells_are_kept_and_others_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = {"a": "done", "b": "failed", "c": "refused"}
+    names = [cells.Cell(key, {"n": number}, 1.0) for number, key in enumerate(entries)]
+    asked: list[str] = []
+
+    def run(cell: cells.Cell) -> dict[str, Any]:
+        asked.append(cell.key)
+        return {**cells.environment(), **cell.settings(), "status": entries[cell.key], "error": "why"}
+
+    def run_missing(again: str | None = None, jobs: list[cells.Cell] = names) -> list[str]:
+        asked.clear()
+        failed = cells.run_missing(
+            jobs,
+            tmp_path / "record.json",
+            run=run,
+            again=again,
+            payload=lambda found: {"rows": list(found)},
+            line=lambda entry: "well",
+        )
+        assert failed == 1
+        return list(asked)
+
+    assert run_missing() == ["a", "b", "c"]
+    assert run_missing() == ["c"], "what did not fit is asked for again"
+    assert run_missing("failed") == ["b", "c"]
+    assert run_missing("all") == ["a", "b", "c"]
+    capsys.readouterr()
+    run_missing(jobs=[cells.Cell("a", {"n": 7}, 1.0), *names[1:]])
+    assert "a: kept (made with n=0), well" in capsys.readouterr().out
+    assert list(cells.stored(tmp_path / "record.json")) == ["a", "b", "c"]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
@@ -126,8 +127,6 @@ def test_document_names_files_that_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_document_quotes_its_records(path: Path) -> None:
-    from flashgp.bench import tables
-
     assert tables.main([str(path), "--check"]) == 0, "`make tables` rewrites the tables from benchmark/records"
 
 

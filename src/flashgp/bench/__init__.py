@@ -1,15 +1,13 @@
-"""Benchmarks: compare candidates honestly, keep the record, and put tables of records into documents.
+"""Compare implementations by time, peak memory and error of the same runs; wrong and lazy answers are refused."""
 
-Tables have a module of their own, `flashgp.bench.tables`, which is also a command.
-"""
-
+from flashgp.bench.candidate import Candidate, Run
 from flashgp.bench.clock import Clock, WallClock
 from flashgp.bench.comparison import compare
 from flashgp.bench.event_clock import EventClock
 from flashgp.bench.memory import measure_peak_bytes
 from flashgp.bench.profiler_clock import ProfilerClock
 from flashgp.bench.records import environment, hardware, read_record, versions, write_record
-from flashgp.bench.results import Candidate, Comparison, Run
+from flashgp.bench.results import Comparison
 
 __all__ = [
     "Candidate",

@@ -16,12 +16,13 @@ import torch
 
 from flashgp.bench.agreement import Clocks, clocks_named, disagreement
 from flashgp.bench.calibration import TELLING, calibrate
+from flashgp.bench.candidate import Candidate, Run
 from flashgp.bench.clock import Clock, WallClock
 from flashgp.bench.materialisation import late_reason, read
 from flashgp.bench.memory import PeakMeter
 from flashgp.bench.perturbation import LEVELS, Feed, InputSource, Perturb, call
 from flashgp.bench.records import environment
-from flashgp.bench.results import Candidate, Comparison, Run
+from flashgp.bench.results import Comparison
 from flashgp.bench.verification import Path, answer_error, answer_tensors, distances, reference_tensors
 from flashgp.foundations.errors import DomainError
 

@@ -1,17 +1,29 @@
-"""Pictures of comparisons: seconds of each candidate under each clock, logarithmic; refused ones say so. Matplotlib."""
+"""Bar charts of candidates: seconds under each clock, logarithmic; refused ones say why. Needs matplotlib."""
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flashgp.bench.candidate import Candidate
 from flashgp.bench.formats import format_seconds
 from flashgp.foundations.atomic import replacing
-from flashgp.plots.axes import BLUE, GREEN, GREY, INK, ORANGE, SKY, VERMILLION, legend, new_axes, plain, style
+from flashgp.plots.axes import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    SKY,
+    VERMILLION,
+    legend,
+    new_axes,
+    plain,
+    require_matplotlib,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from flashgp.bench.results import Comparison
 
 __all__ = ["draw", "write_picture"]
 
@@ -20,18 +32,17 @@ _WIDTH, _ROW, _FRAME = 7.4, 0.42, 1.3  # inches
 _REASON = 60  # letters of a refusal that are shown
 
 
-def draw(comparison: "Comparison", ax: "Axes | None" = None, title: str = "") -> "Axes":
+def draw(candidates: Sequence[Candidate], clocks: Sequence[str], ax: "Axes | None" = None) -> "Axes":
     """A bar for each candidate and clock, the fastest on top; needs matplotlib.
 
     Raises: BackendUnavailableError without matplotlib.
     """
-    ordered = sorted(comparison.candidates, key=lambda one: (one.seconds is None, one.seconds or 0.0))
+    ordered = sorted(candidates, key=lambda one: (one.seconds is None, one.seconds or 0.0))
     ax = new_axes(ax, (_WIDTH, _FRAME + _ROW * max(1, len(ordered))))
-    names = comparison.clock_names
-    height = 0.8 / len(names)
+    height = 0.8 / len(clocks)
     least = min((s for one in ordered for s in (one.seconds, *one.clock_seconds.values()) if s), default=1e-6)
     ax.set_xscale("log")
-    for k, clock in enumerate(names):
+    for k, clock in enumerate(clocks):
         for place, one in enumerate(ordered):
             seconds = one.seconds if k == 0 else one.clock_seconds.get(clock)
             label = clock if place == 0 else "_"
@@ -48,28 +59,18 @@ def draw(comparison: "Comparison", ax: "Axes | None" = None, title: str = "") ->
     ax.invert_yaxis()
     ax.set_xlim(left=least / 2)
     ax.margins(x=0.25)
-    style(ax, "seconds, median of the runs", "", title, grid="x")
-    if len(names) > 1:
+    style(ax, "seconds, median of the runs", "", "", grid="x")
+    if len(clocks) > 1:
         legend(ax, loc="lower right")
     return ax
 
 
-def write_picture(path: str | os.PathLike[str], comparisons: Sequence[tuple[str, "Comparison"]]) -> None:
-    """One picture of comparisons with their titles, one under the other, as a PNG, whole or not at all.
+def write_picture(path: str | os.PathLike[str], candidates: Sequence[Candidate], clocks: Sequence[str]) -> None:
+    """The bar chart as a PNG, whole or not at all.
 
     Raises: BackendUnavailableError without matplotlib; OSError for a file that cannot be written.
     """
-    from flashgp.plots.axes import require_matplotlib
-
     require_matplotlib("--out FILE.png")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    heights = [_FRAME + _ROW * max(1, len(comparison.candidates)) for _, comparison in comparisons]
-    figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(comparisons), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
-    for ax, (title, comparison) in zip(axes[:, 0], comparisons, strict=True):
-        draw(comparison, ax, title)
+    figure: Any = draw(candidates, clocks).figure
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=144, metadata={"Software": None})

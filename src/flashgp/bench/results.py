@@ -1,65 +1,21 @@
-"""What a comparison found: candidates with time, peak memory and error of the same runs, printed, stored or drawn."""
+"""The result of a comparison: its candidates, printed, stored or drawn."""
 
 import os
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashgp.bench.candidate import Candidate
 from flashgp.bench.formats import format_bytes, format_error, format_ratio, format_seconds, text_table
 from flashgp.bench.records import dumps, write_record
-from flashgp.foundations.errors import DomainError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Candidate", "Comparison", "Run"]
+    from flashgp.page import Page, Section
 
-
-@dataclass(frozen=True)
-class Run:
-    """One timed call and what that very call took and gave."""
-
-    seconds: float
-    peak_bytes: int
-    error: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """The result of one candidate; `seconds`, `spread`, `peak_bytes` and `error` are None if it was refused.
-
-    seconds: median over the runs. spread: interquartile range of the seconds. peak_bytes: the largest of the runs,
-    above the level at entry, the result included. error: the largest of the runs, relative (see `verification`).
-    warmup_seconds: all warm-up calls together. times: seconds of each run, in the order they were made.
-    clock_times: seconds of each run under every other clock, by its name; these runs are not among `runs`.
-    disagreements: what another clock says that contradicts the one that decides, one line each.
-    """
-
-    name: str
-    accepted: bool
-    reason: str | None
-    seconds: float | None
-    spread: float | None
-    peak_bytes: int | None
-    error: float | None
-    warmup_seconds: float | None
-    runs: tuple[Run, ...] = ()
-    clock_times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    disagreements: tuple[str, ...] = ()
-
-    @property
-    def clock_seconds(self) -> dict[str, float]:
-        """The median under every other clock, by its name; empty if the candidate was refused."""
-        if not self.accepted:
-            return {}
-        return {name: statistics.median(times) for name, times in self.clock_times.items() if times}
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        """Seconds of each timed run, also of those before a refusal."""
-        return tuple(run.seconds for run in self.runs)
+__all__ = ["Comparison"]
 
 
 @dataclass(frozen=True)
@@ -82,38 +38,6 @@ class Comparison:
         """The accepted candidate with the smallest median, or None if all were refused."""
         accepted = [candidate for candidate in self.candidates if candidate.seconds is not None]
         return min(accepted, key=lambda candidate: candidate.seconds or 0.0, default=None)
-
-    def claim(self, *, work: str, against: str, ours: str, peer: str, target: float | None = None) -> dict[str, Any]:
-        """One row of a claims record: `ours` and `peer` name candidates, `ratio` is how many times faster ours is.
-
-        Raises: DomainError if either was refused, since then nothing can be claimed.
-        """
-        ours_found, peer_found = self[ours], self[peer]
-        for argument, candidate in (("ours", ours_found), ("peer", peer_found)):
-            if candidate.seconds is None:
-                raise DomainError(
-                    f"`{argument}` must be an accepted candidate, got {candidate.name!r}, refused because it "
-                    f"{candidate.reason}; correct the candidate before claiming anything"
-                )
-        assert ours_found.seconds is not None
-        assert peer_found.seconds is not None
-        ratio = peer_found.seconds / ours_found.seconds
-        return {
-            "work": work,
-            "against": against,
-            "ours_seconds": ours_found.seconds,
-            "ours_spread_seconds": ours_found.spread,
-            "peer_seconds": peer_found.seconds,
-            "peer_spread_seconds": peer_found.spread,
-            "ratio": ratio,
-            "target": target,
-            "met": None if target is None else ratio >= target,
-            "error": ours_found.error,
-            "peer_error": peer_found.error,
-            "peak_bytes": ours_found.peak_bytes,
-            "peer_peak_bytes": peer_found.peak_bytes,
-            **{key: self.settings[key] for key in ("tolerance", "seed", "repeats", "inputs")},
-        }
 
     def record(self) -> dict[str, Any]:
         """Everything as plain values: settings, sizes, candidates with all runs, notes, environment."""
@@ -146,12 +70,11 @@ class Comparison:
         if ending == ".png":
             from flashgp.bench.pictures import write_picture
 
-            write_picture(path, [("", self)])
+            write_picture(path, self.candidates, self.clock_names)
         elif ending in (".html", ".htm"):
-            from flashgp.bench.pages import comparison_page
             from flashgp.page import write_page
 
-            write_page(path, comparison_page(self))
+            write_page(path, self._page())
         else:
             write_record(path, self.record())
 
@@ -159,7 +82,35 @@ class Comparison:
         """Seconds of each candidate under each clock, on a logarithmic scale; needs matplotlib."""
         from flashgp.bench.pictures import draw
 
-        return draw(self, ax)
+        return draw(self.candidates, self.clock_names, ax)
+
+    def section(self, title: str) -> "Section":
+        """Picture, table and remarks, for a page; needs matplotlib."""
+        from flashgp.page import Figure, Notes, PageTable, Section
+
+        head, rows = self.table()
+        return Section(
+            title,
+            [
+                Figure.of(self.plot(), f"Seconds of each candidate{f', {title}' if title else ''}."),
+                PageTable(head, rows, numeric=tuple(range(1, len(head) - 1))),
+                Notes(self.remarks()),
+            ],
+        )
+
+    def _page(self) -> "Page":
+        from flashgp.bench.pages import environment_section
+        from flashgp.page import Page
+
+        best = self.fastest
+        highlights = [] if best is None else [(format_seconds(best.seconds), f"{best.name}, the fastest")]
+        refused = sum(not candidate.accepted for candidate in self.candidates)
+        return Page(
+            title="Comparison",
+            lead="Every timed run was checked against the reference at inputs of its own.",
+            highlights=[*highlights, (str(refused), "refused")],
+            sections=[self.section("Result"), environment_section(self.environment)],
+        )
 
     @property
     def clock_names(self) -> tuple[str, ...]:

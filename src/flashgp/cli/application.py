@@ -445,14 +445,14 @@ def bench(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure one of FlashGP's claims here, against plain torch and the peers that are installed.
+    """Compare FlashGP with plain torch and other installed libraries on this machine.
 
     Every timed run is checked against a float64 reference at inputs of its own; a candidate that is wrong, unfinished
-    or remembers is refused, with the reason. kernel-matrix: a covariance matrix, and what is timed where somebody times
-    a closure. products: K V without K. training: likelihood and gradient. prediction: one new point. online: one new
-    row, then one point. linalg: factorisations by device. About a minute each at the suite's own sizes.
+    or remembers is refused, with the reason. kernel-matrix: a covariance matrix, beside the construction of a closure
+    that is sometimes timed in its place. online: append one row, then predict one point. linalg: factorisations by
+    device. About a minute each at the suite's own sizes.
     """
-    from flashgp.bench.claims import SUITES, Options
+    from flashgp.bench.suites import SUITES, Options
 
     from .benching import BenchOptions, run_bench
 

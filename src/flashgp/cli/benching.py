@@ -1,13 +1,14 @@
-"""`flashgp bench`: one of the project's claims, measured here."""
+"""`flashgp bench`: run one benchmark suite on this machine."""
 
 import sys
 import time
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashgp.bench.claims import Options, suite_named
+from flashgp.bench.suites import Options, suite_named
+from flashgp.bench.suites.pages import save
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import readable_seconds
 
@@ -42,15 +43,15 @@ def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
     require_distinct({f"--out ({number})": path for number, path in enumerate(asked.out, start=1)})
     with console.stages() as stage:
 
-        def say(text: str) -> None:
+        def progress(line: str) -> None:
             if stage is not None:
-                stage(text, 0.0)
+                stage(line, 0.0)
 
-        with redirect_stdout(sys.stderr):  # what peers print must not get between the results
-            outcome = suite_named(asked.suite).measure(asked.options, say)
-    console.say(outcome.text())
+        with redirect_stdout(sys.stderr):  # what other libraries print must not get between the results
+            measured = suite_named(asked.suite).measure(replace(asked.options, progress=progress))
+    console.say(measured.text())
     for path in asked.out:
-        outcome.save(path)
+        save(path, measured)
         console.say(f"wrote {path}")
     console.note(f"measured in {readable_seconds(time.perf_counter() - began)}")
-    return {"command": "bench", "out": list(asked.out), **outcome.record()}
+    return {"command": "bench", "out": list(asked.out), **measured.record()}

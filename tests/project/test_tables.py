@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import tables
+import torch
 
-from flashgp.bench import tables, write_record
+from flashgp.bench import compare, write_record
 from flashgp.bench.formats import format_bytes, format_error, format_ratio, format_seconds
 from flashgp.foundations.errors import DomainError
 
@@ -145,6 +147,16 @@ def test_bad_usage_is_two() -> None:
     with pytest.raises(SystemExit) as stopped:
         tables.main([])
     assert stopped.value.code == 2
+
+
+def test_a_claim_needs_two_accepted_candidates() -> None:
+    x = torch.rand(4, 3, dtype=torch.float64) + 0.5
+    found = compare({"a": lambda x: x @ x.T, "b": lambda x: None}, (x,), reference=lambda x: x @ x.T, repeats=1)
+    row = tables.claim_row(found, work="gram", against="itself", ours="a", peer="a", target=4.0)
+    assert (row["ratio"], row["target"], row["met"]) == (1.0, 4.0, False)
+    assert row["inputs"][0]["shape"] == [4, 3]
+    with pytest.raises(DomainError, match="`peer` must be an accepted candidate, got 'b'"):
+        tables.claim_row(found, work="w", against="b", ours="a", peer="b")
 
 
 def test_numbers_as_people_read_them() -> None:

@@ -4,24 +4,23 @@ Answers of factorisations are unique up to signs, so candidates return squares o
 cheap beside the work. Inputs stay on the CPU: what moving them takes is in every candidate's time.
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.suite import DTYPES, Finding, Options, Outcome, Speaker, Suite, measure
+from flashgp import linalg
+from flashgp.bench.suites.suite import DTYPES, Comparisons, Options, Problem, Suite, measure
 
 __all__ = ["SUITE"]
 
 TOLERANCES = {"float64": 1e-8, "float32": 1e-2}  # a relative gap of eigenvalues amplifies rounding by about n
-MODULE = "flashgp.linalg"
 SOLVE = "triangular solve"
-Work = Callable[..., Any]
+Operation = Callable[..., Any]
 
 
-def _operations(library: Any) -> dict[str, Work]:
+def _operations(library: Any) -> dict[str, Operation]:
     """Of a matrix A, symmetric positive definite, and for solves of right-hand sides b."""
 
     def solve(A: Tensor, b: Tensor) -> Tensor:
@@ -40,12 +39,12 @@ def _eigh(library: Any, A: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors.square()
 
 
-def _on(device: str, work: Work) -> Work:
+def _on(device: str, operation: Operation) -> Operation:
     """On a device and back, as a caller would write it."""
 
     def moved(*inputs: Tensor) -> Any:
-        found = work(*(tensor.to(device) for tensor in inputs))
-        return tuple(part.cpu() for part in found) if isinstance(found, tuple) else found.cpu()
+        answer = operation(*(tensor.to(device) for tensor in inputs))
+        return tuple(part.cpu() for part in answer) if isinstance(answer, tuple) else answer.cpu()
 
     return moved
 
@@ -59,36 +58,25 @@ def _problem(n: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
     return matrix.to(dtype), torch.randn(n, 8, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def run(options: Options, say: Speaker) -> Outcome:
+def run(options: Options) -> Comparisons:
     """Every operation, size and dtype, on every device; see Suite."""
-    findings: list[Finding] = []
-    notes: list[str] = []
-    ours = None
-    if importlib.util.find_spec(MODULE) is None:
-        notes.append("this build of FlashGP has no fgp.linalg, so it takes no part")
-    else:
-        ours = _operations(importlib.import_module(MODULE))
-    plain = _operations(torch.linalg)
+    findings = []
+    ours, plain = _operations(linalg), _operations(torch.linalg)
     for name in options.dtypes:
         for n in options.sizes:
             A, b = _problem(n, DTYPES[name], options.seed)
-            for title, work in plain.items():
-                candidates = {f"torch.linalg, {device}": _on(device, work) for device in options.devices}
-                if ours is not None:
-                    candidates["fgp.linalg"] = ours[title]
-                finding, said = measure(
+            for title, operation in plain.items():
+                candidates = {f"torch.linalg, {device}": _on(device, operation) for device in options.devices}
+                candidates["fgp.linalg"] = ours[title]
+                problem = Problem(
                     f"{title}, {name}",
                     n,
-                    candidates,
                     (A, b) if title == SOLVE else (A,),
-                    lambda *inputs, work=work: work(*(tensor.double() for tensor in inputs)),
+                    lambda *inputs, operation=operation: operation(*(tensor.double() for tensor in inputs)),
                     TOLERANCES[name],
-                    options,
-                    say=say,
                 )
-                findings.append(finding)
-                notes += said
-    return SUITE.outcome(sorted(findings, key=lambda finding: finding.group), notes)
+                findings.append(measure(problem, candidates, options))
+    return SUITE.comparisons(sorted(findings, key=lambda finding: finding.group))
 
 
 SUITE = Suite(

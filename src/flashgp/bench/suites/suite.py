@@ -1,11 +1,9 @@
-"""What a suite is asked for, and what it found: comparisons of several sizes, as a record, a table and text."""
+"""What a suite is asked for, and what it measured: comparisons at several sizes, as a record, a table and text."""
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,30 +11,27 @@ import torch
 from flashgp.bench.comparison import compare
 from flashgp.bench.formats import format_ratio, format_seconds, text_table
 from flashgp.bench.perturbation import Perturb
-from flashgp.bench.records import environment, write_record
+from flashgp.bench.records import environment
 from flashgp.bench.results import Comparison
+from flashgp.bench.suites.baselines import BROADCASTING
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.machine import available_bytes
 
 __all__ = [
-    "BROADCASTING",
     "DTYPES",
-    "VMAP",
-    "Built",
+    "Comparisons",
     "Finding",
     "Options",
-    "Outcome",
-    "Speaker",
+    "Problem",
     "Suite",
-    "built_rows",
-    "devices_named",
+    "Unevaluated",
+    "available_devices",
     "measure",
-    "quiet",
+    "unevaluated_table",
+    "without_gradient",
 ]
 
-BROADCASTING, VMAP = "broadcasting", "nested vmap"  # plain torch, always there
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-Speaker = Callable[[str], None]
 _COLUMNS = (
     {"key": "work", "title": "work"},
     {"key": "candidate", "title": "candidate"},
@@ -53,9 +48,15 @@ _COLUMNS = (
 class Options:
     """What a suite is asked for.
 
-    Fields: sizes (rows); dtypes, among DTYPES; devices, "cpu" and accelerators; repeats of each candidate under the
-    clock that decides; clocks beside it, as in `compare`; peers, whether installed ones take part; seed. Empty sizes,
-    dtypes and devices mean the suite's own, and every device there is.
+    Fields:
+        sizes: rows; empty: the suite's own.
+        dtypes: among DTYPES; empty: the suite's own.
+        devices: "cpu" and accelerators; empty: every device there is.
+        repeats: timed runs of each candidate under the clock that decides.
+        clocks: those beside it, as in `compare`.
+        peers: whether other libraries that are installed take part.
+        seed: of data, order and variations.
+        progress: called with a line before each comparison.
     """
 
     sizes: tuple[int, ...] = ()
@@ -65,6 +66,7 @@ class Options:
     clocks: str | tuple[str, ...] = "all"
     peers: bool = True
     seed: int = 0
+    progress: Callable[[str], None] = lambda line: None
 
     @property
     def problems(self) -> list[tuple[str, str, int]]:
@@ -73,24 +75,40 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Built:
-    """What takes this long to build without computing a number. Fields: reason, of its refusal; numbers, the candidate
-    that computes what this one promises."""
+class Problem:
+    """One comparison to make; `group` is what stays the same over sizes ("float32, cpu"), the rest as in `compare`.
+
+    `needed_bytes` are of candidates that may be large: they are left out where more is needed than is free.
+    """
+
+    group: str
+    size: int
+    inputs: Any
+    reference: Callable[..., Any]
+    tolerance: float
+    needed_bytes: Mapping[str, int] = field(default_factory=dict)
+    perturb: Perturb = True
+
+
+@dataclass(frozen=True)
+class Unevaluated:
+    """Something built without computing a number, the reason why it is refused, and the candidate that computes it."""
 
     name: str
     seconds: float
     reason: str
-    numbers: str
+    evaluated_by: str
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison of a suite. Fields: group, what stays the same over sizes ("float32, cpu"); size."""
+    """One comparison of a suite, at one size of a group."""
 
     group: str
     size: int
     comparison: Comparison
-    built: tuple[Built, ...] = ()
+    notes: tuple[str, ...] = ()
+    unevaluated: tuple[Unevaluated, ...] = ()
 
     @property
     def work(self) -> str:
@@ -98,12 +116,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Everything that a suite found.
-
-    Fields: name; title; question, in a sentence; findings; notes; columns and own_rows, of the record from which
-    documents are made, one row for each candidate if there are none.
-    """
+class Comparisons:
+    """Everything that a suite measured; `columns` and `rows` make the table of its record."""
 
     name: str
     title: str
@@ -116,13 +130,13 @@ class Outcome:
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
-        """Of the record's table: the suite's own, else one for each candidate."""
+        """The suite's own rows, else one for each candidate."""
         if self.own_rows is not None:
             return list(self.own_rows)
         return [row for finding in self.findings for row in _rows(finding)]
 
     def record(self) -> dict[str, Any]:
-        """As plain values; `flashgp.bench.tables` makes a table of a document from it."""
+        """Plain values, from which tables of documents are made."""
         return {
             **self.environment,
             "suite": self.name,
@@ -135,7 +149,7 @@ class Outcome:
                 {
                     "group": finding.group,
                     "size": finding.size,
-                    "built": [vars(built) for built in finding.built],
+                    "unevaluated": [vars(entry) for entry in finding.unevaluated],
                     **{k: v for k, v in finding.comparison.record().items() if k not in self.environment},
                 }
                 for finding in self.findings
@@ -147,46 +161,25 @@ class Outcome:
         parts = [f"{self.title}. {self.question}"]
         for finding in self.findings:
             parts.append(f"{finding.work}\n{finding.comparison}")
-            if finding.built:
-                parts.append(text_table(*built_rows(finding)))
+            if finding.unevaluated:
+                parts.append(text_table(*unevaluated_table(finding)))
         return "\n\n".join([*parts, *(f"note: {note}" for note in self.notes)])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, whole or not at all: a picture (.png), a page (.html) or the record (any other ending).
-
-        Raises: BackendUnavailableError without matplotlib; DomainError, OSError for a file that cannot be written.
-        """
-        ending = Path(path).suffix.lower()
-        if ending == ".png":
-            from flashgp.bench.claims.pages import write_curves
-
-            write_curves(path, self)
-        elif ending in (".html", ".htm"):
-            from flashgp.bench.claims.pages import outcome_page
-            from flashgp.page import write_page
-
-            write_page(path, outcome_page(self))
-        else:
-            write_record(path, self.record())
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One of the claims.
-
-    Fields: name; title; question; sizes and dtypes, its own; run, from full options to comparisons and notes.
-    """
+    """A question, the sizes and dtypes at which it is asked, and the function that measures the answer."""
 
     name: str
     title: str
     question: str
     sizes: tuple[int, ...]
     dtypes: tuple[str, ...]
-    run: Callable[[Options, Speaker], Outcome]
+    run: Callable[[Options], Comparisons]
     allowed: tuple[str, ...] = ("float32", "float64")
 
-    def measure(self, options: Options | None = None, say: Speaker = lambda text: None) -> Outcome:
-        """Measure it; `say` hears what comes next. Raises: DomainError, BackendUnavailableError for what it cannot."""
+    def measure(self, options: Options | None = None) -> Comparisons:
+        """Run it. Raises: DomainError, BackendUnavailableError for options that cannot be met."""
         options = Options() if options is None else options
         for size in options.sizes:
             if size < 2:
@@ -200,74 +193,59 @@ class Suite:
             options,
             sizes=options.sizes or self.sizes,
             dtypes=options.dtypes or self.dtypes,
-            devices=devices_named(options.devices),
+            devices=available_devices(options.devices),
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of peers
-            return self.run(full, say)
+            warnings.simplefilter("ignore")  # of other libraries
+            return self.run(full)
 
-    def outcome(self, findings: Sequence[Finding], notes: Sequence[str] = (), **own: Any) -> Outcome:
-        """What it found, with its names."""
-        return Outcome(self.name, self.title, self.question, tuple(findings), tuple(notes), **own)
+    def comparisons(self, findings: Sequence[Finding], notes: Sequence[str] = (), **table: Any) -> Comparisons:
+        """The findings under the suite's name, with their notes and the suite's own."""
+        notes = [*(note for finding in findings for note in finding.notes), *notes]
+        return Comparisons(self.name, self.title, self.question, tuple(findings), tuple(notes), **table)
 
 
-def devices_named(devices: Sequence[str]) -> tuple[str, ...]:
+def available_devices(devices: Sequence[str]) -> tuple[str, ...]:
     """The devices given, or every one there is. Raises: DomainError, BackendUnavailableError."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    there = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    available = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
     for device in devices:
         if device not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise DomainError(f"`device` must be auto, cpu, cuda, mps or xpu, got {device!r}; correct it")
-        if device != "auto" and device not in there:
+        if device != "auto" and device not in available:
             raise BackendUnavailableError(
                 f"`device` names {device!r}, which this machine or this build of torch does not have "
-                f"(it has {', '.join(there)}); leave it out"
+                f"(it has {', '.join(available)}); leave it out"
             )
-    return there if not devices or "auto" in devices else tuple(dict.fromkeys(devices))
+    return available if not devices or "auto" in devices else tuple(dict.fromkeys(devices))
 
 
-def measure(
-    group: str,
-    size: int,
-    candidates: Mapping[str, Callable[..., Any]],
-    inputs: Any,
-    reference: Callable[..., Any],
-    tolerance: float,
-    options: Options,
-    needs: Mapping[str, int] | None = None,
-    say: Speaker = lambda text: None,
-    *,
-    gradients: bool = False,
-    perturb: Perturb = True,
-) -> tuple[Finding, list[str]]:
-    """Compare; candidates that would need more bytes than are free are left out. Returns: the finding, and notes.
-
-    Args: needs, bytes of candidates that may be large; gradients, whether candidates compute some themselves;
-        perturb, as in `compare`.
-    """
+def measure(problem: Problem, candidates: Mapping[str, Callable[..., Any]], options: Options) -> Finding:
+    """Compare, without gradients; candidates that need more bytes than are free are left out and noted."""
     free = available_bytes(torch.device("cpu"))
-    large = {name: need for name, need in (needs or {}).items() if need > free and name in candidates}
-    notes = [
-        f"n={size:,}, {group}: {name} left out, it would take {need / 2**30:.1f} GiB with {free / 2**30:.1f} GiB free"
-        for name, need in large.items()
-    ]
-    say(f"n={size:,}, {group}")
+    large = {name: size for name, size in problem.needed_bytes.items() if size > free and name in candidates}
+    work = f"n={problem.size:,}, {problem.group}"
+    notes = tuple(
+        f"{work}: {name} left out, it would take {size / 2**30:.1f} GiB with {free / 2**30:.1f} GiB free"
+        for name, size in large.items()
+    )
+    options.progress(work)
     comparison = compare(
-        {name: f if gradients else quiet(f) for name, f in candidates.items() if name not in large},
-        inputs,
-        reference=reference,
-        tolerance=tolerance,
+        {name: without_gradient(function) for name, function in candidates.items() if name not in large},
+        problem.inputs,
+        reference=problem.reference,
+        tolerance=problem.tolerance,
         repeats=options.repeats,
         warmup=1,
         seed=options.seed,
-        perturb=perturb,
+        perturb=problem.perturb,
         clocks=options.clocks,
     )
-    return Finding(group, size, comparison), notes
+    return Finding(problem.group, problem.size, comparison, notes)
 
 
-def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A candidate whose inputs need no gradient, without one."""
+def without_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under `torch.no_grad`."""
 
     def run(*inputs: Any) -> Any:
         with torch.no_grad():
@@ -276,29 +254,28 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def built_rows(finding: Finding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of what is built without numbers, and what its numbers take."""
+def unevaluated_table(finding: Finding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows: what building something without numbers takes, and what its numbers take."""
     seconds = {one.name: one.seconds for one in finding.comparison.candidates}
     baseline = seconds.get(BROADCASTING)
     rows: list[tuple[str, ...]] = []
-    for built in finding.built:
-        numbers = seconds.get(built.numbers)
-        faster, really = _times(baseline, built.seconds), _times(baseline, numbers)
+    for entry in finding.unevaluated:
+        evaluated = seconds.get(entry.evaluated_by)
         rows.append(
             (
-                built.name,
-                format_seconds(built.seconds),
-                faster,
-                format_seconds(numbers),
-                really,
-                built.reason.split(",")[0],
+                entry.name,
+                format_seconds(entry.seconds),
+                _speedup(baseline, entry.seconds),
+                format_seconds(evaluated),
+                _speedup(baseline, evaluated),
+                entry.reason.split(",")[0],
             )
         )
     head = ("no numbers", "building it", '"faster" than broadcasting', "its numbers", "really", "refused because it")
     return head, rows
 
 
-def _times(slower: float | None, seconds: float | None) -> str:
+def _speedup(slower: float | None, seconds: float | None) -> str:
     return format_ratio(slower / seconds if slower and seconds else None)
 
 

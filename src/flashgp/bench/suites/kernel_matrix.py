@@ -15,22 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.peers import peer, takes_no_part
-from flashgp.bench.claims.plain import broadcasting, exact, from_products, not_called, vmapped
-from flashgp.bench.claims.suite import (
+from flashgp.bench.clock import WallClock
+from flashgp.bench.suites.baselines import (
     BROADCASTING,
-    DTYPES,
     VMAP,
-    Built,
+    broadcasting,
+    exact,
+    from_products,
+    missing_peer,
+    peer,
+    row_function,
+    vmapped,
+)
+from flashgp.bench.suites.suite import (
+    DTYPES,
+    Comparisons,
     Finding,
     Options,
-    Outcome,
-    Speaker,
+    Problem,
     Suite,
+    Unevaluated,
     measure,
-    quiet,
+    without_gradient,
 )
-from flashgp.bench.clock import WallClock
 from flashgp.bench.verification import answer_tensors
 from flashgp.kernels import SquaredExponential
 
@@ -46,20 +53,14 @@ TOLERANCES = {"float32": 1e-5, "float64": 2e-8, "bfloat16": 2.0**-8}
 OURS = "FlashGP"
 
 
-def run(options: Options, say: Speaker) -> Outcome:
+def run(options: Options) -> Comparisons:
     """Every size, dtype and device; see Suite."""
-    findings: list[Finding] = []
-    notes: list[str] = []
-    for device, name, n in options.problems:
-        finding, said = _compared(n, name, device, options, say)
-        findings.append(finding)
-        notes += said
-    if options.peers and peer("gpytorch") is None:
-        notes.append(takes_no_part("GPyTorch"))
-    return SUITE.outcome(findings, notes, columns=COLUMNS, own_rows=tuple(_row(finding) for finding in findings))
+    findings = [_compared(n, name, device, options) for device, name, n in options.problems]
+    notes = [missing_peer("GPyTorch")] if options.peers and peer("gpytorch") is None else []
+    return SUITE.comparisons(findings, notes, columns=COLUMNS, own_rows=tuple(_row(finding) for finding in findings))
 
 
-def _compared(n: int, name: str, device: str, options: Options, say: Speaker) -> tuple[Finding, list[str]]:
+def _compared(n: int, name: str, device: str, options: Options) -> Finding:
     stored = DTYPES[name]
     computed = torch.float64 if stored == torch.float64 else torch.float32
     x = torch.randn(n, D, generator=torch.Generator().manual_seed(options.seed), dtype=torch.float64)
@@ -75,7 +76,7 @@ def _compared(n: int, name: str, device: str, options: Options, say: Speaker) ->
         candidates["arithmetic in bfloat16"] = lambda x: broadcasting(x.bfloat16(), x.bfloat16(), LENGTHSCALE)
     gpytorch = peer("gpytorch") if options.peers else None
     lazy: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
-        "vmap, not called": (VMAP, lambda x: torch.func.vmap(not_called(x, LENGTHSCALE))),
+        "vmap, not called": (VMAP, lambda x: torch.func.vmap(row_function(x, LENGTHSCALE))),
         "FlashGP operator": (OURS, lambda x: kernel.operator(x)),
     }
     if gpytorch is not None:
@@ -84,13 +85,18 @@ def _compared(n: int, name: str, device: str, options: Options, say: Speaker) ->
         candidates["GPyTorch"] = lambda x: theirs(x).to_dense().to(stored)
         lazy["GPyTorch, not evaluated"] = ("GPyTorch", lambda x: theirs(x))
     differences = 3 * n * n * D * computed.itemsize  # one (n, n, d) tensor, its square, and a margin
-    finding, notes = measure(
-        f"{name}, {device}", n, candidates, (x,), lambda x: exact(x, x, LENGTHSCALE), TOLERANCES[name], options,
-        dict.fromkeys((BROADCASTING, VMAP, "arithmetic in bfloat16"), differences), say,
-        perturb=_stretched if stored == torch.bfloat16 else True,
-    )  # fmt: skip
-    built = tuple(_build(title, quiet(make), x, numbers) for title, (numbers, make) in lazy.items())
-    return replace(finding, built=built), notes
+    problem = Problem(
+        f"{name}, {device}",
+        n,
+        (x,),
+        lambda x: exact(x, x, LENGTHSCALE),
+        TOLERANCES[name],
+        dict.fromkeys((BROADCASTING, VMAP, "arithmetic in bfloat16"), differences),
+        _stretched if stored == torch.bfloat16 else True,
+    )
+    finding = measure(problem, candidates, options)
+    entries = tuple(_build(title, without_gradient(make), x, by) for title, (by, make) in lazy.items())
+    return replace(finding, unevaluated=entries)
 
 
 def _stretched(inputs: Any, generator: torch.Generator) -> Any:
@@ -100,14 +106,14 @@ def _stretched(inputs: Any, generator: torch.Generator) -> Any:
     return ((x.cpu() * scale * (1.0 + 0.01 * torch.rand(x.shape, generator=generator))).to(x),)
 
 
-def _build(title: str, make: Callable[[Tensor], Any], x: Tensor, numbers: str) -> Built:
+def _build(title: str, make: Callable[[Tensor], Any], x: Tensor, evaluated_by: str) -> Unevaluated:
     """Median time of making something that is not numbers, and why `compare` refuses it."""
     clock, times = WallClock(), []
     for _ in range(BUILDS):
-        made, seconds = clock.measure(lambda: make(x))
+        product, seconds = clock.measure(lambda: make(x))
         times.append(seconds)
-    reason, _ = answer_tensors(made)
-    return Built(title, statistics.median(times), reason or "returned numbers", numbers)
+    reason, _ = answer_tensors(product)
+    return Unevaluated(title, statistics.median(times), reason or "returned numbers", evaluated_by)
 
 
 # -- the record -------------------------------------------------------------------------------------------------------
@@ -129,7 +135,7 @@ def _row(finding: Finding) -> dict[str, Any]:
     by_name = {one.name: one for one in finding.comparison.candidates}
     seconds = {name: one.seconds for name, one in by_name.items()}
     plain, mapped, ours = (seconds.get(name) for name in (BROADCASTING, VMAP, OURS))
-    closure = next(built.seconds for built in finding.built if built.numbers == VMAP)
+    closure = next(entry.seconds for entry in finding.unevaluated if entry.evaluated_by == VMAP)
     return {
         "work": finding.work,
         "closure_seconds": closure,

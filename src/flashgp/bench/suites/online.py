@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.claims.peers import peer, smooth_data, takes_no_part
-from flashgp.bench.claims.plain import PLAIN, exact
-from flashgp.bench.claims.suite import DTYPES, Finding, Options, Outcome, Speaker, Suite, measure
+from flashgp.bench.suites.baselines import PLAIN, exact, missing_peer, peer, smooth_data
+from flashgp.bench.suites.suite import DTYPES, Comparisons, Options, Problem, Suite, measure
 from flashgp.inference.gp import GP
 from flashgp.kernels import SquaredExponential
 from flashgp.likelihoods import Gaussian
@@ -82,10 +81,9 @@ def _from_nothing(k: Callable[[Tensor, Tensor, float], Tensor], x: Tensor, y: Te
     return step
 
 
-def run(options: Options, say: Speaker) -> Outcome:
+def run(options: Options) -> Comparisons:
     """Every size and device; see Suite."""
-    findings: list[Finding] = []
-    notes: list[str] = []
+    findings = []
     gpytorch = peer("gpytorch") if options.peers else None
     kernel = SquaredExponential(torch.full((D,), LENGTHSCALE, dtype=torch.float64))
     gp = GP(1.0 * kernel, Zero(), Gaussian(NOISE))
@@ -116,16 +114,16 @@ def run(options: Options, say: Speaker) -> Outcome:
                 model.add(x_new, y_new), point
             )
         truth = _from_nothing(exact, *(tensor.cpu() for tensor in given))
-        finding, said = measure(
-            f"one row, then one point, d={D}, {name}, {device}", n, candidates, (*row, point),
-            lambda *inputs, truth=truth: truth(*(tensor.cpu() for tensor in inputs)), TOLERANCE, options,
-            dict.fromkeys(PLAIN, 3 * n * n * D * 8), say,
-        )  # fmt: skip
-        findings.append(finding)
-        notes += said
-    if options.peers and gpytorch is None:
-        notes.append(takes_no_part("GPyTorch"))
-    return SUITE.outcome(findings, notes)
+        problem = Problem(
+            f"one row, then one point, d={D}, {name}, {device}",
+            n,
+            (*row, point),
+            lambda *inputs, truth=truth: truth(*(tensor.cpu() for tensor in inputs)),
+            TOLERANCE,
+            dict.fromkeys(PLAIN, 3 * n * n * D * 8),
+        )
+        findings.append(measure(problem, candidates, options))
+    return SUITE.comparisons(findings, [missing_peer("GPyTorch")] if options.peers and gpytorch is None else [])
 
 
 SUITE = Suite(

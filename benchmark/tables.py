@@ -13,7 +13,7 @@ and what stands between them is rewritten from the record `NAME.json`, which has
   text, integer, seconds, bytes, ratio, error, percent, fixed2, fixed4. Without a format the key decides: `*_seconds`,
   `*_bytes`, `ratio` and `target`, `*error`.
 
-`python -m flashgp.bench.tables README.md` rewrites the document; with `--check` it changes nothing and fails if the
+`python benchmark/tables.py README.md` rewrites the document; with `--check` it changes nothing and fails if the
 document differs from its records.
 """
 
@@ -25,13 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashgp.bench import Comparison
 from flashgp.bench.formats import format_bytes, format_error, format_ratio, format_seconds
 from flashgp.bench.records import read_record
 from flashgp.foundations.errors import DomainError, FlashGPError
 
-__all__ = ["CLAIM_COLUMNS", "main", "markdown_table", "render_document"]
+__all__ = ["CLAIM_COLUMNS", "claim_row", "main", "markdown_table", "render_document"]
 
-# Columns of a table of claims, for rows made by `Comparison.claim`.
+# Columns of a table of rows made by `claim_row`.
 CLAIM_COLUMNS: tuple[dict[str, str], ...] = (
     {"key": "work", "title": "work"},
     {"key": "against", "title": "against"},
@@ -58,6 +59,41 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "fixed2": lambda value: f"{value:.2f}",
     "fixed4": lambda value: f"{value:.4f}",
 }
+
+
+def claim_row(
+    found: Comparison, *, work: str, against: str, ours: str, peer: str, target: float | None = None
+) -> dict[str, Any]:
+    """One row of a claims record: `ours` and `peer` name candidates, `ratio` is how many times faster ours is.
+
+    Raises: DomainError if either was refused, since then nothing can be claimed.
+    """
+    mine, theirs = found[ours], found[peer]
+    for argument, candidate in (("ours", mine), ("peer", theirs)):
+        if candidate.seconds is None:
+            raise DomainError(
+                f"`{argument}` must be an accepted candidate, got {candidate.name!r}, refused because it "
+                f"{candidate.reason}; correct the candidate before claiming anything"
+            )
+    assert mine.seconds is not None
+    assert theirs.seconds is not None
+    ratio = theirs.seconds / mine.seconds
+    return {
+        "work": work,
+        "against": against,
+        "ours_seconds": mine.seconds,
+        "ours_spread_seconds": mine.spread,
+        "peer_seconds": theirs.seconds,
+        "peer_spread_seconds": theirs.spread,
+        "ratio": ratio,
+        "target": target,
+        "met": None if target is None else ratio >= target,
+        "error": mine.error,
+        "peer_error": theirs.error,
+        "peak_bytes": mine.peak_bytes,
+        "peer_peak_bytes": theirs.peak_bytes,
+        **{key: found.settings[key] for key in ("tolerance", "seed", "repeats", "inputs")},
+    }
 
 
 def markdown_table(record: Mapping[str, Any], *, source: str | None = None) -> str:
@@ -126,7 +162,7 @@ def render_document(text: str, records: str | os.PathLike[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite or check documents; returns the exit code: 0 done or equal, 1 different or failed (2 bad usage)."""
     parser = argparse.ArgumentParser(
-        prog="python -m flashgp.bench.tables", description="Rewrite the tables of documents from benchmark records."
+        prog="python benchmark/tables.py", description="Rewrite the tables of documents from benchmark records."
     )
     parser.add_argument("documents", nargs="+", type=Path, metavar="DOCUMENT")
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a document differs")
@@ -146,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if after == before.replace("\r\n", "\n"):
             continue
         if options.check:
-            sys.stderr.write(f"{document}: differs from its records; run python -m flashgp.bench.tables {document}\n")
+            sys.stderr.write(f"{document}: differs from its records; run python benchmark/tables.py {document}\n")
             failed = True
         else:
             document.write_text(after, encoding="utf-8", newline="\n")

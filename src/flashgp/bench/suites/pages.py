@@ -1,13 +1,15 @@
-"""What a suite found as curves over sizes and as a page; needs matplotlib."""
+"""What a suite measured, written as a record, as curves over sizes or as a page; the last two need matplotlib."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashgp.bench.claims.suite import Finding, Outcome, built_rows
 from flashgp.bench.formats import format_seconds
-from flashgp.bench.pages import comparison_section, environment_section
+from flashgp.bench.pages import environment_section
+from flashgp.bench.records import write_record
+from flashgp.bench.suites.suite import Comparisons, Finding, unevaluated_table
 from flashgp.foundations.atomic import replacing
-from flashgp.page import Figure, Notes, Page, PageTable, Section
+from flashgp.page import Figure, Notes, Page, PageTable, Section, write_page
 from flashgp.plots.axes import (
     BLUE,
     GREEN,
@@ -26,10 +28,24 @@ from flashgp.plots.axes import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_curves", "outcome_page", "write_curves"]
+__all__ = ["save"]
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, INK)
 _WIDTH, _HEIGHT = 8.0, 4.2  # inches
+
+
+def save(path: str | os.PathLike[str], measured: Comparisons) -> None:
+    """Write a picture (.png), a page (.html) or the record (any other ending), whole or not at all.
+
+    Raises: BackendUnavailableError without matplotlib; DomainError, OSError for a file that cannot be written.
+    """
+    ending = Path(path).suffix.lower()
+    if ending == ".png":
+        write_curves(path, measured)
+    elif ending in (".html", ".htm"):
+        write_page(path, comparisons_page(measured))
+    else:
+        write_record(path, measured.record())
 
 
 def draw_curves(findings: list[Finding], ax: "Axes | None" = None) -> "Axes":
@@ -41,8 +57,8 @@ def draw_curves(findings: list[Finding], ax: "Axes | None" = None) -> "Axes":
         for one in finding.comparison.candidates:
             if one.seconds is not None:
                 solid.setdefault(one.name, []).append((finding.size, one.seconds))
-        for built in finding.built:
-            dotted.setdefault(f"{built.name} (no numbers)", []).append((finding.size, built.seconds))
+        for entry in finding.unevaluated:
+            dotted.setdefault(f"{entry.name} (no numbers)", []).append((finding.size, entry.seconds))
     for k, (name, points) in enumerate(solid.items()):
         _line(ax, name, points, color=_COLOURS[k % len(_COLOURS)], marker="o")
     for k, (name, points) in enumerate(dotted.items()):
@@ -62,20 +78,20 @@ def _line(ax: "Axes", name: str, points: list[tuple[int, float]], **look: Any) -
     ax.plot([n for n, _ in points], [s for _, s in points], label=plain(name), markersize=4, linewidth=1.4, **look)
 
 
-def _groups(outcome: Outcome) -> dict[str, list[Finding]]:
+def _groups(measured: Comparisons) -> dict[str, list[Finding]]:
     groups: dict[str, list[Finding]] = {}
-    for finding in outcome.findings:
+    for finding in measured.findings:
         groups.setdefault(finding.group, []).append(finding)
     return groups
 
 
-def write_curves(path: str | os.PathLike[str], outcome: Outcome) -> None:
+def write_curves(path: str | os.PathLike[str], measured: Comparisons) -> None:
     """A picture of all groups, one under the other. Raises: BackendUnavailableError without matplotlib; OSError."""
     require_matplotlib("--out FILE.png")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 
-    groups = list(_groups(outcome).values())
+    groups = list(_groups(measured).values())
     figure = Drawing(figsize=(_WIDTH, _HEIGHT * len(groups)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     for ax, findings in zip(figure.subplots(len(groups), 1, squeeze=False)[:, 0], groups, strict=True):
@@ -84,14 +100,14 @@ def write_curves(path: str | os.PathLike[str], outcome: Outcome) -> None:
         figure.savefig(file, format="png", dpi=144, metadata={"Software": None})
 
 
-def outcome_page(outcome: Outcome) -> Page:
+def comparisons_page(measured: Comparisons) -> Page:
     """The page of a suite: curves, what was built without numbers, every comparison with all clocks."""
     require_matplotlib("--out FILE.html")
     sections = []
-    built = [finding for finding in outcome.findings if finding.built]
-    if built:
-        head = built_rows(built[0])[0]
-        rows = [(finding.work, *row) for finding in built for row in built_rows(finding)[1]]
+    tables = [(finding.work, *unevaluated_table(finding)) for finding in measured.findings if finding.unevaluated]
+    if tables:
+        head = tables[0][1]
+        rows = [(work, *row) for work, _, entries in tables for row in entries]
         sections.append(
             Section(
                 "What was built, and what was computed",
@@ -109,22 +125,25 @@ def outcome_page(outcome: Outcome) -> Page:
             )
         )
     curves = [
-        Figure.of(draw_curves(findings), f"Seconds against n, {group}.") for group, findings in _groups(outcome).items()
+        Figure.of(draw_curves(findings), f"Seconds against n, {group}.")
+        for group, findings in _groups(measured).items()
     ]
     sections.append(Section("Seconds against n", curves))
-    sections += [comparison_section(finding.work, finding.comparison) for finding in outcome.findings]
-    if outcome.notes:
-        sections.append(Section("Notes", [Notes(outcome.notes)]))
-    sections.append(environment_section(outcome.environment))
-    return Page(outcome.title, outcome.question, _highlights(outcome), sections)
+    sections += [finding.comparison.section(finding.work) for finding in measured.findings]
+    if measured.notes:
+        sections.append(Section("Notes", [Notes(measured.notes)]))
+    sections.append(environment_section(measured.environment))
+    return Page(measured.title, measured.question, _highlights(measured), sections)
 
 
-def _highlights(outcome: Outcome) -> list[tuple[str, str]]:
-    largest = max(outcome.findings, key=lambda finding: finding.size, default=None)
+def _highlights(measured: Comparisons) -> list[tuple[str, str]]:
+    largest = max(measured.findings, key=lambda finding: finding.size, default=None)
     if largest is None:
         return []
-    found = [(format_seconds(b.seconds), f"{b.name}: no numbers, n={largest.size:,}") for b in largest.built[:1]]
+    highlights = [
+        (format_seconds(b.seconds), f"{b.name}: no numbers, n={largest.size:,}") for b in largest.unevaluated[:1]
+    ]
     best = largest.comparison.fastest
     if best is not None:
-        found.append((format_seconds(best.seconds), f"{best.name}, the fastest, {largest.work}"))
-    return found
+        highlights.append((format_seconds(best.seconds), f"{best.name}, the fastest, {largest.work}"))
+    return highlights
