@@ -24,6 +24,7 @@ import flashgp as fgp
 from flashgp.files import container, description, load_metadata, validation
 
 Header = dict[str, Any]
+FOREIGN = "must be a safetensors file"
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_foreign_files(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"[]      ", "`header` of the model file must be a JSON object"),
+        (b"[]      ", FOREIGN),
         (b"{'a': 1}", "Expecting property name"),
         (b'{"a": 1, "a": 2}', "the key 'a' twice"),
         (b'{"a": NaN}', "NaN is not a number"),
@@ -151,12 +152,12 @@ def test_foreign_files(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         (b'{"a": ' + b"9" * 5000 + b"}", "too large for an integer of 64 bits"),
         (b'{"a": "\\ud800"}', "surrogates not allowed"),
         (b'{"a": "\xff"}', "codec can't decode"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested at most 160 deep"),
-        (b'{"a": ' + b'{"a":' * 100_000 + b"}" * 100_001, "nested at most 160 deep"),
-        (b'{"a": "\\\\", "b": ' + b"[" * 100_000, "nested at most 160 deep"),
-        (b'{"a": "\\"", "b": ' + b"[" * 100_000, "nested at most 160 deep"),
-        (b'{"a": "[[[' + b'\\"[' * 1000 + b'"}', "holds no model"),
-        (b'{"a": [' + b"0," * 1_100_000 + b"0]}", "at most 1,000,000 values"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not nested deeply"),
+        (b'{"a": ' + b'{"a":' * 100_000 + b"}" * 100_001, "not nested deeply"),
+        (b'{"a": "\\\\", "b": ' + b"[" * 100_000, "not nested deeply"),
+        (b'{"a": "\\"", "b": ' + b"[" * 100_000, "not nested deeply"),
+        (b'{"a": "[[[' + b'\\"[' * 1000 + b'"}', FOREIGN),
+        (b'{"a": [' + b"{}," * 100_000 + b"0]}", FOREIGN),
     ],
 )
 def test_headers_that_are_no_header(path: Path, text: bytes, reason: str) -> None:
@@ -208,7 +209,7 @@ def test_features_that_do_not_fit_into_memory(path: Path, genuine: bytes, monkey
 # -- versions ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [("5", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save"), (1, "save")],
+    [("5", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save")],
 )
 def test_other_versions(path: Path, genuine: bytes, version: Any, advice: str) -> None:
     header, body = parts(genuine)
@@ -245,23 +246,24 @@ def _split(header: Header, name: str) -> None:
 
 
 HEADERS: dict[str, tuple[Callable[[Header], Any], str]] = {
-    "overlap": (_with_slot("y", data_offsets=[0, 80]), r"must be \d+ onwards, got '0'|onwards"),
-    "gap": (_with_slot("y", data_offsets=[10_000, 10_080]), "onwards"),
-    "beyond": (lambda h: h.update(z={"dtype": "U8", "shape": [9**9], "data_offsets": [9**9, 2 * 9**9]}), "onwards"),
-    "backwards": (_with_slot("y", data_offsets=[80, 0]), "as many bytes as"),
-    "negative": (_with_slot("y", data_offsets=[-80, 0]), "two positions"),
-    "a float": (_with_slot("y", data_offsets=[0.0, 80]), "two positions"),
-    "one offset": (_with_slot("y", data_offsets=[80]), "two positions"),
-    "huge": (_with_slot("y", shape=[2**40, 2**40]), "a list of sizes"),
-    "huge and empty": (_with_slot("y", shape=[0, 2**61, 2**61], data_offsets=[0, 0]), "a list of sizes"),
-    "many dimensions": (_with_slot("y", shape=[1] * 99), "a list of sizes"),
-    "a true size": (_with_slot("y", shape=[True, 10]), "a list of sizes"),
-    "no shape": (_with_slot("y", shape=None), "a list of sizes"),
-    "dtype": (_with_slot("y", dtype="F8"), "`y.dtype` of the model file must be one of F64"),
-    "dtype of no text": (_with_slot("y", dtype=["F64"]), "`y.dtype`"),
+    "overlap": (_with_slot("y", data_offsets=[0, 80]), FOREIGN),
+    "gap": (_with_slot("y", data_offsets=[10_000, 10_080]), FOREIGN),
+    "beyond": (lambda h: h.update(z={"dtype": "U8", "shape": [9**9], "data_offsets": [9**9, 2 * 9**9]}), FOREIGN),
+    "backwards": (_with_slot("y", data_offsets=[80, 0]), FOREIGN),
+    "negative": (_with_slot("y", data_offsets=[-80, 0]), FOREIGN),
+    "a float": (_with_slot("y", data_offsets=[0.0, 80]), FOREIGN),
+    "one offset": (_with_slot("y", data_offsets=[80]), FOREIGN),
+    "huge": (_with_slot("y", shape=[2**40, 2**40]), FOREIGN),
+    "huge and empty": (_with_slot("y", shape=[0, 2**61, 2**61], data_offsets=[0, 0]), FOREIGN),
+    "many dimensions": (_with_slot("y", shape=[1] * 99), FOREIGN),
+    "a true size": (_with_slot("y", shape=[True, 10]), FOREIGN),
+    "no shape": (_with_slot("y", shape=None), FOREIGN),
+    "dtype": (_with_slot("y", dtype="F8"), FOREIGN),
+    "dtype of no text": (_with_slot("y", dtype=["F64"]), FOREIGN),
+    "dtype we lack": (_with_slot("y", dtype="C64"), "`y.dtype` of the model file must be one of F64"),
     "another dtype": (_with_slot("y", dtype="I64"), "`y` .* must be float64, or float32"),
     "another field": (_with_slot("y", code="import os"), "code"),
-    "not an object": (lambda h: h.update(y=3), "must be an object"),
+    "not an object": (lambda h: h.update(y=3), FOREIGN),
     "missing x": (_without("x"), "`x` of the model file must be a tensor of the file"),
     "missing factor": (_without("factor"), "`factor` of the model file must be a tensor"),
     "missing parameter": (_without("mean.value.raw"), "`mean.value.raw` of the model file must be a tensor"),
@@ -286,7 +288,7 @@ HEADERS: dict[str, tuple[Callable[[Header], Any], str]] = {
     "config that is none": (lambda h: h["__metadata__"].update(config="[]"), "`config` of the model file"),
     "config that is deep": (
         lambda h: h["__metadata__"].update(config="[" * 10**5 + "]" * 10**5),
-        "`config` .* nested at most 160 deep",
+        "`config` .* not nested deeply",
     ),
 }  # fmt: skip
 
@@ -301,7 +303,7 @@ def test_headers_that_lie(path: Path, genuine: bytes, case: str) -> None:
 
 
 def test_bytes_at_the_end_are_refused(path: Path, genuine: bytes) -> None:
-    assert "must fill the file" in refusal(path, genuine + b"\0")
+    assert FOREIGN in refusal(path, genuine + b"\0")
 
 
 # -- what the config says ---------------------------------------------------------------------------------------------
@@ -328,7 +330,7 @@ def _deep(levels: int) -> Callable[[Any], None]:
 
 
 def _wide(config: Any) -> None:
-    config["kernel"]["parts"] = [config["kernel"]["parts"][0]["parts"][0]] * 5000
+    config["kernel"]["parts"] = [config["kernel"]["parts"][0]["parts"][0]] * 1500
 
 
 FIRST = ("kernel", "parts", 0, "parts", 0)  # the Matern
@@ -364,9 +366,9 @@ CONFIGS: dict[str, tuple[Callable[[Any], None], str]] = {
     "parts of no list": (_set("kernel", "parts", {}), "an array"),
     "a module of a leaf": (_set(*FIRST, "module", "kernel"), "a key of `modules`"),
     "modules of no object": (_set("modules", []), "`modules` of"),
-    "nested a little deep": (_deep(70), "64 deep|160 deep"),
-    "nested deep": (_deep(300), "160 deep"),
-    "five thousand kernels": (_wide, "at most 1024 parts"),
+    "nested a little deep": (_deep(70), "64 deep"),
+    "nested deep": (_deep(300), "64 deep|nested"),
+    "more than a thousand kernels": (_wide, "at most 1024 parts"),
     "an unused parameter": (_set("parameters", "kernel.no", {}), "`kernel.no.raw` of"),
     "a domain upside down": (_set("parameters", SHARED, "upper", -1.0), "lower < upper"),
     "a domain of text": (_set(*NOISE, "lower", "0"), "a number"),
@@ -554,7 +556,7 @@ def flips(genuine: bytes, count: int) -> Iterator[tuple[bytes, bool]]:
 
 
 def test_flipped_bytes_are_found(path: Path, genuine: bytes) -> None:
-    for data, padded in flips(genuine, 300):
+    for data, padded in flips(genuine, 150):
         path.write_bytes(data)
         if padded:
             continue
@@ -573,7 +575,7 @@ def test_every_bit_of_the_first_bytes_is_found(path: Path, genuine: bytes) -> No
 
 
 def test_metadata_finds_flips_in_the_header(path: Path, genuine: bytes) -> None:
-    for data, padded in flips(genuine, 200):
+    for data, padded in flips(genuine, 60):
         path.write_bytes(data)
         if data[: len(data) - len(parts(genuine)[1])] == genuine[: len(data) - len(parts(genuine)[1])]:
             assert load_metadata(path) == {"columns": ["a", "b"]}  # only tensors were hit, which it does not read
@@ -610,7 +612,7 @@ def test_forged_configs_are_refused_or_hold_a_model(path: Path, genuine: bytes) 
     places = list(_places(config))
     accepted = []
     for place in places:
-        for value in choose.sample(JUNK, 4):
+        for value in choose.sample(JUNK, 2):
             path.write_bytes(forged(genuine, _set(*place, value)))
             try:
                 posterior = fgp.load(path)
@@ -618,7 +620,7 @@ def test_forged_configs_are_refused_or_hold_a_model(path: Path, genuine: bytes) 
                 continue
             posterior.predict(torch.zeros(1, 2, dtype=torch.float64)).variance  # noqa: B018
             accepted.append(place)
-    assert len(accepted) < 0.2 * 4 * len(places)  # another degree, domain or number in the report is a model too
+    assert len(accepted) < 0.2 * 2 * len(places)  # another degree, domain or number in the report is a model too
 
 
 def test_forged_shapes_are_refused_or_hold_a_model(path: Path, genuine: bytes) -> None:
@@ -640,4 +642,4 @@ def test_forged_shapes_are_refused_or_hold_a_model(path: Path, genuine: bytes) -
 
 
 def test_limits_are_what_the_documents_say() -> None:
-    assert (container.MOST_HEADER_BYTES, description.MOST_DEPTH, description.MOST_KERNELS) == (2**24, 64, 1024)
+    assert (container.MAX_HEADER_BYTES, description.MOST_DEPTH, description.MOST_KERNELS) == (2**24, 64, 1024)

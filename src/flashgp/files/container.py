@@ -1,9 +1,8 @@
-"""The safetensors container: 8 bytes of header length, a JSON header, the tensors' bytes without gaps.
+"""The safetensors file of a model: tensors, and texts of JSON beside them.
 
-Written and read here rather than by the safetensors package: a factor goes to and from the disk as its lower triangle
-without a second copy in memory, every tensor and the header carry a checksum, and everything the header claims is
-compared with the file's size before anything is allocated. The files are plain safetensors for other readers.
-The checksums find damage; they do not prove who wrote the file.
+The safetensors library reads, after the size of the file and of its header have been checked. Writing is done here: the
+library would hold a second copy of the factor's triangle, needs a named file, and orders the texts differently each
+time. Every tensor and the header carry a checksum. It finds damage; it does not prove who wrote the file.
 """
 
 import contextlib
@@ -13,28 +12,27 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy
 import numpy.typing
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from flashgp.files.bounded_json import bounded_json
+from flashgp.files.json_values import json_fields, parse_json, refused
 from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ModelFileError
-from flashgp.table.json_fields import json_fields, refused
 
-__all__ = ["Container", "Entry", "lower_triangle", "open_container", "whole", "write_container"]
+__all__ = ["Container", "Entry", "lower_triangle", "open_container", "stored", "write_container"]
 
 FORMAT = "flashgp"
 FORMAT_VERSION = 4
 # 1 always has a factor, and plans of two routes; nothing is known of learning online before 3, of a tolerance before 4
 READABLE = (1, 2, 3, 4)
-MOST_HEADER_BYTES = 16 * 2**20
-MOST_DIMS = 16
-MOST_ENTRIES = 2**62  # of one tensor, an empty dimension counted as one
+MAX_HEADER_BYTES = 16 * 2**20
 PIECE_BYTES = 2**24
 TEXTS = ("checksums", "config", "format", "format_version", "metadata", "sha256")
 DTYPES = {
@@ -61,9 +59,19 @@ class Entry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def whole(tensor: Tensor) -> Entry:
-    """All entries of a contiguous tensor, row by row."""
-    return Entry(tensor.dtype, tuple(tensor.shape), lambda: _pieces(_bytes(tensor.detach().cpu().contiguous())))
+def stored(tensor: Tensor) -> tuple[Entry, list[int] | None]:
+    """All entries in the order of the tensor's memory, and that order of dimensions where it is not the usual one.
+
+    A tensor comes back with the strides it had: the same numbers in another order may give a product another last bit.
+    """
+    order = list(range(tensor.dim()))
+    if not tensor.is_contiguous():
+        # Expanded and single dimensions have no say; they stay in front.
+        strides = [s if s and size > 1 else math.inf for s, size in zip(tensor.stride(), tensor.shape, strict=True)]
+        order.sort(key=lambda i: -strides[i])
+    tensor = tensor.permute(order)
+    entry = Entry(tensor.dtype, tuple(tensor.shape), lambda: _pieces(_bytes(tensor.detach().cpu().contiguous())))
+    return entry, None if order == sorted(order) else order
 
 
 def lower_triangle(lower: Tensor) -> Entry:
@@ -101,9 +109,9 @@ def write_container(path: str, entries: Mapping[str, Entry], config: str, metada
     names = sorted(entries, key=lambda name: (-entries[name].dtype.itemsize, name))
     checksums = dict.fromkeys(names, _UNKNOWN)
     header = _header(entries, checksums, config, metadata)
-    if len(header) > MOST_HEADER_BYTES:
+    if len(header) > MAX_HEADER_BYTES:
         raise DomainError(
-            f"`metadata` and the model's description must take at most {MOST_HEADER_BYTES:,} bytes, got "
+            f"`metadata` and the model's description must take at most {MAX_HEADER_BYTES:,} bytes, got "
             f"{len(header):,}; store less metadata"
         )
     try:
@@ -150,62 +158,88 @@ def _seal(texts: Mapping[str, str], fields: Mapping[str, Any]) -> str:
 
 # -- reading ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Slot:
-    """Where a tensor lies in the file, counted from its first byte."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class Container:
-    """An open file whose header has been checked.
+    """A file whose header has been checked.
 
-    Fields: version of the format; config and metadata, parsed; slots by tensor name.
+    Fields:
+        path: the file.
+        version: of the format.
+        config, metadata: parsed JSON.
+        slots: dtype and shape of each tensor as stored.
+        checksums: of each tensor.
+        layouts: the order of dimensions in memory of tensors that have another one than usual.
+        read: names of the tensors asked for so far.
     """
 
-    file: BinaryIO
+    path: str
     version: int
     config: Any
     metadata: Any
-    slots: Mapping[str, Slot]
+    slots: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     checksums: Mapping[str, str]
+    layouts: Mapping[str, list[int]]
+    read: set[str] = field(default_factory=set)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.slots
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.slots[name][0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.slots.values())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape that a tensor will have. Raises: ModelFileError when it is missing."""
+        if name not in self.slots:
+            raise refused(name[:60], "a tensor of the file", None)
+        shape, order = self.slots[name][1], self.layouts.get(name)
+        return shape if order is None else tuple(shape[order.index(i)] for i in range(len(order)))
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor with the stored shape. Raises: ModelFileError when its bytes are damaged."""
-        slot = self.slots[name]
-        data = torch.empty(slot.stop - slot.start, dtype=torch.uint8)
-        self._fill(name, _pieces(data.numpy()))
-        if slot.dtype is torch.bool and data.numel() and int(data.max()) > 1:
-            raise refused(name, "booleans 0 and 1", int(data.max()))
-        return data.view(slot.dtype).reshape(slot.shape)
+        """A tensor in the layout it had. Raises: ModelFileError when it is missing or its bytes are damaged."""
+        self.shape(name)
+        mapped = self._checked(name)
+        if mapped.dtype is torch.bool and bool((mapped.view(torch.uint8) > 1).any()):
+            raise refused(name, "booleans 0 and 1", "another byte")
+        tensor, order = mapped.clone(), self.layouts.get(name)
+        return tensor if order is None else tensor.permute([order.index(i) for i in range(len(order))])
 
     def lower_triangle(self, name: str, n: int) -> Tensor:
         """What `lower_triangle` wrote, as (*batch, n, n) stored column by column; the caller has checked the shape."""
-        slot = self.slots[name]
-        columns = torch.zeros(*slot.shape[:-1], n, n, dtype=slot.dtype)
-        flat = columns.reshape(-1, n, n).numpy()
-        self._fill(name, (flat[member, j, j:] for member in range(flat.shape[0]) for j in range(n)))
+        packed = self._checked(name)
+        columns = torch.zeros(*packed.shape[:-1], n, n, dtype=packed.dtype)
+        flat, source = columns.reshape(-1, n, n).numpy(), packed.reshape(-1, packed.shape[-1]).numpy()
+        start = 0
+        for j in range(n):
+            flat[:, j, j:] = source[:, start : start + n - j]
+            start += n - j
         return columns.mT
 
-    def _fill(self, name: str, pieces: Iterable[Bytes]) -> None:
+    def require_all_read(self) -> None:
+        extra = self.slots.keys() - self.read
+        if extra:
+            raise refused("the tensors", "those of the model", sorted(extra)[0])
+
+    @cached_property
+    def _file(self) -> Any:
+        return safe_open(self.path, "pt")
+
+    def _checked(self, name: str) -> Tensor:
+        """A view of the mapped file."""
+        self.read.add(name)
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        except (SafetensorError, RuntimeError, OSError) as error:
+            raise refused(name, f"readable ({str(error)[:120]})", "something else") from None
         checksum = hashlib.sha256()
-        self.file.seek(self.slots[name].start)
-        for piece in pieces:
-            if _read_into(self.file, piece) != piece.nbytes:
-                raise refused(name, "complete", "the end of the file")
+        for piece in _pieces(_bytes(tensor)):
             checksum.update(piece.data)
         if checksum.hexdigest() != self.checksums[name]:
             raise refused(name, "the bytes that were written", "others (sha256 differs)")
-
-
-def _read_into(file: BinaryIO, piece: Bytes) -> int:
-    try:
-        return file.readinto(piece.data)  # type: ignore[attr-defined]
-    except OSError as error:
-        raise ModelFileError(f"the file must be readable to its end, got {error.strerror or error}") from error
+        return tensor
 
 
 @contextlib.contextmanager
@@ -217,48 +251,69 @@ def open_container(path: str) -> Iterator[Container]:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever, a device never end
             raise OSError("it is a folder" if os.path.isdir(path) else "it is not a regular file")
-        file = open(path, "rb")  # noqa: SIM115 (closed below, where its errors are another matter)
+        with open(path, "rb") as file:
+            start = file.read(8)
+            size, length = os.fstat(file.fileno()).st_size, int.from_bytes(start, "little")
+            sized = len(start) == 8 and 2 <= length <= min(MAX_HEADER_BYTES, size - 8)
+            text = file.read(length) if sized else b""
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelFileError(f"`path` must be a file that can be read, got {path!r} ({reason}); check it") from error
-    with file:
-        try:
-            yield _checked(file, os.fstat(file.fileno()).st_size)
-        except ModelFileError as error:
-            raise ModelFileError(f"{path!r} is refused: {error}") from error
-
-
-def _checked(file: BinaryIO, size: int) -> Container:
-    start = file.read(8)
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+    try:
+        if not sized:
+            raise ModelFileError(
+                f"the file must begin with the length of a header that it holds, at most {MAX_HEADER_BYTES:,} bytes, "
+                f"got {start!r} ({size:,} bytes in all); it is truncated or another kind of file, save the model again"
+            )
+        yield _container(path, parse_json(text, "header"))
+    except ModelFileError as error:
+        raise ModelFileError(f"{path!r} is refused: {error}") from error
+    except RecursionError:
         raise ModelFileError(
-            f"the file must begin with the length of a header that it holds, at most {MOST_HEADER_BYTES:,} bytes, "
-            f"got {start!r} ({size:,} bytes in all); it is truncated or another kind of file, save the model again"
-        )
-    text = file.read(length)
-    if len(text) < length or not text.startswith(b"{"):
-        raise refused("header", "a JSON object", text[:8])
-    header = bounded_json(text, "header")
+            f"{path!r} is refused: its description is nested too deeply; save the model again"
+        ) from None
+
+
+def _container(path: str, header: Any) -> Container:
+    try:
+        safe_open(path, "np")  # maps the file and compares what the header says of tensors with the file's size
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(
+            f"the file must be a safetensors file, got one that is truncated, damaged or foreign ({str(error)[:200]}); "
+            "save the model again"
+        ) from None
     texts = header.pop("__metadata__", None)
-    if not isinstance(texts, dict) or texts.get("format") != FORMAT:
+    if texts is None or texts.get("format") != FORMAT:
         raise ModelFileError("the file is safetensors but holds no model of flashgp; pass what flashgp.save wrote")
     version = _readable(texts.get("format_version"))
     json_fields(texts, "__metadata__", TEXTS)
-    for key, value in texts.items():
-        if not isinstance(value, str):
-            raise refused(f"__metadata__.{key}", "text", value)
-    slots = _slots(header, 8 + length, size)
+    for name, slot in header.items():
+        json_fields(slot, name[:60], ("dtype", "shape", "data_offsets"))
+        if slot["dtype"] not in DTYPES:
+            raise refused(f"{name[:60]}.dtype", f"one of {', '.join(DTYPES)}", slot["dtype"])
     if texts.pop("sha256") != _seal(texts, header):
         raise refused("header", "what was written", "something else (sha256 differs)")
-    checksums = bounded_json(texts["checksums"].encode(), "checksums")
-    if not isinstance(checksums, dict) or checksums.keys() != slots.keys():
+    checksums, config, metadata = (
+        parse_json(texts[name].encode(), name) for name in ("checksums", "config", "metadata")
+    )
+    if not isinstance(checksums, dict) or checksums.keys() != header.keys():
         raise refused("checksums", "one for each tensor", checksums)
-    config = bounded_json(texts["config"].encode(), "config")
-    metadata = bounded_json(texts["metadata"].encode(), "metadata")
     if not isinstance(metadata, dict):
         raise refused("metadata", "an object", metadata)
-    return Container(file, version, config, metadata, slots, checksums)
+    slots = {name: (DTYPES[slot["dtype"]], tuple(slot["shape"])) for name, slot in header.items()}
+    layouts = config.get("layouts", {}) if isinstance(config, dict) else {}
+    return Container(path, version, config, metadata, slots, checksums, _layouts(layouts, slots))
+
+
+def _layouts(layouts: Any, slots: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, list[int]]:
+    if not isinstance(layouts, dict):
+        raise refused("layouts", "an object", layouts)
+    for name, order in layouts.items():
+        dims = len(slots[name][1]) if name in slots and name != "factor" else 0
+        numbers = isinstance(order, list) and all(type(i) is int for i in order)
+        if not numbers or sorted(order) != list(range(dims)):
+            raise refused(f"layouts.{name[:60]}", "the dimensions of a tensor in another order", order)
+    return layouts
 
 
 def _readable(version: object) -> int:
@@ -273,36 +328,3 @@ def _readable(version: object) -> int:
     raise ModelFileError(
         f"`format_version` of the model file must be {readable} for this flashgp, got {shown!r}; {advice}"
     )
-
-
-def _slots(header: Mapping[str, Any], start: int, size: int) -> dict[str, Slot]:
-    """Where every tensor lies. The tensors must fill the file after the header, without gap or overlap."""
-    slots = {}
-    for name, value in header.items():
-        fields = json_fields(value, name[:60], ("dtype", "shape", "data_offsets"))
-        dtype = DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
-        if dtype is None:
-            raise refused(f"{name[:60]}.dtype", f"one of {', '.join(DTYPES)}", fields["dtype"])
-        shape, offsets = fields["shape"], fields["data_offsets"]
-        if not _counts(shape) or len(shape) > MOST_DIMS or math.prod(max(s, 1) for s in shape) > MOST_ENTRIES:
-            raise refused(f"{name[:60]}.shape", "a list of sizes", shape)
-        if not _counts(offsets) or len(offsets) != 2:
-            raise refused(f"{name[:60]}.data_offsets", "two positions", offsets)
-        if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
-            raise refused(f"{name[:60]}.data_offsets", "as many bytes as dtype and shape say", "another number")
-        slots[name] = Slot(dtype, tuple(shape), start + offsets[0], start + offsets[1])
-    position = start
-    for name, slot in sorted(slots.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if slot.start != position:
-            raise refused(f"{name[:60]}.data_offsets", f"{position - start:,} onwards", f"{slot.start - start:,}")
-        position = slot.stop
-    if position != size:
-        raise ModelFileError(
-            f"the tensors must fill the file, got {position:,} bytes described and {size:,} present; the file is "
-            "truncated or damaged, save the model again"
-        )
-    return slots
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**62 for v in value)

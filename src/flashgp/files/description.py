@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgp import kernels, means
-from flashgp.files.bounded_json import json_number, number_json
+from flashgp.files.json_values import json_count, json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.files.modules import FUNCTION, module_description, module_state, prepared_module, require_modules
 from flashgp.files.priors import prior_from_tensors, prior_tensors
 from flashgp.files.validation import refusing
@@ -25,7 +25,6 @@ from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.gp import GP
 from flashgp.kernels.kernel import Kernel
 from flashgp.likelihoods import Gaussian
-from flashgp.table.json_fields import json_count, json_fields, json_list, json_text, refused
 
 __all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild"]
 

@@ -22,10 +22,9 @@ import torch
 from torch import nn
 
 from flashgp import __version__
-from flashgp.files.bounded_json import strict_json
-from flashgp.files.container import lower_triangle, open_container, whole, write_container
+from flashgp.files.container import lower_triangle, open_container, stored, write_container
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild
-from flashgp.files.layout import Reader, laid_out
+from flashgp.files.json_values import json_fields, json_list, json_text, refused, strict_json
 from flashgp.files.report_fields import json_report, report_json
 from flashgp.files.validation import (
     check_batch,
@@ -43,7 +42,6 @@ from flashgp.inference.exact.solve import SolverChoice
 from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.solvers.direct.cholesky import Factor
-from flashgp.table.json_fields import json_fields, json_list, json_text, refused
 
 if TYPE_CHECKING:
     from flashgp.inference.training.fit import Fit
@@ -80,11 +78,15 @@ def save(
     tensors |= {name: getattr(posterior, name) for name in _DATA}
     if posterior.replicates is not None:
         tensors["group"] = posterior.replicates.group
-    entries, layouts = laid_out(tensors)
     attempts: list[float] = []
     if posterior.factor is not None:
-        entries |= {"factor": lower_triangle(posterior.factor.lower), "jitter": whole(posterior.factor.jitter)}
+        tensors["jitter"] = posterior.factor.jitter
         attempts = [float(value) for value in posterior.factor.attempts]
+    kept = {name: stored(tensor) for name, tensor in tensors.items()}
+    layouts = {name: order for name, (_, order) in kept.items() if order is not None}
+    entries = {name: entry for name, (entry, _) in kept.items()}
+    if posterior.factor is not None:
+        entries["factor"] = lower_triangle(posterior.factor.lower)
     config = {
         **description, "attempts": attempts, "layouts": layouts, "report": report_json(posterior.report),
         "flashgp": __version__, "torch": torch.__version__, "solves": asdict(posterior.choice),
@@ -124,20 +126,18 @@ def load(
         config = json_fields(container.config, "config", (*_CONFIG, *since))
         for name in ("flashgp", "torch"):
             json_text(config[name], name)
-        reader = Reader(container, config["layouts"])
-        n, batch = check_shapes(container, reader, config["outputs"])  # of distinct rows
-        check_memory(sum(s.stop - s.start for s in container.slots.values()) * (2 if n else 1), "the model")
-        gp = rebuild(config, reader, modules).held()
-        data = {name: reader(name) for name in _DATA}
+        n, batch = check_shapes(container, config["outputs"])  # of distinct rows
+        check_memory(container.nbytes * (2 if n else 1), "the model")
+        gp = rebuild(config, container.tensor, modules).held()
+        data = {name: container.tensor(name) for name in _DATA}
         factor = None
-        if "factor" in container.slots:
+        if "factor" in container:
             attempts = json_list(config["attempts"], "attempts")
             if not all(isinstance(value, float) for value in attempts):
                 raise refused("attempts", "numbers", attempts)
-            factor = Factor(container.lower_triangle("factor", n), reader("jitter"), attempts)
-            reader.read.add("factor")
-        group = reader("group") if "group" in container.slots else None
-        reader.require_all_read()
+            factor = Factor(container.lower_triangle("factor", n), container.tensor("jitter"), attempts)
+        group = container.tensor("group") if "group" in container else None
+        container.require_all_read()
         check_values(data, factor)
         report = json_report(config["report"], container.version)
         choice = _choice(config["solves"], container.version) if container.version > 1 else SolverChoice()

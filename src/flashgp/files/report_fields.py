@@ -4,11 +4,10 @@ import dataclasses
 import json
 from typing import Any
 
-from flashgp.files.bounded_json import json_number, number_json
+from flashgp.files.json_values import json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.planner.plan import Plan
-from flashgp.table.json_fields import json_fields, json_list, json_text, refused
 
 __all__ = ["json_report", "report_json"]
 

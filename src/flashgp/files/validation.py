@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashgp.files.container import Container
-from flashgp.files.layout import Reader
+from flashgp.files.json_values import refused
 from flashgp.foundations.checks import check_finite
 from flashgp.foundations.errors import FlashGPError, MemoryBudgetError, ModelFileError
 from flashgp.foundations.form import Rows
@@ -19,7 +19,6 @@ from flashgp.inference.gp import GP
 from flashgp.kernels import Custom, Warped
 from flashgp.means import REGISTRY, evaluate_mean
 from flashgp.solvers.direct.cholesky import Factor
-from flashgp.table.json_fields import refused
 
 __all__ = [
     "REFUSED",
@@ -49,11 +48,11 @@ def refusing(where: str) -> Iterator[None]:
         raise refused(where, f"what a model holds ({str(error)[:200]})", "something else") from error
 
 
-def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[int, tuple[int, ...]]:
+def check_shapes(container: Container, outputs: Any) -> tuple[int, tuple[int, ...]]:
     """Compare the shapes in the header with each other; the number of distinct rows and the batch shape."""
     if outputs is not None and (type(outputs) is not int or outputs < 1):
         raise refused("outputs", "null or a positive integer", outputs)
-    x, y, weights = (reader.shape(name) for name in ("x", "y", "representer_weights"))
+    x, y, weights = (container.shape(name) for name in ("x", "y", "representer_weights"))
     if len(x) < 2 or x[-1] < 1:
         raise refused("x", "of shape (*batch, n, d)", list(x))
     n = x[-2]
@@ -61,32 +60,32 @@ def check_shapes(container: Container, reader: Reader, outputs: Any) -> tuple[in
     if y[-len(tail) :] != tail:
         raise refused("y", f"of shape (*batch, {', '.join(map(str, tail))})", str(y))
     u = n
-    if "group" in container.slots:
+    if "group" in container:
         if (
-            reader.shape("group") != (n,)
-            or container.slots["group"].dtype != torch.int64
+            container.shape("group") != (n,)
+            or container.dtype("group") != torch.int64
             or len(x) + len(y) != 2 + len(tail)
         ):
-            raise refused("group", f"{n} integers, of one table", str(reader.shape("group")))
+            raise refused("group", f"{n} integers, of one table", str(container.shape("group")))
         u = weights[-2] if len(weights) > 1 else 0
-    if not min(n, 1) <= u <= n or weights[-2:] != (u, outputs or 1) or reader.shape("residual") != weights:
+    if not min(n, 1) <= u <= n or weights[-2:] != (u, outputs or 1) or container.shape("residual") != weights:
         raise refused("representer_weights", f"of shape (*batch, {u}, {outputs or 1}) like residual", str(weights))
     batch = weights[:-2]
     for name in ("x", "y", "representer_weights", "residual"):
-        dtype = container.slots[name].dtype
+        dtype = container.dtype(name)
         if dtype != torch.float64 and (dtype != torch.float32 or name not in ("x", "y")):
             raise refused(name, "float64, or float32 for x and y", str(dtype))
     # Without a factor: one model by iterative solves.
     if u and (container.version == 1 or batch or {"factor", "jitter"} & container.slots.keys()):
-        lower, jitter, entries = reader.shape("factor"), reader.shape("jitter"), u * (u + 1) // 2
+        lower, jitter, entries = container.shape("factor"), container.shape("jitter"), u * (u + 1) // 2
         if lower[-1:] != (entries,) or not broadcasts(lower[:-1], batch) or jitter != lower[:-1]:
             raise refused("factor", f"of shape (*batch, {entries}), with one jitter for each", f"{lower}, {jitter}")
-        dtypes = {container.slots[name].dtype for name in ("factor", "jitter")}
+        dtypes = {container.dtype(name) for name in ("factor", "jitter")}
         if len(dtypes) > 1 or not dtypes < {torch.float32, torch.float64}:
             raise refused("factor", "float32 or float64, and its jitter the same", str(dtypes))
     for name in ("likelihood.row_variance", "likelihood.row_weight"):
-        if name in container.slots and reader.shape(name)[-1:] != (n,):
-            raise refused(name, f"one entry for each of {n} rows", str(reader.shape(name)))
+        if name in container and container.shape(name)[-1:] != (n,):
+            raise refused(name, f"one entry for each of {n} rows", str(container.shape(name)))
     return u, batch
 
 

@@ -12,9 +12,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from flashgp.files.json_values import json_count, json_fields, json_list, json_text, refused
+
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Kind, Table, listed, quoted
-from .json_fields import json_count, json_fields, json_list, json_text, refused
 from .matching import converted, is_constant, kept_rows, kind_note, unusable_reason
 
 __all__ = ["EncodedTable", "Encoding", "InputColumn", "Missing", "Unseen"]
