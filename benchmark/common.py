@@ -15,7 +15,7 @@ import torch
 
 from flashgp.bench.suites.baselines import peer as peer
 from flashgp.bench.suites.baselines import smooth_data as smooth_data
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 RECORDS = Path(__file__).parent / "records"
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "uci"

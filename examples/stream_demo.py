@@ -16,7 +16,7 @@ import numpy
 import torch
 
 import flashgp as fgp
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FIRST = 200

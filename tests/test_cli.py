@@ -23,7 +23,7 @@ from flashgp.cli.console import Console
 from flashgp.cli.model import TableModel
 from flashgp.cli.scores import Scores
 from flashgp.inference.posterior import Posterior
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 NASTY = "<script>alert(1)</script>"
 

@@ -15,7 +15,7 @@ from flashgp.cli.kernel_building import BuiltKernel, build_kernel, default_kerne
 from flashgp.cli.kernel_expression import GRAMMAR, NAMES, parse_kernel
 from flashgp.cli.parameters import parameter_rows
 from flashgp.foundations.errors import DomainError
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 NAMES_OF_INPUTS = ["hour", "wind speed", "site", "temp"]
 TABLE = ["hour", "power", "wind speed", "site", "temp"]  # power is the target

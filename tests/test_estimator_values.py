@@ -12,7 +12,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 import flashgp as fgp
-from flashgp.estimator.standardisation import Standardisation
+from flashgp.standardise import ColumnScaling
 
 GENERATOR_SEED = 3
 
@@ -326,16 +326,16 @@ def test_standardisation_keeps_digits_at_the_ends_of_the_range() -> None:
     base = np.random.default_rng(0).standard_normal((50, 1))
     for scale, offset in ((1.0, 1e12), (1e300, 0.0), (1e-300, 0.0), (1e-8, 1e-3)):
         values = base * scale + offset
-        units = Standardisation.of(values)
+        units = ColumnScaling.of(values)
         standard = units.apply(values)
         assert abs(standard.mean()) < 1e-12 + np.finfo(float).eps * offset / scale  # of the offset itself
         assert standard.std() == pytest.approx(1.0, rel=1e-12 + (np.finfo(float).eps * offset / scale) ** 2)
         np.testing.assert_allclose(units.undo(standard), values, rtol=1e-15, atol=4e-16 * abs(scale))
     many = 1e6 + np.random.default_rng(0).standard_normal((200_000, 2))
-    assert abs(Standardisation.of(many).offset[0] - math.fsum(many[:, 0]) / 200_000) <= 2.0 * math.ulp(1e6)
+    assert abs(ColumnScaling.of(many).offset[0] - math.fsum(many[:, 0]) / 200_000) <= 2.0 * math.ulp(1e6)
     counts = np.arange(1, 51)
-    repeated = Standardisation.of(base.repeat(counts, axis=0))
-    weighted = Standardisation.of(base, counts.astype(float))
+    repeated = ColumnScaling.of(base.repeat(counts, axis=0))
+    weighted = ColumnScaling.of(base, counts.astype(float))
     np.testing.assert_allclose((weighted.offset, weighted.scale), (repeated.offset, repeated.scale), rtol=1e-13)
 
 

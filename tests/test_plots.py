@@ -14,7 +14,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 pytest.importorskip("matplotlib")
 plots = pytest.importorskip("flashgp.plots")

@@ -17,7 +17,7 @@ from flashgp.inference.plan import plan_for
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
 from flashgp.planner.plan import FACTORED, Plan
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Table, read_split, read_table, split_rows
 
 from .console import Console

@@ -13,7 +13,7 @@ from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.parameters import Parameter
 from flashgp.kernels.squared_exponential import Stationary
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 from .kernel_expression import (
     CODES,

@@ -11,7 +11,7 @@ import torch
 from flashgp.foundations.errors import ModelFileError
 from flashgp.foundations.profile_ranges import stretch
 from flashgp.inference.posterior import Posterior
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 from flashgp.table import Encoding
 
 __all__ = ["Answers", "TableModel"]

@@ -8,7 +8,7 @@ from typing import Any
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.inference.gp import GP
 from flashgp.kernels import Kernel, Sum
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 __all__ = ["ParameterRow", "parameter_rows"]
 

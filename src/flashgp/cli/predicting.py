@@ -2,13 +2,12 @@
 
 import time
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.normal import half_width
 from flashgp.table import Encoding, Missing, Table, Unseen, read_table, require_format, write_predictions
 
 from .console import Console
@@ -41,8 +40,7 @@ class PredictOptions:
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     """Predict and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     began = time.perf_counter()
-    if options.interval is not None and not 0.0 < options.interval < 1.0:
-        raise DomainError(f"`--interval` must be between 0 and 1, got {options.interval!r}; for example 0.95")
+    half = None if options.interval is None else half_width(options.interval, "--interval")
     require_distinct({"MODEL": options.model, "TABLE": options.table, "--out": options.out})
     require_format(options.out, "--out")
     require_writable(options.out, "--out")
@@ -63,10 +61,9 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         columns["std"] = _in_order(std, data.rows, table.rows)
         if answers.std_error is not None:
             columns["std_error"] = _in_order(answers.std_error, data.rows, table.rows)
-    if options.interval is not None:
-        half = NormalDist().inv_cdf(0.5 + options.interval / 2) * std
-        columns["lower"] = _in_order(mean - half, data.rows, table.rows)
-        columns["upper"] = _in_order(mean + half, data.rows, table.rows)
+    if half is not None:
+        columns["lower"] = _in_order(mean - half * std, data.rows, table.rows)
+        columns["upper"] = _in_order(mean + half * std, data.rows, table.rows)
     write_predictions(options.out, columns)
     scores = _scores(model, table, data.rows, mean, std, console)
     console.say(f"predicted {len(data.rows):,} rows of {options.table} from {model.posterior.count:,} fitted rows")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.scaling import Scaling
+from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
+from flashgp.standardise import Scaling
 
 __all__ = ["Scores"]
 
 _LEVEL = 0.95
-_STANDARD = 1.959963984540054  # the 0.975-quantile of the standard normal
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Scores:
         error = y - mean
         with np.errstate(divide="ignore", invalid="ignore"):
             z = np.where(error == 0.0, 0.0, error / std)
-            nll = float(np.mean(0.5 * np.square(z) + np.log(std))) + 0.5 * math.log(2.0 * math.pi)
+            nll = float(np.mean(0.5 * np.square(z) + np.log(std))) + 0.5 * LOG_2PI
         rmse = float(np.sqrt(np.mean(np.square(error))))
         return Scores(
             rows=len(y),
             rmse=rmse,
             nll=nll,
-            coverage=float(np.mean(np.abs(z) <= _STANDARD)),
+            coverage=float(np.mean(np.abs(z) <= QUANTILE_975)),
             standardised_rmse=rmse / scaling.y_scale,
             standardised_nll=nll - math.log(scaling.y_scale),
         )

@@ -17,7 +17,6 @@ from sklearn.utils import Tags, check_random_state
 from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
-from flashgp.estimator.standardisation import Standardisation
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.exact.replicates import equal_rows, join, repeated
 from flashgp.inference.gp import GP
@@ -26,7 +25,7 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.kernels import Kernel, Matern, Warped
 from flashgp.likelihoods import Gaussian
-from flashgp.scaling import Scaling
+from flashgp.standardise import ColumnScaling, Scaling
 
 __all__ = ["GPRegressor"]
 
@@ -317,7 +316,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             self._check_choices()
             empty = torch.zeros(0, X.shape[1], dtype=torch.float64)
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
-            x_units, y_units = Standardisation.identity(X.shape[1]), Standardisation.identity(1)
+            x_units, y_units = ColumnScaling.identity(X.shape[1]), ColumnScaling.identity(1)
         x_test = torch.from_numpy(x_units.apply(X)).to(posterior.x.device)
         return posterior.predict(x_test, variance=variance), _Restore(y_units, posterior.gp.outputs, X.dtype, present)
 
@@ -373,18 +372,18 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self._x_units = self._units_of_x(x, counts, gp.kernel)
         self._y_units = self._units_of_y(y, counts, within)
 
-    def _units_of_x(self, x: npt.NDArray[np.float64], weight: Any, kernel: Kernel) -> Standardisation:
+    def _units_of_x(self, x: npt.NDArray[np.float64], weight: Any, kernel: Kernel) -> ColumnScaling:
         if self.standardise not in ("both", "x"):
-            return Standardisation.identity(x.shape[1])
-        return Standardisation.of(x, weight).keeping(_code_columns(kernel, x.shape[1]))
+            return ColumnScaling.identity(x.shape[1])
+        return ColumnScaling.of(x, weight).keeping(_code_columns(kernel, x.shape[1]))
 
-    def _units_of_y(self, y: npt.NDArray[np.float64], weight: Any, scatter: Any) -> Standardisation:
+    def _units_of_y(self, y: npt.NDArray[np.float64], weight: Any, scatter: Any) -> ColumnScaling:
         if self.standardise not in ("both", "y"):
-            return Standardisation.identity(y.shape[1])
-        units = Standardisation.of(y, weight, scatter)
+            return ColumnScaling.identity(y.shape[1])
+        units = ColumnScaling.of(y, weight, scatter)
         # A constant target says nothing about spread; its own size is the only scale there is.
         size = np.where(units.constant & (units.offset != 0), np.abs(units.offset), units.scale)
-        return Standardisation(units.offset, size, units.constant)
+        return ColumnScaling(units.offset, size, units.constant)
 
     def _check_choices(self) -> None:
         for name, allowed in (("missing", ("error", "drop")), ("standardise", ("both", "x", "y", "none"))):
@@ -422,7 +421,7 @@ def _under(gp: GP, post: Posterior) -> Posterior:
 class _Restore:
     """Numbers in standard units to what the user gets: units of y, dtype of X, NaN for rows without all values."""
 
-    units: Standardisation
+    units: ColumnScaling
     outputs: int | None
     dtype: npt.DTypeLike
     present: npt.NDArray[np.bool_] | None

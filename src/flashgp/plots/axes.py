@@ -4,7 +4,6 @@ Colours are Okabe & Ito's (2008), told apart with any colour vision. Texts from 
 """
 
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +26,6 @@ __all__ = [
     "legend",
     "moments",
     "new_axes",
-    "normal_half_width",
     "note",
     "numbers",
     "percent",
@@ -150,13 +148,6 @@ def moments(y: Any, prediction: Any) -> tuple[npt.NDArray[np.float64], ...]:
         )
     kept = np.isfinite(observed) & np.isfinite(mean) & np.isfinite(std)
     return observed[kept], mean[kept], std[kept]
-
-
-def normal_half_width(level: float) -> float:
-    """Standard deviations on each side of the mean that hold `level` of a normal. Raises: DomainError."""
-    if not 0.0 < level < 1.0:
-        raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
-    return NormalDist().inv_cdf(0.5 + level / 2)
 
 
 def percent(level: float) -> str:

@@ -6,14 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.normal import half_width
 
-from .axes import BLUE, GREY, INK, SKY, legend, new_axes, normal_half_width, note, numbers, percent, shown_rows, style
+from .axes import BLUE, GREY, INK, SKY, legend, new_axes, note, numbers, percent, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from flashgp.inference.posterior import Posterior
-    from flashgp.scaling import Scaling
+    from flashgp.standardise import Scaling
 
 __all__ = ["posterior_1d"]
 
@@ -56,7 +57,7 @@ def posterior_1d(
     """
     import torch
 
-    half = normal_half_width(level)
+    half = half_width(level)
     if posterior.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
         raise ShapeError(
             f"`posterior` must be of one model with one output, got x of shape {tuple(posterior.x.shape)} and outputs "

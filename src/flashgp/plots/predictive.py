@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.normal import QUANTILE_975, half_width
 
 from .axes import (
     BLUE,
@@ -17,7 +18,6 @@ from .axes import (
     legend,
     moments,
     new_axes,
-    normal_half_width,
     note,
     percent,
     shown_rows,
@@ -31,7 +31,6 @@ __all__ = ["calibration", "pit_histogram", "predicted_observed"]
 
 MOST_POINTS = 5_000
 MOST_BARS = 400
-_STANDARD_95 = 1.959963984540054  # the 0.975-quantile of the standard normal
 
 
 def predicted_observed(
@@ -48,7 +47,7 @@ def predicted_observed(
     Raises: ShapeError, DomainError; BackendUnavailableError without matplotlib.
     Cost: O(n); at most 5 000 rows are drawn, and the plot says so.
     """
-    half_width = normal_half_width(level)
+    width = half_width(level)
     observed, mean, std = moments(y, prediction)
     ax = new_axes(ax)
     suffix = f" {label}" if label else ""
@@ -58,7 +57,7 @@ def predicted_observed(
         return ax
     rows = shown_rows(len(observed), MOST_POINTS)
     few = len(rows) <= MOST_BARS
-    half = half_width * std
+    half = width * std
     outside = np.abs(observed - mean) > half
     low, high = float(min(observed.min(), mean.min())), float(max(observed.max(), mean.max()))
     pad = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
@@ -127,7 +126,7 @@ def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
     # The smallest central interval that holds y has probability |2 Phi(z) - 1|.
     needed = np.sort(np.abs(2.0 * _normal_cdf(observed, mean, std) - 1.0))
     share = np.searchsorted(needed, levels, side="right") / len(needed)
-    spread = _STANDARD_95 * np.sqrt(levels * (1.0 - levels) / len(needed))
+    spread = QUANTILE_975 * np.sqrt(levels * (1.0 - levels) / len(needed))
     ax.fill_between(
         levels,
         np.clip(levels - spread, 0, 1),
@@ -169,7 +168,7 @@ def pit_histogram(y: Any, prediction: Any, *, bins: int = 10, ax: "Axes | None" 
     count, _ = np.histogram(_normal_cdf(observed, mean, std), bins=bins, range=(0.0, 1.0))
     width = 1.0 / bins
     ax.bar((np.arange(bins) + 0.5) * width, count / len(observed), width=0.92 * width, color=BLUE, alpha=0.85, zorder=2)
-    spread = _STANDARD_95 * np.sqrt(width * (1 - width) / len(observed))
+    spread = QUANTILE_975 * np.sqrt(width * (1 - width) / len(observed))
     ax.axhspan(max(0.0, width - spread), width + spread, color=SKY, alpha=0.25, linewidth=0, zorder=1)
     ax.axhline(width, color=INK, linewidth=1.0, dashes=(4, 3), zorder=3, label=f"calibrated, {_rows(len(observed))}")
     legend(ax, loc="upper right")

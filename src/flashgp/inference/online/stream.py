@@ -27,8 +27,8 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
+from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.report import readable_seconds
-from flashgp.inference.exact.likelihood import LOG_2PI
 from flashgp.inference.online.update import check_updatable, like_own
 from flashgp.inference.posterior import Posterior
 from flashgp.likelihoods import Gaussian
@@ -37,7 +37,6 @@ from flashgp.solvers.direct.strided import made_ready
 __all__ = ["Stream", "StreamMetrics", "StreamStep"]
 
 LATENCIES = 10_000  # steps that the quantiles of the latency are of: a stream has no end
-STANDARD = 1.959963984540054  # the 0.975-quantile of the standard normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +265,7 @@ class Stream:
         self._squares += float(squares.sum()) / outputs
         with numpy.errstate(all="ignore"):  # a variance of 0
             self._nll += 0.5 * float((squares / spread + numpy.log(spread) + LOG_2PI).sum()) / outputs
-        self._inside += float((squares <= STANDARD**2 * spread).sum()) / outputs
+        self._inside += float((squares <= QUANTILE_975**2 * spread).sum()) / outputs
 
     def _refine(self) -> float:
         """Seconds that it took. Hyperparameters that cannot be refined go on as they are: the rows are learned."""

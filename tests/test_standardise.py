@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashgp.foundations.errors import ModelFileError, ShapeError
-from flashgp.scaling import Scaling
+from flashgp.standardise import Scaling
 
 
 def test_columns_are_standardised_and_come_back() -> None:

@@ -1,0 +1,194 @@
+"""Standardising: columns to zero mean and unit standard deviation, learned from training rows, undone later.
+
+`ColumnScaling` holds any number of columns as arrays; `Scaling` is that of a table's inputs and target, which a model
+file keeps. Its JSON form comes back from untrusted files, so reading it checks every number.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashgp.files.json_values import json_fields, refused
+from flashgp.foundations.errors import ShapeError
+
+__all__ = ["ColumnScaling", "Scaling"]
+
+Array = npt.NDArray[np.float64]
+
+_VERSION = 1
+_CONSTANT_ROUNDINGS = 1e3  # a column whose spread is below so many roundings of its largest entry is constant
+_MIN, _MAX = 1e-290, 1e290  # scales outside would overflow when squared or divided by
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnScaling:
+    """standardised = (value - offset) / scale, column by column, without 0/0 and without losing digits.
+
+    Fields:
+        offset, scale: shape (columns,), float64, in units of the column.
+        constant: shape (columns,), which columns have no spread (their scale is 1).
+    """
+
+    offset: Array
+    scale: Array
+    constant: npt.NDArray[np.bool_]
+
+    @classmethod
+    def identity(cls, columns: int) -> "ColumnScaling":
+        """The map that changes nothing."""
+        return cls(np.zeros(columns), np.ones(columns), np.zeros(columns, dtype=bool))
+
+    @classmethod
+    def of(cls, values: Array, weights: Array | None = None, within: Array | None = None) -> "ColumnScaling":
+        """Mean and standard deviation (divided by n) of every column.
+
+        Args:
+            values: shape (n, columns), finite, n at least 1.
+            weights: shape (n,), positive: how often each row counts; None for once.
+            within: shape (columns,), squared deviations around `values` to be added (rows that are means); None for 0.
+
+        Cost: two passes; the largest entry is divided out first, so that squares neither overflow nor underflow.
+        """
+        largest = np.abs(values).max(axis=0)
+        # A power of two: dividing by it rounds nothing.
+        unit = np.exp2(np.floor(np.log2(largest, out=np.zeros_like(largest), where=largest > 0)))
+        reduced = values / unit
+        mean = np.average(reduced, axis=0, weights=weights)
+        mean += np.average(reduced - mean, axis=0, weights=weights)  # what rounding left out of the first mean
+        variance = np.average(np.square(reduced - mean), axis=0, weights=weights)
+        if within is not None:
+            variance += within / unit / unit / (len(values) if weights is None else weights.sum())
+        spread = np.sqrt(variance)
+        exact = values.min(axis=0) == values.max(axis=0)
+        constant = spread <= _CONSTANT_ROUNDINGS * np.finfo(np.float64).eps * (largest / unit)
+        offset = np.where(exact, values[0], mean * unit)
+        return cls(offset, np.where(constant, 1.0, spread * unit), constant)
+
+    def keeping(self, columns: Collection[int]) -> "ColumnScaling":
+        """The same map, except that these columns pass unchanged."""
+        offset, scale = self.offset.copy(), self.scale.copy()
+        offset[list(columns)], scale[list(columns)] = 0.0, 1.0
+        return ColumnScaling(offset, scale, self.constant)
+
+    def apply(self, values: npt.NDArray[np.floating]) -> Array:
+        """Values (n, columns) in standard units: a new array, float64."""
+        moved = np.subtract(values, self.offset, dtype=np.float64, order="C")
+        return np.divide(moved, self.scale, out=moved)
+
+    def undo(self, values: Array) -> Array:
+        """Standard units (..., columns) back in units of the column."""
+        return values * self.scale + self.offset
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """standardised = (value - shift) / scale, column by column of x, and for y.
+
+    Takes NumPy arrays and torch tensors alike and returns what it was given. A column that does not vary (beyond
+    rounding) is only shifted.
+
+    Fields:
+        x_shift, x_scale: one number per column.
+        y_shift, y_scale: of the target.
+        Scales are positive.
+    """
+
+    x_shift: tuple[float, ...]
+    x_scale: tuple[float, ...]
+    y_shift: float
+    y_scale: float
+
+    @staticmethod
+    def learn(x: Any, y: Any, skip: Collection[int] = ()) -> "Scaling":
+        """Mean and standard deviation (of the rows, not corrected) of each column.
+
+        Args:
+            x: training inputs, shape (n, d), finite.
+            y: training targets, shape (n,), finite.
+            skip: columns left as they are, such as category codes.
+
+        Raises:
+            ShapeError: for other shapes or no rows.
+        Cost: O(n d).
+        """
+        columns, target = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+        if columns.ndim != 2 or target.shape != columns.shape[:1] or len(target) == 0:
+            raise ShapeError(
+                f"`x` and `y` must have shapes (n, d) and (n,) with n at least 1, got {columns.shape} and "
+                f"{target.shape}; pass the training rows"
+            )
+        inputs, goal = ColumnScaling.of(columns).keeping(skip), ColumnScaling.of(target[:, None])
+        usable = [np.where((scale > _MIN) & (scale < _MAX), scale, 1.0) for scale in (inputs.scale, goal.scale)]
+        return Scaling(
+            tuple(inputs.offset.tolist()), tuple(usable[0].tolist()), float(goal.offset[0]), float(usable[1][0])
+        )
+
+    def x(self, x: Any) -> Any:
+        """Inputs (n, d) in units of the table to standardised ones."""
+        if getattr(x, "shape", ())[-1:] != (len(self.x_shift),):
+            raise ShapeError(
+                f"`x` must have {len(self.x_shift)} columns, got shape {tuple(getattr(x, 'shape', ()))}; "
+                "select the columns of the training table"
+            )
+        return (x - _like(self.x_shift, x)) / _like(self.x_scale, x)
+
+    def y(self, y: Any) -> Any:
+        """Targets to standardised ones."""
+        return (y - self.y_shift) / self.y_scale
+
+    def mean(self, mean: Any) -> Any:
+        """A standardised mean, quantile or target to units of y."""
+        return mean * self.y_scale + self.y_shift
+
+    def std(self, std: Any) -> Any:
+        """A standardised standard deviation to units of y."""
+        return std * self.y_scale
+
+    def log_density(self, value: Any) -> Any:
+        """The log density of a standardised y, in nats, to that of y: the scale moves it by -log(y_scale)."""
+        return value - math.log(self.y_scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` gives an equal object back."""
+        return {
+            "version": _VERSION,
+            "x_shift": list(self.x_shift),
+            "x_scale": list(self.x_scale),
+            "y_shift": self.y_shift,
+            "y_scale": self.y_scale,
+        }
+
+    @staticmethod
+    def from_json(data: object) -> "Scaling":
+        """Read what `to_json` wrote, from a file that may be hostile.
+
+        Raises:
+            ModelFileError: naming the first field that is absent, unknown, or no finite (positive) number.
+        """
+        fields = json_fields(data, "scaling", ("version", "x_shift", "x_scale", "y_shift", "y_scale"))
+        if type(fields["version"]) is not int or fields["version"] != _VERSION:
+            raise refused("scaling.version", str(_VERSION), fields["version"])
+        x_shift, x_scale = _numbers(fields["x_shift"], "x_shift"), _numbers(fields["x_scale"], "x_scale", positive=True)
+        if len(x_shift) != len(x_scale) or not x_shift:
+            raise refused("scaling.x_scale", "as many numbers as x_shift, at least one", fields["x_scale"])
+        (y_shift,) = _numbers([fields["y_shift"]], "y_shift")
+        (y_scale,) = _numbers([fields["y_scale"]], "y_scale", positive=True)
+        return Scaling(x_shift, x_scale, y_shift, y_scale)
+
+
+def _like(numbers: Sequence[float], array: Any) -> Any:
+    """Numbers as an array of the same library, dtype and device."""
+    if hasattr(array, "new_tensor"):
+        return array.new_tensor(numbers)
+    return np.asarray(numbers, dtype=np.float64)
+
+
+def _numbers(values: Any, name: str, positive: bool = False) -> tuple[float, ...]:
+    low = _MIN if positive else -_MAX
+    if not isinstance(values, list) or not all(type(v) in (int, float) and low < v < _MAX for v in values):
+        raise refused(f"scaling.{name}", "finite positive numbers" if positive else "finite numbers", values)
+    return tuple(float(value) for value in values)
