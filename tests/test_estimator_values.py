@@ -424,12 +424,11 @@ def test_noise_free_conflicts_are_refused() -> None:
     np.testing.assert_allclose(model.predict([[0.0]]), 1.5)
 
 
-@pytest.mark.parametrize("solver", ["cg", "alternating_projections"])
-def test_a_solver_by_name(solver: str) -> None:
+def test_a_solver_by_name() -> None:
     """Iterative solves give the predictions of a factor, to the tolerance."""
     x, y = table()
-    exact, found = given().fit(x, y), given(solver=solver, tolerance=1e-6).fit(x, y)
-    assert found.posterior_.plan.solver == solver
+    exact, found = given().fit(x, y), given(solver="cg", tolerance=1e-6).fit(x, y)
+    assert found.posterior_.plan.solver == "cg"
     assert found.posterior_.factor is None
     np.testing.assert_allclose(found.predict(x), exact.predict(x), atol=1e-5 * y.std())
     deviation = found.predict(x, return_std=True)[1]

@@ -14,7 +14,6 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError
 from flashgp.inference.online import iterative as online_solves
 from flashgp.operators.stored import StoredTiles
-from flashgp.solvers.iterative.alternating_projections import PreparedProjections
 from flashgp.solvers.iterative.contract import Limits
 from flashgp.solvers.preconditioners import low_rank_update
 from flashgp.solvers.preconditioners.low_rank import LowRank
@@ -26,8 +25,6 @@ TOLERANCE = 1e-5  # standard deviations of an observation
 ROUTES = {
     "stored": ("stored", "cg"),
     "recomputed": ("recomputed", "cg"),
-    "projections": ("recomputed", "alternating_projections"),
-    "stored projections": ("stored", "alternating_projections"),
     "refined": ("refined", "cholesky"),
 }
 
@@ -112,7 +109,7 @@ def test_a_sequence_of_updates(way: str) -> None:
     assert sum("passes over the pairs" in event for event in events) == 1
 
 
-@pytest.mark.parametrize("way", ["stored", "recomputed", "refined", "projections"])
+@pytest.mark.parametrize("way", ["stored", "recomputed", "refined"])
 def test_noise_of_each_row_and_several_outputs(way: str) -> None:
     x, y = data(140)
     variance, weight = torch.linspace(0.05, 0.5, 140, dtype=F64), torch.linspace(1.0, 3.0, 140, dtype=F64)
@@ -134,7 +131,7 @@ def repeated() -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@pytest.mark.parametrize("way", ["stored", "recomputed", "refined", "projections"])
+@pytest.mark.parametrize("way", ["stored", "recomputed", "refined"])
 @pytest.mark.parametrize("gone", [[3], [81, 82], [3, 80, 81, 82, 83, 84], [0, 7, 119]], ids=str)
 def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
     """The noise of the others' mean grows, M-86 to M-88: a row that is another one to what was carried over."""
@@ -143,12 +140,8 @@ def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
     assert post.distinct == 112
     found = post.drop(gone)
     agree(found)
-    ready = found.solves.methods[0].ready
-    if isinstance(ready, PreparedProjections):
-        parts = zip(ready.blocks, ready.factors, strict=True)
-        noise = torch.cat([(factor.lower.square().sum(1) - found.solves.system.diagonal()[b]) for b, factor in parts])
-        assert torch.allclose(noise, found.noise, atol=1e-12)
-    elif isinstance(ready.preconditioner, LowRank):
+    ready = found.solves.method.ready
+    if isinstance(ready.preconditioner, LowRank):
         assert torch.equal(ready.preconditioner.noise, found.noise)
     else:
         lower = ready.preconditioner.lower
@@ -222,7 +215,7 @@ def test_the_tolerance_goes_on(tmp_path: Path) -> None:
     assert fgp.load(tmp_path / "m.safetensors").choice.tolerance == 0.03
 
 
-@pytest.mark.parametrize("way", ["stored", "projections", "refined"])
+@pytest.mark.parametrize("way", ["stored", "refined"])
 def test_loaded_posteriors_learn(way: str, tmp_path: Path) -> None:
     x, y = data(180)
     for post in (
@@ -245,7 +238,7 @@ def test_a_stream(way: str) -> None:
     agree(stream.posterior)
 
 
-@pytest.mark.parametrize("way", ["stored", "projections", "refined"])
+@pytest.mark.parametrize("way", ["stored", "refined"])
 def test_wrong_rows_leave_the_posterior_as_it_is(way: str) -> None:
     x, y = data(100)
     post = conditioned(model(), x[:90], y[:90], way)
@@ -322,18 +315,6 @@ def test_a_solve_that_was_ended_early_is_finished_by_the_next_update() -> None:
     assert found.learned.refactorised == 0, "its 0 iterations say nothing of the preconditioner"
     assert not any("time limit" in event for event in found.report.events), "nothing of it is true any more"
     assert found.learned.usual_iterations == found.report.iterations
-
-
-def test_the_method_that_got_there_goes_first() -> None:
-    """Projections that stagnated while conditioning are not tried again in every update."""
-    x, y = data(150)
-    post = conditioned(model(), x[:140], y[:140], "projections")
-    post.solves.finished_by = "conjugate gradients"
-    found = post.append(x[140:], y[140:])
-    agree(found)
-    assert found.solves.methods[0].name == "conjugate gradients"
-    kept = conditioned(model(), x[:140], y[:140], "projections").append(x[140:], y[140:])
-    assert isinstance(kept.solves.methods[0].prepare(kept.solves.system), PreparedProjections)
 
 
 def test_float64_factor_is_what_answers_alone() -> None:

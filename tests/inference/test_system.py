@@ -80,8 +80,7 @@ def test_solvers_give_what_conditioning_gives(name: str, stored: bool) -> None:
     gp = fgp.GP(kernel, mean=fgp.means.Zero(), likelihood=fgp.likelihoods.Gaussian(noise))
     wanted = gp.condition(x, y).representer_weights
     system = CovarianceSystem(kernel.operator(x), torch.tensor([noise], dtype=F64), stored=stored)
-    solver = SOLVERS[name](block_size=200) if name == "alternating_projections" else SOLVERS[name]()
-    solution = solver.prepare(system).solve(y[:, None], Goal(0.0, energy=1e-3))
+    solution = SOLVERS[name]().prepare(system).solve(y[:, None], Goal(0.0, energy=1e-3))
     assert solution.stopped == "goal"
     difference = solution.value - wanted
     energy = float((difference * system.multiply(difference)).sum()) ** 0.5

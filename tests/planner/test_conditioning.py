@@ -8,9 +8,8 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.pairwise.program.program import program_of
-from flashgp.planner.conditioning import PATIENCE_SECONDS, PROJECTED_ROWS, plan_conditioning
+from flashgp.planner.conditioning import PATIENCE_SECONDS, plan_conditioning
 from flashgp.planner.products import STORED_ROWS
-from flashgp.solvers.iterative.alternating_projections import BLOCK_SIZE
 
 FORM = fgp.kernels.RBF().form
 
@@ -37,7 +36,7 @@ def test_bytes_and_seconds_of_iterative_routes(n: int, outputs: int) -> None:
     rows = min(n, max(1, 2**18 // n))
     tiles = 8 * program_of(FORM).value_temporaries * rows * n
     operands = 2 * n * (4 * outputs + 8 * 3 * (2 + 1))
-    own = 8 * n * (3 * rank + 6 * outputs + 4 * 6) + 8 * n * n  # one block of alternating projections stands by
+    own = 8 * n * (3 * rank + 6 * outputs + 4 * 6)
     preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
     rate = BUILT_IN.product_rate("torch", "cpu", torch.float32, True, 2, outputs)
     plan = build(n, route="recomputed", outputs=outputs)
@@ -86,18 +85,9 @@ def test_without_room_for_a_factor_iterations_answer() -> None:
 
 def test_short_memory_takes_columns_from_the_preconditioner() -> None:
     full = build(50_000, route="recomputed")
-    blocks = 8 * 50_000 * 2000  # of alternating projections, which stand by only where they fit
-    assert (full.rank, full.notes[2]) == (512, "alternating projections stand by: 762.9 MiB")
-    alone = build(50_000, full.peak_bytes - 1, route="recomputed")
-    assert (alone.rank, full.peak_bytes - alone.peak_bytes) == (512, blocks)
-    assert alone.notes[2] == "alternating projections do not fit: 762.9 MiB"
-    short = build(50_000, alone.peak_bytes - 1, route="recomputed")
-    assert (short.rank, alone.peak_bytes - short.peak_bytes) == (511, 24 * 50_000)
-    asked = build(50_000, solver="alternating_projections", route="recomputed", routes=("stored", "recomputed"))
-    assert (asked.peak_bytes, asked.solver, asked.rank) == (full.peak_bytes, "alternating_projections", 512)
-    with pytest.raises(fgp.MemoryBudgetError):
-        build(50_000, blocks, solver="alternating_projections", route="recomputed", routes=("recomputed",))
-    assert BLOCK_SIZE == PROJECTED_ROWS
+    assert full.rank == 512
+    short = build(50_000, full.peak_bytes - 1, route="recomputed")
+    assert (short.rank, full.peak_bytes - short.peak_bytes) == (511, 24 * 50_000)
     with pytest.raises(fgp.MemoryBudgetError, match="the recomputed route for n = 50,000 needs") as caught:
         build(50_000, "30MB", route="recomputed")
     assert build(50_000, caught.value.needed_bytes, route="recomputed").rank == 32
@@ -133,9 +123,7 @@ def test_what_joins_rows_is_in_the_budget_of_every_choice() -> None:
     tight = build(n, alone.training_bytes - 1, distinct=u)
     assert tight.training != "exact"
     assert tight.training_bytes <= tight.available_bytes
-    both = build(n, route="recomputed", distinct=u)  # the blocks of alternating projections stand by
-    full = build(n, both.peak_bytes - 1, route="recomputed", distinct=u)
-    assert full.rank == both.rank
+    full = build(n, route="recomputed", distinct=u)
     short = build(n, full.peak_bytes - 1, route="recomputed", distinct=u)
     assert (short.rank, full.peak_bytes - short.peak_bytes) == (full.rank - 1, 24 * u)
 
@@ -143,18 +131,19 @@ def test_what_joins_rows_is_in_the_budget_of_every_choice() -> None:
 def test_a_solver_is_asked_for_by_name() -> None:
     gp = fgp.GP(fgp.kernels.RBF())
     assert fgp.plan(gp, n=500, d=2, solver="cholesky").route == "direct"
-    for solver in ("cg", "alternating_projections"):
-        plan = fgp.plan(gp, n=500, d=2, solver=solver)
-        assert plan.route in ("stored", "recomputed")
-        assert plan.solver == solver
-        assert "gradients" in str(plan) or "projections" in str(plan)
-        reasons = {other.route: other.reason for other in plan.alternatives}
-        assert reasons["direct"] == "stored or recomputed was asked for"
-        assert fgp.plan(gp, n=500, d=2, solver=solver, route="recomputed").route == "recomputed"
-        with pytest.raises(fgp.DomainError, match=f"`solver` '{solver}' leaves no factor"):
-            fgp.plan(gp, n=500, d=2, solver=solver, factored=True)
-    with pytest.raises(fgp.DomainError, match="`solver` must be one of cholesky, cg, alternating_projections, got 'x'"):
+    plan = fgp.plan(gp, n=500, d=2, solver="cg")
+    assert plan.route in ("stored", "recomputed")
+    assert plan.solver == "cg"
+    assert "conjugate gradients" in str(plan)
+    reasons = {other.route: other.reason for other in plan.alternatives}
+    assert reasons["direct"] == "stored or recomputed was asked for"
+    assert fgp.plan(gp, n=500, d=2, solver="cg", route="recomputed").route == "recomputed"
+    with pytest.raises(fgp.DomainError, match="`solver` 'cg' leaves no factor"):
+        fgp.plan(gp, n=500, d=2, solver="cg", factored=True)
+    with pytest.raises(fgp.DomainError, match="`solver` must be one of cholesky, cg, got 'x'"):
         fgp.plan(gp, n=500, d=2, solver="x")
+    older = plan.to_json().replace('"cg"', '"alternating_projections"')
+    assert fgp.Plan.from_json(older) == plan, "files written when there was that solver"
     with pytest.raises(fgp.DomainError, match="`route` 'direct' cannot be taken"):
         fgp.plan(gp, n=500, d=2, solver="cg", route="direct")
 

@@ -234,11 +234,6 @@ def condition_conjugate_gradients() -> Values:
     return solved("cg")
 
 
-@scenario(deterministic=True, elsewhere=1e-2)
-def condition_alternating_projections() -> Values:
-    return solved("alternating_projections")
-
-
 def everything(post: fgp.Posterior, at: torch.Tensor) -> Values:
     y = response(at, 7)
     p = post.predict(at)

@@ -72,7 +72,7 @@ Precision = Annotated[
     typer.Option("--dtype", help="Of the n x n matrix: float64, or float32 refined in float64."),
 ]
 Solver = Annotated[
-    Literal["cholesky", "cg", "alternating_projections"] | None,
+    Literal["cholesky", "cg"] | None,
     typer.Option("--solver", help="What solves with the n x n matrix; decided if left out."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output and nothing else there.")]

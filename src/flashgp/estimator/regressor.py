@@ -60,7 +60,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         initial, priors, starts, max_iterations, time_limit: as `flashgp.fit`.
         missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
             `predict` and `sample_y`, with a warning that says how many.
-        solver: "cholesky", "cg" or "alternating_projections"; None leaves it to the plan, as `GP.condition`.
+        solver: "cholesky" or "cg"; None leaves it to the plan, as `GP.condition`.
         memory: budget like "8GiB"; None for what is free.
         device: "auto" for an accelerator when there is one, or a torch device.
         dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.

@@ -100,8 +100,8 @@ class GP(nn.Module):
         Rows of equal x are joined, which changes no answer (`Posterior.replicates`), but not with `differentiable`.
 
         Args:
-            solver: "cholesky", "cg" (block conjugate gradients) or "alternating_projections"; by default the plan
-                chooses: a factor while one is quick or fits, else conjugate gradients. What fails hands over.
+            solver: "cholesky" or "cg" (block conjugate gradients); by default the plan chooses: a factor while one is
+                quick or fits, else conjugate gradients. What fails hands over to a float64 factor where it fits.
             tolerance: of the mean, in standard deviations of an observation.
             time_limit: seconds after which an iteration ends; the report then says how far off the mean may be. A
                 factorisation, or a preparation that has begun, is not interrupted.

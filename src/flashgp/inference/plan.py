@@ -127,8 +127,7 @@ def plan_for(
             for "refined".
         route: force one: "direct" or "refined" (a Cholesky factor in float64 or float32), "stored" or "recomputed"
             (iterative solves); of a prediction "recomputed", "dense" or "stored".
-        solver: of the routes that this solver takes, "cholesky", "cg" or "alternating_projections"; factored: of those
-            that leave a factor.
+        solver: of the routes that this solver takes, "cholesky" or "cg"; factored: of those that leave a factor.
         backend: of a prediction, what evaluates the pairs of its mean: "torch", "cpu" or "triton"; variance: whether a
             prediction computes it, or how, as `Posterior.predict` takes it.
         conditioned: of a prediction, the route that its posterior came by; None for the one that would be taken now.
@@ -208,7 +207,7 @@ def _routes(solver: str | None, factored: bool) -> Sequence[str]:
     """The routes that may be chosen. Raises: DomainError."""
     if solver is not None and solver not in SOLVER_ROUTES:
         raise DomainError(
-            f"`solver` must be one of {', '.join(SOLVER_ROUTES)}, got {solver!r}; leave it out to have one chosen"
+            f"`solver` must be one of {', '.join(SOLVER_ROUTES)}, got {solver!r}; pass one of them, or leave it out"
         )
     routes = tuple(ROUTES) if solver is None else SOLVER_ROUTES[solver]
     if factored and not set(routes) & set(FACTORED):

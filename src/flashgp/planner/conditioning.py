@@ -22,7 +22,7 @@ from flashgp.planner.choice import DTYPES, Alternative, Candidate, budgets, chec
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.products import product_prices
 
-__all__ = ["PASSES", "PATIENCE_SECONDS", "PROJECTED_ROWS", "plan_conditioning"]
+__all__ = ["PASSES", "PATIENCE_SECONDS", "plan_conditioning"]
 
 PATIENCE_SECONDS = 10.0  # a float64 factor that takes less is never traded for float32
 PASSES = 100  # over the pairs: assumed of an iterative solve, since the spectrum is not known beforehand
@@ -36,8 +36,6 @@ FACTOR_COLUMNS = 33  # with a factor: more samples cost little beside it
 # Columns of the preconditioner: at most MOST_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to
 # LEAST_RANK. So many n x rank buffers in float64 are alive at once while it is made.
 MOST_RANK, ROWS_PER_RANK, LEAST_RANK, RANK_BUFFERS = 512, 4, 32, 3
-
-PROJECTED_ROWS = 2000  # at most, of a block of alternating projections, whose factors in float64 are kept
 
 Key = tuple[str, str, str]  # device, route, backend
 
@@ -56,13 +54,6 @@ class _Problem:
     outputs: int
     batch: int
     profile: MachineProfile
-    solver: str | None = None  # of iterative routes, the first method; None for conjugate gradients
-
-    @property
-    def projection_bytes(self) -> int:
-        """The factors of the blocks of alternating projections, eq. (M-98)."""
-        blocks = max(1, -(-self.n // PROJECTED_ROWS))
-        return 8 * self.n * -(-self.n // blocks)
 
 
 def plan_conditioning(
@@ -123,7 +114,7 @@ def plan_conditioning(
     profile = profile or (BUILT_IN if deterministic else current_profile())
     devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
     u = n if distinct is None else distinct
-    problem = _Problem(u, d, form, features, temporaries, function_d, function_bytes, outputs, batch, profile, solver)
+    problem = _Problem(u, d, form, features, temporaries, function_d, function_bytes, outputs, batch, profile)
     available = budgets(memory, devices)
     joining = 8 * n * (2 * d + 2 * outputs + 8) if u < n else 0  # eq. (M-89)
     # What is left of the budget beside the number of the row that each row joined.
@@ -242,23 +233,13 @@ def _factored(problem: _Problem, device: torch.device, route: str) -> Plan:
 
 
 def _iterative(problem: _Problem, device: torch.device, available: int) -> list[Plan]:
-    """Preconditioned solves, eq. (M-98), stored or recomputed, on every backend there is.
-
-    Alternating projections take their blocks where they are asked for; where they stand by, only if these fit too.
-    """
+    """Preconditioned conjugate gradients, eq. (M-98), stored or recomputed, on every backend there is."""
     n, rates, found = problem.n, problem.profile.rates(device), []
-    blocks, first = problem.projection_bytes, problem.solver == "alternating_projections"
     for price in _products(problem, device, problem.outputs, PASSES):
-        products = price.peak_bytes + (blocks if first else 0)
-        rank, peak = _preconditioned(problem, products, problem.outputs, available)
-        notes: tuple[str, ...] = ()
-        if not first:
-            fit = peak + blocks <= available
-            peak += blocks if fit else 0
-            notes = (f"alternating projections {'stand by' if fit else 'do not fit'}: {readable_bytes(blocks)}",)
+        rank, peak = _preconditioned(problem, price.peak_bytes, problem.outputs, available)
         preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
         plan = _plan(problem, device, price.route, price.backend, peak, price.seconds + preparing)
-        found.append(replace(plan, rank=rank, notes=notes))
+        found.append(replace(plan, rank=rank))
     return found
 
 

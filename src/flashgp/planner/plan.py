@@ -7,7 +7,7 @@ in planner/products.py.
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,22 +32,13 @@ SMALL_BYTES = 64 * 2**20  # what a prediction may be off by, small problems incl
 # And the dtype of the factor, or of the products of an iteration.
 ROUTES = {"direct": "float64", "refined": "float32", "stored": "float32", "recomputed": "float32"}
 FACTORED = ("direct", "refined")
-# The routes that a solver works on; the first method of several that take turns.
-SOLVER_ROUTES = {
-    "cholesky": FACTORED,
-    "cg": ("stored", "recomputed"),
-    "alternating_projections": ("stored", "recomputed"),
-}
+SOLVER_ROUTES = {"cholesky": FACTORED, "cg": ("stored", "recomputed")}  # the routes that a solver works on
 TRAININGS = {
     "exact": "a factor and its closed-form gradient in every step",
     "stored": "iterative solves on stored float32 tiles, gradients estimated",
     "recomputed": "iterative solves, tiles recomputed in every product, gradients estimated",
 }
-_SOLVERS = {
-    "cholesky": "Cholesky",
-    "cg": "block conjugate gradients, preconditioned",
-    "alternating_projections": "alternating projections",
-}
+_SOLVERS = {"cholesky": "Cholesky", "cg": "block conjugate gradients, preconditioned"}
 _DESCRIPTIONS = {
     "direct": "Cholesky of all rows, float64",
     "refined": "Cholesky of all rows, float32, weights corrected in float64",
@@ -65,8 +56,8 @@ def allowed_bytes(predicted: int) -> int:
 class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
-    Fields: route, one of ROUTES; solver, one of SOLVER_ROUTES, the first method of those that take turns; backend,
-    that evaluates the pairs; device and dtype (of the factor, or of products) as text; n, d, outputs, batch (members);
+    Fields: route, one of ROUTES; solver, one of SOLVER_ROUTES; backend, that evaluates the pairs; device and
+    dtype (of the factor, or of products) as text; n, d, outputs, batch (members);
     distinct, of the n rows, which are those that are computed with; rank, most columns of the preconditioner of an
     iteration, 0 with a factor; peak_bytes and seconds of conditioning once; training, how `fit` gets its gradients, one
     of TRAININGS; training_bytes, the peak of it; fit_step_seconds of one objective with gradient;
@@ -111,6 +102,8 @@ class Plan:
     def from_json(cls, text: str) -> "Plan":
         """Raises: DomainError for text that is not a plan."""
         plan = plan_values(cls, text)
+        if plan.solver == "alternating_projections":  # of files of version 0.1; conjugate gradients do the same
+            plan = replace(plan, solver="cg")
         if ROUTES.get(plan.route) != plan.dtype:
             raise DomainError(f"`text` names route {plan.route!r} in {plan.dtype!r}, which this version does not know")
         if plan.route not in SOLVER_ROUTES.get(plan.solver, ()):

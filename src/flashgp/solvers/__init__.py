@@ -1,7 +1,6 @@
 """Solvers of (K + diag(noise)) X = B behind one contract: prepare(system) -> Prepared, solve(rhs, goal) -> Solution."""
 
 from flashgp.solvers.direct.cholesky_solver import CholeskySolver
-from flashgp.solvers.iterative.alternating_projections import AlternatingProjections
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients
 from flashgp.solvers.iterative.contract import (
     NO_LIMITS,
@@ -14,13 +13,11 @@ from flashgp.solvers.iterative.contract import (
     StopReason,
     System,
 )
-from flashgp.solvers.iterative.fallback import solve_in_turn
 from flashgp.solvers.iterative.registry import SOLVERS
 
 __all__ = [
     "NO_LIMITS",
     "SOLVERS",
-    "AlternatingProjections",
     "CholeskySolver",
     "ConjugateGradients",
     "Goal",
@@ -31,5 +28,4 @@ __all__ = [
     "Step",
     "StopReason",
     "System",
-    "solve_in_turn",
 ]

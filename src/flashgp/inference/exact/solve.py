@@ -6,8 +6,7 @@ the mean is off by at most sqrt(k_**) |e|_A, so a solve ends once a bound of |e|
     tolerance * noise_sd / sqrt(max k(x, x)),
 
 with noise_sd the smallest standard deviation of an observation's noise. Without noise no bound is known, and the
-relative residual decides. Methods take turns: one that stagnates, diverges or cannot be prepared hands its best value
-on. Nothing here factorises A; a factor of it, or of a matrix near it, may come in as the first method.
+relative residual decides. Conjugate gradients answer, preconditioned by a factor of A where one is at hand.
 """
 
 import contextlib
@@ -29,22 +28,30 @@ from flashgp.operators.multiplication import Orders
 from flashgp.planner.plan import Plan
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner
-from flashgp.solvers.iterative.alternating_projections import AlternatingProjections
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, System
-from flashgp.solvers.iterative.fallback import NEXT, solve_in_turn
+from flashgp.solvers.iterative.contract import (
+    NO_LIMITS,
+    UNFINISHED,
+    Goal,
+    Limits,
+    Prepared,
+    Solution,
+    Solver,
+    Step,
+    System,
+)
 from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
 from flashgp.solvers.preconditioners.candidate import NOT_TRIED, TRIED
 
 __all__ = [
     "ENDED_EARLY",
-    "Kept",
+    "PreparedOnce",
     "SolverChoice",
     "Solves",
     "Stopping",
+    "iterative_method",
     "limits_of",
     "mean_goal",
-    "methods_of",
     "of_the_weights",
     "record",
     "unfinished",
@@ -107,7 +114,7 @@ class SolverChoice:
 DEFAULT_CHOICE = SolverChoice()
 
 
-class Kept(Solver):
+class PreparedOnce(Solver):
     """A method whose preparation is kept for later solves, or is at hand."""
 
     def __init__(self, solver: Solver | None, name: str, ready: Prepared | None = None) -> None:
@@ -123,16 +130,12 @@ class Kept(Solver):
 class Solves:
     """A^-1 of the training rows.
 
-    Fields: system; methods, in turn, each prepared once; seed of their draws; anchors, the pivots of a preconditioner
-    that was carried over from other rows (online_solves.py), None where they are rows of the system; finished_by, the
-    name of the method that the last solve ended with, "" before the first.
+    Fields: system; method, prepared once; seed of its draws; anchors, the pivots of a preconditioner that was carried
+    over from other rows (online/iterative.py), None where they are rows of the system.
     """
 
-    def __init__(
-        self, system: CovarianceSystem, methods: Sequence[Kept], seed: int, anchors: Rows | None = None
-    ) -> None:
-        self.system, self.methods, self.seed, self.anchors = system, list(methods), seed, anchors
-        self.finished_by = ""
+    def __init__(self, system: CovarianceSystem, method: PreparedOnce, seed: int, anchors: Rows | None = None) -> None:
+        self.system, self.method, self.seed, self.anchors = system, method, seed, anchors
 
     @classmethod
     def of(
@@ -155,7 +158,7 @@ class Solves:
         system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored")
         if factor is not None:
             return cls.refining(system, factor, choice.seed, reflected=reflected)
-        return cls(system, methods_of(plan), choice.seed)
+        return cls(system, iterative_method(plan), choice.seed)
 
     @classmethod
     def refining(
@@ -164,25 +167,25 @@ class Solves:
         """With a factor at hand; reflected: as CholeskyPreconditioner."""
         preconditioner = CholeskyPreconditioner(factor, system, reflected=reflected)
         ready = PreparedConjugateGradients(system, preconditioner, name="refinement", first=F64, window=FACTOR_WINDOW)
-        return cls(system, [Kept(None, "refinement", ready)], seed)
+        return cls(system, PreparedOnce(None, "refinement", ready), seed)
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
-        """A^-1 rhs for rhs (n, t), float64, by the methods in turn. Raises: as `solve_in_turn`."""
-        solution = solve_in_turn(self.system, rhs, goal, self.methods, start=start, limits=limits, seed=self.seed)
-        self.finished_by = solution.solver
-        return solution
+        """A^-1 rhs for rhs (n, t), float64. Raises: as `Solver.prepare` and `Prepared.solve`."""
+        return self.prepared().solve(rhs, goal, start=start, limits=limits)
+
+    def prepared(self) -> Prepared:
+        """The method, prepared if it is not. Raises: as `Solver.prepare`."""
+        return self.method.prepare(self.system, seed=self.seed)
 
     @contextlib.contextmanager
     def charged_to(self, workspace: Workspace, limit: int | None) -> Iterator[None]:
         """While the block runs, buffers of solves are held to a limit, beside those of a workspace, and in its peak.
 
-        What the first method keeps is the posterior's, and made before.
+        What the method keeps is the posterior's, and made before.
         """
         own = self.system.workspace
-        with contextlib.suppress(
-            MemoryBudgetError, NotPositiveDefiniteError
-        ):  # the next method's turn, and an event, when solving
-            self.methods[0].prepare(self.system, seed=self.seed)
+        with contextlib.suppress(MemoryBudgetError, NotPositiveDefiniteError):  # raised again when solving
+            self.prepared()
         before, peak, budget = own.live_bytes, own.peak_bytes, own.budget_bytes
         own.peak_bytes = before
         own.budget_bytes = budget if limit is None else before + max(0, limit - workspace.live_bytes)
@@ -194,28 +197,22 @@ class Solves:
 
     def log_determinant(self) -> LogDeterminant:
         """log|A|, eq. (M-99), with the factor, or the preconditioner of conjugate gradients, prepared if it is not."""
-        ready = (one.prepare(self.system, seed=self.seed) for one in self.methods if _has_preconditioner(one))
-        method = next(ready)
+        method = self.prepared()
         assert isinstance(method, PreparedConjugateGradients)
         # Probes have a stream of their own: the pivots were drawn from that of the seed itself.
         return log_determinant(self.system, method.preconditioner, seed=self.seed + PROBE_SEED)
 
 
-def _has_preconditioner(method: Kept) -> bool:
-    return isinstance(method.solver, ConjugateGradients) or isinstance(method.ready, PreparedConjugateGradients)
-
-
-def methods_of(plan: Plan | None) -> list[Kept]:
-    """Iterative methods in the order of a plan."""
-    rank = None if plan is None else plan.rank
-    methods = [Kept(one, one.name) for one in (ConjugateGradients(rank), AlternatingProjections())]
-    return methods[::-1] if plan is not None and plan.solver == "alternating_projections" else methods
+def iterative_method(plan: Plan | None) -> PreparedOnce:
+    """Conjugate gradients with the preconditioner's rank of a plan."""
+    solver = ConjugateGradients(None if plan is None else plan.rank)
+    return PreparedOnce(solver, solver.name)
 
 
 # -- what a report says ----------------------------------------------------------------------------------------------
 def unfinished(solution: Solution) -> bool:
     """Whether another method may do better: not where time or the caller ended it."""
-    return solution.stopped in NEXT
+    return solution.stopped in UNFINISHED
 
 
 def record(report: Report, solution: Solution, stopping: Stopping, time_limit: float | None) -> None:

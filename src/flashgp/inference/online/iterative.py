@@ -2,8 +2,8 @@
 
 The old weights, with zeros for new rows, are off by about sqrt(k) in the norm that ends a solve, for k rows that come,
 where zeros are off by about sqrt(n): a third of the digits are there. What solves keep is carried over too. A partial
-Cholesky preconditioner by eqs. (M-115) and (M-116), blocks of alternating projections but those whose rows changed,
-stored tiles with a border (M-117), a float32 factor by (M-111) and (M-112), of which float64 solves see no rounding.
+Cholesky preconditioner by eqs. (M-115) and (M-116), stored tiles with a border (M-117), a float32 factor by (M-111)
+and (M-112), of which float64 solves see no rounding.
 
 Where a solve takes clearly more iterations than one that was prepared for its rows, it is prepared anew and goes on
 from there; the report says so. The goal is that of conditioning: a mean within the tolerance, by a bound.
@@ -23,7 +23,15 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, counted, readable_bytes, readable_seconds
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.counters import ONLINE, Learned
-from flashgp.inference.exact.solve import ENDED_EARLY, Kept, Solves, mean_goal, methods_of, of_the_weights, record
+from flashgp.inference.exact.solve import (
+    ENDED_EARLY,
+    PreparedOnce,
+    Solves,
+    iterative_method,
+    mean_goal,
+    of_the_weights,
+    record,
+)
 from flashgp.inference.exact.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
@@ -32,10 +40,8 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.products import stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
-from flashgp.solvers.iterative.alternating_projections import PreparedProjections
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import Limits, Prepared, Solution
-from flashgp.solvers.iterative.fallback import NEXT
+from flashgp.solvers.iterative.contract import UNFINISHED, Limits, Solution
 from flashgp.solvers.preconditioners.candidate import near_rows
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.low_rank_update import MOST_RANK_GROWTH, carried
@@ -118,7 +124,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
     else:
         found = _carried_over(post, old, change, border, system)
         limited = found is not None
-        solves = found or _unprepared(post, old, system)
+        solves = found or Solves(system, iterative_method(post.plan), old.seed)
     usual = learned.usual_iterations
     if usual is None and not any(event.startswith(ENDED_EARLY) for event in post.report.events):
         usual = post.report.iterations
@@ -131,15 +137,13 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         limits = Limits()
         if usual is not None:
             limits = Limits(iterations=max(LEAST_LIMIT, math.ceil(CLEARLY_MORE * usual)))
-        ready = solves.methods[0].prepare(system)
-        solves.finished_by = solves.methods[0].name
-        solution = ready.solve(change.residual, stopping.goal, start=start, limits=limits)
-        anew = solution.stopped in NEXT
+        solution = solves.solve(change.residual, stopping.goal, start=start, limits=limits)
+        anew = solution.stopped in UNFINISHED
         if anew and factor is not None:
             return None
         if anew:
             events.append(f"{_prepared(post)} no longer fits, {_why(solution, usual)}: made anew")
-            solves = _unprepared(post, old, system)
+            solves = Solves(system, iterative_method(post.plan), old.seed)
     if anew:
         last = solves.solve(change.residual, stopping.goal, start=start if solution is None else solution.value)
         usual = max(usual or 0, last.iterations)
@@ -271,44 +275,28 @@ def _factor(post: "Posterior", change: Change, border: Tensor, workspace: Worksp
 def _carried_over(
     post: "Posterior", old: Solves, change: Change, border: Tensor, system: CovarianceSystem
 ) -> Solves | None:
-    """The methods with what the first one keeps carried over; None where there is nothing that could be."""
-    first, *others = _in_turn(old.methods, old)
-    ready: Prepared | None = first.ready
+    """Conjugate gradients with their preconditioner carried over; None where there is none that could be."""
+    ready = old.method.ready
     staying, device = change.staying(post.distinct), change.noise.device
     grown = torch.zeros(staying, dtype=torch.bool, device=device) if change.added is None else change.added > 0
-    anchors: Rows | None = None
-    if isinstance(ready, PreparedProjections):
-        ready = ready.followed(system, change.kept, grown)
-    elif isinstance(ready, PreparedConjugateGradients) and isinstance(ready.preconditioner, LowRank):
-        low = ready.preconditioner
-        anchors = post.rows.take(low.pivots) if old.anchors is None else old.anchors
-        found = _low_rank(post, low, anchors, change, grown, border, system)
-        if found is None:
-            return None
-        low, anchors = found
-        ready = PreparedConjugateGradients(
-            system, low, name=ready.name, first=ready.first, window=ready.window, second=near_rows(system, old.seed)
-        )
-    else:
+    if not (isinstance(ready, PreparedConjugateGradients) and isinstance(ready.preconditioner, LowRank)):
         return None
-    methods = [Kept(first.solver, first.name, ready), *(Kept(one.solver, one.name) for one in others)]
-    return Solves(system, methods, old.seed, anchors)
+    low = ready.preconditioner
+    anchors = post.rows.take(low.pivots) if old.anchors is None else old.anchors
+    found = _low_rank(post, low, anchors, change, grown, border, system)
+    if found is None:
+        return None
+    low, anchors = found
+    ready = PreparedConjugateGradients(
+        system, low, name=ready.name, first=ready.first, window=ready.window, second=near_rows(system, old.seed)
+    )
+    return Solves(system, PreparedOnce(None, ready.name, ready), old.seed, anchors)
 
 
 def _near_rows_were_kept(old: Solves) -> bool:
-    ready = old.methods[0].ready
+    ready = old.method.ready
     second = ready.second if isinstance(ready, PreparedConjugateGradients) else None
     return second is not None and second.outcome == "kept"
-
-
-def _in_turn(methods: list[Kept], old: Solves) -> list[Kept]:
-    """The method that got there last goes first: one that stagnated on these rows would do so again."""
-    return sorted(methods, key=lambda one: one.name != old.finished_by)
-
-
-def _unprepared(post: "Posterior", old: Solves, system: CovarianceSystem) -> Solves:
-    """Nothing is carried over."""
-    return Solves(system, _in_turn(methods_of(post.plan), old), old.seed)
 
 
 def _low_rank(

@@ -28,6 +28,7 @@ from flashgp.foundations.workspace import Workspace
 
 __all__ = [
     "NO_LIMITS",
+    "UNFINISHED",
     "Goal",
     "Index",
     "Limits",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 StopReason = Literal["goal", "time", "iterations", "stagnated", "diverged", "callback", "interrupt"]
+UNFINISHED: tuple[StopReason, ...] = ("stagnated", "diverged", "iterations")  # another method may do better
 Index = slice | Tensor  # rows as a slice or as positions, int64
 
 
@@ -147,8 +149,7 @@ class Solution:
 
     Fields: value (n, t), float64; relative_residual (t,), |b - A x| / |b|, measured in float64 at the end, not from a
     recurrence; energy_bound (t,), a rigorous bound of |e|_A; iterations; passes over the pairs, also of parts of
-    them; seconds; stopped, why it ended; events, one line for every change of route or precision; solver, the name of
-    the method that ran last, where several may have.
+    them; seconds; stopped, why it ended; events, one line for every change of route or precision.
     """
 
     value: Tensor
@@ -159,7 +160,6 @@ class Solution:
     seconds: float
     stopped: StopReason
     events: list[str] = field(default_factory=list)
-    solver: str = ""
 
 
 class Prepared(ABC):

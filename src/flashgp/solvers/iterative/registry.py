@@ -2,7 +2,6 @@
 
 from flashgp.solvers.direct.cholesky_solver import CholeskySolver
 from flashgp.solvers.direct.headed_cholesky import HeadedCholesky
-from flashgp.solvers.iterative.alternating_projections import AlternatingProjections
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients
 from flashgp.solvers.iterative.contract import Solver
 
@@ -12,5 +11,4 @@ SOLVERS: dict[str, type[Solver]] = {
     "cholesky": CholeskySolver,
     "headed_cholesky": HeadedCholesky,
     "conjugate_gradients": ConjugateGradients,
-    "alternating_projections": AlternatingProjections,
 }
