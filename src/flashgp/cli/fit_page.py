@@ -187,7 +187,7 @@ def _work(outcome: FitOutcome) -> Section:
         ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
     ]
     happened = [(name, text) for name, text in report.lines() if name != "events"]
-    events = [Notes(report.events)] if report.events else []
+    events = [Notes([str(event) for event in report.events])] if report.events else []
     command = [Preformatted(outcome.options.command)] if outcome.options.command else []
     return Section(
         "What was planned, and what happened",

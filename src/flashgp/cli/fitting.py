@@ -349,7 +349,7 @@ def _say(outcome: FitOutcome, console: Console) -> None:
             ("log marginal likelihood", f"{evidence_text(outcome)}, of the target in its units"),
             *((name, text) for name, text in report.lines() if name in _HAPPENED),
             ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
-            *(("event", event) for event in report.events),
+            *(("event", str(event)) for event in report.events),
         ],
     )
     if outcome.scores is not None:
@@ -405,7 +405,7 @@ def _json(outcome: FitOutcome) -> dict[str, Any]:
         "fit_seconds": report.seconds,
         "peak_bytes": report.peak_bytes,
         "seconds": outcome.seconds,
-        "events": list(report.events),
+        "events": [event.to_json() for event in report.events],
         "interrupted": outcome.fit.interrupted,
         "out": options.out,
         "report": options.report,

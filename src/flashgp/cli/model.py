@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from flashgp.foundations.errors import ModelFileError
+from flashgp.foundations.events import Event
 from flashgp.foundations.profile_ranges import stretch
 from flashgp.inference.posterior import Posterior
 from flashgp.standardise import Scaling
@@ -32,7 +33,7 @@ class Answers:
     mean: _Numbers
     std: _Numbers
     std_error: _Numbers | None
-    events: list[str]
+    events: list[Event]
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     if scores is not None:
         console.pairs(f"against {encoding.target}, {scores.rows:,} rows", scores.lines(encoding.target))
     if answers.std_error is not None:
-        console.pairs("deviations are estimates", [("event", event) for event in answers.events])
+        console.pairs("deviations are estimates", [("event", str(event)) for event in answers.events])
     console.say(f"wrote {options.out}: {', '.join(columns)}")
     return {
         "command": "predict",
@@ -83,7 +83,7 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         "rows_predicted": len(data.rows),
         "variance": "exact" if answers.std_error is None else "sampled",
         "largest_std_error": _largest(answers),
-        "events": answers.events,
+        "events": [event.to_json() for event in answers.events],
         "scores": None if scores is None else scores.to_json(),
         "seconds": time.perf_counter() - began,
     }

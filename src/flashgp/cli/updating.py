@@ -76,7 +76,7 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
         console.pairs("predicted before they were learned", scores.lines(encoding.target))
     residual = posterior.report.relative_residual
     console.pairs("posterior", [("residual", "-" if residual is None else f"{residual:.1e}"),
-                                *(("event", event) for event in posterior.report.events)])  # fmt: skip
+                                *(("event", str(event)) for event in posterior.report.events)])  # fmt: skip
     console.say(f"wrote {out}")
     return {
         "command": "update",
@@ -91,6 +91,6 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
         "refine": options.refine,
         "scores": None if scores is None else scores.to_json(),
         "relative_residual": residual,
-        "events": posterior.report.events,
+        "events": [event.to_json() for event in posterior.report.events],
         "seconds": time.perf_counter() - began,
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from flashgp.files.json_values import json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event
 from flashgp.foundations.report import Report
 from flashgp.planner.plan import Plan
 
@@ -20,7 +21,8 @@ _COUNTS = ("iterations", "peak_bytes", "predicted_bytes")
 
 def report_json(report: Report) -> dict[str, Any]:
     """JSON values of all fields."""
-    fields = {name: _numbers(getattr(report, name)) for name in _FIELDS if name != "plan"}
+    fields = {name: _numbers(getattr(report, name)) for name in _FIELDS if name not in ("events", "plan")}
+    fields["events"] = [event.to_json() for event in report.events]
     plan = report.plan
     return {**fields, "plan": json.loads(plan.to_json()) if isinstance(plan, Plan) else None}
 
@@ -39,7 +41,7 @@ def json_report(value: Any, version: int) -> Report:
         if name in _TEXTS:
             json_text(field, where)
         elif name == "events":
-            fields[name] = [json_text(event, where) for event in json_list(field, where)]
+            fields[name] = [_event(event, where) for event in json_list(field, where)]
         elif name == "plan":
             fields[name] = None if field is None else _plan(field, version)
         elif name in _COUNTS:
@@ -48,6 +50,19 @@ def json_report(value: Any, version: int) -> Report:
         elif field is not None:
             fields[name] = _nested(field, where) if name == "jitter" else json_number(field, where)
     return Report(**fields)
+
+
+def _event(value: Any, where: str) -> Event:
+    """An event; files from before events were typed hold its sentence."""
+    if not isinstance(value, str):
+        fields = json_fields(value, where, ("kind", "fields"))
+        json_text(fields["kind"], f"{where}.kind")
+        if not isinstance(fields["fields"], dict):
+            raise refused(f"{where}.fields", "an object", fields["fields"])
+    try:
+        return Event.from_json(value)
+    except (KeyError, TypeError, ValueError):
+        raise refused(f"{where}.fields", "fields of an event", value) from None
 
 
 def _nested(value: Any, where: str) -> Any:

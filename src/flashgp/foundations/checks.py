@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event, EventKind
 
 __all__ = ["as_float_tensor", "check_count", "check_finite", "check_points", "check_targets", "promotions"]
 
@@ -36,11 +37,11 @@ def as_float_tensor(value: Any, name: str) -> Tensor:
     return value
 
 
-def promotions(**values: Any) -> list[str]:
-    """A line for each argument of half precision, by name, for the report: what `as_float_tensor` makes of it."""
+def promotions(**values: Any) -> list[Event]:
+    """An event for each argument of half precision, by name: what `as_float_tensor` makes of it."""
     kinds = {name: str(getattr(value, "dtype", "")).removeprefix("torch.") for name, value in values.items()}
     return [
-        f"`{name}` came in {kind} and is computed with in float32"
+        Event(EventKind.HALF_PRECISION, argument=name, dtype=kind)
         for name, kind in kinds.items()
         if kind in ("float16", "bfloat16")
     ]

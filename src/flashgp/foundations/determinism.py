@@ -22,11 +22,12 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.threads import single_thread
 
 __all__ = ["EVENT", "deterministic_where", "deterministically", "in_own_memory", "is_deterministic"]
 
-EVENT = "deterministic: one thread and built-in rates"  # in reports
+EVENT = Event(EventKind.DETERMINISTIC)  # in reports
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -122,13 +122,7 @@ class EventKind(Enum):
     )
     FLOAT64_PRODUCTS = "{solver}: with float32 products {obstacle}. From iteration {iteration} on they are in float64."
     OBSTACLE = "{solver}: {obstacle}."
-    SOLVER_CHANGED = (
-        "{solver} ended ({reason}) at a relative residual of {residual:.1e}; {following} goes on from there."
-    )
-    SOLVER_SKIPPED_TIME = "{solver} was not tried: the time was up."
-    SOLVER_SKIPPED = "{solver} was not prepared: {error}"
     FACTOR_SHIFTED = "{solver}: the factor is of the matrix plus {shift:.2e}; the system is not."
-    BLOCKS_SHIFTED = "{solver}: {shifted} of {blocks} blocks are projected on with a shift."
     PRECONDITIONER_COMPARED = (
         "{solver} contracted by {rate:.2f} per iteration, with the Vecchia preconditioner (near rows) by "
         "{candidate_rate:.2f}[, then {obstacle}]: [{kept:if}switched|not kept][{float32_again:if}, float32 products "

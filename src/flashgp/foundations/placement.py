@@ -25,6 +25,7 @@ import torch
 from flashgp.foundations import machine
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.lazy_import import load_late, no_forks
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
 from flashgp.foundations.report import counted
@@ -85,9 +86,9 @@ def active_placement() -> Placement | None:
     return _active[-1].placement if _active else None
 
 
-def placement_events() -> list[str]:
-    """What a report says of the runtime it was made under: one line, or none."""
-    return [f"runtime: {_active[-1].placement}"] if _active else []
+def placement_events() -> list[Event]:
+    """The runtime that a report was made under: one event, or none."""
+    return [Event(EventKind.RUNTIME, placement=str(_active[-1].placement))] if _active else []
 
 
 def launcher_text() -> str:

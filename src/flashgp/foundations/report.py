@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flashgp.foundations.events import joined
+from flashgp.foundations.events import Event, joined
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
 __all__ = ["Report", "counted", "readable_bytes", "readable_seconds"]
@@ -35,7 +35,7 @@ class Report:
     predicted_seconds: float | None = None
     seconds: float | None = None
     compile_seconds: float | None = None
-    events: list[Any] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     plan: Any = None
 
     def lines(self) -> list[tuple[str, str]]:

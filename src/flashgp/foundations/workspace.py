@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.events import Event
 
 __all__ = ["COUNTED_BYTES", "Workspace", "ran_out_of_memory"]
 
@@ -55,7 +56,7 @@ class Workspace:
         budget_bytes: the most that may be alive at once; None for no limit.
         fail_at: the counted request (1, 2, ...) that raises as if memory had run out; for tests.
         parent: a workspace that counts and limits these buffers too, and gets the events.
-    Fields: live_bytes, peak_bytes, requests; events, one line for each change that lack of memory made necessary;
+    Fields: live_bytes, peak_bytes, requests; events, one for each change that lack of memory made necessary;
     backends, the titles of those that worked here, in order; compile_seconds, what compiling took of their time.
     Raises (on request): MemoryBudgetError when a buffer would pass the budget or cannot be had.
     """
@@ -69,7 +70,7 @@ class Workspace:
         self.live_bytes = 0
         self.peak_bytes = 0
         self.requests = 0
-        self.events: list[str] = []
+        self.events: list[Event] = []
         self.backends: list[str] = []
         self.compile_seconds = 0.0
 
@@ -121,7 +122,7 @@ class Workspace:
         own = math.inf if self.budget_bytes is None else self.budget_bytes - self.live_bytes
         return own if self.parent is None else min(own, self.parent.room)
 
-    def note(self, event: str) -> None:
+    def note(self, event: Event) -> None:
         """Record an event, once however often it happens."""
         if event not in self.events:
             self.events.append(event)

@@ -1,16 +1,17 @@
-"""What happened to a posterior online: counts that go on from update to update, and the line of its report."""
+"""What happened to a posterior online: counts that go on from update to update, and the event of its report."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
-from flashgp.foundations.report import counted
 
-__all__ = ["NOTHING_LEARNED", "ONLINE", "Learned"]
+__all__ = ["NOTHING_LEARNED", "UPDATE", "Learned"]
 
-ONLINE = "online: "  # how the lines of a report begin that the next update replaces
+UPDATE = "update"  # the stage of the events of a report that the next update replaces
 # Rows of the factor and of L z that are looked at in every so many updates: a few in each, so that all steps take the
 # same; where a device would be waited for, more of them and seldom.
 CHECKED_ROWS, CHECK_EVERY = 16, 4
@@ -23,7 +24,7 @@ class Learned:
     Fields: appended, dropped, refactorised, refined, how often; updates since the last look at the factor; turn, the
     row that is looked at next; whitened, L^-1 of the residual, (u, p), None where it was not needed yet, or the factor
     of a window has it; known, all rows in such a factor, those that left first, else None. Of solves:
-    usual_iterations, of one that was prepared for its rows; made, what is prepared; last, what the report says of the
+    usual_iterations, of one that was prepared for its rows; made, what is prepared; last, the event fields of the
     last one.
     """
 
@@ -37,7 +38,7 @@ class Learned:
     known: Rows | None = None
     usual_iterations: int | None = None
     made: str = "the factor"
-    last: str = ""
+    last: tuple[tuple[str, Any], ...] = ()
 
     def looked_at(self, count: int, device: torch.device) -> slice | None:
         """The rows, of so many, that the next update looks at; None where it does not."""
@@ -52,14 +53,13 @@ class Learned:
         return replace(self, appended=self.appended + appended, dropped=self.dropped + dropped)
 
     @property
-    def event(self) -> str:
-        """The line of the report."""
-        made_anew = "never" if not self.refactorised else counted(self.refactorised, "time")
-        refined = f", hyperparameters refined {counted(self.refined, 'time')}" if self.refined else ""
-        return (
-            f"{ONLINE}{counted(self.appended, 'row')} appended and {self.dropped:,} dropped since conditioning, "
-            f"{self.made} made anew {made_anew}{refined}{self.last}"
-        )
+    def event(self) -> Event:
+        """Of the report."""
+        return Event(
+            EventKind.UPDATED,
+            appended=self.appended, dropped=self.dropped, kept=self.made, refactorised=self.refactorised or None,
+            refined=self.refined or None, stage=UPDATE, **dict(self.last),
+        )  # fmt: skip
 
 
 NOTHING_LEARNED = Learned()

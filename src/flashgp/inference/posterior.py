@@ -16,10 +16,11 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.parameters import named_parameter_objects
-from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.counters import NOTHING_LEARNED, Learned
 from flashgp.inference.exact.leave_one_out import LeaveOneOut, left_out
@@ -35,7 +36,7 @@ from flashgp.inference.plan import check_prediction_plan, plan_for, price_of_var
 from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.variance_samples import VarianceProbes, variance_probes
-from flashgp.kernels.warped import autocast_notes
+from flashgp.kernels.warped import autocast_events
 from flashgp.likelihoods import Gaussian
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import LEAST_PAIRS, Orders
@@ -200,7 +201,7 @@ class Posterior:
         Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once.
         """
         deterministic = deterministic or self.choice.deterministic
-        promoted = [*promotions(x_test=x_test), *autocast_notes(self.gp.kernel)]
+        promoted = [*promotions(x_test=x_test), *autocast_events(self.gp.kernel)]
         x_test = check_points(x_test, "x_test", like=self.x)
         with deterministically(deterministic):
             x_test = in_own_memory(x_test)
@@ -372,10 +373,7 @@ class Posterior:
         needed, free = stored_bytes(self.distinct), available_bytes(self.x.device)
         if needed <= free:
             return plan
-        self.report.events.append(
-            f"the stored tiles would take {readable_bytes(needed)} with {readable_bytes(free)} free: they are "
-            "recomputed in every product"
-        )
+        self.report.events.append(Event(EventKind.TILES_NOT_STORED, needed=needed, free=free))
         return replace(plan, route="recomputed")
 
     @property
@@ -415,8 +413,12 @@ class Posterior:
         found = solves.log_determinant()
         self.report.standard_error = 0.5 * p * found.standard_error
         self.report.events.append(
-            f"log determinant from {found.probes} probes and {found.steps} Lanczos steps, standard error of the "
-            f"likelihood {self.report.standard_error:.2g}"
+            Event(
+                EventKind.LOG_DETERMINANT,
+                probes=found.probes,
+                steps=found.steps,
+                standard_error=self.report.standard_error,
+            )
         )
         self._note_unfinished(p, solves, self.report.standard_error)
         return fit, found.value
@@ -426,15 +428,15 @@ class Posterior:
         bound, relative = self.report.error_bound, self.report.relative_residual or 0.0
         if bound is None and relative <= UNNOTED_RESIDUAL:
             return
-        event = "the likelihood may be too large by an unknown amount: without noise no bound is known"
+        over = None
         if bound is not None:
             over = 0.5 * p * bound**2 / max(float(solves.system.diagonal().max()), torch.finfo(torch.float64).tiny)
             if over <= max(UNNOTED_SHARE * standard_error, UNNOTED_NATS):
                 return
-            event = f"the likelihood is too large by up to {over:.2g} nats, since the solve of the weights ended early"
+        event = Event(EventKind.LIKELIHOOD_UNCERTAIN, nats=over)
         self.report.events.append(event)
         warnings.warn(
-            f"{event}; condition with a larger time_limit= or memory= for the whole solve", FlashGPWarning, stacklevel=5
+            f"{event} Condition with a larger time_limit= or memory= for the whole solve", FlashGPWarning, stacklevel=5
         )
 
     @deterministic_where(lambda self: self.choice.deterministic)

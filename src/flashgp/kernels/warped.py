@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from flashgp.foundations.contexts import autocast_of_the_caller, callers_autocast
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels.kernel import Kernel, _as_dims, _columns
 from flashgp.kernels.random_features import Draw, Term
 
-__all__ = ["Warped", "autocast_notes"]
+__all__ = ["Warped", "autocast_events"]
 
 
 class Warped(Kernel):
@@ -76,13 +77,13 @@ class Warped(Kernel):
         return {"kind": "Warped", "active_dims": None if self.active_dims is None else list(self.active_dims)}
 
 
-def autocast_notes(kernel: Kernel) -> list[str]:
-    """A line for the report where networks of a kernel run under an autocast that the caller has on."""
+def autocast_events(kernel: Kernel) -> list[Event]:
+    """An event where networks of a kernel run under an autocast that the caller has on."""
     active = autocast_of_the_caller()
     if not active or not _has_networks(kernel):
         return []
-    kinds = " and ".join(f"{str(dtype).removeprefix('torch.')} on {device}" for device, dtype in active.items())
-    return [f"networks of Warped ran under the caller's autocast, {kinds}; all else in full precision"]
+    dtypes = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, dtype in active.items()]
+    return [Event(EventKind.AUTOCAST, dtypes=dtypes)]
 
 
 def _has_networks(kernel: Kernel) -> bool:

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from flashgp.foundations.contexts import exact_precision
 from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.profile import MachineProfile
@@ -102,7 +103,7 @@ class CovarianceOperator(LinearOperator):
         plan: Any,
         memory: str | int | None,
         deterministic: bool,
-        notes: tuple[str, ...],
+        notes: tuple[Event, ...],
     ) -> "CovarianceOperator":
         """The operator with a plan, or with what plans are made from. Raises: DomainError."""
         plan = None if plan is None else checked_plan(plan)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import deterministic_where, in_own_memory, is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.foundations.events import Event
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_ranges import stretched
@@ -71,7 +72,7 @@ class Orders:
     backend: Backend | None = None
     route: str | None = None
     least_tiles: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[Event, ...] = ()
 
     def transposed(self) -> "Orders":
         """The same for the transpose: its plan has rows and columns exchanged."""

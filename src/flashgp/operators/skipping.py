@@ -8,6 +8,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.indexing import Side
@@ -121,15 +122,14 @@ class SkippingOperator(LinearOperator):
         return None if self.far is None else self.far.left_out(matrix)
 
     def _record(self) -> Report:
-        below = f"below {self.skip_below:g} of the prior variance"
         if self._near is not None:
             report = self._near._record()
             report.route = "near tiles"
-            report.events.append(f"{100 * self.kept:.3g} % of the pairs evaluated, the rest skipped: {below}")
+            report.events.append(Event(EventKind.PAIRS_SKIPPED, share=100.0 * self.kept, below=self.skip_below))
             return report
         report = self.exact._record()
-        why = f"too few are {below}" if self.exact.form.fusable else "a Python function of two points has no bound"
-        report.events.append(f"every pair evaluated: {why}")
+        below = self.skip_below if self.exact.form.fusable else None
+        report.events.append(Event(EventKind.PAIRS_NOT_SKIPPED, below=below))
         return report
 
 

@@ -1,5 +1,6 @@
 """Solvers of (K + diag(noise)) X = B behind one contract: prepare(system) -> Prepared, solve(rhs, goal) -> Solution."""
 
+from flashgp.foundations.events import StopReason
 from flashgp.solvers.direct.cholesky_solver import CholeskySolver
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients
 from flashgp.solvers.iterative.contract import (
@@ -10,7 +11,6 @@ from flashgp.solvers.iterative.contract import (
     Solution,
     Solver,
     Step,
-    StopReason,
     System,
 )
 from flashgp.solvers.iterative.registry import SOLVERS

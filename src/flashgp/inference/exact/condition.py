@@ -19,10 +19,11 @@ from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import exact_precision, ordinary_tensors
 from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.placement import placement_events
 from flashgp.foundations.profile_ranges import stretch
-from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.report import Report
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
@@ -31,7 +32,7 @@ from flashgp.inference.exact.solve import SolverChoice, Solves, limits_of, mean_
 from flashgp.inference.gp import GP
 from flashgp.inference.plan import check_plan, plan_for, planned_device
 from flashgp.inference.posterior import Posterior, in_batches
-from flashgp.kernels.warped import autocast_notes
+from flashgp.kernels.warped import autocast_events
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
@@ -80,7 +81,7 @@ def condition(
         )
     choice = SolverChoice(seed, deterministic, float(tolerance))
     limits = limits_of(time_limit, started, progress, interrupted)
-    events = [*promotions(x=x, y=y), *autocast_notes(gp.kernel)]
+    events = [*promotions(x=x, y=y), *autocast_events(gp.kernel)]
     x = check_points(x, "x")
     y = check_targets(y, "y", x, gp.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
@@ -104,7 +105,9 @@ def condition(
     if group is not None and distinct < n:
         events.append(joined_event(group))
     if target != x.device:
-        events.append(f"moved {x.numel() * x.element_size():,} bytes of x from {x.device} to {target}")
+        events.append(
+            Event(EventKind.MOVED, bytes=x.numel() * x.element_size(), source=str(x.device), target=str(target))
+        )
         with stretch("transfers"):
             x, y = x.to(target), y.to(target)
     if not differentiable:
@@ -140,7 +143,7 @@ def condition(
         job = _Job(settings, gp, plan, rows, theta, residual, noise, tolerance, choice, report)
         solves: Solves | None = None
         if n == 0:
-            report.events.append("no data: the posterior is the prior")
+            report.events.append(Event(EventKind.NO_DATA))
             factor, weights = None, residual
         elif differentiable:
             factor, weights = _solve_with_graph(settings, gp, rows, theta, residual, noise)
@@ -183,7 +186,7 @@ def _solve_to_goal(
 ) -> tuple[Factor | None, Tensor, Solves | None]:
     """The weights to the tolerance: with a float32 factor, or by iterations alone; else a float64 factor if it fits."""
     form, plan, report = job.gp.kernel.form, job.plan, job.report
-    failure, factor = "", None
+    failure, factor = {}, None
     try:
         if plan.route == "refined":
             settings = job.settings
@@ -202,16 +205,16 @@ def _solve_to_goal(
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:
         if _float64_factor(plan) is None or limits.out_of_time():
             raise
-        failure = f"{plan.route}: {error}"
+        failure = {"error": str(error)}
     if failure:  # out of the handler, whose traceback holds the factor that failed
         factor = solves = None  # type: ignore[assignment]
-        return _hand_over(job, failure)
+        return _hand_over(job, **failure)
     if unfinished(solution) and _float64_factor(plan) is not None and not limits.out_of_time():
         report.events += solution.events
         factor = solves = None  # type: ignore[assignment]
-        return _hand_over(job, f"{plan.route}: {solution.stopped} after {solution.iterations} iterations")
+        return _hand_over(job, reason=solution.stopped, iterations=solution.iterations)
     if factor is not None:
-        report.events.append(f"float32 factor, {solution.iterations} float64 corrections of the weights")
+        report.events.append(Event(EventKind.REFINED, corrections=solution.iterations))
     record(report, solution, stopping, time_limit)
     return factor, solution.value, solves
 
@@ -224,13 +227,13 @@ def _float64_factor(plan: Plan) -> Alternative | None:
     return None
 
 
-def _hand_over(job: _Job, why: str) -> tuple[Factor, Tensor, None]:
+def _hand_over(job: _Job, **why: Any) -> tuple[Factor, Tensor, None]:
     """A float64 factor after another route has failed: slower and larger than planned, so it is a warning too."""
     price = _float64_factor(job.plan)
     assert price is not None
-    event = f"{why}; a float64 Cholesky factor of all rows goes on, {readable_bytes(price.peak_bytes)}"
+    event = Event(EventKind.ROUTE_FAILED, route=job.plan.route, bytes=price.peak_bytes, **why)
     job.report.events.append(event)
-    warnings.warn(event, FlashGPWarning, stacklevel=7)
+    warnings.warn(str(event), FlashGPWarning, stacklevel=7)
     job.report.route, job.report.dtype = price.route, price.dtype
     job.report.predicted_bytes, job.report.predicted_seconds = price.peak_bytes, price.seconds
     job.settings.dtype = torch.float64
@@ -269,7 +272,7 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
     report.error_bound = relative * per_residual if per_residual < math.inf else None
     if single:
         report.iterations = steps
-        report.events.append(f"float32 factor, {steps} float64 corrections of the weights")
+        report.events.append(Event(EventKind.REFINED, corrections=steps))
         if relative > target:
             warnings.warn(
                 f"float32 refinement stopped at a relative residual of {relative:.1e} (target {target:.1e}): the mean "
@@ -299,8 +302,8 @@ def _report_jitter(report: Report, settings: DirectSettings, factor: Factor | No
     added = factor.jitter
     report.jitter = float(added) if added.dim() == 0 else added.tolist()
     tried = ", ".join(f"{r:.1e}" for r in settings.jitters)
-    only = " of the factor only: mean and variance are those without it" if certain else ""
-    report.events.append(f"jitter added to the diagonal{only}: {report.jitter} (relative steps tried: {tried})")
+    steps = [f"{step:.1e}" for step in settings.jitters]
+    report.events.append(Event(EventKind.JITTER, jitter=report.jitter, tried=steps, factor_only=certain))
     if settings.jitter is None:
         members = "" if added.dim() == 0 else f" in batch members {added.nonzero().squeeze(-1).tolist()}"
         what = "its factor, which likelihood and leave-one-out come from" if certain else "its diagonal"

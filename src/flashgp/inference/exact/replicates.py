@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.gp import GP
 from flashgp.likelihoods import Gaussian
@@ -221,8 +222,6 @@ def join(gp: GP, x: Tensor, y: Tensor, group: Tensor) -> Replicates:
     return Replicates(x[first] + 0.0, mean if gp.outputs is not None else mean[:, 0], joined, group, share)
 
 
-def joined_event(group: Tensor) -> str:
-    """What a report says of rows that were joined."""
-    distinct = int(group.max()) + 1
-    differ = " that differ in x" if distinct > 1 else ", since x is the same in all"
-    return f"{len(group):,} rows joined into {distinct:,}{differ}"
+def joined_event(group: Tensor) -> Event:
+    """Of a report, for rows that were joined."""
+    return Event(EventKind.ROWS_JOINED, rows=len(group), distinct=int(group.max()) + 1)

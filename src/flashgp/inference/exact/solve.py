@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.report import Report, counted
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
@@ -29,22 +30,11 @@ from flashgp.planner.plan import Plan
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import (
-    NO_LIMITS,
-    UNFINISHED,
-    Goal,
-    Limits,
-    Prepared,
-    Solution,
-    Solver,
-    Step,
-    System,
-)
+from flashgp.solvers.iterative.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, System
 from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
-from flashgp.solvers.preconditioners.candidate import NOT_TRIED, TRIED
 
 __all__ = [
-    "ENDED_EARLY",
+    "OF_THE_WEIGHTS",
     "PreparedOnce",
     "SolverChoice",
     "Solves",
@@ -52,7 +42,6 @@ __all__ = [
     "iterative_method",
     "limits_of",
     "mean_goal",
-    "of_the_weights",
     "record",
     "unfinished",
 ]
@@ -60,9 +49,13 @@ __all__ = [
 F64 = torch.float64
 RELATIVE_FLOOR = 1e-13  # a residual that small is as good as float64 gives, whatever its bound says
 PROBE_SEED = 2**32  # added to a seed for the draws of probes
-# How the lines begin, or end, that `record` writes: what a later solve of the weights makes untrue.
-ENDED_EARLY = TIME_ENDED, HAND_ENDED, CALLER_ENDED = "the time limit of ", "Ctrl-C ended ", "the caller ended "
-BEYOND, ROUNDED, PASSED = "the tolerance is beyond ", "the residual is at the rounding ", " passes over the pairs"
+# Events of one solve of the weights, which a later one makes untrue.
+OF_THE_WEIGHTS = frozenset(
+    {
+        EventKind.SOLVED, EventKind.SOLVE_ENDED, EventKind.ROUNDING_REACHED, EventKind.PRECONDITIONER_COMPARED,
+        EventKind.PRECONDITIONER_UNDECIDED, EventKind.PRECONDITIONER_REFUSED,
+    }
+)  # fmt: skip
 FACTOR_WINDOW = 50  # iterations within which a solve with a factor must halve its residual
 
 
@@ -212,7 +205,7 @@ def iterative_method(plan: Plan | None) -> PreparedOnce:
 # -- what a report says ----------------------------------------------------------------------------------------------
 def unfinished(solution: Solution) -> bool:
     """Whether another method may do better: not where time or the caller ended it."""
-    return solution.stopped in UNFINISHED
+    return solution.stopped.another_method_may_help
 
 
 def record(report: Report, solution: Solution, stopping: Stopping, time_limit: float | None) -> None:
@@ -222,34 +215,15 @@ def record(report: Report, solution: Solution, stopping: Stopping, time_limit: f
     bound = stopping.largest * float(solution.energy_bound.max())
     report.error_bound = bound if math.isfinite(bound) else None
     report.events += solution.events
-    report.events.append(f"{counted(solution.iterations, 'iteration')}, {solution.passes:.3g}{PASSED}")
-    reached = _reached(report, stopping)
-    if solution.stopped == "goal":
+    report.events.append(Event(EventKind.SOLVED, iterations=solution.iterations, passes=solution.passes))
+    reached = {"bound": report.error_bound, "asked": stopping.asked}
+    if solution.stopped is StopReason.GOAL:
         if report.error_bound is not None and report.error_bound > 1.001 * stopping.asked:
-            report.events.append(f"{ROUNDED}of float64: {reached}")
+            report.events.append(Event(EventKind.ROUNDING_REACHED, **reached))
         return
-    if solution.stopped == "time":
-        event = f"{TIME_ENDED}{time_limit:g} s ended the solve: {reached}"
-    elif solution.stopped == "interrupt":
-        event = f"{HAND_ENDED}the solve: {reached}"
-    elif solution.stopped == "callback":
-        event = f"{CALLER_ENDED}the solve: {reached}"
-    else:
-        event = f"{BEYOND}the solvers, {solution.stopped}: {reached}"
+    event = Event(
+        EventKind.SOLVE_ENDED,
+        reason=solution.stopped, residual=report.relative_residual, time_limit=time_limit, **reached,
+    )  # fmt: skip
     report.events.append(event)
-    advice = "raise time_limit= or tolerance=, or allow a factor"
-    if solution.stopped == "interrupt":
-        advice = "gp.condition(x, y) takes the whole solve"
-    warnings.warn(f"{event}; {advice}", FlashGPWarning, stacklevel=6)
-
-
-def of_the_weights(event: str) -> bool:
-    """Whether a line of a report is of one solve of the weights, as `record` and conjugate gradients write them."""
-    within = any(words in event for words in (TRIED, NOT_TRIED))
-    return within or event.startswith((*ENDED_EARLY, BEYOND, ROUNDED)) or event.endswith(PASSED)
-
-
-def _reached(report: Report, stopping: Stopping) -> str:
-    if report.error_bound is None:
-        return f"a relative residual of {report.relative_residual:.1e}; without noise no bound of the mean is known"
-    return f"the mean is off by at most {report.error_bound:.2e}, asked was {stopping.asked:.2e}"
+    warnings.warn(f"{event} {solution.stopped.advice}", FlashGPWarning, stacklevel=6)

@@ -21,7 +21,7 @@ from torch import Tensor
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.counters import CHECKED_ROWS, ONLINE
+from flashgp.inference.counters import CHECKED_ROWS, UPDATE
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.replicates import Replicates
 from flashgp.inference.gp import GP
@@ -110,7 +110,7 @@ def ended(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
         relative_residual=before.relative_residual if looked is None else looked.relative,
         jitter=float(state.factor.jitter) or None, peak_bytes=workspace.peak_bytes, plan=before.plan,
-        events=[*(event for event in before.events if not event.startswith(ONLINE)), learned.event],
+        events=[*(event for event in before.events if event.stage != UPDATE), learned.event],
     )  # fmt: skip
     report.seconds = time.perf_counter() - started
     after = type(post)(

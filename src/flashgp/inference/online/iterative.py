@@ -18,20 +18,13 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import MemoryBudgetError, NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.report import Report, counted, readable_bytes, readable_seconds
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.counters import ONLINE, Learned
-from flashgp.inference.exact.solve import (
-    ENDED_EARLY,
-    PreparedOnce,
-    Solves,
-    iterative_method,
-    mean_goal,
-    of_the_weights,
-    record,
-)
+from flashgp.inference.counters import UPDATE, Learned
+from flashgp.inference.exact.solve import OF_THE_WEIGHTS, PreparedOnce, Solves, iterative_method, mean_goal, record
 from flashgp.inference.exact.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
@@ -41,7 +34,7 @@ from flashgp.planner.products import stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import UNFINISHED, Limits, Solution
+from flashgp.solvers.iterative.contract import Limits, Solution
 from flashgp.solvers.preconditioners.candidate import near_rows
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.low_rank_update import MOST_RANK_GROWTH, carried
@@ -52,7 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Updated", "updated_by_solves"]
 
 F64, F32 = torch.float64, torch.float32
-OF_THE_OLD = (ONLINE, "log determinant from ", "the likelihood ", "the stored tiles would take ")  # of posterior.py
+# Events of the posterior before, which an update makes untrue.
+OF_THE_OLD = OF_THE_WEIGHTS | {EventKind.LOG_DETERMINANT, EventKind.LIKELIHOOD_UNCERTAIN, EventKind.TILES_NOT_STORED}
+ENDED_EARLY = (StopReason.TIME, StopReason.INTERRUPT, StopReason.CALLBACK)
 CLEARLY_MORE = 1.5  # times the iterations of a solve that was prepared for its rows; a warm start takes fewer
 LEAST_LIMIT = 10  # iterations that no preparation is thrown away for: it takes as long
 FOREIGN_SHARE = 0.5  # of the rows, that a preconditioner may never have seen: beyond, it holds as much memory twice
@@ -108,7 +103,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         post.gp.kernel.form, post.theta, change.rows.part(staying, count), change.rows, dtype=F64, workspace=workspace
     ).expand(count - staying, count)  # fmt: skip
     _refuse_overflow(border)
-    events: list[str] = []
+    events: list[Event] = []
     system = _system(post, old, change, border, workspace, events)
     _refuse_repeats(system, border, staying)
     before = post.representer_weights if change.kept is None else post.representer_weights[change.kept]
@@ -126,7 +121,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         limited = found is not None
         solves = found or Solves(system, iterative_method(post.plan), old.seed)
     usual = learned.usual_iterations
-    if usual is None and not any(event.startswith(ENDED_EARLY) for event in post.report.events):
+    if usual is None and not any(_ended_early(event) for event in post.report.events):
         usual = post.report.iterations
     if _near_rows_were_kept(old):
         usual = None  # it was of another preconditioner than the one that is carried over
@@ -138,11 +133,20 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         if usual is not None:
             limits = Limits(iterations=max(LEAST_LIMIT, math.ceil(CLEARLY_MORE * usual)))
         solution = solves.solve(change.residual, stopping.goal, start=start, limits=limits)
-        anew = solution.stopped in UNFINISHED
+        anew = solution.stopped.another_method_may_help
         if anew and factor is not None:
             return None
         if anew:
-            events.append(f"{_prepared(post)} no longer fits, {_why(solution, usual)}: made anew")
+            limited = solution.stopped is StopReason.ITERATIONS
+            events.append(
+                Event(
+                    EventKind.PREPARED_ANEW,
+                    kept=_prepared(post),
+                    iterations=solution.iterations,
+                    reason=solution.stopped,
+                    usual=usual if limited else None,
+                )
+            )
             solves = Solves(system, iterative_method(post.plan), old.seed)
     if anew:
         last = solves.solve(change.residual, stopping.goal, start=start if solution is None else solution.value)
@@ -156,27 +160,26 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
     )  # fmt: skip
     record(report, solution, stopping, None)
     seconds = time.perf_counter() - began
-    certain = "no bound of the mean" if report.error_bound is None else f"the mean within {report.error_bound:.1e}"
+    said = {"iterations": solution.iterations, "seconds": seconds, "bound": report.error_bound}
     learned = replace(
         learned, refactorised=learned.refactorised + anew, usual_iterations=usual, made=_prepared(post),
-        last=f"; this update {counted(solution.iterations, 'iteration')}, {readable_seconds(seconds)}, {certain}",
+        last=tuple(said.items()),
     )  # fmt: skip
     report.events = [
-        *(event for event in post.report.events if not event.startswith(OF_THE_OLD) and not of_the_weights(event)),
-        learned.event, *(ONLINE + event for event in (*events, *report.events)),
+        *(event for event in post.report.events if event.stage != UPDATE and event.kind not in OF_THE_OLD),
+        learned.event, *(event.during(UPDATE) for event in (*events, *report.events)),
     ]  # fmt: skip
     report.peak_bytes, report.seconds = workspace.peak_bytes, seconds
     return Updated(factor, solution.value, solves, report, learned)
 
 
+def _ended_early(event: Event) -> bool:
+    """Whether time or the caller ended the solve of conditioning."""
+    return event.kind is EventKind.SOLVE_ENDED and not event.stage and event.fields["reason"] in ENDED_EARLY
+
+
 def _prepared(post: "Posterior") -> str:
     return "the factor" if post.factor is not None else "the preconditioner"
-
-
-def _why(solution: Solution, usual: int | None) -> str:
-    if solution.stopped == "iterations":
-        return f"{solution.iterations} iterations after {usual}"
-    return f"{solution.stopped} after {solution.iterations} iterations"
 
 
 def _together(first: Solution, last: Solution) -> Solution:
@@ -188,7 +191,7 @@ def _together(first: Solution, last: Solution) -> Solution:
 
 # -- the system -----------------------------------------------------------------------------------------------------
 def _system(
-    post: "Posterior", old: Solves, change: Change, border: Tensor, workspace: Workspace, events: list[str]
+    post: "Posterior", old: Solves, change: Change, border: Tensor, workspace: Workspace, events: list[Event]
 ) -> CovarianceSystem:
     """A of the rows there are now; on the stored tiles of the old one while few rows are foreign to them."""
     orders = Orders(deterministic=post.choice.deterministic)
@@ -207,12 +210,9 @@ def _system(
         except MemoryBudgetError:
             pass
         else:
-            events.append("the stored tiles made anew, since many rows were not in them")
+            events.append(Event(EventKind.TILES_STORED_ANEW))
             return system
-    events.append(
-        f"new stored tiles would take {readable_bytes(needed)} with {readable_bytes(free)} free: they are recomputed "
-        "in every product"
-    )
+    events.append(Event(EventKind.TILES_NOT_STORED, needed=needed, free=free))
     return CovarianceSystem(operator, change.noise)
 
 

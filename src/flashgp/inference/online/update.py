@@ -322,7 +322,7 @@ def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -
 def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
     """A posterior that was conditioned anew as the continuation of what had been learned before; it says so."""
     made.learned = replace(
-        learned, turn=0, whitened=None, known=None, usual_iterations=None, made="the factor", last=""
+        learned, turn=0, whitened=None, known=None, usual_iterations=None, made="the factor", last=()
     )
     made.report.events.append(made.learned.event)
     return made

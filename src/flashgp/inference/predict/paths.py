@@ -18,6 +18,7 @@ from flashgp.foundations.checks import check_points
 from flashgp.foundations.contexts import exact_precision, ordinary_tensors
 from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, readable_bytes
@@ -52,7 +53,6 @@ class Paths:
         self._posterior = posterior
         self._prior = prior
         self._weights = weights  # K^-1 (y - m - f0 - e), (*batch, n, count * outputs); None without data
-        self._missing: str | None = None
 
     @property
     def prior_error(self) -> float | None:
@@ -92,13 +92,12 @@ class Paths:
         """What the draw of the prior lacks at these points: in the report, and a warning where it matters."""
         if isinstance(self._prior, FeatureDraws) and self._prior.error is None and x.shape[-2]:
             self._prior.measure(self._posterior.gp, x.detach())
-            self.report.events.append(self._prior.description)
+            self.report.events.append(self._prior.event)
         missing = self._prior.missing(x)
         if missing <= NOTABLE:
             return
-        event = f"up to {missing:.0%} of the prior variance is missing at the last points"
-        self.report.events = [e for e in self.report.events if e != self._missing] + [event]
-        self._missing = event
+        event = Event(EventKind.PRIOR_MISSING, share=missing)
+        self.report.events = [e for e in self.report.events if e.kind is not EventKind.PRIOR_MISSING] + [event]
         warnings.warn(
             f"these paths lack up to {missing:.0%} of the prior variance at `x`: the kernel has no random features, "
             "and pivots of the training rows say nothing far from them. Use post.predict(x).sample(), which is exact",
@@ -132,7 +131,7 @@ def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -
     with torch.set_grad_enabled(post.differentiable):
         prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
         if prior.error is not None:
-            report.events.append(prior.description)
+            report.events.append(prior.event)
         weights = None
         if post.count:
             noise = post.noise.unsqueeze(-1)
@@ -180,7 +179,7 @@ def representers(post: "Posterior", targets: Tensor, tolerance: float = TOLERANC
     if post.solves is not None:
         found = post.solves.solve(targets, mean_goal(post.solves.system, tolerance).goal)
         residual = float(found.relative_residual.max())
-        if found.stopped != "goal":
+        if found.stopped is not StopReason.GOAL:
             warnings.warn(
                 f"the solve of these draws ended ({found.stopped}) with a relative residual of {residual:.1e}; pass a "
                 "larger memory= to condition, or dtype=torch.float64",

@@ -23,6 +23,7 @@ from flashgp.foundations.checks import check_targets
 from flashgp.foundations.contexts import exact_precision
 from flashgp.foundations.determinism import EVENT, deterministic_where
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, readable_bytes, readable_seconds
@@ -348,7 +349,7 @@ class Prediction:
         inside = torch._C._functorch.is_functorch_wrapped_tensor(variance)  # torch.func: vmap has no numbers to look at
         if not inside and variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
             worst = float(variance.detach().min())
-            self.report.events.append(f"a computed variance was {worst:.2e}, below zero by more than rounding")
+            self.report.events.append(Event(EventKind.VARIANCE_NEGATIVE, worst=worst))
             warnings.warn(
                 f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {dtype}; "
                 "the value is given as 0. Use float64, or more noise",
@@ -379,12 +380,15 @@ class Prediction:
             rounded = prior - self._explained(some)
         error = float(((rounded - exact).abs() / exact.clamp_min(torch.finfo(exact.dtype).tiny)).max())
         gives_way = not error <= (SHARE if way == "solves" else SAMPLED_SHARE)  # also where it is no number
-        event = f"variance by the float32 factor, off by at most {error:.1e} of itself at {len(index)} of the points"
-        self.report.events.append(event + (f"; {_INSTEAD[way]} at all of them" if gives_way else ""))
+        event = Event(
+            EventKind.VARIANCE_BY_FACTOR,
+            error=error, points=len(index), instead=_INSTEAD[way] if gives_way else None,
+        )  # fmt: skip
+        self.report.events.append(event)
         if error > SHARE and not gives_way and not self._posterior.told_of_rounding:
             self._posterior.told_of_rounding = True
             warnings.warn(
-                f"{event}, at others perhaps by more: exact solves at {count:,} points would take about "
+                f"{event} At others it may be more; exact solves at {count:,} points would take about "
                 f'{readable_seconds(price.seconds)}. predict(x, variance="exact") takes them, "sampled" samples',
                 FlashGPWarning,
                 stacklevel=7,
@@ -417,14 +421,14 @@ class Prediction:
         least = FLOOR * prior.clamp_min(torch.finfo(prior.dtype).tiny)
         share = float((found.standard_error / torch.maximum(found.variance, least)).max())
         samples = probes.noisy.shape[1]
-        event = f"variance from {samples} samples, the largest standard error {share:.1e} of it"
+        event = Event(EventKind.VARIANCE_BY_SAMPLES, samples=samples, share=share)
         self.report.events.append(event)
         log.info("%s", event)
         if self._asked == "auto" and not post.told_of_samples:
             post.told_of_samples = True
             exact = post.price_of_variance(len(prior), "exact", self._deterministic).seconds
             warnings.warn(
-                f"{event}: exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
+                f"{event} Exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
                 'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick',
                 FlashGPWarning,
                 stacklevel=7,
@@ -445,7 +449,7 @@ class Prediction:
     def _note_shortfall(self, found: Explained, prior: Tensor, value: Tensor) -> None:
         """How far variances by solves may be off: an event, and a warning where that is more than it should be."""
         share = float((found.error / (prior - value - found.error).clamp_min(FLOOR * prior)).max())
-        self.report.events.append(f"variance by solves, too large by at most {share:.1e} of itself")
+        self.report.events.append(Event(EventKind.VARIANCE_BY_SOLVES, share=share))
         if share > SHARE:
             warnings.warn(
                 f"a variance may be too large by {share:.1e} of itself: the solves ended before it was certain to "
@@ -544,7 +548,7 @@ class Prediction:
 
     def _note_jitter(self, jitter: Tensor) -> None:
         if bool((jitter > 0).any()):
-            self.report.events.append(f"jitter {float(jitter.max()):.2e} added to factorise the joint covariance")
+            self.report.events.append(Event(EventKind.JOINT_JITTER, jitter=float(jitter.max())))
 
     def __repr__(self) -> str:
         return f"Prediction at {self._x.shape[-2]:,} points\n{self.report}"

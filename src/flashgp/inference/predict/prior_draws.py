@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flashgp import linalg
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.inference.gp import GP
@@ -30,10 +31,14 @@ class PriorDraws(ABC):
     """Functions f0 of the prior without its mean; called on x (*batch, n, d), their values (*batch, n, columns)."""
 
     error: float | None = None
-    description: str = ""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor: ...
+
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """What the draws are, for the report."""
 
     def missing(self, x: Tensor) -> float:
         """The largest share of the prior variance that is certainly missing at some of the points; 0 if none is."""
@@ -50,7 +55,12 @@ class FeatureDraws(PriorDraws):
     def __init__(self, features: RandomFeatures, weights: Tensor) -> None:
         self.features = features
         self.weights = weights
-        self.description = f"{weights.shape[-2]:,} random features"
+        self.exact = False
+
+    @property
+    def event(self) -> Event:
+        error = None if self.exact else self.error
+        return Event(EventKind.RANDOM_FEATURES, features=self.weights.shape[-2], exact=self.exact, error=error)
 
     def __call__(self, x: Tensor) -> Tensor:
         n = x.shape[-2]
@@ -71,13 +81,11 @@ class FeatureDraws(PriorDraws):
         return self.features(x) @ self.weights
 
     def measure(self, gp: GP, x: Tensor) -> None:
-        """Set `error` and `description` from at most 256 of the points, eq. (M-95)."""
+        """Set `error` from at most 256 of the points, eq. (M-95)."""
         if self.features.exact(x):
-            self.error = 0.0
-            self.description += ", a finite rank: the prior is exact"
+            self.error, self.exact = 0.0, True
             return
         self.error = _relative_error(self.features, gp, x)
-        self.description += f": prior error {self.error:.1e} of the prior variance, root mean square over sampled pairs"
 
 
 def _relative_error(features: RandomFeatures, gp: GP, x: Tensor) -> float:
@@ -110,10 +118,10 @@ class PivotedDraws(PriorDraws):
             self.lower.mT, normal, upper=True, device=linalg.own_device(self.lower)
         )
         self.error = residual
-        self.description = (
-            f"{pivots.numel():,} pivots of the training rows, since the kernel has no random features: "
-            f"{residual:.1e} of the prior variance is missing on average at the training rows, and more away from them"
-        )
+
+    @property
+    def event(self) -> Event:
+        return Event(EventKind.PIVOTED_DRAWS, pivots=self.rows.count, missing=self.error)
 
     def __call__(self, x: Tensor) -> Tensor:
         return prior_covariance(self.gp, self.gp.kernel.rows(x), self.rows) @ self.coefficients

@@ -21,6 +21,7 @@ from flashgp.foundations.checks import check_points
 from flashgp.foundations.contexts import exact_precision, ordinary_tensors
 from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.inference.predict.paths import draw_seed, representers
 from flashgp.inference.predict.prior_draws import FeatureDraws, pivots_of, prior_covariance
@@ -70,7 +71,7 @@ class VarianceProbes:
     images: Tensor
     neighbours: int
     level: float
-    events: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     @ordinary_tensors
     @exact_precision
@@ -201,7 +202,7 @@ def variance_probes(
     actions = basis[:, : post.distinct].mT.contiguous()
     images = prior_covariance(post.gp, post.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
     near = max(0, min(neighbours, post.distinct - actions.shape[0]))
-    events = [f"variance from {samples} samples, each with {features:,} random features of its own: unbiased"]
+    events = [Event(EventKind.VARIANCE_UNBIASED, samples=samples, features=features)]
     return VarianceProbes(post, draws, noisy, solutions, actions, images, near, level, events)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import StopReason
 from flashgp.inference.exact.solve import Solves
 from flashgp.planner.variances import SOLVED_POINTS
 from flashgp.solvers.iterative.contract import Goal
@@ -70,7 +71,7 @@ def _solved(solves: Solves, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tenso
         product = solves.system.multiply(z)
         variance = prior - 2.0 * (cross * z).sum(0) + (z * product).sum(0)
         allowed = SHARE * (variance - error).clamp_min(FLOOR * largest)
-        if not last or solution.stopped != "goal" or bool((error <= allowed).all()):
+        if not last or solution.stopped is not StopReason.GOAL or bool((error <= allowed).all()):
             break
         # At most an eighth of the last: the variance itself becomes smaller as the solve gets better.
         share, start = min(share / 8.0, float(allowed[error > allowed].min())), z

@@ -28,6 +28,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.profile_ranges import stretch
 from flashgp.foundations.report import Report, counted, readable_bytes
@@ -213,8 +214,7 @@ def fit(
         if (len(thetas) > 1 and not small) or large is not None:
             recorder.phase = "choosing a start on a subset"
             thetas = [best_on_subset(gp, work_x, work_y, settings, roles, priors == "weak", thetas, seed, recorder)]
-            event = f"{counted(count, 'start')} fitted to {min(SUBSET_ROWS, n):,} of {n:,} rows, "
-            report.events.append(event + ("then to all" if count == 1 else "the best to all"))
+            report.events.append(Event(EventKind.SUBSET_FIT, starts=count, subset=min(SUBSET_ROWS, n), rows=n))
         if large is not None:
             with quiet_openblas():
                 fit_many_rows(
@@ -230,14 +230,14 @@ def fit(
     except (KeyboardInterrupt, TimeUp) as stop:
         interrupted = True
         report.events.append(
-            "interrupted: the best parameters so far are returned"
+            Event(EventKind.FIT_INTERRUPTED)
             if isinstance(stop, KeyboardInterrupt)
-            else f"the time limit of {time_limit:g} s ended the fit: the best parameters so far are returned"
+            else Event(EventKind.FIT_TIME_UP, limit=time_limit)
         )
     try:
         recorder.evaluations.write()
     except OSError as error:  # a full disk must not cost the fit
-        report.events.append(f"the checkpoint could not be written: {error}")
+        report.events.append(Event(EventKind.CHECKPOINT_FAILED, error=str(error)))
         warnings.warn(
             f"`checkpoint` could not be written ({error}); the fit itself is complete", FlashGPWarning, stacklevel=2
         )
@@ -258,13 +258,13 @@ def fit(
     gp.likelihood = own
     left = None if time_limit is None else max(time_limit - (time.perf_counter() - began), ANSWER_SHARE * time_limit)
 
-    cut: list[str] = []
+    cut: list[Event] = []
 
     def answered(limit: float | None) -> Posterior:
         return condition(
             gp, x, y, solver=None, tolerance=tolerance, time_limit=limit, memory=None, plan=plan, seed=seed,
             deterministic=deterministic, progress=None, device=device, dtype=None, jitter=jitter, differentiable=False,
-            interrupted=lambda: cut.append("interrupted in the last solve: its best weights so far are returned"),
+            interrupted=lambda: cut.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
             single=large is None or not large.rough_factors,
         )  # fmt: skip
 
@@ -378,21 +378,17 @@ def _describe(
 ) -> None:
     """Everything about the optimisation that the user should know."""
     if recorder.failures:
-        points = f"{counted(recorder.failures, 'trial point')} {'was' if recorder.failures == 1 else 'were'}"
-        what = "without a gradient" if estimated else "not positive definite"
-        report.events.append(f"{points} {what}; the search stepped back from there")
+        report.events.append(Event(EventKind.POINTS_REJECTED, points=recorder.failures, estimated=estimated))
     if recorder.evaluations.replayed:
-        replayed = counted(recorder.evaluations.replayed, "evaluation")
-        why = "; gradients after them agree with those of an uninterrupted fit to the tolerance of their solves"
-        report.events.append(f"resumed: {replayed} came from the checkpoint{why if estimated else ''}")
+        replayed = recorder.evaluations.replayed
+        report.events.append(Event(EventKind.RESUMED, evaluations=replayed, estimated=estimated))
     if objective.settings.jitters:
-        attempts = counted(len(objective.settings.jitters), "factorisation attempt")
-        report.events.append(f"a jitter was needed in {attempts}")
+        report.events.append(Event(EventKind.FIT_JITTER, attempts=len(objective.settings.jitters)))
     for (low, high), slot_name, value in zip(
         bounds_of(objective, roles), _entry_names(objective), best.tolist(), strict=True
     ):
         if (low is not None and value <= low) or (high is not None and value >= high):
-            report.events.append(f"{slot_name} ended on its bound")
+            report.events.append(Event(EventKind.ON_BOUND, parameter=slot_name))
 
 
 def _entry_names(objective: FlatObjective) -> list[str]:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import named_parameter_objects
-from flashgp.foundations.report import Report, counted
+from flashgp.foundations.report import Report
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.gp import GP
 from flashgp.inference.threads import quiet_openblas
@@ -279,9 +280,7 @@ def wake(
     minimise(objective, roles, [woken], max_iterations, recorder, f"{label} woken", least_decrease)
     gain = before - min(value for run, (value, _) in recorder.best.items() if run.startswith(label))
     if gain > 10 * LEAST_DECREASE:
-        report.events.append(
-            f"a last run with {counted(columns, 'long lengthscale')} reset found a better optimum, by {gain:.3g} nats"
-        )
+        report.events.append(Event(EventKind.LENGTHSCALES_RESET, lengthscales=columns, gain=gain))
 
 
 def best_of(recorder: Recorder, label: str) -> numpy.ndarray | None:

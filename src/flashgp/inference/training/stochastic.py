@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import ConvergenceError, FlashGPWarning, NotPositiveDefiniteError
-from flashgp.foundations.report import Report, counted
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.report import Report
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.gp import GP
 from flashgp.inference.training.extrapolation import Trend
@@ -97,12 +98,12 @@ def fit_many_rows(
         curvature = fisher_information(middle, theta, max(LEAST_DRAWS, DRAWS_PER_PARAMETER * middle.size), seed)
     curvature = curvature + _prior_curvature(objective, theta) * (count / n)
 
-    def strayed(found: numpy.ndarray, of: str) -> bool:
+    def strayed(found: numpy.ndarray, rows: int) -> bool:
         with first_rows() as middle:
             worse = _worse(middle, found, theta) / count
         if worse <= SLIP:
             return False
-        _say_strayed(worse, of, count, report, kept=objective.factored)
+        _say_strayed(worse, rows, count, report, kept=objective.factored)
         if objective.factored:  # probes of the model itself are not rough
             return False
         recorder.reached = trend.theta
@@ -124,12 +125,12 @@ def fit_many_rows(
             try:
                 descent = climb.along(trend, curvature, stiffness)
             except NotPositiveDefiniteError as error:
-                report.events.append(f"{size:,} rows were passed over, no gradient could be had there: {error}")
+                report.events.append(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
                 continue
         if part.factored:
             objective.take_factors(headed=part.headed)
             sizes = with_factored_part(sizes, size, n)
-        if not strayed(descent.theta, f"{size:,}"):
+        if not strayed(descent.theta, size):
             trend.add(descent.theta, size)
             curvature, stiffness, recorder.reached = descent.curvature, descent.stiffness, descent.theta
     recorder.phase = "fitting all rows"
@@ -137,27 +138,30 @@ def fit_many_rows(
     try:
         first = climb.along(trend, curvature, stiffness)
     except NotPositiveDefiniteError as error:
-        event = f"no gradient of all {n:,} rows could be had, the parameters are those of {trend.rows:,} rows: {error}"
+        event = Event(EventKind.NO_GRADIENT, rows=n, fitted=trend.rows, error=str(error))
         report.events.append(event)
-        warnings.warn(event, FlashGPWarning, stacklevel=4)
+        warnings.warn(str(event), FlashGPWarning, stacklevel=4)
         return
     last = first
     if first.converged and climb.noise > climb.enough:
         objective.refresh(first.theta)
         last = climb.run(first.theta, first.curvature, first.stiffness)
-    if strayed(last.theta, f"all {n:,}"):
+    if strayed(last.theta, n):
         return
     recorder.reached = last.theta
     report.events.append(
-        f"gradients of all {n:,} rows estimated with {objective.probes} probes, {climb.evaluations} of them in "
-        f"{objective.passes:.0f} passes over the pairs; they cost about {climb.noise:.2g} nats where the "
-        f"probes are as good as exact ones, and a search ends where a step promises less than {climb.enough:.2g}"
+        Event(
+            EventKind.GRADIENTS_ESTIMATED,
+            rows=n,
+            probes=objective.probes,
+            evaluations=climb.evaluations,
+            passes=objective.passes,
+            noise=climb.noise,
+            enough=climb.enough,
+        )
     )
     if not first.converged:
-        report.events.append(
-            f"the search over all rows ended after {counted(climb.evaluations, 'gradient')}; by its model another step "
-            f"would gain {first.expected:.2g} nats"
-        )
+        report.events.append(Event(EventKind.SEARCH_UNFINISHED, evaluations=climb.evaluations, expected=first.expected))
 
 
 def _worse(first_rows: FlatObjective, found: numpy.ndarray, before: numpy.ndarray) -> float:
@@ -168,20 +172,14 @@ def _worse(first_rows: FlatObjective, found: numpy.ndarray, before: numpy.ndarra
         return math.inf
 
 
-def _say_strayed(worse: float, of: str, count: int, report: Report, *, kept: bool) -> None:
+def _say_strayed(worse: float, rows: int, count: int, report: Report, *, kept: bool) -> None:
     """That what a search has found makes the first rows less likely by so many nats each, and what is done about it."""
     if kept:
-        report.events.append(
-            f"under what {of} rows say, the first {count:,} rows are {worse:.2g} nats each less likely; kept, "
-            "since its gradients were by factors"
-        )
+        report.events.append(Event(EventKind.STAGE_WORSE, rows=rows, first=count, worse=worse))
         return
-    event = (
-        f"the search over {of} rows was given up: the first {count:,} rows are {worse:.2g} nats each less likely "
-        "under what it found, so that its gradients were too rough; the parameters before it are kept"
-    )
+    event = Event(EventKind.STAGE_REJECTED, rows=rows, first=count, worse=worse)
     report.events.append(event)
-    warnings.warn(event, FlashGPWarning, stacklevel=6)
+    warnings.warn(str(event), FlashGPWarning, stacklevel=6)
 
 
 def _window(objective: LargeObjective, theta: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -263,9 +261,7 @@ class _Climb:
                 self._led = False
             self.objective.refresh(trend.theta)
             found = self.run(trend.theta, scaled, stiffness)
-            self.objective.settings.workspace.note(
-                f"{rows:,} rows had no gradient where fewer rows lead; their search began at the optimum of those"
-            )
+            self.objective.settings.workspace.note(Event(EventKind.NOT_EXTRAPOLATED, rows=rows))
             return found
         self.objective.refresh(trend.theta)
         return self.run(trend.theta, scaled, stiffness)
@@ -303,7 +299,7 @@ class _Climb:
                     raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
             except (NotPositiveDefiniteError, ConvergenceError) as error:
                 log.debug("%s: no gradient (%s)", self.name, error)
-                self.objective.settings.workspace.note(f"{self.name} at one point: {error}")
+                self.objective.settings.workspace.note(Event(EventKind.POINT_FAILED, run=self.name, error=str(error)))
                 failure = NotPositiveDefiniteError(str(error))
         if failure is not None:
             self.recorder.record_round([(self._run, theta, failure)])

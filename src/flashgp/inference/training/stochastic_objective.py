@@ -33,6 +33,7 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.exact.likelihood import DirectSettings
@@ -46,7 +47,7 @@ from flashgp.operators.multiplication import pulled_back
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner, CholeskySolver
 from flashgp.solvers.direct.headed_cholesky import HeadedCholesky, HeadedFactor
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import Goal, Limits, StopReason, System
+from flashgp.solvers.iterative.contract import Goal, Limits, System
 from flashgp.solvers.preconditioners.candidate import Outcome, Second, making_passes, near_rows
 from flashgp.solvers.preconditioners.low_rank import LowRank, PartialCholesky, partial_cholesky
 
@@ -194,9 +195,7 @@ class LargeObjective(FlatObjective):
                 return math.nan, self._slopes(rows, theta, *found)
             # A factor takes no longer than what has been spent, and does not mind the spectrum.
             self.take_factors()
-            self.settings.workspace.note(
-                "iterative solves took longer than a float32 factor of as many rows would: gradients by factors"
-            )
+            self.settings.workspace.note(Event(EventKind.GRADIENTS_BY_FACTORS))
         return math.nan, self._slopes(rows, theta, *self._by_factor(rows, theta, noise, residual))
 
     def _generator(self) -> torch.Generator:
@@ -232,13 +231,13 @@ class LargeObjective(FlatObjective):
             )
             left = self.factor_passes - (self.iterations - before) - round(making)
             stopped = self._solve(method, rhs, left if rough else max(1, left // PRECISE_PASSES))
-            if stopped in ("goal", "time", "iterations"):
+            if stopped in (StopReason.GOAL, StopReason.TIME, StopReason.ITERATIONS):
                 break
-            self.settings.workspace.note("float32 products were too rough for some gradients, which took float64 ones")
+            self.settings.workspace.note(Event(EventKind.GRADIENTS_IN_FLOAT64))
         if second is not None:
             self._remember(second, began_with, self.iterations - before)
-        if stopped != "goal":
-            if self.factor_passes < MOST_ITERATIONS and stopped != "time":
+        if stopped is not StopReason.GOAL:
+            if self.factor_passes < MOST_ITERATIONS and stopped is not StopReason.TIME:
                 return None
             self._check(stopped)
         return self._answers, other
@@ -251,12 +250,9 @@ class LargeObjective(FlatObjective):
         """
         note, outcome = self.settings.workspace.note, second.outcome
         if outcome == "refused":
-            note(f"near rows were no preconditioner of some gradients: {second.why}")
+            note(Event(EventKind.GRADIENTS_VECCHIA_REFUSED, error=second.why))
         elif outcome in ("kept", "lost") and not began_with:
-            note(
-                "slow solves of gradients tried near rows as preconditioner: "
-                f"{'kept' if outcome == 'kept' else 'not kept'}"
-            )
+            note(Event(EventKind.GRADIENTS_VECCHIA, kept=outcome == "kept"))
             self._gain = second.gain
         if is_deterministic():
             return
@@ -265,7 +261,7 @@ class LargeObjective(FlatObjective):
         saved = iterations * (self._gain - 1.0) if iterations else 0.0
         if began_with and outcome == "kept" and saved < making_passes(self.rows):
             self._near = "untried"
-            note("some gradients began without near rows, since the solve before took few iterations with them")
+            note(Event(EventKind.GRADIENTS_NO_VECCHIA))
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The same with P = L L^T, a float32 factor: probes are draws of the model itself, up to its rounding."""
@@ -282,7 +278,7 @@ class LargeObjective(FlatObjective):
         if not self.headed:
             self.corrections = self.iterations - before
             if self.corrections > HEAD_AFTER:
-                self._take_head(f"{self.corrections} float64 corrections")
+                self._take_head(self.corrections)
         return self._answers, other
 
     def _factor(
@@ -293,7 +289,7 @@ class LargeObjective(FlatObjective):
             try:  # without a jitter: to factorise again with one costs as much as the head
                 method = CholeskySolver(torch.float32, jitter=0.0).prepare(system)
             except NotPositiveDefiniteError:
-                self._take_head("a jitter")
+                self._take_head(None)
             else:
                 assert isinstance(method.preconditioner, CholeskyPreconditioner)
                 return method.preconditioner, method
@@ -304,9 +300,9 @@ class LargeObjective(FlatObjective):
         assert isinstance(headed, HeadedFactor)
         return headed, method
 
-    def _take_head(self, why: str) -> None:
+    def _take_head(self, corrections: int | None) -> None:
         self.headed = True
-        self.settings.workspace.note(f"float32 factors of gradients needed {why}: their first columns are float64")
+        self.settings.workspace.note(Event(EventKind.GRADIENTS_HEADED, corrections=corrections))
 
     def _solve(self, method: PreparedConjugateGradients, rhs: Tensor, iterations: int) -> StopReason:
         """A^-1 rhs to the error of (M-106), from the last answers."""
@@ -326,7 +322,7 @@ class LargeObjective(FlatObjective):
 
     def _check(self, stopped: StopReason) -> None:
         """Raises: TimeUp; ConvergenceError for an answer that is none."""
-        if stopped == "time":  # what is half solved must not be taken for a gradient, now or when a fit is resumed
+        if stopped is StopReason.TIME:  # half a solve must not be taken for a gradient, now or when a fit is resumed
             raise TimeUp
         if not self.residual <= USELESS_RESIDUAL:
             raise ConvergenceError(
@@ -336,9 +332,7 @@ class LargeObjective(FlatObjective):
                 tolerance=USELESS_RESIDUAL,
             )
         if self.residual > ROUGH_RESIDUAL:
-            self.settings.workspace.note(
-                f"the solves of some gradients ended ({stopped}) with relative residuals above {ROUGH_RESIDUAL:g}"
-            )
+            self.settings.workspace.note(Event(EventKind.GRADIENTS_ROUGH, reason=stopped, residual=ROUGH_RESIDUAL))
 
     def _slopes(self, rows: Rows, theta: Sequence[Tensor], answers: Tensor, other: Tensor) -> list[Tensor | None]:
         """The gradient from a = K^-1 r and u = K^-1 z in one block, and w = P^-1 z, eq. (M-102)."""

@@ -7,6 +7,7 @@ so that a panel that failed has left no trace, and its halves give the same resu
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 
 __all__ = ["Panel", "visit_panels"]
@@ -84,8 +85,12 @@ def visit_panels(
     # Out of the handler, whose error holds the arrays that filled the memory.
     least = parts[0]
     workspace.note(
-        f"memory ran out in a compiled loop: went on with {least.row_count:,} rows, {least.column_count:,} columns and "
-        f"{least.right_count} right-hand sides at a time, and the same result"
+        Event(
+            EventKind.LOOPS_HALVED,
+            rows=least.row_count,
+            columns=least.column_count,
+            right_sides=least.right_count,
+        )
     )
     for part in parts:
         visit_panels(part, workspace, needed, visit)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 from flashgp.pairwise.near.tile_lists import NearTiles
@@ -161,4 +162,4 @@ def visit_panels(job: TileJob, workspace: Workspace, temporaries: int, visit: Ca
         # Out of the handler, whose error holds the tiles that filled the memory.
         job.step //= 2
         panels, done = job.panels(panels[done:]), 0
-        workspace.note(f"memory ran out in a tile: went on with {job.step} rows per tile, and the same result")
+        workspace.note(Event(EventKind.TILES_HALVED, rows=job.step))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_ranges import stretched
 from flashgp.solvers.direct.cholesky import TriangularFactor, factorise
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
@@ -42,7 +43,7 @@ class CholeskySolver(Solver):
     def prepare(self, system: System, *, seed: int = 0) -> PreparedConjugateGradients:
         factor = factorise(lambda: system.dense(self.dtype), self.jitter)
         shift = float(factor.jitter)
-        events = [f"{self.name}: the factor is of the matrix plus {shift:.2e}, the system is not"] if shift else []
+        events = [Event(EventKind.FACTOR_SHIFTED, solver=self.name, shift=shift)] if shift else []
         preconditioner = CholeskyPreconditioner(factor, system)
         return PreparedConjugateGradients(
             system, preconditioner, name=self.name, first=F64, window=WINDOW, events=events

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_ranges import stretched
 from flashgp.solvers.direct.cholesky import Factor, factorise
 from flashgp.solvers.direct.cholesky_solver import WINDOW, rounding_slack, solve_scaled
@@ -46,7 +47,7 @@ class HeadedCholesky(Solver):
         if pivots is None:
             pivots = partial_cholesky(system, limit=min(self.rank, system.count), share=0.0, seed=seed).pivots
         factor = HeadedFactor(system, pivots)
-        events = [f"{self.name}: the factor is of the matrix plus {factor.jitter:.2e}, the system is not"]
+        events = [Event(EventKind.FACTOR_SHIFTED, solver=self.name, shift=float(factor.jitter))]
         return PreparedConjugateGradients(
             system, factor, name=self.name, first=F64, window=WINDOW, events=events if factor.jitter else []
         )

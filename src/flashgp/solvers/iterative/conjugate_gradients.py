@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flashgp import linalg
+from flashgp.foundations.events import Event, EventKind, Obstacle, StopReason
 from flashgp.solvers.iterative.contract import (
     NO_LIMITS,
     Goal,
@@ -24,16 +25,13 @@ from flashgp.solvers.iterative.contract import (
     Prepared,
     Solution,
     Solver,
-    StopReason,
     System,
     check_residual,
 )
 from flashgp.solvers.iterative.progress import Progress, product
 from flashgp.solvers.preconditioners.candidate import (
     LOOK,
-    NOT_TRIED,
     TRIAL,
-    TRIED,
     Second,
     Trial,
     is_slow,
@@ -103,7 +101,7 @@ class PreparedConjugateGradients(Prepared):
         name: str,
         first: torch.dtype,
         window: int = WINDOW,
-        events: Sequence[str] = (),
+        events: Sequence[Event] = (),
         second: Second | None = None,
     ) -> None:
         self.system, self.preconditioner, self.name = system, preconditioner, name
@@ -214,11 +212,11 @@ class _Run:
             if ended is None:
                 ended = self._judge(before, claimed, sound)
             if ended is not None:
-                self._say_of_trial("it ended before they were compared")
+                self._record_undecided()
                 return ended
             self._narrow()
             self._consider()
-        return "goal"
+        return StopReason.GOAL
 
     # -- one iteration -------------------------------------------------------------------------------------------
     def _until_replacement(self, before: Tensor) -> tuple[StopReason | None, bool]:
@@ -233,7 +231,7 @@ class _Run:
                 return None, False
             self.sizes.append(self._size())
             if progress.step(self.columns, self.r):
-                return "callback", True
+                return StopReason.CALLBACK, True
             if self._is_slow() or self._is_tried() or self._stands_still() or self._wants_truth(before):
                 return None, True
 
@@ -350,17 +348,22 @@ class _Run:
             self.dtype = trial.dtype
             self._go_on_with(self.method.preconditioner)
             if F64 not in self.tried:
-                self._harder("neither preconditioner gained anything", "stagnated")
+                self._harder(Obstacle.NO_GAIN, StopReason.STAGNATED)
 
-    def _settled(self, second: Second, trial: Trial, why: str = "", failed: bool = False) -> bool:
+    def _settled(self, second: Second, trial: Trial, obstacle: Obstacle | None = None, failed: bool = False) -> bool:
         """Whether the trial is won, by the true residuals, unless it failed; says so, and what ended it."""
         progress = self.progress
         rate = 1.0 if failed else trial.outcome(progress.relative, progress.open, progress.iterations)
         rough = self.dtype != F64 and trial.blames_rounding(rate, self._size())
         self.tried |= {torch.float32} if rough else {torch.float32, F64}
         kept = second.settle(rate, trial.rate, rough=rough)
-        again = "" if kept or self.dtype == trial.dtype else ", float32 products again"
-        self._say_of_trial(f"{rate:.2f}, {why and f'then {why}, '}{'kept' if kept else 'not kept'}{again}")
+        self.trial = None
+        if trial.running:
+            progress.note(
+                EventKind.PRECONDITIONER_COMPARED,
+                rate=trial.rate, candidate_rate=rate, obstacle=obstacle, kept=kept,
+                float32_again=not kept and self.dtype != trial.dtype,
+            )  # fmt: skip
         return kept
 
     def _begin_trial(self, trial: Trial, second: Second) -> None:
@@ -368,26 +371,25 @@ class _Run:
         if made is None:
             self.trial = None
             if second.why:
-                self.progress.note(f"slow; {NOT_TRIED}, {second.why}")
+                self.progress.note(EventKind.PRECONDITIONER_REFUSED, error=second.why)
             return
         trial.begin(self.columns, self.progress.relative, self._size(), self.progress.iterations, self.dtype)
         self._go_on_with(made)
 
-    def _ends_alone(self, trial: Trial, second: Second, why: str, otherwise: StopReason) -> bool:
+    def _ends_alone(self, trial: Trial, second: Second, obstacle: Obstacle, otherwise: StopReason) -> bool:
         """Whether what would end the solve ends a lost trial alone: then from the best values with the first one."""
-        if not trial.running or self._settled(second, trial, why, otherwise == "diverged"):
+        if not trial.running or self._settled(second, trial, obstacle, otherwise is StopReason.DIVERGED):
             return False
         self.active, self.dtype, self.last = self.method.preconditioner, trial.dtype, None
         self._take_best()
         self._begin()
         return True
 
-    def _say_of_trial(self, said: str) -> None:
-        """If one is running: what came of it."""
+    def _record_undecided(self) -> None:
+        """If a trial is running: that the solve ended before it did."""
         trial, self.trial = self.trial, None
         if trial is not None and trial.running:
-            what = f"slow, an iteration left {trial.rate:.2f} of the residual; {TRIED}"
-            self.progress.note(f"{what} {said}")
+            self.progress.note(EventKind.PRECONDITIONER_UNDECIDED, rate=trial.rate)
 
     def _go_on_with(self, preconditioner: Preconditioner) -> None:
         """From the values so far."""
@@ -414,32 +416,32 @@ class _Run:
         """What the true residual says about the recurrence since the last one."""
         now = self.half_norms
         if float(now.max()) > DIVERGED * self.largest:
-            return self._harder("the residual grows", "diverged")
+            return self._harder(Obstacle.GROWING, StopReason.DIVERGED)
         if not sound and self.last is not None:
             self.last = None  # the directions, not the matrix, may be to blame: once more from the residual alone
             return None
         if not sound:
-            return self._harder("the matrix does not look positive definite", "diverged")
+            return self._harder(Obstacle.INDEFINITE, StopReason.DIVERGED)
         if self._stands_still():
-            return self._harder(f"the residual has not halved in {self.method.window} iterations", "stagnated")
+            return self._harder(Obstacle.NOT_HALVED, StopReason.STAGNATED)
         # In float64 a fall of the recurrence without a halving is the end of what rounding allows. Float32 is left
         # earlier: where a third of the digits that it claims are true, float64 products take fewer passes.
         wanted = 0.5 * before if self.dtype == F64 else before * (claimed / before).pow(FOLLOWED)
         if bool(((claimed <= 0.25 * before) & (now > wanted)).any()):
-            return self._harder("the true residual does not follow the recurrence", "stagnated")
+            return self._harder(Obstacle.DRIFTED, StopReason.STAGNATED)
         return None
 
-    def _harder(self, why: str, otherwise: StopReason) -> StopReason | None:
+    def _harder(self, obstacle: Obstacle, otherwise: StopReason) -> StopReason | None:
         """Go on with float64 products from the best values, or end."""
         if self.dtype == F64:
             trial, second = self.trial, self.method.second
             # What would end a solve ends a trial alone, unless it has won by then, down to rounding.
-            if trial is not None and second is not None and self._ends_alone(trial, second, why, otherwise):
+            if trial is not None and second is not None and self._ends_alone(trial, second, obstacle, otherwise):
                 return None
-            self.progress.note(why)
+            self.progress.note(EventKind.OBSTACLE, obstacle=obstacle)
             return otherwise
         self.dtype = F64
-        self.progress.note(f"{why} with float32 products, float64 from iteration {self.progress.iterations} on")
+        self.progress.note(EventKind.FLOAT64_PRODUCTS, obstacle=obstacle, iteration=self.progress.iterations)
         self.last = None
         self._take_best()
         self.reference = float(self.half_norms.max()) if len(self.columns) else 0.0

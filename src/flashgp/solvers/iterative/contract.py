@@ -18,17 +18,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import ConvergenceError
+from flashgp.foundations.events import Event, StopReason
 from flashgp.foundations.workspace import Workspace
 
 __all__ = [
     "NO_LIMITS",
-    "UNFINISHED",
     "Goal",
     "Index",
     "Limits",
@@ -36,13 +35,10 @@ __all__ = [
     "Solution",
     "Solver",
     "Step",
-    "StopReason",
     "System",
     "check_residual",
 ]
 
-StopReason = Literal["goal", "time", "iterations", "stagnated", "diverged", "callback", "interrupt"]
-UNFINISHED: tuple[StopReason, ...] = ("stagnated", "diverged", "iterations")  # another method may do better
 Index = slice | Tensor  # rows as a slice or as positions, int64
 
 
@@ -149,7 +145,7 @@ class Solution:
 
     Fields: value (n, t), float64; relative_residual (t,), |b - A x| / |b|, measured in float64 at the end, not from a
     recurrence; energy_bound (t,), a rigorous bound of |e|_A; iterations; passes over the pairs, also of parts of
-    them; seconds; stopped, why it ended; events, one line for every change of route or precision.
+    them; seconds; stopped, why it ended; events, one for every change of route or precision.
     """
 
     value: Tensor
@@ -159,7 +155,7 @@ class Solution:
     passes: float
     seconds: float
     stopped: StopReason
-    events: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
 
 class Prepared(ABC):

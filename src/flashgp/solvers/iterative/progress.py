@@ -6,12 +6,14 @@ with float64 products enter the account; recurrences decide when it is worth com
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import ShapeError
-from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Step, StopReason, System, check_residual
+from flashgp.foundations.events import Event, EventKind, StopReason
+from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Step, System, check_residual
 
 __all__ = ["Progress", "noise_bound", "product"]
 
@@ -51,7 +53,7 @@ class Progress:
         limits: Limits,
         start: Tensor | None,
         bound: Callable[[Tensor], Tensor],
-        events: Sequence[str] = (),
+        events: Sequence[Event] = (),
     ) -> None:
         self.began = time.perf_counter()
         self.name, self.system, self.goal, self.limits, self.bound = name, system, goal, limits, bound
@@ -119,8 +121,8 @@ class Progress:
     def interrupted(self) -> StopReason | None:
         """Whether the time is up, counting the pass that measuring the answer takes, or the iterations."""
         if time.perf_counter() + self.pass_seconds >= self.limits.deadline:
-            return "time"
-        return "iterations" if self.iterations >= self.limits.iterations else None
+            return StopReason.TIME
+        return StopReason.ITERATIONS if self.iterations >= self.limits.iterations else None
 
     def has_room_for(self, iterations: int, passes: float) -> bool:
         """Whether so many iterations more, and passes beside them, seem to fit before the deadline and the limit."""
@@ -133,7 +135,7 @@ class Progress:
         if self.limits.interrupted is None:
             raise
         self.limits.interrupted()
-        return "interrupt"
+        return StopReason.INTERRUPT
 
     def step(self, columns: Tensor, residual: Tensor) -> bool:
         """Count an iteration and tell the callback; whether it asks to stop. Residuals of columns by recurrence."""
@@ -145,8 +147,8 @@ class Progress:
         seconds = time.perf_counter() - self.began
         return bool(self.limits.callback(Step(self.name, self.iterations, self.passes, seconds, relative, energy)))
 
-    def note(self, event: str) -> None:
-        self.events.append(f"{self.name}: {event}")
+    def note(self, kind: EventKind, **fields: Any) -> None:
+        self.events.append(Event(kind, solver=self.name, **fields))
 
     def finished(self, stopped: StopReason) -> Solution:
         """The best values. The goal counts however the solve ended."""
@@ -157,7 +159,7 @@ class Progress:
             iterations=self.iterations,
             passes=self.passes,
             seconds=time.perf_counter() - self.began,
-            stopped="goal" if not len(self.open) else stopped,
+            stopped=stopped if len(self.open) else StopReason.GOAL,
             events=self.events,
         )
 

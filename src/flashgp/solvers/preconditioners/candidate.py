@@ -24,12 +24,9 @@ from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.vecchia import Vecchia, making_bytes
 
 __all__ = [
-    "LOOK", "NOT_TRIED", "TRIAL", "TRIED", "Outcome", "Second", "Trial", "is_slow", "lately", "making_passes",
+    "LOOK", "TRIAL", "Outcome", "Second", "Trial", "is_slow", "lately", "making_passes",
     "near_rows", "usually",
 ]  # fmt: skip
-
-# In every line that a solve writes of them.
-TRIED, NOT_TRIED = "with near rows as preconditioner", "near rows were not tried as preconditioner"
 
 # Every LOOK iterations what is left of them is estimated; where more than WORTHWHILE and twice the price of making the
 # second one seem left, that has a TRIAL. It is kept if an iteration leaves at most QUICK of the residual, and no more
