@@ -30,7 +30,6 @@ from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.report import readable_seconds
 from flashgp.inference.exact.small import SmallModel
 from flashgp.operators.multiplication import LEAST_PAIRS
-from flashgp.pairwise.small import small_problem
 
 D, LENGTHSCALE = 3, 0.3 * 3**0.5
 LEAST, MOST, SIZES = 50, 3000, 40
@@ -91,7 +90,6 @@ def active(gp: fgp.GP, x: torch.Tensor, y: torch.Tensor, n: int, n_test: int) ->
         one = fgp.plan(gp, n=n, d=D, n_test=n_test)
         prediction = (one.route, one.backend, one.dtype)
     small = SmallModel.of(gp, x[:n], y[:n]) is not None
-    way = small_problem(gp.kernel.form, n)
     return (
         plan.route,
         plan.solver,
@@ -100,7 +98,6 @@ def active(gp: fgp.GP, x: torch.Tensor, y: torch.Tensor, n: int, n_test: int) ->
         plan.training,
         prediction,
         small,
-        getattr(way, "__name__", None),
     )
 
 

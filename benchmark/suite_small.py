@@ -1,8 +1,7 @@
-"""Where small paths pay: one objective on NumPy, compiled and on torch tiles, four starts batched or one by one."""
+"""Where small paths pay: one objective on NumPy and on the portable backend, four starts batched or one by one."""
 
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,16 +10,15 @@ from common import RECORDS, arguments, interleaved, smooth_data
 
 import flashgp as fgp
 from flashgp.bench import write_record
+from flashgp.inference.exact import likelihood, small
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.objective import FlatObjective
-from flashgp.pairwise import small
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 COLUMNS = [
     {"key": "work", "title": "n"},
     {"key": "numpy_seconds", "title": "NumPy", "format": "seconds"},
-    {"key": "compiled_seconds", "title": "compiled", "format": "seconds"},
-    {"key": "torch_seconds", "title": "torch tiles", "format": "seconds"},
+    {"key": "torch_seconds", "title": "portable backend", "format": "seconds"},
     {"key": "four_seconds", "title": "four vectors, one by one", "format": "seconds"},
     {"key": "batch_seconds", "title": "four vectors, one batch", "format": "seconds"},
 ]
@@ -29,30 +27,31 @@ COLUMNS = [
 def row_of(n: int, repeats: int) -> dict[str, Any]:
     x, y = smooth_data(n, 6, torch.float64)
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(6)))
-    objective = FlatObjective(gp, x, y, DirectSettings(TorchTiles()), {}, weak=False)
+
+    def objective_of(rows: int) -> FlatObjective:
+        """The objective with NumPy up to that many rows."""
+        with mock.patch.object(small, "MAX_NUMPY_ROWS", rows):
+            return FlatObjective(gp, x, y, DirectSettings(TorchTiles()), {}, weak=False)
+
+    objective, portable = objective_of(10**6), objective_of(0)
     theta = objective.vector()
     four = [theta + 0.01 * k for k in range(4)]
 
-    def by_route(thetas: Sequence[Any], **limits: float) -> Callable[[], Any]:
-        def evaluate() -> Any:
-            with mock.patch.multiple(small, **limits):
-                return [objective(t) for t in thetas]
+    def by_torch() -> Any:
+        with mock.patch.object(likelihood, "MAX_NUMPY_ROWS", 0):
+            return [portable(theta)]
 
-        return evaluate
-
-    in_numpy: dict[str, float] = {"SMALL_ROWS": 10**6, "COMPILE_SECONDS": math.inf}
     timed = interleaved(
         {
-            "numpy": by_route([theta], **in_numpy),
-            "compiled": by_route([theta], LOAD_SECONDS=0.0, COMPILE_SECONDS=0.0),
-            "torch": by_route([theta], COMPILED_ROWS=0),
-            "four": by_route(four, **in_numpy),
+            "numpy": lambda: [objective(theta)],
+            "torch": by_torch,
+            "four": lambda: [objective(t) for t in four],
             "batch": lambda: objective.together(four),
         },
         repeats,
         3,
     )
-    route_seconds = {name: timed[name].seconds for name in ("numpy", "compiled", "torch")}
+    route_seconds = {name: timed[name].seconds for name in ("numpy", "torch")}
     values = [timed[name].result[0][0] for name in route_seconds]
     assert max(values) - min(values) <= 1e-10 * abs(values[0]), "the routes disagree"
     return {"work": n, **{f"{name}_seconds": timed[name].seconds for name in timed}}

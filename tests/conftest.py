@@ -81,12 +81,3 @@ def source_environment() -> dict[str, str]:
     """Environment for a fresh interpreter that finds the package in src/."""
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "default", "PYTHONSAFEPATH": "1"}
-
-
-@pytest.fixture(autouse=True)
-def no_account_of_earlier_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems take compiled loops that are there, or compile once a process has solved many: which tests ran
-    before must not decide the route."""
-    monkeypatch.setattr("flashgp.pairwise.small._spent", {})
-    monkeypatch.setattr("flashgp.pairwise.cpu.readiness._spent", {})
-    monkeypatch.setattr("flashgp.pairwise.cpu.readiness._compiled", set())

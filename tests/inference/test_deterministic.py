@@ -13,8 +13,6 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.determinism import EVENT
 from flashgp.inference.training import stochastic as large_fit
-from flashgp.pairwise.cpu import readiness
-from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.planner import variances
 from inference.plain_gp import F64
 
@@ -116,21 +114,6 @@ def test_fits_give_the_same_bits(training: str, n: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(large_fit, "MIDDLE_ROWS", 200)
     one = with_threads(1, lambda: fitted(training, n))
     assert differing(one, with_threads(2, lambda: fitted(training, n))) == []
-
-
-def test_what_is_compiled_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems would take loops that are ready, and few rows NumPy until a compile has paid."""
-    before = fitted("exact", 60), answers("direct")
-    x, _, x_test = data()
-    loops = CpuTiles.for_every_size()
-    for kernel, cols in ((model().kernel, None), (model().kernel, x)):
-        form, theta = kernel.form, [t.detach() for t in kernel.theta()]
-        loops.block(form, theta, kernel.rows(x_test), cols if cols is None else kernel.rows(cols), dtype=F64)
-    monkeypatch.setattr(readiness.Readiness, "admits", lambda *_: True)
-    monkeypatch.setattr("flashgp.pairwise.small.LOAD_SECONDS", -1.0)
-    monkeypatch.setattr("flashgp.pairwise.small.COMPILE_SECONDS", -1.0)
-    after = fitted("exact", 60), answers("direct")
-    assert [differing(a, b) for a, b in zip(before, after, strict=True)] == [[], []]
 
 
 def test_where_an_array_begins_decides_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.pairwise.small import COMPILED_ROWS, SMALL_ROWS
+from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
 from flashgp.pairwise.torch.statistics import DIRECT_PAIRS
 from flashgp.pairwise.torch.tile_job import TILE_PAIRS
 from flashgp.pairwise.torch.tiles import TAPED_PAIRS
@@ -201,7 +201,7 @@ def test_means_of_the_wrong_shape() -> None:
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
-SWITCHES = [SMALL_ROWS, COMPILED_ROWS, math.isqrt(DIRECT_PAIRS), math.isqrt(TILE_PAIRS["cpu"]), math.isqrt(TAPED_PAIRS)]
+SWITCHES = [MAX_NUMPY_ROWS, math.isqrt(DIRECT_PAIRS), math.isqrt(TILE_PAIRS["cpu"]), math.isqrt(TAPED_PAIRS)]
 
 
 @pytest.mark.parametrize("n", sorted({801, *(s + step for s in SWITCHES for step in (0, 1))}))
@@ -238,7 +238,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [9, SMALL_ROWS + 10])
+@pytest.mark.parametrize("n", [9, MAX_NUMPY_ROWS + 10])
 def test_lengthscales_of_nothing_and_everything(kind: str, n: int) -> None:
     """CONTRACTS' case 17: K is near v I or v 1 1^T, with r = 0 off the diagonal too; nothing is NaN, all is right."""
     x, y = data(n)

@@ -1,6 +1,7 @@
 """Likelihood, predictions, densities and leave-one-out are those of the plain reference and of scikit-learn."""
 
 import math
+from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.determinism import deterministically
 from flashgp.means import evaluate_mean
-from flashgp.pairwise import small
 from inference.plain_gp import F64, PlainGP, condition_number, data, model, relative
 
 EPS = torch.finfo(F64).eps
@@ -61,15 +62,11 @@ def gp(request: pytest.FixtureRequest) -> fgp.GP:
     return MODELS[request.param]()
 
 
-@pytest.fixture(params=["small", "compiled", "tiles"])
-def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small problems run on NumPy, or compiled; the same numbers must come from the torch tiles."""
-    if request.param == "tiles":
-        monkeypatch.setattr(small, "COMPILED_ROWS", 0)
-    elif request.param == "compiled":
-        monkeypatch.setattr(small, "COMPILE_SECONDS", 0.0)
-        monkeypatch.setattr(small, "LOAD_SECONDS", 0.0)
-    return request.param
+@pytest.fixture(params=["NumPy", "torch"])
+def route(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Small problems run in NumPy calls, deterministic ones on the portable backend: the numbers are the same."""
+    with deterministically(request.param == "torch"):
+        yield
 
 
 def tolerance(plain: PlainGP) -> float:

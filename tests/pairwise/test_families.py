@@ -10,8 +10,7 @@ from flashgp.kernels import Kernel, SpectralMixture
 from flashgp.pairwise.cpu import precision
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.cpu.generation import generated_source
-from flashgp.pairwise.cpu.layout import layout_of
-from flashgp.pairwise.cpu.small import small_layout
+from flashgp.pairwise.cpu.layout import Statistic, layout_of
 from flashgp.pairwise.program import slopes
 from flashgp.pairwise.program.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
 from pairwise.test_cpu import CPU, check, check_product, numbers
@@ -49,8 +48,14 @@ KERNELS = {
 FAMILIES = {"mixture": [5], "families and others": [4, 5, 4], "many columns": [5]}
 
 
+def differences(form: Form) -> tuple[Statistic, ...]:
+    """A layout of loops that sweep differences and products."""
+    ways = {"distance": "differences", "product": "dot", "match": "match"}
+    return tuple(Statistic(kind, ways[kind], 0) for kind in form.statistics)
+
+
 def seen(form: Form) -> Indexed:
-    return indexed(form, small_layout(form))
+    return indexed(form, differences(form))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -113,7 +118,7 @@ def test_other_columns_are_another_family() -> None:
 def test_generated_text_does_not_grow() -> None:
     """One text for every number of components, hardly longer than that of two."""
     of = {q: mixture(q).form for q in (2, LEAST_MEMBERS, 32, 90)}
-    text = {q: generated_source(form, small_layout(form), "float64") for q, form in of.items()}
+    text = {q: generated_source(form, differences(form), "float64") for q, form in of.items()}
     assert text[LEAST_MEMBERS] == text[32] == text[90]
     assert len(text[32].splitlines()) <= 1.1 * len(text[2].splitlines())
 
@@ -197,29 +202,3 @@ def test_many_members_share_one_budget(d: int, lengthscale: float, spread: float
     together = kernel(x).to_dense().detach()
     found = CPU.block(kernel.form, [t.detach() for t in kernel.theta()], rows, None, dtype=F32)
     assert float((found - together).abs().max()) <= 1.5e-6
-
-
-@needs_numba
-@pytest.mark.parametrize("n", [40, 150])
-def test_the_small_problem(n: int) -> None:
-    """Matrix and pullback of a small exact problem, eq. (M-23), with members of different width."""
-    from flashgp.pairwise.cpu.small import CompiledProblem
-    from flashgp.pairwise.torch.tiles import TorchTiles
-
-    for name in ("mixture", "many columns"):
-        kernel = KERNELS[name]
-        rows = kernel.rows(numbers(n, 13 if name == "many columns" else 2)).detach()
-        theta = [t.detach() for t in kernel.theta()]
-        features = [f.numpy() for f in rows.features]
-        problem = CompiledProblem(kernel.form, [t.item() for t in theta], features, n)
-        dense = TorchTiles().block(kernel.form, theta, rows, None, dtype=F64)
-        upper = torch.from_numpy(problem.matrix).triu()
-        torch.testing.assert_close(upper, dense.triu(), rtol=0, atol=1e-13 * float(dense.abs().max()))
-        slope = numbers(n, n, seed=3)
-        slope = slope + slope.mT
-        wanted = TorchTiles().block_gradient(kernel.form, theta, rows, None, slope)
-        pulled = problem.pull(slope.numpy())
-        for one, two in zip(pulled, [*wanted.rows, *wanted.theta], strict=True):
-            assert two is not None
-            got = torch.as_tensor(one, dtype=F64)
-            torch.testing.assert_close(got.reshape(two.shape), two, rtol=0, atol=1e-11 * n * float(two.abs().max()))

@@ -334,47 +334,6 @@ def test_a_fork_while_another_thread_compiles(tmp_path: Path, moment: str) -> No
     assert done.returncode == 0, done.stderr
 
 
-HELD = """
-import faulthandler, os, threading, torch
-import flashgp as fgp
-from flashgp.pairwise import small
-from flashgp.pairwise.cpu import readiness
-
-held, done = threading.Event(), threading.Event()
-
-def hold():
-    with small._lock, readiness._lock:
-        held.set()
-        done.wait()
-
-x = torch.linspace(0, 1, 600, dtype=torch.float64)[:, None]
-gp = fgp.GP(fgp.kernels.RBF(1.3))
-thread = threading.Thread(target=hold)
-thread.start()
-held.wait()
-child = os.fork()
-if child == 0:
-    faulthandler.dump_traceback_later(20, exit=True)
-    torch.set_num_threads(1)
-    fgp.kernels.RBF(1.3).operator(x) @ x
-    gp.log_marginal_likelihood(x[:20], x[:20, 0])
-    os._exit(0)
-status = os.waitpid(child, 0)[1]
-done.set()
-thread.join()
-assert status == 0, status
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_fork_while_another_thread_counts() -> None:
-    """What small problems cost is counted under locks; a child of a thread that did not hold them is not stuck."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HELD], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @numba_needed
 def test_callers_threads_are_left_alone() -> None:
     before = torch.get_num_threads()

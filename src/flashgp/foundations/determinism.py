@@ -1,11 +1,11 @@
 """What `deterministic=True` means: the same seed gives the same bits on one machine, whatever its number of threads.
 
-A sum depends on how it is split, and work is split by the number of threads; a route may depend on a clock, or on what
-happens to be compiled. So within `deterministically`, in the thread that entered it:
+A sum depends on how it is split, and work is split by the number of threads; a route may depend on a clock. So within
+`deterministically`, in the thread that entered it:
 
     torch's operations and our loops take one thread                 (foundations/threads.py)
     plans are made with built-in rates, never with measured ones     (foundations/profile_store.py)
-    nothing asks what is compiled already                            (operators/multiplication.py, pairwise/small.py)
+    likelihoods of few rows take torch, not NumPy                    (pairwise/numpy_pairs.py)
     bases of low rank are by Householder, in sums of one order       (solvers/preconditioners/low_rank.py)
     data are read from torch's own memory                            (`in_own_memory`)
 

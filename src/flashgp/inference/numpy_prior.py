@@ -20,12 +20,11 @@ from flashgp.inference.gp import GP
 from flashgp.kernels.kernel import Leaf
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, Zero
-from flashgp.pairwise.few import Array, FewRows, RowArrays
+from flashgp.pairwise.numpy_pairs import TITLE, Array, NumpyPairs, RowArrays
 
 __all__ = ["FEW_PAIRS", "TITLE", "PlainPrior"]
 
 FEW_PAIRS = 2**14  # of a block, up to which the calls weigh as much as the arithmetic
-TITLE = "NumPy"  # in reports
 
 
 class PlainPrior:
@@ -34,7 +33,9 @@ class PlainPrior:
     Fields: covariance, of blocks of few pairs; mean, of every point, () or (outputs,); noise, of every row, (1,).
     """
 
-    def __init__(self, gp: GP, covariance: FewRows, leaves: Sequence[Leaf] | None, mean: Array, noise: Tensor) -> None:
+    def __init__(
+        self, gp: GP, covariance: NumpyPairs, leaves: Sequence[Leaf] | None, mean: Array, noise: Tensor
+    ) -> None:
         self.covariance, self.mean, self.noise = covariance, mean, noise
         self._kernel = gp.kernel
         self._leaves: list[tuple[Leaf, list[int] | None, dict[str, Any]]] | None = None
@@ -55,7 +56,7 @@ class PlainPrior:
         parameters = [p for _, p in named_parameter_objects(gp)]
         if not all(is_plain(p) and not p.raw.requires_grad for p in parameters):
             return None
-        covariance = FewRows.of(gp.kernel.form, theta)
+        covariance = NumpyPairs.of(gp.kernel.form, theta)
         if covariance is None:
             return None
         mean = gp.mean.value.value.numpy() if isinstance(gp.mean, Constant) else numpy.zeros(())

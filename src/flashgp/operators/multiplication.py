@@ -1,11 +1,10 @@
 """How an operator multiplies: which plan, which backend runs it, and what a plan keeps between products.
 
-Below LEAST_PAIRS pairs the torch tiles answer without a plan, which would cost as much as they do, or compiled loops
-where they are ready. From there on every product follows a plan: the one that was given, else one made from the sizes,
-the machine's rates and what is free.
+Below LEAST_PAIRS pairs the portable backend answers without a plan, which would cost as much as the product. From there
+on every product follows a plan: the one that was given, else one made from the sizes, the machine's rates and what is
+free; a plan that names the compiled backend waits for its compilation.
 """
 
-import functools
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,27 +12,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.determinism import deterministic_where, in_own_memory, is_deterministic
+from flashgp.foundations.determinism import deterministic_where, in_own_memory
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.events import Event
 from flashgp.foundations.form import Form, Rows, broadcast_batch
-from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_ranges import stretched
-from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import Report
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.stored import StoredTiles
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
-from flashgp.pairwise.cpu.readiness import Readiness
-from flashgp.pairwise.cpu.ready_tiles import ReadyTiles
 from flashgp.pairwise.torch import opaque
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import allowed_bytes
-from flashgp.planner.products import ProductPlan, plan_product, ready_loops
+from flashgp.planner.products import ProductPlan, plan_product
 
 if TYPE_CHECKING:
     from flashgp.operators.covariance import CovarianceOperator
@@ -53,7 +48,7 @@ __all__ = [
 
 LEAST_PAIRS = PORTABLE_PAIRS  # of products that are planned: below, a plan takes as long as the product
 _PORTABLE = TorchTiles()
-_BLOCKS = CpuTiles()  # of dense blocks whose route must not depend on what is compiled
+_BLOCKS = CpuTiles()  # portable below LEAST_PAIRS pairs
 
 
 @dataclass(frozen=True)
@@ -87,14 +82,12 @@ class Orders:
             return self.backend
         if self.plan is not None:
             return _engine(self.plan)
-        return _BLOCKS if self.deterministic or is_deterministic() else _small(current_profile())
+        return _BLOCKS
 
     @property
     def small_backend(self) -> Backend:
         """What computes products that need no plan."""
-        if self.backend is not None:
-            return self.backend
-        return _PORTABLE if self.deterministic or is_deterministic() else _small(current_profile())
+        return self.backend or _PORTABLE
 
 
 @dataclass(frozen=True)
@@ -206,12 +199,6 @@ def product_report(operator: "CovarianceOperator") -> Report:
         events=[*operator.orders.notes, *workspace.events],
         plan=plan,
     )
-
-
-@functools.lru_cache(maxsize=8)
-def _small(profile: MachineProfile) -> ReadyTiles:
-    """What small problems take, by a machine's rates: loops that are ready, from where they make up for their call."""
-    return ReadyTiles(Readiness(*ready_loops(profile)))
 
 
 # -- which plan ------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from flashgp.pairwise.program.program import program_of
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import Plan
-from flashgp.planner.products import plan_product, ready_loops
+from flashgp.planner.products import plan_product
 from flashgp.planner.variances import VarianceProblem, variance_price
 
 __all__ = ["crossovers"]
@@ -67,13 +67,9 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
 
     least = math.isqrt(PORTABLE_PAIRS - 1) + 1  # smaller ones do not wait for a compiler
     rows = least if not tiled(least) else _largest(tiled) + 1
-    pairs, gained = ready_loops(profile)
     if rows > MOST_ROWS:
-        small = f"quicker only where they are compiled already, from {pairs:,} to {PORTABLE_PAIRS:,} pairs"
-        return [("compiled loops", small if gained and pairs < PORTABLE_PAIRS else "never quicker than torch tiles")]
-    always = f"from {rows**2 if rows > least else PORTABLE_PAIRS:,} pairs on"
-    sooner = f"; from {pairs:,} where they are compiled already" if gained and pairs < PORTABLE_PAIRS else ""
-    return [("compiled loops", f"{always}{sooner}, one right-hand side")]
+        return [("compiled loops", "never quicker than torch tiles")]
+    return [("compiled loops", f"from {rows**2 if rows > least else PORTABLE_PAIRS:,} pairs on, one right-hand side")]
 
 
 def _factors(profile: MachineProfile) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.report import readable_bytes, readable_seconds
-from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, columns_together
+from flashgp.pairwise.cpu.backend import columns_together
 from flashgp.pairwise.near.far import PANEL
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.tiles import tile_pairs, tile_rows
@@ -42,13 +42,10 @@ __all__ = [
     "ProductPlan",
     "plan_product",
     "product_prices",
-    "ready_loops",
     "stored_bytes",
 ]
 
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
-# A call of compiled loops costs so much more than one of torch tiles: looking at the rows, and packing them.
-LOOP_CALL_SECONDS = 6e-4
 STORED_ROWS = 256  # of a stored panel: enough for matrix products at their full rate
 # Per row, column and halving: partitioning, gathering and bounds take about as long as copying so many bytes.
 SORTED_BYTES = 256
@@ -251,13 +248,6 @@ def plan_product(
     chosen, alternatives = choose(candidates, available, route=route, backend=backend, too_large=too_large)
     plan = completed(chosen, alternatives)
     return replace(plan, notes=(*_prices(plan, candidates), *_compiling(plan), *plan.notes))
-
-
-def ready_loops(profile: MachineProfile) -> tuple[int, float]:
-    """(pairs, seconds): from how many pairs on a small product gains by loops that are compiled, and what by each."""
-    rates = [profile.product_rate(backend, "cpu", torch.float64, True, 3, 1) for backend in ("torch", "cpu")]
-    slow, quick = (1.0 / rate if rate else 0.0 for rate in rates)
-    return (PORTABLE_PAIRS, 0.0) if slow <= quick else (int(LOOP_CALL_SECONDS / (slow - quick)), slow - quick)
 
 
 def stored_bytes(n: int) -> int:

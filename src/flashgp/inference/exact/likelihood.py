@@ -22,8 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.small import SmallLikelihood
 from flashgp.pairwise.backend import Backend
-from flashgp.pairwise.small import arrays_of, small_problem
+from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, NumpyPairs, RowArrays
 from flashgp.solvers.direct.cholesky import Factor, factorise
 
 __all__ = ["DirectSettings", "factorise_covariance", "log_marginal_likelihood", "value_and_gradients"]
@@ -166,10 +167,10 @@ def _small(
     workspace: Workspace, form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
     """The same as a small problem; None where it is none, or not positive definite (the ladder of jitters decides)."""
-    problem_of = small_problem(form, rows.count)
-    if problem_of is None:
+    pairs = NumpyPairs.of(form, theta) if rows.count <= MAX_NUMPY_ROWS else None
+    if pairs is None:
         return None
-    problem = problem_of(*arrays_of(form, theta, rows), workspace=workspace)
+    problem = SmallLikelihood(pairs, RowArrays.of(rows), workspace)
     solved = problem.solve(noise.detach().numpy(), residual.detach().numpy())
     if solved is None:
         return None

@@ -1,8 +1,9 @@
-"""A whole small model without autograd: unconstrained values in, value and gradient by them out.
+"""Log marginal likelihood and gradient of few rows in NumPy and LAPACK calls, eqs. (M-33) and (M-34).
 
-It serves models whose kernels state how their features move with their parameters (`small_features`) and whose mean is
-Zero or Constant; everything else takes the general path, where autograd connects features and parameters. The formula
-of each profile is still the one generated program (`pairwise/small.py`).
+`SmallModel` needs no autograd: unconstrained values in, value and gradient by them out. It serves models whose kernels
+state how their features move with their parameters (`small_features`) and whose mean is Zero or Constant. For other
+models autograd connects features and parameters, and `SmallLikelihood` is what lies between. The formula of each
+profile is the one generated program (`pairwise/numpy_pairs.py`).
 """
 
 import functools
@@ -15,17 +16,74 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.form import Form
 from flashgp.foundations.parameters import Parameter
+from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.workspace import Workspace
 from flashgp.kernels.composition import Product, Scaled, Sum
 from flashgp.kernels.kernel import Kernel, Leaf
 from flashgp.means import Constant, Zero
-from flashgp.pairwise.small import COMPILED_ROWS, small_problem
+from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, TITLE, NumpyPairs, RowArrays
 
-__all__ = ["SmallModel", "is_plain", "small_leaves", "small_likelihood"]
+__all__ = ["SmallLikelihood", "SmallModel", "is_plain", "small_leaves", "small_likelihood"]
 
 Array = numpy.ndarray
+MAX_SCIPY_ROWS = 64  # above, LAPACK is torch's: quicker there, and one pool of threads instead of two
+
+
+class SmallLikelihood:
+    """One covariance matrix of few rows, its factorisation and the pullback of its gradient.
+
+    Args:
+        pairs: the covariance function; rows: its rows; workspace: records the backend.
+    """
+
+    def __init__(self, pairs: NumpyPairs, rows: RowArrays, workspace: Workspace | None = None) -> None:
+        if workspace is not None:
+            workspace.ran(TITLE)
+        self.matrix, self.pull = pairs.taped_block(rows)
+
+    @stretched("factorisation")
+    def solve(self, noise: Array, residual: Array) -> tuple[float, Array, Array] | None:
+        """(log likelihood, K^-1 r, lower factor) with `noise` on the diagonal, in the memory of the matrix.
+
+        None if it is not positive definite.
+        """
+        dpotrf, dpotrs = _routines()
+        n, p = residual.shape
+        matrix = self.matrix
+        matrix.ravel()[:: n + 1] += noise
+        # A symmetric row-major matrix read by columns is itself, its upper triangle the lower one.
+        if n <= MAX_SCIPY_ROWS:
+            lower, info = dpotrf(matrix.T, lower=1, overwrite_a=1, clean=1)
+            weights = None if info else dpotrs(lower, residual, lower=1)[0]
+        else:
+            factor, status = torch.from_numpy(matrix).mT, torch.empty((), dtype=torch.int32)
+            torch.linalg.cholesky_ex(factor, out=(factor, status))
+            lower, info = factor.numpy(), int(status)
+            weights = None if info else torch.cholesky_solve(torch.from_numpy(residual), factor).numpy()
+        if weights is None:
+            return None
+        log_determinant = 2.0 * float(numpy.log(lower.diagonal()).sum())
+        fit = float(numpy.vdot(residual, weights))
+        return -0.5 * (fit + p * log_determinant + n * p * math.log(2.0 * math.pi)), weights, lower
+
+    @stretched("factorisation")
+    def slope(self, weights: Array, lower: Array) -> Array:
+        """dL/dK = 1/2 (A A^T - p K^-1), eq. (M-34), in the memory of the factor."""
+        inverse, right = torch.from_numpy(lower), torch.from_numpy(weights)
+        torch.cholesky_inverse(inverse, out=inverse)
+        inverse.addmm_(right, right.mT, beta=-0.5 * weights.shape[1], alpha=0.5)
+        slope: Array = inverse.mT.numpy()  # symmetric: the same, row by row
+        return slope
+
+
+@functools.lru_cache(maxsize=1)
+def _routines() -> tuple[Any, Any]:
+    from scipy.linalg.lapack import dpotrf, dpotrs
+
+    return dpotrf, dpotrs
 
 
 class _Raw:
@@ -62,7 +120,7 @@ class SmallModel:
 
     Make one with `of`, which gives None for what it does not serve; call it for (value, gradient by raw values).
     Values may change in place between calls, tensors may not be replaced.
-    Cost of a call: n^3 flops and a few dozen NumPy calls, or few compiled ones.
+    Cost of a call: n^3 flops and a few dozen NumPy calls.
     """
 
     def __init__(self, gp: Any, x: Array, y: Array, leaves: list[Leaf], theta: list[Parameter]) -> None:
@@ -96,7 +154,7 @@ class SmallModel:
     def of(cls, gp: Any, x: Tensor, y: Tensor) -> "SmallModel | None":
         """The small model of a GP and checked data, or None."""
         n = x.shape[-2]
-        if not (0 < n <= COMPILED_ROWS and x.dim() == 2 and x.device.type == "cpu" and not x.requires_grad):
+        if not (0 < n <= MAX_NUMPY_ROWS and x.dim() == 2 and x.device.type == "cpu" and not x.requires_grad):
             return None
         if y.requires_grad or y.dim() != (1 if gp.outputs is None else 2) or type(gp.mean) not in (Zero, Constant):
             return None
@@ -118,11 +176,10 @@ class SmallModel:
     def __call__(self, workspace: Workspace | None = None) -> tuple[float, dict[Parameter, Array]] | None:
         """(log marginal likelihood, gradient by every parameter's raw value), eqs. (M-33), (M-34).
 
-        None where the general path is to answer: the matrix is not positive definite, or n is too large for now.
-        The workspace hears what ran.
+        None where the general path is to answer: the matrix is not positive definite, or the result must be
+        deterministic. The workspace records the backend.
         """
-        problem_of = small_problem(self.form, len(self.x))
-        if problem_of is None:
+        if is_deterministic():
             return None
         features: list[Array] = []
         pulls: list[tuple[int, Callable[[Sequence[Any]], dict[str, Any]]]] = []
@@ -132,9 +189,8 @@ class SmallModel:
             features += made
         noise = self.known if self.noise is None else self.share * self.noise.value() + self.known
         residual = self.y if self.mean is None else self.y - self.mean.value()
-        problem = problem_of(
-            self.form, [float(raw.value()) for raw in self.theta], features, len(self.x), workspace=workspace
-        )
+        pairs = NumpyPairs(self.form, [float(raw.value()) for raw in self.theta])
+        problem = SmallLikelihood(pairs, RowArrays(features, (), len(self.x)), workspace)
         solved = problem.solve(noise, residual)
         if solved is None:
             return None

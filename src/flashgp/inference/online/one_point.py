@@ -20,7 +20,7 @@ from flashgp.inference.counters import CHECKED_ROWS
 from flashgp.inference.numpy_prior import TITLE, PlainPrior
 from flashgp.inference.online.finish_update import Looked, State, Table, ended
 from flashgp.inference.threads import quiet_openblas
-from flashgp.pairwise.few import Array, RowArrays
+from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.growing.window import WindowFactor
 

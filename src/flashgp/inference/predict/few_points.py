@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashgp.inference.numpy_prior import FEW_PAIRS, PlainPrior
 from flashgp.inference.threads import quiet_openblas
-from flashgp.pairwise.few import Array, RowArrays
+from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.growing.window import WindowFactor

@@ -43,8 +43,7 @@ class CpuTiles(Backend):
     """Compiled loops over pairs of rows on the CPU; see Backend for the contract.
 
     Serves float32 and float64 on the CPU from `least_pairs` pairs on, with numba installed; everything else goes to
-    the torch tiles, which compute the same (`serves` says which); forms with Python functions always. Without `wait`,
-    loops that would have to be compiled first raise NotReadyError instead.
+    the torch tiles, which compute the same (`serves` says which); forms with Python functions always.
     Errors: a product is off by at most about 1e-6 |K| |V| in float32 (float64 totals over tiles, eqs. (M-65) to
     (M-69)). Cost: n m pairs, half of them when symmetric; memory: packed copies of the features and one float64 total
     per worker.
@@ -52,8 +51,8 @@ class CpuTiles(Backend):
 
     title = "compiled loops"
 
-    def __init__(self, least_pairs: int = PORTABLE_PAIRS, *, wait: bool = True) -> None:
-        self.least_pairs, self.wait = least_pairs, wait
+    def __init__(self, least_pairs: int = PORTABLE_PAIRS) -> None:
+        self.least_pairs = least_pairs
         self._portable = TorchTiles()
 
     @classmethod
@@ -112,7 +111,7 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty((*batch, rows.count, other.count), dtype, rows.device)
         for member, (values, r, c) in zip(_flat(out, 2), _members(batch, theta, rows, cols), strict=True):
-            job = _Member(form, values, r, c, dtype, workspace, wait=self.wait)
+            job = _Member(form, values, r, c, dtype, workspace)
             job.all_pairs().block(member.numpy(), both=not upper)
         return out
 
@@ -142,7 +141,7 @@ class CpuTiles(Backend):
         for member, v, (values, r, c) in zip(
             _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
         ):
-            job = _Member(form, values, r, c, right.dtype, workspace, tiles, self.wait)
+            job = _Member(form, values, r, c, right.dtype, workspace, tiles)
             for start in range(0, v.shape[-1], together):
                 job.product(v, slice(start, min(v.shape[-1], start + together)), member)
         return out
@@ -167,7 +166,7 @@ class CpuTiles(Backend):
             batch,
             cols is None,
             [
-                _Member(form, values, r, c, w.dtype, workspace, wait=self.wait)
+                _Member(form, values, r, c, w.dtype, workspace)
                 .all_pairs(pulled=True)
                 .block_gradient(w.contiguous().numpy())
                 for w, (values, r, c) in members
@@ -212,10 +211,7 @@ class CpuTiles(Backend):
         return _joined(
             batch,
             cols is None,
-            [
-                _Member(form, values, r, c, v.dtype, workspace, tiles, self.wait).gradient(u, v)
-                for u, v, (values, r, c) in members
-            ],
+            [_Member(form, values, r, c, v.dtype, workspace, tiles).gradient(u, v) for u, v, (values, r, c) in members],
         )
 
     def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
@@ -243,14 +239,13 @@ class _Member:
     dtype: torch.dtype
     workspace: Workspace
     tiles: NearTiles | None = None
-    wait: bool = True
 
     def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> CompiledPairs:
         cols = self.rows if self.cols is None else self.cols
         part = None if j is None else cols.part(j.start, j.stop)
         rows = self.rows.part(i.start, i.stop)
         return CompiledPairs.of(
-            self.form, self.theta, rows, part, self.dtype, self.workspace, self.tiles, pulled=pulled, wait=self.wait
+            self.form, self.theta, rows, part, self.dtype, self.workspace, self.tiles, pulled=pulled
         )
 
     def all_pairs(self, *, pulled: bool = False) -> CompiledPairs:

@@ -27,13 +27,12 @@ from flashgp.pairwise.cpu.layout import (
     packed_columns,
 )
 from flashgp.pairwise.cpu.pool import run_together, workers
-from flashgp.pairwise.cpu.readiness import NotReadyError, made_ready
 from flashgp.pairwise.cpu.tile_list import EveryTile, every_tile
 from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.program.source_cache import warn_not_kept
 
-__all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "is_cached", "paired"]
+__all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "paired"]
 
 CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled loops"  # in reports
@@ -58,8 +57,7 @@ class CompiledPairs:
         arguments: the packed rows and columns in the order of the generated functions; n, m: rows and columns;
         widths: columns of each feature before padding; size: rows of a block; dtype: float32 or float64, of the
         loops; symmetric: the columns are the rows; workspace: hears what ran and what compiling took; near: the tiles
-        to evaluate, None for all; wait: for a compile, else only for loops that are in the cache.
-    Raises (by its computations): NotReadyError where it must not wait for the loops.
+        to evaluate, None for all.
     """
 
     def __init__(
@@ -76,9 +74,8 @@ class CompiledPairs:
         symmetric: bool,
         workspace: Workspace | None = None,
         near: NearTiles | None = None,
-        wait: bool = True,
     ) -> None:
-        self.workspace, self.near, self.wait = workspace or Workspace(), near, wait
+        self.workspace, self.near = workspace or Workspace(), near
         self.form, self.layout, self.arguments = form, layout, arguments
         self.n, self.m, self.widths, self.size, self.symmetric = n, m, widths, size, symmetric
         self.real = numpy.float32 if dtype == torch.float32 else numpy.float64
@@ -100,11 +97,10 @@ class CompiledPairs:
         tiles: NearTiles | None = None,
         *,
         pulled: bool = False,
-        wait: bool = True,
     ) -> "CompiledPairs":
         """The pairs of rows with cols, or with themselves when cols is None.
 
-        Args: tiles: what to evaluate, everything by default; pulled: for a gradient; wait: for a compile.
+        Args: tiles: what to evaluate, everything by default; pulled: for a gradient.
         Where float32 would cost digits, the loops run in float64: see `layout_of`.
         Cost: a few passes over the features.
         """
@@ -129,7 +125,7 @@ class CompiledPairs:
             arguments += [packed_columns(side.numpy(), size, real) for side in (a, b)]
         widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
         counts = rows.count, other.count
-        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace, tiles, wait)
+        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace, tiles)
 
     def _columns(self, *parts: Tensor) -> Array:
         """Right-hand sides (n, t), one after another, as blocks (blocks, t, B) padded with zeros."""
@@ -254,11 +250,8 @@ class CompiledPairs:
         function = getattr(self.module, name)
         key = f"{self.module.__name__}.{name}"
         if key in _seconds:
-            made_ready(self.form, name)
             self.workspace.ran(TITLE)
             return function
-        if not self.wait and not is_cached(self.module, name):
-            raise NotReadyError
         with no_forks():
             began = time.perf_counter()
             nothing = numpy.zeros((0, 2), numpy.int64)
@@ -274,19 +267,13 @@ class CompiledPairs:
                 function.enable_caching()
                 function(nothing, *head, *make())
             _seconds[key] = time.perf_counter() - began
-        made_ready(self.form, name)
         self.workspace.ran(TITLE, _seconds[key])
         return function
 
 
-def is_cached(module: ModuleType, function: str = "*") -> bool:
-    """Whether an earlier process left compiled code of a generated module, or of one of its functions."""
-    return any(_cache_files(module, function))
-
-
-def _cache_files(module: ModuleType, function: str = "*") -> Iterator[Path]:
+def _cache_files(module: ModuleType) -> Iterator[Path]:
     path = Path(str(module.__file__))
-    return (path.parent / "__pycache__").glob(f"{path.stem}.{function}-*.nb?")
+    return (path.parent / "__pycache__").glob(f"{path.stem}.*-*.nb?")
 
 
 def _keep_nothing(function: Any) -> None:
