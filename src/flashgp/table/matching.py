@@ -3,6 +3,7 @@
 Everything here names rows and columns of the table as read; which columns a model wants is `encoding`'s matter.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..foundations.errors import DomainError
-from .columns import COMMA_NUMBER, Column, Kind, Table, listed, numbers_from_cells, quoted
+from .columns import Column, Kind, Table, listed, quoted
+from .conversion import DECIMAL_COMMA, number_of
 
 __all__ = ["converted", "is_constant", "kept_rows", "kind_note", "unusable_reason"]
 
@@ -164,8 +166,8 @@ def _own_levels(column: Column, known: dict[str, int]) -> tuple[Sequence[str], n
     for level in known:
         if column.kind == "boolean" and level.casefold() in ("true", "false"):
             spelling.setdefault(float(level.casefold() == "true"), []).append(level)
-        elif column.kind == "number" and (number := numbers_from_cells([level])) is not None:
-            spelling.setdefault(float(number[0]), []).append(level)
+        elif column.kind == "number" and (number := number_of(level)) is not None:
+            spelling.setdefault(number, []).append(level)
     own = []
     for value in distinct.tolist():
         alike = spelling.get(value, [f"{value:g}" if column.kind == "number" else str(bool(value)).lower()])
@@ -182,9 +184,9 @@ def _number_hint(table: Table, column: Column) -> str:
     """Point at what makes an almost numeric column text."""
     if column.kind != "category":
         return ""
-    if all(COMMA_NUMBER.fullmatch(level) for level in column.levels):
+    if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels):
         return ", which would be numbers with decimal=','"
-    numeric = np.array([numbers_from_cells([level]) is not None for level in column.levels])
+    numeric = np.array([number_of(level) is not None for level in column.levels])
     given = ~np.isnan(column.values)
     is_text = np.zeros(table.rows, bool)
     is_text[given] = ~numeric[column.values[given].astype(np.int64)]

@@ -6,11 +6,12 @@ Reading decides types and says what it decided; what a model makes of the column
 import gzip
 import os
 import zlib
+from typing import Any
 
 from ..foundations.errors import DomainError, ShapeError
-from .columns import Table, quoted
+from .columns import Column, Table, checked_names, quoted
+from .conversion import column_from_arrow, require_pyarrow
 from .delimited import parse_delimited
-from .parquet import read_parquet, require_pyarrow
 
 __all__ = ["SUFFIXES", "read_table", "require_format"]
 
@@ -35,10 +36,24 @@ def read_table(
         header: True or False states whether the first row of text names the columns; None decides and says so.
         delimiter: one character; None decides among comma, semicolon, tab and bar.
         decimal: "." or ","; None decides, a decimal comma only where it cannot be anything else.
-    Returns: the table, its rows in file order, with `notes` on what was decided.
-    Raises: DomainError for a file that cannot be opened, decoded or understood, ShapeError for one that is empty,
-        ragged or has duplicate names, BackendUnavailableError (install flashgp[table]) for Parquet without pyarrow.
-    Cost: about 1 microsecond a cell of text; the decoded text and 8 bytes a number.
+
+    Returns:
+        The table, its rows in file order, with `notes` on what was decided.
+
+    Raises:
+        BackendUnavailableError: without pyarrow, before anything is read; install flashgp[table].
+        DomainError: for a file that cannot be opened, decoded or understood.
+        ShapeError: for one that is empty, ragged or has duplicate names.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "houses.csv"
+        ...     _ = path.write_text("city,price\\nUlm,10\\nBonn,20\\n")
+        ...     table = read_table(path)
+        >>> [(column.name, column.kind) for column in table.columns]
+        [('city', 'category'), ('price', 'number')]
     """
     name = os.fspath(path)
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
@@ -50,19 +65,17 @@ def read_table(
             f"`decimal` must be '.' or ',' and differ from the delimiter, got {decimal!r} with delimiter "
             f"{delimiter!r}; leave it out to have it decided."
         )
-    if name.lower().endswith(".parquet"):
-        require_pyarrow(name)
+    pyarrow = require_pyarrow(name)
     data = _file_bytes(name)
     if data.startswith(_PARQUET):
         del data
-        return read_parquet(name)
+        return _parquet(pyarrow, name)
     if name.lower().endswith(".parquet"):
         raise DomainError(
             f"{quoted(name)} must be a Parquet file, got {data[:8]!r} at its beginning; give text the suffix .csv."
         )
-    return parse_delimited(
-        _decoded(_unpacked(data, name), name), name, header=header, delimiter=delimiter, decimal=decimal
-    )
+    text = _decoded(_unpacked(data, name), name)
+    return parse_delimited(pyarrow, text, name, header=header, delimiter=delimiter, decimal=decimal)
 
 
 def require_format(path: str | os.PathLike[str], argument: str = "path") -> str:
@@ -83,6 +96,32 @@ def require_format(path: str | os.PathLike[str], argument: str = "path") -> str:
     if suffix == ".parquet":
         require_pyarrow(name)
     return suffix
+
+
+def _parquet(pyarrow: Any, name: str) -> Table:
+    """A Parquet file; columns that pandas stored as an index are left out and said."""
+    columns: list[Column] = []
+    notes: list[str] = []
+    try:
+        # One file, not a directory of files, and no interpretation of folder names.
+        with pyarrow.OSFile(name, "rb") as file:
+            stored = pyarrow.parquet.ParquetFile(file).read()
+        for field, data in zip(stored.schema, stored.columns, strict=True):
+            if field.name.startswith("__index_level_"):
+                notes.append(f"column {quoted(field.name)} is an index that pandas stored: left out.")
+            else:
+                columns.append(column_from_arrow(pyarrow, field.name.strip() or f"column_{len(columns) + 1}", data))
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise DomainError(
+            f"{quoted(name)} must be a readable Parquet file, got {quoted(str(error))}; write it again, or export CSV."
+        ) from None
+    checked_names([column.name for column in columns], name)
+    if not columns or stored.num_rows == 0:
+        raise ShapeError(
+            f"{quoted(name)} must have at least one row and one column, got {stored.num_rows} rows and {len(columns)} "
+            "columns; check that it is the file you meant."
+        )
+    return Table(name, tuple(columns), stored.num_rows, True, None, tuple(notes))
 
 
 def _file_bytes(name: str) -> bytes:

@@ -18,7 +18,7 @@ from flashgp.foundations.atomic import replacing
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import quoted
-from .parquet import require_pyarrow
+from .conversion import require_pyarrow
 from .reading import require_format
 
 __all__ = ["write_predictions"]

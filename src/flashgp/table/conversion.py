@@ -1,0 +1,166 @@
+"""Arrow arrays as typed columns. The only file that imports pyarrow, and only once a table is read or written.
+
+The kind of a column of text is decided by all its cells together: numbers, else booleans, else dates, else categories.
+Columns of a typed file keep their type: text in them is never reread as a number or a date.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..foundations.errors import BackendUnavailableError
+from .columns import Column, quoted
+
+__all__ = [
+    "DECIMAL_COMMA",
+    "MISSING",
+    "column_from_arrow",
+    "column_from_text",
+    "given_cells",
+    "number_of",
+    "require_pyarrow",
+]
+
+DECIMAL_COMMA = r"^[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+
+# Cells that mean "no value", after stripping and case folding. "none" is absent on purpose: it is a common level.
+MISSING = ("", "?", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1)
+_DAY = timedelta(days=1)
+_MICROSECONDS_PER_DAY = 86_400_000_000
+
+Array = npt.NDArray[np.float64]
+
+
+def require_pyarrow(path: str) -> Any:
+    """The pyarrow package with its parts. Raises: BackendUnavailableError naming the extra when it is absent."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError:
+        raise BackendUnavailableError(
+            f"{quoted(path)} needs pyarrow, which reads and writes tables and is not installed; install flashgp[table]."
+        ) from None
+    return pyarrow
+
+
+def number_of(cell: str) -> float | None:
+    """A cell as a number; None if it is none."""
+    try:
+        return None if "_" in cell else float(cell)
+    except ValueError:
+        return None
+
+
+def given_cells(pyarrow: Any, cells: Any) -> tuple[Any, npt.NDArray[np.bool_]]:
+    """The cells of a column of text that hold a value, stripped, and which rows they are in."""
+    compute = pyarrow.compute
+    stripped = compute.utf8_trim_whitespace(cells)
+    missing = compute.is_in(compute.utf8_lower(stripped), value_set=pyarrow.array(MISSING, stripped.type))
+    return stripped.filter(compute.invert(missing)), ~np.asarray(missing)
+
+
+def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") -> Column:
+    """Decide a column's kind from all its cells and convert them.
+
+    Args:
+        cells: Arrow text, one cell a row; surrounding spaces do not count.
+        decimal: "." or ",", the decimal mark of its numbers.
+
+    Returns:
+        A number, boolean, date or category column; a column without any value is a number column of NaN.
+    """
+    given, present = given_cells(pyarrow, cells)
+    numbers = _numbers(pyarrow, given, decimal)
+    if numbers is not None:
+        return Column(name, "number", _spread(present, numbers))
+    coded = given.combine_chunks().dictionary_encode()
+    codes, levels = np.asarray(coded.indices), coded.dictionary.to_pylist()
+    if {level.lower() for level in levels} <= {"true", "false"}:
+        return Column(name, "boolean", _spread(present, np.array([lv.lower() == "true" for lv in levels])[codes]))
+    days = _days(levels)
+    if days is not None:
+        return Column(name, "date", _spread(present, np.array(days)[codes]))
+    return _category(name, levels, codes, present)
+
+
+def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
+    """A column of a typed file; kind "other" for lists, structures, bytes and durations, so that it can be dropped."""
+    types, compute = pyarrow.types, pyarrow.compute
+    stored_as = str(data.type)
+    if types.is_dictionary(data.type):
+        data = data.cast(data.type.value_type)
+    kind = data.type
+    if types.is_boolean(kind):
+        return Column(name, "boolean", _floats(pyarrow, data.cast("uint8")), stored_as=stored_as)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return Column(name, "number", _floats(pyarrow, data), stored_as=stored_as)
+    if types.is_timestamp(kind) or types.is_date(kind):
+        # Microseconds as the datetime module has; finer digits are cut, as they are from text.
+        moments = compute.cast(data, pyarrow.timestamp("us", getattr(kind, "tz", None)), safe=False)
+        days = _floats(pyarrow, moments.cast("int64")) / _MICROSECONDS_PER_DAY
+        return Column(name, "date", days, stored_as=stored_as)
+    if types.is_string(kind) or types.is_large_string(kind):
+        stripped = compute.fill_null(compute.utf8_trim_whitespace(data), "")
+        present = np.asarray(compute.not_equal(stripped, ""))
+        coded = stripped.filter(pyarrow.array(present)).combine_chunks().dictionary_encode()
+        return _category(name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as)
+    return Column(name, "other", np.full(len(data), np.nan), stored_as=stored_as)
+
+
+def _numbers(pyarrow: Any, given: Any, decimal: str) -> Array | None:
+    compute = pyarrow.compute
+    if decimal == ",":
+        if not compute.all(compute.match_substring_regex(given, DECIMAL_COMMA), min_count=0).as_py():
+            return None
+        given = compute.replace_substring(given, ",", ".")
+    try:
+        return np.asarray(compute.cast(given, pyarrow.float64()), np.float64)
+    except pyarrow.ArrowInvalid:
+        return None
+
+
+def _days(levels: Sequence[str]) -> list[float] | None:
+    """Days since 1970-01-01 of ISO 8601 dates, or None; a mixture of times with and without an offset is no date."""
+    if not all(_DATE.fullmatch(level) for level in levels):
+        return None
+    try:
+        moments = [datetime.fromisoformat(level) for level in levels]
+    except ValueError:
+        return None
+    offsets = [moment.utcoffset() for moment in moments]
+    if len({offset is None for offset in offsets}) > 1:
+        return None
+    return [
+        (moment.replace(tzinfo=None) - _EPOCH - (offset or timedelta())) / _DAY
+        for moment, offset in zip(moments, offsets, strict=True)
+    ]
+
+
+def _category(
+    name: str, levels: Sequence[str], codes: Any, present: npt.NDArray[np.bool_], stored_as: str = "text"
+) -> Column:
+    """Codes into sorted levels."""
+    order = sorted(range(len(levels)), key=levels.__getitem__)
+    rank = np.empty(len(levels))
+    rank[order] = np.arange(len(levels))
+    return Column(name, "category", _spread(present, rank[codes]), tuple(levels[i] for i in order), stored_as)
+
+
+def _spread(present: npt.NDArray[np.bool_], values: Any) -> Array:
+    """Values of the given cells at their rows, NaN elsewhere."""
+    column = np.full(len(present), np.nan)
+    column[present] = values
+    return column
+
+
+def _floats(pyarrow: Any, data: Any) -> Array:
+    """float64 with NaN for null; integers beyond 2**53 are rounded, as they are from text."""
+    return np.array(pyarrow.compute.cast(data, pyarrow.float64(), safe=False).to_numpy(), np.float64)
