@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headlines import headline_record
+
 from flashgp.bench import Comparison
 from flashgp.bench.formats import format_bytes, format_error, format_ratio, format_seconds
 from flashgp.bench.records import read_record
@@ -118,7 +120,7 @@ def markdown_table(record: Mapping[str, Any], *, source: str | None = None) -> s
 
 
 def render_document(text: str, records: str | os.PathLike[str]) -> str:
-    """The document with every marked table made anew from the records in that folder.
+    """The document with every marked table made anew from the records in that folder, `headlines` from several.
 
     Raises: DomainError if markers do not pair, or a record is missing or unusable; it names the line and the file.
     """
@@ -137,6 +139,10 @@ def render_document(text: str, records: str | os.PathLike[str]) -> str:
         if opening and opened is None:
             opened = (opening[1], number)
             path = Path(records) / f"{opening[1]}.json"
+            if opening[1] == "headlines":
+                table = markdown_table(headline_record(Path(records)))
+                result += [line, table, line.replace("table:", "/table:", 1)]
+                continue
             if not path.is_file():
                 raise DomainError(
                     f"`table:{opening[1]}` on line {number} must have a record, but {path} does not exist; "
