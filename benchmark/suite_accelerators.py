@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from common import RECORDS, arguments, interleaved, smooth_data
@@ -20,9 +19,10 @@ import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.system import CovarianceSystem
-from flashgp.solvers.preconditioners import low_rank
-from flashgp.solvers.preconditioners.low_rank import LowRank, partial_cholesky
+from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
+from flashgp.solvers.settings import LowRankSettings
 
 COLUMNS = [
     {"key": "question", "title": "question"},
@@ -180,7 +180,7 @@ def _preconditioner(n: int, repeats: int) -> Iterator[dict[str, Any]]:
         P = partial.factor @ partial.factor.mT + torch.diag(system.noise)
         usual = LowRank(partial, system.noise)
     Q = (usual.basis @ torch.eye(usual.rank, dtype=torch.float64)).mT.contiguous().mT  # by columns, as F is
-    assert (rows * partial.rank**2 >= low_rank.LEAST_FLOPS) == (usual.skew > 1.0), "by eigenvectors"
+    assert (rows * partial.rank**2 >= usual.settings.min_gram_flops) == (usual.skew > 1.0), "by eigenvectors"
     yield _row(
         f"Q Q^T V of {rows:,} rows, rank {partial.rank}, 14 columns", "as columns",
         lambda: Q @ (Q.mT @ few), "as rows, filled up to 16",
@@ -189,8 +189,7 @@ def _preconditioner(n: int, repeats: int) -> Iterator[dict[str, Any]]:
     )  # fmt: skip
 
     def by_householder() -> Tensor:
-        with mock.patch.object(low_rank, "_decomposed", low_rank.by_householder):
-            return LowRank(partial, system.noise).solve(few)
+        return LowRank(partial, system.noise, LowRankSettings(max_defect=0.0)).solve(few)
 
     yield _row(
         f"the preconditioner of {rows:,} rows, rank {partial.rank}, and one solve", "Householder", by_householder,

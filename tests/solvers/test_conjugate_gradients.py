@@ -7,7 +7,8 @@ from torch import Tensor
 from flashgp.foundations.determinism import deterministically
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Step
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients, _Halves
-from flashgp.solvers.preconditioners.low_rank import LowRank, partial_cholesky
+from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 F32 = torch.float32

@@ -5,7 +5,7 @@ import torch
 
 from flashgp.solvers import CholeskySolver, Goal
 from flashgp.solvers.direct.headed_cholesky import HeadedCholesky, HeadedFactor
-from flashgp.solvers.preconditioners.low_rank import partial_cholesky
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 F32 = torch.float32

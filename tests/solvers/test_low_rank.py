@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,13 @@ from torch import Tensor
 
 from flashgp.foundations.errors import ConvergenceError, DomainError, NotPositiveDefiniteError
 from flashgp.solvers.preconditioners import low_rank
-from flashgp.solvers.preconditioners.low_rank import LOST, LowRank, PartialCholesky, partial_cholesky
+from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
+from flashgp.solvers.settings import LowRankSettings
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 EPS = torch.finfo(F64).eps
+GRAM = LowRankSettings(min_gram_flops=0)
 
 
 def smallest(matrix: Tensor) -> float:
@@ -70,13 +74,13 @@ def test_a_factor_holds_little_more_than_its_columns(limit: int) -> None:
     """However many were allowed."""
     partial = partial_cholesky(DenseSystem(matern(points(300, 1), 3.0), 1e-2), limit=limit, share=0.1)
     assert partial.ended == "trace"
-    assert partial.factor.untyped_storage().nbytes() <= 8 * 300 * partial.rank / low_rank.FULL
+    assert partial.factor.untyped_storage().nbytes() <= 8 * 300 * partial.rank / LowRankSettings().kept_buffer
 
 
 def test_the_share_of_each_pivot() -> None:
     """The first pivot is i with probability K_ii / tr K, within four standard errors."""
     K = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64))
-    draws = 2000
+    draws = 800
     first = [int(partial_cholesky(DenseSystem(K, 0.0), limit=1, seed=s).pivots[0]) for s in range(draws)]
     share = torch.bincount(torch.tensor(first), minlength=4) / draws
     wanted = K.diagonal() / K.trace()
@@ -84,31 +88,29 @@ def test_the_share_of_each_pivot() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 4])
-def test_pivots_in_blocks_are_those_drawn_one_by_one(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pivots_in_blocks_are_those_drawn_one_by_one(block: int) -> None:
     """The first pair has the probability of two draws, p_i p_j(after i), whatever the block, eq. (M-77)."""
-    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.BLOCK", block)
-    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.STALL", -math.inf)
+    settings = LowRankSettings(block=block, min_decay=-math.inf)
     K = torch.tensor([[1.0, 0.9, 0.1], [0.9, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=F64)
     wanted = torch.zeros(3, 3, dtype=F64)
     for i in range(3):
         rest = (K - torch.outer(K[:, i], K[:, i]) / K[i, i]).diagonal()
         wanted[i] = K[i, i] / K.trace() * rest / rest.sum()
-    draws = 1500
+    draws = 600
     found = torch.zeros(3, 3, dtype=F64)
     for seed in range(draws):
-        i, j = partial_cholesky(DenseSystem(K, 0.0), limit=2, share=0.0, seed=seed).pivots.tolist()
+        i, j = partial_cholesky(DenseSystem(K, 0.0), limit=2, share=0.0, seed=seed, settings=settings).pivots.tolist()
         found[i, j] += 1 / draws
     assert bool(((found - wanted).abs() <= 4 * (wanted * (1 - wanted) / draws).sqrt() + 1e-12).all())
 
 
-def test_proposals_of_one_block_know_the_pivots_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proposals_of_one_block_know_the_pivots_before_them() -> None:
     """Of a matrix of rank 3 there are three pivots, also where the second block meets rows of equal rest."""
-    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.BLOCK", 4)
-    monkeypatch.setattr("flashgp.solvers.preconditioners.low_rank.STALL", -math.inf)
+    settings = LowRankSettings(block=4, min_decay=-math.inf)
     features = normal(12, 3) * torch.tensor([1.0, 0.3, 0.1], dtype=F64)
     system = DenseSystem(features @ features.mT, 1e-4)
     for seed in range(40):
-        partial = partial_cholesky(system, limit=12, share=1e-6, seed=seed)
+        partial = partial_cholesky(system, limit=12, share=1e-6, seed=seed, settings=settings)
         assert (partial.rank, partial.ended) == (3, "trace")
         assert torch.allclose(partial.factor @ partial.factor.mT, system.K, atol=1e-12)
 
@@ -152,7 +154,7 @@ def test_the_preconditioner(noise: Tensor | float) -> None:
     assert smallest(system.A - P) > -1e-12
     for w in (normal(150, 3), torch.linalg.eigh(P)[1][:, -3:]):
         found = low.solve(P @ w)
-        assert float((P @ (found - w)).norm()) <= (1e-11 if low._twice else LOST) * float((P @ w).norm())
+        assert float((P @ (found - w)).norm()) <= (1e-11 if low._twice else GRAM.lost) * float((P @ w).norm())
     v = normal(150, 2)
     half = low.half_solve(v)
     assert torch.allclose(
@@ -228,17 +230,15 @@ def test_another_noise_is_as_if_made_with_it(rows: str, noise: float) -> None:
 
 
 @pytest.mark.parametrize("rows", ["alike", "different"])
-def test_both_ways_to_the_basis_are_the_same(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_to_the_basis_are_the_same(rows: str) -> None:
     """Of D^-1/2 F with a moderate condition number, Q by its Gram matrix does what Q by Householder does."""
     noise = torch.full((200,), 1e-2, dtype=F64)
     if rows == "different":
         noise = noise * torch.linspace(0.5, 2.0, 200, dtype=F64)
     system = DenseSystem(matern(points(200, 3), 0.5), noise)
     partial = partial_cholesky(system, limit=50, share=0.0)
-    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
-    by_gram = LowRank(partial, noise)
-    monkeypatch.setattr(low_rank, "ORTHONORMAL", 0.0)
-    householder = LowRank(partial, noise)
+    by_gram = LowRank(partial, noise, GRAM)
+    householder = LowRank(partial, noise, replace(GRAM, max_defect=0.0))
     assert by_gram.skew > householder.skew == 1.0, "two ways, not one twice"
     Q, R = columns(by_gram), by_gram.inner
     assert float((Q.mT @ Q - torch.eye(50, dtype=F64)).abs().max()) < 50 * 1e-11
@@ -253,23 +253,23 @@ def test_both_ways_to_the_basis_are_the_same(rows: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("limit", [0, 1, 60])
-def test_a_basis_is_orthonormal_whatever_the_condition(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_basis_is_orthonormal_whatever_the_condition(limit: int) -> None:
     """Of one column and 60 pivots the condition of F^T D^-1 F takes more digits than Q may lose: by Householder."""
-    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
     noise = torch.full((150,), 1e-6, dtype=F64)
-    low = LowRank(partial_cholesky(DenseSystem(matern(points(150, 1), 0.5), noise), limit=limit, share=0.0), noise)
+    low = LowRank(
+        partial_cholesky(DenseSystem(matern(points(150, 1), 0.5), noise), limit=limit, share=0.0), noise, GRAM
+    )
     Q = columns(low)
     assert float((Q.mT @ Q - torch.eye(low.rank, dtype=F64)).abs().sum()) < 1e-11
     if limit == 60:
         values = torch.linalg.svdvals(low.inner)
-        assert EPS * float(values[0] / values[-1]) ** 2 > low_rank.ORTHONORMAL, "this test is of such a factor"
+        assert EPS * float(values[0] / values[-1]) ** 2 > GRAM.max_defect, "this test is of such a factor"
 
 
-def test_a_factor_without_anything_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_factor_without_anything_in_it() -> None:
     """K = 0 at given pivots: F is rounding or nothing, and P is the noise."""
-    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
     system = DenseSystem(torch.zeros(5, 5, dtype=F64), 1.0)
-    low = LowRank(partial_cholesky(system, limit=2, pivots=torch.tensor([0, 1])), system.noise)
+    low = LowRank(partial_cholesky(system, limit=2, pivots=torch.tensor([0, 1])), system.noise, GRAM)
     v = normal(5, 2)
     assert torch.allclose(low.solve(v), v, rtol=1e-12)
 
@@ -282,24 +282,22 @@ def test_eigenvectors_that_do_not_come_are_not_needed(monkeypatch: pytest.Monkey
     partial = partial_cholesky(DenseSystem(matern(points(80, 2), 0.5), noise), limit=20, share=0.0)
     v = normal(80, 2)
     wanted = LowRank(partial, noise).solve(v)
-    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
     monkeypatch.setattr(low_rank.linalg, "eigh", gives_up)
-    assert torch.allclose(LowRank(partial, noise).solve(v), wanted, rtol=0.0, atol=1e-10 * float(wanted.abs().max()))
+    assert torch.allclose(
+        LowRank(partial, noise, GRAM).solve(v), wanted, rtol=0.0, atol=1e-10 * float(wanted.abs().max())
+    )
 
 
 @pytest.mark.parametrize("largest", [3e3, 6e4])
-def test_a_basis_that_is_less_orthonormal_is_applied_twice_sooner(
-    largest: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F with singular values from `largest` to a 200th: what P^-1 leaves of its first column is rounding by LOST."""
-    monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
+def test_a_basis_that_is_less_orthonormal_is_applied_twice_sooner(largest: float) -> None:
+    """F with singular values from `largest` to a 200th: what P^-1 leaves of its first column is rounding."""
     n, k = 200, 20
     generator = torch.Generator().manual_seed(0)
     Q, V = (torch.linalg.qr(torch.randn(rows, k, generator=generator, dtype=F64))[0] for rows in (n, k))
     factor = Q * torch.logspace(0.0, -math.log10(200.0), k, dtype=F64) * largest @ V.mT
     none = torch.zeros(n, dtype=F64)
     partial = PartialCholesky(factor, torch.arange(k), none, 1.0, "given", torch.eye(k, dtype=F64))
-    low = LowRank(partial, torch.ones(n, dtype=F64))
+    low = LowRank(partial, torch.ones(n, dtype=F64), GRAM)
     assert low.skew == pytest.approx(200.0, rel=1e-3), "by eigenvectors"
     assert low._twice == (largest > 1e4)
     once = copy.copy(low)
@@ -307,5 +305,5 @@ def test_a_basis_that_is_less_orthonormal_is_applied_twice_sooner(
     for w in Q[:, :3].mT:
         v = factor @ (factor.mT @ w) + w
         lost, lost_once = (float((one.solve(v.unsqueeze(-1))[:, 0] - w).norm()) for one in (low, once))
-        assert lost <= LOST + 10.0 * EPS * float(v.norm())
+        assert lost <= GRAM.lost + 10.0 * EPS * float(v.norm())
         assert low._twice <= (lost < 0.1 * lost_once), "what it is applied twice for"

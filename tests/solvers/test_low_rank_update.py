@@ -10,8 +10,10 @@ from flashgp.solvers import Goal
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.preconditioners import low_rank, low_rank_update
 from flashgp.solvers.preconditioners.carried_basis import CarriedBasis
-from flashgp.solvers.preconditioners.low_rank import LowRank, partial_cholesky
+from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.low_rank_update import LITTLE_KNOWN, carried
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
+from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 MOST = 60
@@ -21,11 +23,13 @@ EPS = torch.finfo(F64).eps
 class Table:
     """Rows of a larger table, the points that are pivots, and the preconditioner as rows come and go."""
 
-    def __init__(self, x: Tensor, noise: Tensor, count: int, rank: int) -> None:
+    def __init__(
+        self, x: Tensor, noise: Tensor, count: int, rank: int, settings: LowRankSettings = DEFAULTS.low_rank
+    ) -> None:
         self.x, self.K, self.noise, self.rows = x, matern(x, 0.3), noise, torch.arange(count)
         system = DenseSystem(self.K[:count, :count], noise[:count])
         partial = partial_cholesky(system, limit=rank, share=0.0)
-        self.low, self.pivots = LowRank(partial, system.noise), partial.pivots
+        self.low, self.pivots = LowRank(partial, system.noise, settings), partial.pivots
 
     def change(self, stay: Tensor, new: Tensor) -> None:
         """Rows at positions stay, the others at their end."""
@@ -71,13 +75,12 @@ class Table:
 
 
 @pytest.fixture(params=["householder", "eigenvectors"])
-def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Table:
+def table(request: pytest.FixtureRequest) -> Table:
     """Changed from either basis that a preconditioner begins with."""
-    if request.param == "eigenvectors":
-        monkeypatch.setattr(low_rank, "LEAST_FLOPS", 0)
+    settings = LowRankSettings(min_gram_flops=0 if request.param == "eigenvectors" else 2**40)
     x = points(200, 2)
     x = x[torch.randperm(200, generator=torch.Generator().manual_seed(1))]
-    made = Table(x, 0.01 + 0.1 * points(200, 1, seed=3)[:, 0], 150, 30)
+    made = Table(x, 0.01 + 0.1 * points(200, 1, seed=3)[:, 0], 150, 30, settings)
     assert (made.low.skew > 1.0) == (request.param == "eigenvectors")
     return made
 

@@ -21,9 +21,11 @@ from flashgp.solvers.iterative.progress import Progress
 from flashgp.solvers.preconditioners import candidate as second
 from flashgp.solvers.preconditioners.candidate import near_rows
 from flashgp.solvers.preconditioners.vecchia import Vecchia, making_bytes, vecchia_bytes
+from flashgp.solvers.settings import VecchiaSettings
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 EPS = torch.finfo(F64).eps
+SETTINGS = VecchiaSettings()
 
 
 class PlacedSystem(DenseSystem):
@@ -34,10 +36,10 @@ class PlacedSystem(DenseSystem):
         self.x = x / lengthscale
 
     @property
-    def has_places(self) -> bool:
+    def has_scaled_inputs(self) -> bool:
         return True
 
-    def places(self) -> Tensor:
+    def scaled_inputs(self) -> Tensor:
         return self.x
 
     def blocks(self, index: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ class PlacedSystem(DenseSystem):
 
 
 def near(system: PlacedSystem, neighbours: int = 48) -> Vecchia:
-    return Vecchia(system, system.places(), neighbours=neighbours)
+    return Vecchia(system, system.scaled_inputs(), VecchiaSettings(neighbours=neighbours))
 
 
 def whitened(system: PlacedSystem, found: Vecchia) -> Tensor:
@@ -96,7 +98,7 @@ def test_the_seed_settles_the_bits() -> None:
     system = PlacedSystem(points(150, 2), 0.3, 0.1)
     v = normal(150, 2)
     assert torch.equal(near(system, 9).half_solve(v), near(system, 9).half_solve(v))
-    other = Vecchia(system, system.places(), neighbours=9, seed=1)
+    other = Vecchia(system, system.scaled_inputs(), VecchiaSettings(neighbours=9), seed=1)
     assert not torch.equal(near(system, 9).half_solve(v), other.half_solve(v))
 
 
@@ -119,14 +121,14 @@ def test_equal_rows(noise: float) -> None:
 
 
 def test_its_bytes_are_counted() -> None:
-    n = 8000
+    n = 6000
     kernel = fgp.kernels.Matern(nu=1.5, lengthscale=0.3)
     system = CovarianceSystem(kernel(points(n, 2)), torch.tensor([0.1], dtype=F64))
-    places = system.places()
+    places = system.scaled_inputs()
     assert places is not None
     found = Vecchia(system, places)
-    assert 0.9 * vecchia_bytes(n) < system.workspace.live_bytes <= vecchia_bytes(n)
-    assert system.workspace.peak_bytes <= making_bytes(n)
+    assert 0.9 * vecchia_bytes(n, SETTINGS) < system.workspace.live_bytes <= vecchia_bytes(n, SETTINGS)
+    assert system.workspace.peak_bytes <= making_bytes(n, SETTINGS)
     del found
     assert system.workspace.live_bytes == 0
     system.workspace.budget_bytes = 2**22
@@ -142,12 +144,12 @@ def test_sets_of_a_covariance_function() -> None:
     index = torch.tensor([[3, 5, 5, 29], [0, 1, 2, 3]])
     wanted = torch.stack([system.block(one, F64) for one in index])
     assert torch.allclose(system.blocks(index), wanted, rtol=1e-13, atol=1e-13)
-    places = system.places()
+    places = system.scaled_inputs()
     assert places is not None
     assert torch.allclose(
         torch.cdist(places, places), torch.cdist(x / torch.tensor([0.5, 2.0]), x / torch.tensor([0.5, 2.0]))
     )
-    assert CovarianceSystem(fgp.kernels.Linear()(x), torch.tensor([0.1], dtype=F64)).places() is None
+    assert CovarianceSystem(fgp.kernels.Linear()(x), torch.tensor([0.1], dtype=F64)).scaled_inputs() is None
 
 
 # -- what it is worth, and when a solve takes it ---------------------------------------------------------------------
@@ -402,7 +404,7 @@ def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
     x = points(300, 2)
     post = gp.condition(x, torch.sin(9.0 * x.sum(1)), solver="cg")
     assert post.solves is not None
-    ready = post.solves.methods[0].prepare(post.solves.system)
+    ready = post.solves.prepared()
     assert isinstance(ready, PreparedConjugateGradients)
     assert ready.second is not None
     x_test = points(20, 2, seed=3)
@@ -413,7 +415,7 @@ def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
             assert torch.equal(again.predict(x_test).mean, wanted)
             if made is not None:
                 v = normal(300, 2)
-                other = again.solves.methods[0].ready.second.made()
+                other = again.solves.method.ready.second.made()
                 assert torch.equal(other.half_solve(v), made.half_solve(v))
                 assert torch.equal(other.half_solve_transposed(v), made.half_solve_transposed(v))
                 assert other.log_determinant == made.log_determinant

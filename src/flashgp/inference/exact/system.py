@@ -103,10 +103,10 @@ class CovarianceSystem(System):
         return sets.to_dense(F64)
 
     @property
-    def has_places(self) -> bool:
+    def has_scaled_inputs(self) -> bool:
         return bool(self._scaled_inputs)
 
-    def places(self) -> Tensor | None:
+    def scaled_inputs(self) -> Tensor | None:
         """The scaled inputs of all distances, side by side."""
         return torch.cat(self._scaled_inputs, dim=-1).to(F64) if self._scaled_inputs else None
 

@@ -49,7 +49,8 @@ from flashgp.solvers.direct.headed_cholesky import HeadedCholesky, HeadedFactor
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Goal, Limits, System
 from flashgp.solvers.preconditioners.candidate import Outcome, Second, making_passes, near_rows
-from flashgp.solvers.preconditioners.low_rank import LowRank, PartialCholesky, partial_cholesky
+from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
 
 __all__ = ["MOST_ITERATIONS", "PROBES", "LargeObjective"]
 

@@ -19,7 +19,7 @@ from flashgp.solvers.direct.cholesky import Factor, factorise
 from flashgp.solvers.direct.cholesky_solver import WINDOW, rounding_slack, solve_scaled
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Solver, System
-from flashgp.solvers.preconditioners.low_rank import partial_cholesky
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 
 __all__ = ["HeadedCholesky", "HeadedFactor"]

@@ -39,7 +39,8 @@ from flashgp.solvers.preconditioners.candidate import (
     near_rows,
     usually,
 )
-from flashgp.solvers.preconditioners.low_rank import LowRank, partial_cholesky
+from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 
 __all__ = ["ConjugateGradients", "PreparedConjugateGradients"]

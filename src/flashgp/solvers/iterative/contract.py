@@ -25,6 +25,7 @@ from torch import Tensor
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, StopReason
 from flashgp.foundations.workspace import Workspace
+from flashgp.solvers.space import LOCAL_SPACE, Space
 
 __all__ = [
     "NO_LIMITS",
@@ -45,9 +46,11 @@ Index = slice | Tensor  # rows as a slice or as positions, int64
 class System(ABC):
     """A = K + diag(noise), n x n, given by what it does.
 
-    Fields: count n; device; noise (n,), float64, not negative; workspace, where buffers over 1 MiB come from.
+    Fields: count n, of the rows that are here; device; noise (n,), float64, not negative; workspace, where buffers over
+    1 MiB come from; space, which sums over rows.
     """
 
+    space: Space = LOCAL_SPACE
     count: int
     device: torch.device
     noise: Tensor
@@ -75,12 +78,12 @@ class System(ABC):
         return torch.stack([self.block(one, torch.float64) for one in index])
 
     @property
-    def has_places(self) -> bool:
-        """Whether `places` tells which rows are near."""
+    def has_scaled_inputs(self) -> bool:
+        """Whether there are `scaled_inputs`."""
         return False
 
-    def places(self) -> Tensor | None:
-        """Points (n, d), float64: rows that are near in them tend to have large covariances. None without."""
+    def scaled_inputs(self) -> Tensor | None:
+        """Points (n, d), float64, whose near rows tend to have large covariances; None where no distance tells."""
         return None
 
     @abstractmethod

@@ -17,14 +17,11 @@ from torch import Tensor
 from flashgp import linalg
 from flashgp.solvers.iterative.contract import System, check_residual
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
+from flashgp.solvers.settings import DEFAULTS, LanczosSettings
 
 __all__ = ["LogDeterminant", "log_determinant"]
 
 F64 = torch.float64
-PROBES = 16
-STEPS = 200  # at most; each is one float64 pass for all probes together
-SETTLED = 0.05  # of the standard error, that a step may still change an estimate by
-LEAST_SETTLED = 1e-10  # relative, where all probes agree
 
 
 @dataclass(frozen=True)
@@ -38,33 +35,36 @@ class LogDeterminant:
 
 
 def log_determinant(
-    system: System, preconditioner: Preconditioner, *, probes: int = PROBES, steps: int = STEPS, seed: int = 0
+    system: System, preconditioner: Preconditioner, settings: LanczosSettings = DEFAULTS.lanczos, *, seed: int = 0
 ) -> LogDeterminant:
     """log|A| = log|P| + E z^T log(L^-1 A L^-T) z with P = L L^T and random signs z, eq. (M-99).
 
-    Args:
-        probes: independent z, at least 2; steps: of Lanczos at most; it ends once a step changes the estimates by
-            less than SETTLED of their standard error. With a factor of A in float32 as P little is left to estimate.
+    It ends once a step changes the estimates by little of their standard error. With a factor of A in float32 as P
+    little is left to estimate.
     Raises: ConvergenceError as soon as a number that is not finite appears.
     Cost: one float64 pass, two half solves, and 4 n probes steps flops per step;
         8 n probes steps bytes, counted as the steps come.
     """
-    n = system.count
+    n, probes = system.space.count(system.noise), settings.probes
     generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (n, probes), generator=generator).to(system.device, F64) * 2.0 - 1.0
+    signs = system.space.local(torch.randint(0, 2, (n, probes), generator=generator)).to(system.device, F64) * 2.0 - 1.0
 
     def preconditioned(v: Tensor) -> Tensor:
         return preconditioner.half_solve(system.multiply(preconditioner.half_solve_transposed(v)))
 
-    samples, taken = _quadrature(preconditioned, signs, min(steps, n), system)
+    samples, taken = _quadrature(preconditioned, signs, system, settings)
     mean, error = float(samples.mean()), float(samples.std()) / math.sqrt(probes)
     return LogDeterminant(preconditioner.log_determinant + mean, error, probes, taken)
 
 
-def _quadrature(multiply: Callable[[Tensor], Tensor], start: Tensor, steps: int, system: System) -> tuple[Tensor, int]:
+def _quadrature(
+    multiply: Callable[[Tensor], Tensor], start: Tensor, system: System, settings: LanczosSettings
+) -> tuple[Tensor, int]:
     """z^T log(M) z for every column z of `start`, (t,), and the steps taken."""
-    n, t = start.shape
-    size = start.norm(dim=0)
+    (n, t), space = start.shape, system.space
+    rows = space.count(start)
+    steps = min(settings.max_steps, rows)
+    size = space.norm(start)
     basis = [start / size]
     diagonal: list[Tensor] = []
     beside: list[Tensor] = []
@@ -73,15 +73,16 @@ def _quadrature(multiply: Callable[[Tensor], Tensor], start: Tensor, steps: int,
         with system.workspace.hold(8 * n * t * (step + 4)):
             image = multiply(basis[-1])
             check_residual("Lanczos", step + 1, image, "a product with the covariance matrix")
-            diagonal.append((basis[-1] * image).sum(0))
+            diagonal.append(space.sum(basis[-1] * image))
             for _ in range(2):  # twice is enough: Parlett (1998), The symmetric eigenvalue problem, section 6.9
                 for known in basis:
-                    image = image - known * (known * image).sum(0)
+                    image = image - known * space.sum(known * image)
         last, samples = samples, size.square() * _log_of(diagonal, beside)
         change = float((samples - last).abs().max())
-        allowed = SETTLED * float(samples.std()) / math.sqrt(t) + LEAST_SETTLED * float(samples.abs().max())
-        length = image.norm(dim=0)
-        exhausted = bool((length <= n * torch.finfo(F64).eps * torch.stack(diagonal).abs().amax(0)).all())
+        allowed = settings.settled * float(samples.std()) / math.sqrt(t)
+        allowed += settings.min_settled * float(samples.abs().max())
+        length = space.norm(image)
+        exhausted = bool((length <= rows * torch.finfo(F64).eps * torch.stack(diagonal).abs().amax(0)).all())
         if (step and change <= allowed) or exhausted:
             return samples, step + 1
         beside.append(length)

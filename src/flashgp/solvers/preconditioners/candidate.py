@@ -22,6 +22,7 @@ from flashgp.foundations.workspace import ran_out_of_memory
 from flashgp.solvers.iterative.contract import System
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.vecchia import Vecchia, making_bytes
+from flashgp.solvers.settings import DEFAULTS
 
 __all__ = [
     "LOOK", "TRIAL", "Outcome", "Second", "Trial", "is_slow", "lately", "making_passes",
@@ -176,14 +177,14 @@ def making_passes(count: int) -> float:
 # -- near rows -------------------------------------------------------------------------------------------------------
 def near_rows(system: System, seed: int, *, kept: bool = False) -> Second | None:
     """Near rows as the second one; None where it cannot be told which rows are near. kept: as in `Second`."""
-    if not system.has_places:
+    if not system.has_scaled_inputs:
         return None
     return Second(functools.partial(_near_rows, system, seed), system.count, kept=kept)  # which can be pickled
 
 
 def _near_rows(system: System, seed: int) -> Preconditioner:
     """Raises: MemoryBudgetError; DomainError for inputs that are too large to be compared."""
-    needed = making_bytes(system.count)
+    needed = making_bytes(system.count, DEFAULTS.vecchia)
     free = available_bytes(system.device)
     if needed > free:
         raise MemoryBudgetError(
@@ -192,7 +193,7 @@ def _near_rows(system: System, seed: int) -> Preconditioner:
             needed_bytes=needed,
             available_bytes=free,
         )
-    places = system.places()
+    places = system.scaled_inputs()
     assert places is not None
     if places.numel() and not float(places.abs().max()) < LARGEST_PLACE:
         raise DomainError(

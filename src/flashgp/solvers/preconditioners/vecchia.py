@@ -1,9 +1,9 @@
-"""Vecchia's approximation as a preconditioner: each row given a few near ones, P^-1 = W^T W with sparse W, (M-121).
+"""The Vecchia preconditioner: each row given its nearest neighbours, P^-1 = W^T W with sparse W, (M-121).
 
 Rows are put in a random order, and row i of W whitens row i given those of its nearest rows that come before it. In few
 dimensions what is left of a row given its neighbours is nearly independent of all others, so that conjugate gradients
 end in tens of iterations where a low-rank preconditioner takes hundreds: it holds the long waves of K, W the short
-ones. In many dimensions no row is near, and W is worth little; conjugate_gradients.py tries it and counts.
+ones. In many dimensions no row is near, and W is worth little: candidate.py compares the two.
 Sources: Vecchia (1988), Estimation and model identification for continuous spatial processes; Kaporin (1994), New
 convergence results and preconditioning strategies for the conjugate gradient method, for the optimality of each row;
 Schäfer, Katzfuss & Owhadi (2021), Sparse Cholesky factorization by Kullback-Leibler minimization.
@@ -19,38 +19,37 @@ from torch import Tensor
 
 from flashgp.solvers.iterative.contract import System
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
+from flashgp.solvers.settings import DEFAULTS, VecchiaSettings
 
-__all__ = ["NEIGHBOURS", "Vecchia", "making_bytes", "vecchia_bytes"]
+__all__ = ["Vecchia", "making_bytes", "vecchia_bytes"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
-NEIGHBOURS = 48  # of a row: in 3 dimensions 16 would do, in 4 it takes these
-COORDINATES = 8  # those that vary most: among more, a tree looks at all rows
-GROWTH = 1.3  # rows of one tree beside those of the one before
-BLOCK_BYTES = 2**22  # of the small matrices that are factorised at once, and a few times as much beside them
 ENTRY_BYTES = 2 * (8 + 4)  # of W and of W^T
 BUILDING_BYTES = 24  # of one entry more, while W^T is made
 
 
-def vecchia_bytes(n: int, neighbours: int = NEIGHBOURS) -> int:
+def vecchia_bytes(n: int, settings: VecchiaSettings) -> int:
     """What is kept for n rows."""
-    return n * (neighbours + 1) * ENTRY_BYTES
+    return n * (settings.neighbours + 1) * ENTRY_BYTES
 
 
-def making_bytes(n: int, neighbours: int = NEIGHBOURS) -> int:
+def making_bytes(n: int, settings: VecchiaSettings) -> int:
     """What is alive at most while it is made."""
-    return n * (neighbours + 1) * (ENTRY_BYTES + BUILDING_BYTES) + 4 * BLOCK_BYTES
+    return n * (settings.neighbours + 1) * (ENTRY_BYTES + BUILDING_BYTES) + 4 * settings.block_bytes
 
 
 class Vecchia(Preconditioner):
-    """P^-1 = W^T W with C_i^-T e in row i of W, C_i the Cholesky factor of A of (near rows of i, i), eq. (M-121).
+    """P^-1 = W^T W with C_i^-T e in row i of W, C_i the Cholesky factor of A of (neighbours of i, i), eq. (M-121).
 
     P is positive definite and near A, but not below it: no bound of the error follows (slack is inf), and none is
     lost, since solves keep those of (M-76).
 
     Args:
-        system: of which `blocks` are asked; places: (n, d), finite; neighbours: of a row, at most; seed: of the order
-            of rows.
+        system: of which `blocks` are asked.
+        points: scaled inputs, (n, d), finite; nearest rows are nearest in these.
+        settings: number of neighbours and how they are found.
+        seed: of the order of rows.
     Raises: MemoryBudgetError.
     Cost: n log n for the neighbours, n q^2 evaluations and n q^3 / 3 flops with q = neighbours + 1; 24 n q bytes, twice
         as many while it is made; a half solve 2 n q t flops.
@@ -59,16 +58,18 @@ class Vecchia(Preconditioner):
     slack = math.inf
     exact = True
 
-    def __init__(self, system: System, places: Tensor, *, neighbours: int = NEIGHBOURS, seed: int = 0) -> None:
-        n, width = len(places), min(neighbours, max(0, len(places) - 1)) + 1
+    def __init__(
+        self, system: System, points: Tensor, settings: VecchiaSettings = DEFAULTS.vecchia, *, seed: int = 0
+    ) -> None:
+        n, width = len(points), min(settings.neighbours, max(0, len(points) - 1)) + 1
         floor = max(n * EPS * float(system.diagonal().mean()), torch.finfo(F64).tiny) if n else 0.0
         noise, device, workspace = system.noise.clamp_min(floor), system.device, system.workspace
         self._log_determinant = 0.0
         with workspace.hold(BUILDING_BYTES * n * width):
             values = workspace.empty((n, width), F64, device)
             columns = workspace.empty((n, width), torch.int32, device)
-            at_once = max(1, BLOCK_BYTES // (8 * width**2))
-            for start, index, known in _earlier(places.cpu(), width - 1, seed, at_once):
+            at_once = max(1, settings.block_bytes // (8 * width**2))
+            for start, index, known in _earlier_neighbours(points.cpu(), width - 1, seed, at_once, settings):
                 index, known = index.to(device), known.to(device)
                 rows = _whitening(system, noise, index, known)
                 self._log_determinant -= 2.0 * float(rows[:, -1].log().sum())
@@ -105,33 +106,36 @@ class Vecchia(Preconditioner):
         return self._unwhiten @ v
 
 
-def _earlier(places: Tensor, count: int, seed: int, most: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(start, index (c, count + 1), known (c, count + 1)) for the rows start to start + c of a random order, c <= most.
+def _earlier_neighbours(
+    points: Tensor, count: int, seed: int, at_once: int, settings: VecchiaSettings
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(start, index (c, count + 1), known (c, count + 1)) for rows start to start + c of a random order, c <= at_once.
 
-    index: distinct positions, near rows first, the row itself last; known: the row itself and the nearest of those
+    index: distinct positions, neighbours first, the row itself last; known: the row itself and the nearest of those
     before it, False for what fills up the first rows and, rarely, others.
     """
     from scipy.spatial import KDTree  # late: two tenths of a second for those that need no tree
 
-    n = len(places)
-    varied = (places.amax(0) - places.amin(0)).argsort(descending=True, stable=True)[:COORDINATES] if n else slice(0)
+    n, growth = len(points), settings.growth
+    spread = points.amax(0) - points.amin(0) if n else points.new_zeros(points.shape[1])
+    varied = spread.argsort(descending=True, stable=True)[: settings.coordinates]
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    ordered = places[order][:, varied].numpy()
-    # Of so many near rows of a tree that ends GROWTH times as late, nearly always `count` come before.
-    asked = math.ceil(1.5 * GROWTH * count) + 4
+    ordered = points[order][:, varied].numpy()
+    # Of so many neighbours in a tree that ends `growth` times as late, nearly always `count` come before.
+    asked = math.ceil(1.5 * growth * count) + 4
     start = 0
     while start < n:
-        stop = min(n, max(start + asked, int(start * GROWTH)))
+        stop = min(n, max(start + asked, int(start * growth)))
         tree = KDTree(ordered[:stop])
-        for first in range(start, stop, most):
-            last = min(stop, first + most)
-            own = torch.arange(first, last).unsqueeze(-1)
-            near = tree.query(ordered[first:last], k=range(1, min(asked, stop) + 1), workers=torch.get_num_threads())[1]
-            near = torch.from_numpy(near)
+        for first in range(start, stop, at_once):
+            last = min(stop, first + at_once)
+            rows = torch.arange(first, last).unsqueeze(-1)
+            found = tree.query(ordered[first:last], k=range(1, min(asked, stop) + 1), workers=torch.get_num_threads())
+            near = torch.from_numpy(found[1])
             # First the nearest of those before it, in the order of their distances, then others, never itself.
-            ranked = (near > own).to(torch.int8) + 2 * (near == own).to(torch.int8)
+            ranked = (near > rows).to(torch.int8) + 2 * (near == rows).to(torch.int8)
             near = near.gather(1, ranked.argsort(dim=1, stable=True)[:, :count])
-            yield first, order[torch.cat([near, own], 1)], torch.cat([near < own, torch.ones_like(own).bool()], 1)
+            yield first, order[torch.cat([near, rows], 1)], torch.cat([near < rows, torch.ones_like(rows).bool()], 1)
         start = stop
 
 

@@ -1,0 +1,123 @@
+"""Numbers that tune solvers, as frozen values with defaults; docs/decisions/0010-solvers.md has the measurements."""
+
+from dataclasses import dataclass, field
+
+__all__ = ["DEFAULTS", "ComparisonSettings", "LanczosSettings", "LowRankSettings", "SolveSettings", "VecchiaSettings"]
+
+
+@dataclass(frozen=True)
+class LowRankSettings:
+    """Of a partial Cholesky factor and the preconditioner made of it.
+
+    Args:
+        max_rank: columns at most; and no more than a quarter of the rows.
+        trace_share: columns are added until what is left of the trace is this share of the trace of the noise.
+        block: pivots proposed at once; the rejection loop stays below the cost of their columns.
+        min_decay: a column must remove so many times what one of the identity would.
+        kept_buffer: share of a buffer in use from which it is not copied to a smaller one.
+        lost: where rounding of Q Q^T v may reach this share of P^-1 v, it is taken out twice.
+        max_defect: of Q^T Q - I, up to which Q is made from a Gram matrix, at the speed of products, else by
+            Householder.
+        min_gram_flops: n k^2 from which a Gram matrix is worth it; by Householder bits repeat from run to run.
+    """
+
+    max_rank: int = 512
+    trace_share: float = 0.1
+    block: int = 128
+    min_decay: float = 2.0
+    kept_buffer: float = 0.9
+    lost: float = 1e-6
+    max_defect: float = 1e-11
+    min_gram_flops: int = 2**27
+
+
+@dataclass(frozen=True)
+class VecchiaSettings:
+    """Of the Vecchia preconditioner.
+
+    Args:
+        neighbours: of a row; in 3 dimensions 16 would do, 4 dimensions take 48.
+        coordinates: that vary most, by which neighbours are found: among more, a tree looks at all rows.
+        growth: rows of one tree beside those of the one before.
+        block_bytes: of the small matrices that are factorised at once, and a few times as much beside them.
+    """
+
+    neighbours: int = 48
+    coordinates: int = 8
+    growth: float = 1.3
+    block_bytes: int = 2**22
+
+
+@dataclass(frozen=True)
+class ComparisonSettings:
+    """Of the comparison of a slow preconditioner with another one, eq. (M-121).
+
+    Args:
+        interval: iterations after which what is left of a solve is estimated.
+        min_left: iterations, beside twice the price of the other preconditioner, from which a comparison begins.
+        length: iterations of a comparison.
+        max_rate: the other one is kept if an iteration leaves at most this share of the residual, and no more than two
+            of the first one.
+        standing: share of the residual left by an iteration that gains nothing: a digit in 76 of them.
+        growth: of the residual, from which rounding is blamed: less is a plateau.
+        making_pairs: of a pass over the pairs that take as long as making the other one does for one row.
+    """
+
+    interval: int = 20
+    min_left: int = 60
+    length: int = 8
+    max_rate: float = 0.7
+    standing: float = 0.97
+    growth: float = 4.0
+    making_pairs: int = 340_000
+
+
+@dataclass(frozen=True)
+class LanczosSettings:
+    """Of stochastic Lanczos quadrature.
+
+    Args:
+        probes: independent ones, at least 2.
+        max_steps: each is one float64 pass for all probes together.
+        settled: share of the standard error that a step may still change an estimate by.
+        min_settled: relative, where all probes agree.
+    """
+
+    probes: int = 16
+    max_steps: int = 200
+    settled: float = 0.05
+    min_settled: float = 1e-10
+
+
+@dataclass(frozen=True)
+class SolveSettings:
+    """Of conjugate gradients and what goes with them.
+
+    Args:
+        low_rank, vecchia, comparison: of the preconditioners.
+        lanczos: of log determinants.
+        compare: whether a slow solve compares the Vecchia preconditioner with the low rank.
+        single: whether products begin in float32.
+        stagnation_window: iterations within which the residual must halve.
+        replace_every: iterations after which the true residual replaces the recurrence.
+        replace_below: with float32 products also once the recurrence has fallen by this factor.
+        followed_share: of the digits that the recurrence claims, which must be true with float32 products.
+        divergence: times the first residual, which ends a solve.
+        narrow_share: of the columns that must have converged before the block is made smaller.
+    """
+
+    low_rank: LowRankSettings = field(default_factory=LowRankSettings)
+    vecchia: VecchiaSettings = field(default_factory=VecchiaSettings)
+    comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
+    lanczos: LanczosSettings = field(default_factory=LanczosSettings)
+    compare: bool = True
+    single: bool = True
+    stagnation_window: int = 200
+    replace_every: int = 50
+    replace_below: float = 1e-3
+    followed_share: float = 1.0 / 3.0
+    divergence: float = 1e6
+    narrow_share: float = 0.25
+
+
+DEFAULTS = SolveSettings()
