@@ -64,7 +64,7 @@ def test_copies_are_kernels_of_their_own() -> None:
     kernel = fgp.kernels.RBF(1.0)
     for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
         assert other.token != kernel.token
-        assert fgp.kernels.kernel.kernel_of(other.token) is other
+        assert fgp.kernels.base.kernel_of(other.token) is other
 
 
 def test_the_operation_keeps_torchs_contract() -> None:

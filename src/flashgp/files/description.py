@@ -23,7 +23,7 @@ from flashgp.files.validation import refusing
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.gp import GP
-from flashgp.kernels.kernel import Kernel
+from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian
 
 __all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild"]

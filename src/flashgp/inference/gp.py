@@ -18,7 +18,7 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.exact.likelihood import DirectSettings, log_marginal_likelihood
 from flashgp.inference.exact.small import SmallModel, small_likelihood
 from flashgp.inference.threads import one_thread
-from flashgp.kernels.kernel import Kernel
+from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, evaluate_mean
 from flashgp.pairwise.torch.tiles import TorchTiles

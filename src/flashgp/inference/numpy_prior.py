@@ -17,7 +17,7 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.small import is_plain, small_leaves
 from flashgp.inference.gp import GP
-from flashgp.kernels.kernel import Leaf
+from flashgp.kernels.base import Leaf
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.numpy_pairs import TITLE, Array, NumpyPairs, RowArrays

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from flashgp.kernels.base import Constant, Kernel, Product, Scaled, Sum
 from flashgp.kernels.categorical import Categorical, Coregionalization
-from flashgp.kernels.composition import Product, Scaled, Sum
-from flashgp.kernels.constant import Constant
 from flashgp.kernels.custom import Custom
-from flashgp.kernels.kernel import Kernel
 from flashgp.kernels.linear import Linear, Polynomial
 from flashgp.kernels.matern import Matern
 from flashgp.kernels.periodic import Cosine, Periodic

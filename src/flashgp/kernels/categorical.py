@@ -11,7 +11,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, exp, match, number, parameter, product, row_scalar
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter
-from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
 
 __all__ = ["Categorical", "Coregionalization"]

@@ -13,7 +13,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, parameter, product
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter
-from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
 
 __all__ = ["Linear", "Polynomial"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, distance, exp, square_root, squared_distance
-from flashgp.kernels.kernel import Numeric
+from flashgp.kernels.base import Numeric
 from flashgp.kernels.random_features import Draw, Term, fourier, gamma_quantile
 from flashgp.kernels.squared_exponential import Stationary
 

@@ -8,7 +8,7 @@ each of which is uniform on its own: unbiased like independent ones, with less e
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -18,9 +18,6 @@ from torch.quasirandom import SobolEngine
 
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.form import broadcast_batch
-
-if TYPE_CHECKING:
-    from flashgp.kernels.kernel import Kernel
 
 __all__ = ["Draw", "RandomFeatures", "Term", "fourier", "gamma_quantile", "multiplied"]
 
@@ -202,6 +199,14 @@ def gamma_quantile(
     return _GammaQuantile.apply(shape, u)
 
 
+class HasTerms(Protocol):
+    """What random features need of a covariance function."""
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        """The covariance at points as a sum of terms with that randomness, eq. (M-92)."""
+        ...
+
+
 @dataclass(frozen=True)
 class RandomFeatures:
     """Features psi of a kernel with E[psi(x) . psi(x')] = k(x, x'), eq. (M-90); called on x, they are a matrix.
@@ -212,7 +217,7 @@ class RandomFeatures:
     Fields: kernel, whose parameters are read at every call; count, the features of each term; draw, the randomness.
     """
 
-    kernel: "Kernel"
+    kernel: "HasTerms"
     count: int
     draw: Draw
 

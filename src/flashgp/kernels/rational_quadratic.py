@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flashgp.foundations.expression import Expression, exp, log1p, parameter, squared_distance
 from flashgp.foundations.parameters import Domain, Parameter
-from flashgp.kernels.kernel import Numeric
+from flashgp.kernels.base import Numeric
 from flashgp.kernels.random_features import Draw, Term, fourier, gamma_quantile
 from flashgp.kernels.squared_exponential import Stationary
 

@@ -12,7 +12,7 @@ from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, exp, number, parameter, product, squared_distance
 from flashgp.foundations.parameters import Domain, Parameter
-from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
 from flashgp.kernels.spectrum import mixture_of, spectrum_of
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flashgp.foundations.expression import Expression, exp, squared_distance
 from flashgp.foundations.parameters import Domain
-from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term, fourier
 
 __all__ = ["SquaredExponential", "Stationary"]

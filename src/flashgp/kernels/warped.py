@@ -10,7 +10,7 @@ from flashgp.foundations.contexts import autocast_of_the_caller, callers_autocas
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Form, Rows
-from flashgp.kernels.kernel import Kernel, _as_dims, _columns
+from flashgp.kernels.base import Kernel, active_columns, as_dims
 from flashgp.kernels.random_features import Draw, Term
 
 __all__ = ["Warped", "autocast_events"]
@@ -39,7 +39,7 @@ class Warped(Kernel):
             raise DomainError(f"`kernel` must be a covariance function, got {type(kernel).__name__}")
         self.module = module
         self.kernel = kernel
-        self.active_dims = _as_dims(active_dims)
+        self.active_dims = as_dims(active_dims)
 
     @property
     def form(self) -> Form:
@@ -56,7 +56,7 @@ class Warped(Kernel):
         return self.kernel.feature_terms(self._warp(x), draw)
 
     def _warp(self, x: Tensor) -> Tensor:
-        x = _columns(x, self.active_dims)
+        x = active_columns(x, self.active_dims)
         own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
         if torch.compiler.is_compiling():
             features = self.module(x.to(own))

@@ -17,7 +17,7 @@ from flashgp.operators.multiplication import checked_plan
 from flashgp.planner.products import ProductPlan
 
 if TYPE_CHECKING:
-    from flashgp.kernels.kernel import Kernel
+    from flashgp.kernels.base import Kernel
 
 __all__ = ["CompiledOperator"]
 
@@ -119,7 +119,7 @@ class _Times(torch.nn.Module):
 
 def _value(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any) -> Tensor:
     """The product in eager mode; orders: plan (as text), deterministic, transposed."""
-    from flashgp.kernels.kernel import kernel_of
+    from flashgp.kernels.base import kernel_of
 
     kernel = kernel_of(token)
     named = {f"kernel.{name}": raw for (name, _), raw in zip(kernel.named_parameters(), raws, strict=True)}
@@ -176,7 +176,7 @@ def _product_backward(
 
 @_product.register_fake
 def _(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any) -> Tensor:
-    from flashgp.kernels.kernel import kernel_of
+    from flashgp.kernels.base import kernel_of
 
     _, _, transposed = orders
     other = x1 if x2 is None else x2

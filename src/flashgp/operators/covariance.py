@@ -41,7 +41,7 @@ from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.products import ProductPlan
 
 if TYPE_CHECKING:
-    from flashgp.kernels.kernel import Kernel
+    from flashgp.kernels.base import Kernel
 
 __all__ = ["CovarianceOperator"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from flashgp.inference.gp import GP
-    from flashgp.kernels.kernel import Kernel
+    from flashgp.kernels.base import Kernel
 
 __all__ = ["relevance"]
 

@@ -21,8 +21,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.workspace import Workspace
-from flashgp.kernels.composition import Product, Scaled, Sum
-from flashgp.kernels.kernel import Kernel, Leaf
+from flashgp.kernels.base import Kernel, Leaf, Product, Scaled, Sum
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, TITLE, NumpyPairs, RowArrays
 

@@ -1,4 +1,4 @@
-"""Covariance functions: the base class, and the leaf that states one formula.
+"""Covariance functions: the base class, the leaf that states one formula, and how they are combined.
 
 A kernel knows mathematics, never data. It answers three questions: its `form` (structure, eq. (M-1)), the `rows`
 that points contribute to it, and the values `theta` of the parameters in its profile. Everything else (matrices,
@@ -7,6 +7,7 @@ products, gradients, device code) is derived from these by the layers above.
 
 import functools
 import itertools
+import operator
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +19,27 @@ from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.expression import Expression
+from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.lazy_import import load_late
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
-from flashgp.kernels.random_features import Draw, RandomFeatures, Term
+from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
 
 if TYPE_CHECKING:
     from flashgp.operators import CovarianceOperator, SkippingOperator
 
-__all__ = ["Kernel", "Leaf", "Numeric", "kernel_of"]
+__all__ = [
+    "Constant",
+    "Kernel",
+    "Leaf",
+    "Numeric",
+    "Product",
+    "Scaled",
+    "Sum",
+    "active_columns",
+    "as_dims",
+    "kernel_of",
+]
 
 Numeric = float | Tensor | Parameter
 
@@ -183,29 +195,19 @@ class Kernel(nn.Module, ABC):
 
     # -- algebra ------------------------------------------------------------------------------------------------
     def __add__(self, other: "Kernel | Numeric") -> "Kernel":
-        from flashgp.kernels.composition import Sum
-        from flashgp.kernels.constant import Constant
-
         if not _is_operand(other):
             return NotImplemented
         return Sum(self, other if isinstance(other, Kernel) else Constant(other))
 
     def __radd__(self, other: Numeric) -> "Kernel":
-        from flashgp.kernels.composition import Sum
-        from flashgp.kernels.constant import Constant
-
         return Sum(Constant(other), self) if _is_operand(other) else NotImplemented
 
     def __mul__(self, other: "Kernel | Numeric") -> "Kernel":
-        from flashgp.kernels.composition import Product, Scaled
-
         if not _is_operand(other):
             return NotImplemented
         return Product(self, other) if isinstance(other, Kernel) else Scaled(self, other)
 
     def __rmul__(self, other: Numeric) -> "Kernel":
-        from flashgp.kernels.composition import Scaled
-
         return Scaled(self, other) if _is_operand(other) else NotImplemented
 
 
@@ -243,7 +245,7 @@ class Leaf(Kernel):
 
     def __init__(self, active_dims: Sequence[int] | int | None = None) -> None:
         super().__init__()
-        self.active_dims = _as_dims(active_dims)
+        self.active_dims = as_dims(active_dims)
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
@@ -324,7 +326,7 @@ class Leaf(Kernel):
 
     def select(self, x: Tensor) -> Tensor:
         """The active columns of x, checked against the number of columns the parameters expect."""
-        x = _columns(x, self.active_dims)
+        x = active_columns(x, self.active_dims)
         for name, p in self.named_children():
             if isinstance(p, Parameter) and p.event_dim == 1 and name in self.per_column:
                 entries = p.raw.shape[-1]
@@ -351,7 +353,167 @@ class Leaf(Kernel):
         return text
 
 
-def _as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:
+class Constant(Leaf):
+    """k(x, x') = variance, eq. (M-14): an unknown offset of that prior variance; written `k + 1.0`.
+
+    Args:
+        variance: positive number or (*batch,); units of y squared.
+        active_dims: accepted for uniformity; it does not matter.
+    """
+
+    roles = {"variance": "output_variance"}
+    per_column = frozenset()
+
+    def __init__(self, variance: Numeric = 1.0, active_dims: Sequence[int] | int | None = None) -> None:
+        super().__init__(active_dims)
+        self.variance = self._parameter(variance, "variance", Domain(lower=0.0))
+
+    @property
+    def profile(self) -> Expression:
+        return parameter(0)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        return ()
+
+    def _features(self, x: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+    def small_features(
+        self, x: Any, values: dict[str, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+        return [], lambda gradients: {}
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        root = self.variance.value.to(x.device).sqrt()[..., None, None]
+        batch = broadcast_batch(root.shape[:-2], x.shape[:-2])
+        return [Term(exact=root.expand(*batch, x.shape[-2], 1))]
+
+    def _profile_parameters(self) -> tuple[Parameter, ...]:
+        return (self.variance,)
+
+
+class _Joined(Kernel):
+    """Several kernels joined into one form; nested joins of the same kind are flattened."""
+
+    def __init__(self, *kernels: Kernel) -> None:
+        super().__init__()
+        for kernel in kernels:
+            if not isinstance(kernel, Kernel):
+                raise DomainError(
+                    f"`kernels` of {type(self).__name__} must be covariance functions, got {type(kernel).__name__}; "
+                    "use flashgp.kernels"
+                )
+        if not kernels:
+            raise DomainError(f"`kernels` of {type(self).__name__} must not be empty; pass at least one kernel")
+        flat = [k for kernel in kernels for k in (kernel.parts if type(kernel) is type(self) else (kernel,))]
+        self.kernels = nn.ModuleList(flat)
+
+    @staticmethod
+    def _combine(profiles: Sequence[Expression]) -> Expression:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def form(self) -> Form:
+        return Form.combined([k.form for k in self.parts], self._combine)
+
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        return tuple(self.kernels)  # type: ignore[arg-type]
+
+    def rows(self, x: Tensor) -> Rows:
+        return _joined_rows([k.rows(x) for k in self.parts])
+
+    def theta(self) -> tuple[Tensor, ...]:
+        return tuple(value for k in self.parts for value in k.theta())
+
+    def structure(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__}
+
+
+def _joined_rows(parts: Sequence[Rows]) -> Rows:
+    return Rows(
+        tuple(f for rows in parts for f in rows.features),
+        tuple(a for rows in parts for a in rows.scalars),
+        parts[0].count,
+        parts[0].batch,
+        parts[0].place,
+    )
+
+
+class Sum(_Joined):
+    """k1 + k2 + ..., eq. (M-2). Cost: the sum of its parts' in one pass."""
+
+    @staticmethod
+    def _combine(profiles: Sequence[Expression]) -> Expression:
+        return functools.reduce(operator.add, profiles)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        return [term for i, k in enumerate(self.parts) for term in k.feature_terms(x, draw.part(i))]
+
+
+class Product(_Joined):
+    """k1 * k2 * ..., eq. (M-2); exponentials join into one."""
+
+    @staticmethod
+    def _combine(profiles: Sequence[Expression]) -> Expression:
+        return functools.reduce(operator.mul, profiles)
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        count = len(self.parts)
+        terms = self.parts[0].feature_terms(x, draw.part(0))
+        for i, k in enumerate(self.parts[1:], 1):
+            terms = multiplied(terms, k.feature_terms(x, draw.part(i)), draw.part(count + i))
+        return terms
+
+
+class Scaled(Kernel):
+    """variance * k, eq. (M-3); written `2.0 * k`.
+
+    Args:
+        kernel: the covariance function to scale.
+        variance: positive number, tensor of shape (*batch,) or Parameter; units of y squared.
+    """
+
+    roles = {"variance": "output_variance"}
+
+    def __init__(self, kernel: Kernel, variance: Numeric = 1.0) -> None:
+        super().__init__()
+        if not isinstance(kernel, Kernel):
+            raise DomainError(f"`kernel` must be a covariance function, got {type(kernel).__name__}")
+        self.variance = as_parameter(variance, Domain(lower=0.0), "variance")
+        self.kernel = kernel
+
+    @functools.cached_property
+    def form(self) -> Form:
+        inner = self.kernel.form
+        return Form(
+            parameter(0) * inner.shifted(0, 0, 1),
+            inner.statistics,
+            inner.scalar_count,
+            inner.parameter_count + 1,
+            tuple(f.moved(1) for f in inner.pair_functions),
+        )
+
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    def rows(self, x: Tensor) -> Rows:
+        return self.kernel.rows(x)
+
+    def theta(self) -> tuple[Tensor, ...]:
+        return (self.variance.value, *self.kernel.theta())
+
+    def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
+        root = self.variance.value.to(x.device).sqrt()[..., None, None]
+        return [term.scaled(root) for term in self.kernel.feature_terms(x, draw)]
+
+    def structure(self) -> dict[str, Any]:
+        return {"kind": "Scaled"}
+
+
+def as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:
     if active_dims is None:
         return None
     dims = (active_dims,) if isinstance(active_dims, int) else tuple(active_dims)
@@ -362,7 +524,7 @@ def _as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:
     return dims
 
 
-def _columns(x: Tensor, active_dims: tuple[int, ...] | None) -> Tensor:
+def active_columns(x: Tensor, active_dims: tuple[int, ...] | None) -> Tensor:
     """The named columns of x (all for None); ShapeError for one that x does not have."""
     if active_dims is None:
         return x
