@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import pickle
 import warnings
 from pathlib import Path
@@ -365,10 +366,10 @@ def _item(x: Tensor, z: Tensor, scale: Tensor) -> Tensor:
 
 
 REFUSED: list[tuple[str, Any, list[str]]] = [
-    ("a closure over a tensor", lambda: Custom(_closure()), ["`function`", "'scale'", "Custom(function, scale="]),
-    ("a global tensor", lambda: Custom(_of_global), ["`function`", "'OUTSIDE'", "Tensor", "closure or a global"]),
-    ("a global module", lambda: Custom(_of_module), ["`function`", "'MODULE'", "Linear"]),
-    ("a global parameter", lambda: Custom(_of_parameter), ["`function`", "'PARAMETER'", "Parameter"]),
+    ("a closure over a tensor", lambda: Custom(_closure()), ["shape ()", "closure or a global", "Custom("]),
+    ("a global tensor", lambda: Custom(_of_global), ["`function`", "shape ()", "closure or a global"]),
+    ("a global module", lambda: Custom(_of_module), ["`function`", "outside"]),
+    ("a global parameter", lambda: Custom(_of_parameter), ["`function`", "outside"]),
     ("a tensor of an object", lambda: Custom(_Callable()), ["`function`", "shape ()", "outside"]),
     ("a bound tensor", lambda: Custom(functools.partial(matern32, variance=OUTSIDE, lengthscale=OUTSIDE)), ["outside"]),
     ("a module", lambda: Custom(nn.Linear(2, 1)), ["`function`", "Linear", "Warped"]),
@@ -444,3 +445,18 @@ def test_compact_support_and_growth_combine() -> None:
     wanted = 0.5 * (b * kernels.Periodic(2.0).operator(x, z).to_dense() + a) * b
     assert relative_error(kernel.operator(x, z).to_dense().detach(), wanted.detach()) <= VALUE
     assert relative_error(kernel.operator(z, x).T.to_dense().detach(), wanted.detach()) <= VALUE
+
+
+RATE = 1.0
+
+
+def _of_number(x: Tensor, z: Tensor) -> Tensor:
+    return torch.exp(-RATE * (x - z).square().sum())
+
+
+def test_numbers_from_outside_are_read_when_the_kernel_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    before = Custom(_of_number, columns=1)
+    monkeypatch.setitem(globals(), "RATE", 3.0)
+    for kernel, rate in ((before, 1.0), (Custom(_of_number, columns=1), 3.0)):
+        assert float(kernel.operator(x).to_dense()[0, 1]) == pytest.approx(math.exp(-rate), rel=1e-14)

@@ -15,16 +15,14 @@ from flashgp.foundations.expression import Expression, opaque
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction, over_batch
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
-from flashgp.kernels.free_values import free_values, outside
-from flashgp.kernels.kernel import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.pair_checks import check_symmetry, random_pairs, some_values
 from flashgp.kernels.pair_tracing import Fusion, Untraceable, trace
 
 __all__ = ["Custom"]
 
-MOST_NUMBERS = 4096  # in the parameters of a function that is not fused: each is an entry of theta
+MAX_NUMBERS = 4096  # in the parameters of a function that is not fused: each is an entry of theta
 TRIED_COLUMNS = (2, 3, 1, 4, 5, 6, 7, 8, 10, 16)
-MOST_REMEMBERED = 32  # forms of one function: for other columns, or other values it takes from outside
 
 
 class Custom(Leaf):
@@ -41,8 +39,9 @@ class Custom(Leaf):
 
     Args:
         function: two points and the parameters by name to one number; symmetric; the same operations whatever the
-            values (torch.where, not if). It may not use tensors from outside: a closure would not be fitted or saved.
-            Numbers from outside (closures, globals, defaults, attributes it names) are followed when they change.
+            values (torch.where, not if). Tensors from outside (closures, globals, attributes) are refused: they would
+            not be fitted or saved. Numbers from outside are constants, read when the kernel is made: after a change
+            make a new kernel, or pass them as parameters.
         active_dims: the columns of x it sees; None for all.
         columns: how many columns it sees, for a function whose form depends on it (a sum over columns of what is not
             a square); None where active_dims or the function tell.
@@ -73,8 +72,8 @@ class Custom(Leaf):
             dims = value.raw.dim() if isinstance(value, Parameter) else numpy.ndim(value)
             setattr(self, name, as_parameter(value, Domain(), name, event_dim=dims))
         self.columns = self._given_columns(columns)
-        self._traces: dict[Any, Fusion | str] = _Remembered()
-        self._settled: dict[Any, tuple[int, Fusion | str, Form]] = _Remembered()
+        self._traces: dict[tuple[int, frozenset[str]], Fusion | str] = _Traces()
+        self._settled: dict[frozenset[str], tuple[int, Fusion | str, Form]] = _Traces()
         self._example: dict[str, Tensor] = {}
         self._form_at()
 
@@ -164,7 +163,7 @@ class Custom(Leaf):
         return Rows(tuple(tensors[:split]), tuple(tensors[split:]), *shape)
 
     def forget(self) -> None:
-        """Look at the function again when its form is next asked for: after a change that no key sees."""
+        """Trace the function again when its form is next asked for."""
         self._traces.clear()
         self._settled.clear()
 
@@ -208,13 +207,9 @@ class Custom(Leaf):
     def _positive(self) -> frozenset[str]:
         return frozenset(n for n, p in zip(self.names, self._own(), strict=True) if p.domain.lower >= 0.0)
 
-    def _state(self) -> tuple[Any, ...]:
-        """What the form depends on: which parameters are positive, and what the function takes from outside."""
-        return self._positive(), free_values(self.function)
-
     def _fusion(self, columns: int) -> Fusion | str:
         """The form for that many columns, where the function is symmetric there."""
-        key = columns, self._state()
+        key = columns, self._positive()
         if key not in self._traces:
             with temporarily_clear_interpreter_stack():  # a transform of torch.func would follow what is tried here
                 tried = some_values(self._single_values(), [p.domain for p in self._own()])
@@ -225,7 +220,7 @@ class Custom(Leaf):
 
     def _form_at(self) -> tuple[int, Fusion | str, Form]:
         """(columns, fusion or reason, form); without a number of columns, the form that two of them agree on."""
-        key = self._state()
+        key = self._positive()
         if key not in self._settled:
             columns, found = self._settle()
             if isinstance(found, Fusion):
@@ -275,9 +270,9 @@ class Custom(Leaf):
             return found
         function = self._pair_function()
         count = function.theta_count
-        if count > MOST_NUMBERS:
+        if count > MAX_NUMBERS:
             raise DomainError(
-                f"`parameters` of a function that is not fused ({found}) must be at most {MOST_NUMBERS} numbers, got "
+                f"`parameters` of a function that is not fused ({found}) must be at most {MAX_NUMBERS} numbers, got "
                 f"{count}; put networks into Warped(module, Custom(...))"
             )
         points = torch.stack([x for x, _ in random_pairs(columns)[:2]])
@@ -291,23 +286,18 @@ class Custom(Leaf):
         return found
 
 
-class _Remembered(dict[Any, Any]):
-    """What tracing found last: shared by copies, found again after pickling (it holds operations of this process)."""
+class _Traces(dict[Any, Any]):
+    """Results of tracing: copied with the kernel, made again after pickling (they hold operations of this process)."""
 
-    def __setitem__(self, key: Any, found: Any) -> None:
-        super().__setitem__(key, found)
-        if len(self) > MOST_REMEMBERED:
-            del self[next(iter(self))]
-
-    def __deepcopy__(self, memo: Any) -> "_Remembered":
-        return _Remembered(self)
+    def __deepcopy__(self, memo: Any) -> "_Traces":
+        return _Traces(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Remembered, ()
+        return _Traces, ()
 
 
 def _check_function(function: Any, parameters: dict[str, Any]) -> None:
-    """Refuse what is no plain function of two points and these parameters, and what closes over tensors."""
+    """Refuse what is no plain function of two points and these parameters."""
     if not callable(function) or isinstance(function, nn.Module | type):
         raise DomainError(
             f"`function` must be a Python function of two points, got {type(function).__name__}; a module's weights "
@@ -320,9 +310,3 @@ def _check_function(function: Any, parameters: dict[str, Any]) -> None:
             f"`parameters` must be those of the function after its two points, got {sorted(parameters)} ({error}); "
             "pass each by name"
         ) from None
-    for name, value in outside(function):
-        if isinstance(value, Tensor | nn.Module):
-            raise DomainError(
-                f"`function` must take every tensor as a keyword, got {name!r} ({type(value).__name__}) from outside "
-                f"(a closure or a global); pass it: Custom(function, {name}=...)"
-            )
