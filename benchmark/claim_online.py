@@ -53,8 +53,8 @@ WINDOW_SECONDS, WINDOW_AT_LEAST = 8e-3, 50.0
 BEYOND_AT_LEAST = 1.5  # times faster than conditioning again
 STREAM_MOST = {"p99": 2.0, "largest": 6.0}  # of the median
 NEIGHBOURS_MOST = 1.3
-MOST_BYTES = 1000.0  # of resident memory for each operation, once all is warm
-MOST_OBJECTS = 0.05  # for each: a factor in more panels has more parts
+MAX_BYTES = 1000.0  # of resident memory for each operation, once all is warm
+MAX_OBJECTS = 0.05  # for each: a factor in more panels has more parts
 COLUMNS = [
     {"key": "work", "title": "work"},
     {"key": "seconds", "title": "FlashGP"},
@@ -362,8 +362,8 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
                 f"{entry['repeats']:,} random operations, {n:,} rows: {entry['bytes_per_cycle']:.0f} bytes and "
                 f"{entry['objects'] / entry['repeats']:.3f} objects more for each"
             )
-            few = abs(entry["objects"]) < MOST_OBJECTS * entry["repeats"]
-            met = right and few and entry["bytes_per_cycle"] < MOST_BYTES
+            few = abs(entry["objects"]) < MAX_OBJECTS * entry["repeats"]
+            met = right and few and entry["bytes_per_cycle"] < MAX_BYTES
             found.append({"work": work, "error": entry["error"], "met": met})
         elif what == "beyond":
             for step in entry["steps"]:

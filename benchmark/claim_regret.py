@@ -39,7 +39,7 @@ from flashgp.planner.conditioning import PATIENCE_SECONDS
 from flashgp.planner.tuning import TILES
 
 TURNS = 7
-LEAST_SECONDS = 0.002  # of one turn of a short job, which is called again until then
+MIN_SECONDS = 0.002  # of one turn of a short job, which is called again until then
 UNBOUNDED_BYTES = 2**62  # a plan would halve a tile that passes its bytes
 HOPELESS = 4.0  # times the quickest, in the first turn
 TEST_POINTS = 200
@@ -110,7 +110,7 @@ def _timed(problem: Problem, turns: int) -> dict[str, Any]:
 
 def _turn(job: Callable[[], Any]) -> float:
     calls, began, taken = 0, time.perf_counter(), 0.0
-    while not calls or taken < LEAST_SECONDS:
+    while not calls or taken < MIN_SECONDS:
         job()
         calls, taken = calls + 1, time.perf_counter() - began
     return taken / calls

@@ -15,7 +15,12 @@ Numeric = float | Tensor | Parameter
 
 
 class Zero(nn.Module):
-    """m(x) = 0."""
+    """m(x) = 0.
+
+    Example:
+        >>> fgp.means.Zero()(torch.rand(3, 2))
+        tensor([0., 0., 0.], dtype=torch.float64)
+    """
 
     def forward(self, x: Float[Tensor, "*batch n d"]) -> Float64[Tensor, "n"]:
         """Points to zeros."""
@@ -31,6 +36,10 @@ class Constant(nn.Module):
     Args:
         value: number or (*batch,); with `outputs=p`, (*batch, p) or a number for all; units of y.
         outputs: how many outputs it serves; None for one.
+
+    Example:
+        >>> fgp.means.Constant(1.5)(torch.rand(2, 1)).detach()
+        tensor([1.5000, 1.5000], dtype=torch.float64)
     """
 
     roles = {"value": "output_mean"}
@@ -64,6 +73,10 @@ class Linear(nn.Module):
     Args:
         slope: (d,) or (*batch, d); units of y / x. A number when d = 1.
         intercept: number or (*batch,); units of y.
+
+    Example:
+        >>> fgp.means.Linear(slope=torch.tensor([2.0]), intercept=1.0)(torch.tensor([[0.0], [3.0]])).detach()
+        tensor([1., 7.], dtype=torch.float64)
     """
 
     roles = {"slope": "output_slope", "intercept": "output_mean"}

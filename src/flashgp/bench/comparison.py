@@ -72,6 +72,13 @@ def compare(
         on; what a candidate raises is the reason of its refusal.
     Cost: (repeats + warmup) calls of each candidate and up to three under each further clock, as many of the reference
         for each, and a few to choose the steps; copies of the inputs and of two reference answers for each candidate.
+
+    Example:
+        >>> x = torch.rand(50, 3, dtype=torch.float64)
+        >>> candidates = {"matmul": lambda x: x @ x.T, "closure": lambda x: lambda: x @ x.T}
+        >>> found = fgp.bench.compare(candidates, (x,), reference=lambda x: torch.einsum("ik,jk->ij", x, x), repeats=2)
+        >>> found["matmul"].accepted, found["closure"].accepted
+        (True, False)
     """
     _check_arguments(candidates, reference, tolerance, repeats, warmup, perturb)
     source = InputSource(inputs, seed=seed, perturb=perturb)

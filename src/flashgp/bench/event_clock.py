@@ -22,6 +22,9 @@ class EventClock:
 
     The device is asked once, here. Raises: BackendUnavailableError without an accelerator.
     Source: torch.Event, `elapsed_time` in milliseconds.
+
+    Example:
+        >>> fgp.bench.EventClock().measure(lambda: x @ x.T)  # doctest: +SKIP
     """
 
     name = "events"

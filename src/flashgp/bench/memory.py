@@ -109,6 +109,12 @@ def measure_peak_bytes(
     Raises: DomainError if `function` cannot be sent to a fresh process; FlashGPError if it fails there, with its
         traceback, or if the child was killed (out of memory) or ran too long. Errors in this process are passed on.
     Cost: a fresh process imports torch anew, some seconds.
+
+    Example:
+        >>> from functools import partial
+        >>> peak = fgp.bench.measure_peak_bytes(partial(torch.ones, 2**20), fresh_process=False)
+        >>> peak >= 2**20
+        True
     """
     if not fresh_process:
         return _measure_here(function, setup)

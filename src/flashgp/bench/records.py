@@ -44,7 +44,12 @@ _PEERS = {
 
 
 def hardware() -> dict[str, Any]:
-    """Processor model, cores, memory in bytes, and every GPU with its memory; unknown entries are None."""
+    """Processor model, cores, memory in bytes, and every GPU with its memory; unknown entries are None.
+
+    Example:
+        >>> sorted(fgp.bench.hardware())
+        ['cores', 'cpu', 'gpus', 'memory_bytes', 'system']
+    """
     gpus = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -62,7 +67,12 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, torch, FlashGP and NumPy, and of the peers that this process has imported."""
+    """Versions of Python, torch, FlashGP and NumPy, and of the peers that this process has imported.
+
+    Example:
+        >>> "torch" in fgp.bench.versions()
+        True
+    """
     from flashgp import __version__
 
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "flashgp": __version__}
@@ -95,7 +105,12 @@ def commit() -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """What every record says about where it was made: schema, hardware, versions, commit, threads, date (UTC)."""
+    """What every record says about where it was made: schema, hardware, versions, commit, threads, date (UTC).
+
+    Example:
+        >>> sorted(fgp.bench.environment())
+        ['commit', 'date', 'hardware', 'schema', 'threads', 'versions']
+    """
     return {
         "schema": SCHEMA,
         "hardware": hardware(),
@@ -115,6 +130,11 @@ def write_record(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> di
             where the payload does not have it already.
     Returns: the record as it was written.
     Raises: DomainError if a value is not finite or cannot be written as JSON; nothing is written then.
+
+    Example:
+        >>> record = fgp.bench.write_record("record.json", {"rows": [{"work": "sum", "seconds": 0.5}]})
+        >>> record["rows"]
+        [{'work': 'sum', 'seconds': 0.5}]
     """
     record = {**environment(), **payload}
     text = dumps(record) + "\n"
@@ -129,6 +149,11 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a record.
 
     Raises: DomainError if the file is not a JSON object of a known schema; FileNotFoundError if there is none.
+
+    Example:
+        >>> _ = fgp.bench.write_record("record.json", {"title": "Sums"})
+        >>> fgp.bench.read_record("record.json")["title"]
+        'Sums'
     """
     text = Path(path).read_text(encoding="utf-8")
     try:

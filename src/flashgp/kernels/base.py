@@ -45,7 +45,14 @@ Numeric = float | Tensor | Parameter
 
 
 class Kernel(nn.Module, ABC):
-    """A covariance function k(x, x'). Combine with +, * and numbers; `k(x1, x2)` is a lazy matrix."""
+    """A covariance function k(x, x'). Combine with +, * and numbers; `k(x1, x2)` is a lazy matrix.
+
+    Example:
+        >>> k = 2.0 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(3)) + fgp.kernels.Linear(active_dims=[0])
+        >>> K = k(torch.rand(50, 3))
+        >>> (K @ torch.ones(50, 1)).shape, K.diagonal().shape
+        (torch.Size([50, 1]), torch.Size([50]))
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,6 +366,10 @@ class Constant(Leaf):
     Args:
         variance: positive number or (*batch,); units of y squared.
         active_dims: accepted for uniformity; it does not matter.
+
+    Example:
+        >>> (fgp.kernels.Matern() + 1.5)(torch.zeros(1, 1)).to_dense().detach()
+        tensor([[2.5000]])
     """
 
     roles = {"variance": "output_variance"}
@@ -442,7 +453,13 @@ def _joined_rows(parts: Sequence[Rows]) -> Rows:
 
 
 class Sum(_Joined):
-    """k1 + k2 + ..., eq. (M-2). Cost: the sum of its parts' in one pass."""
+    """k1 + k2 + ..., eq. (M-2). Cost: the sum of its parts' in one pass.
+
+    Example:
+        >>> k = fgp.kernels.Matern() + fgp.kernels.Linear()
+        >>> type(k).__name__, [type(part).__name__ for part in k.parts]
+        ('Sum', ['Matern', 'Linear'])
+    """
 
     @staticmethod
     def _combine(profiles: Sequence[Expression]) -> Expression:
@@ -453,7 +470,13 @@ class Sum(_Joined):
 
 
 class Product(_Joined):
-    """k1 * k2 * ..., eq. (M-2); exponentials join into one."""
+    """k1 * k2 * ..., eq. (M-2); exponentials join into one.
+
+    Example:
+        >>> k = fgp.kernels.Matern() * fgp.kernels.Periodic(period=1.0)
+        >>> type(k).__name__, [type(part).__name__ for part in k.parts]
+        ('Product', ['Matern', 'Periodic'])
+    """
 
     @staticmethod
     def _combine(profiles: Sequence[Expression]) -> Expression:
@@ -473,6 +496,11 @@ class Scaled(Kernel):
     Args:
         kernel: the covariance function to scale.
         variance: positive number, tensor of shape (*batch,) or Parameter; units of y squared.
+
+    Example:
+        >>> k = 2.0 * fgp.kernels.Matern()
+        >>> k(torch.zeros(1, 1)).to_dense().detach()
+        tensor([[2.]])
     """
 
     roles = {"variance": "output_variance"}

@@ -50,6 +50,11 @@ class Categorical(Leaf):
     Args:
         lengthscale: positive; a number (one column), or (columns,) or (*batch, columns) for one per column; no unit.
         active_dims: the columns of codes; as many as lengthscales. None for all columns.
+
+    Example:
+        >>> codes = torch.tensor([[0.0], [1.0], [0.0]])
+        >>> fgp.kernels.Categorical(lengthscale=2.0)(codes).to_dense().detach()[0]
+        tensor([1.0000, 0.6065, 1.0000])
     """
 
     roles = {"lengthscale": "shape"}
@@ -118,6 +123,12 @@ class Coregionalization(Leaf):
         diagonal: positive, a number or (*batch, count): variance of each task of its own.
         active_dims: the one column of codes.
     Source: Alvarez, Rosasco & Lawrence (2012), Kernels for vector-valued functions, section 4.2.
+
+    Example:
+        >>> x = torch.tensor([[0.2, 0.0], [0.2, 1.0]])  # the last column is the task
+        >>> k = fgp.kernels.Matern(active_dims=[0]) * fgp.kernels.Coregionalization(count=2, active_dims=[1])
+        >>> k(x).to_dense().shape
+        torch.Size([2, 2])
     """
 
     roles = {"factor": "shape", "diagonal": "shape"}

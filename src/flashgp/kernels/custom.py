@@ -28,11 +28,6 @@ TRIED_COLUMNS = (2, 3, 1, 4, 5, 6, 7, 8, 10, 16)
 class Custom(Leaf):
     """function(x, x', **parameters) for two points x and x' of shape (d,), in plain torch, eq. (M-48).
 
-        def laplace(x, z, scale):
-            return torch.exp(-((x - z) / scale).abs().sum())
-
-        kernel = 2.0 * Custom(laplace, scale=fgp.Parameter(0.5, positive), columns=3)
-
     The function is traced. Where it is a scalar formula of distances, inner products and functions of one point
     alone, it takes the form of eq. (M-1) and is fused like every kernel here; `fusion` says so. Elsewhere it is
     evaluated pair by pair through `torch.func.vmap`, one tile at a time, and `fusion` says which operation did not fit.
@@ -51,6 +46,16 @@ class Custom(Leaf):
         others of their domains, has no finite value, does not take these parameters, looks at values, or uses a tensor
         from outside; ShapeError for one that returns several numbers, and (on use) for other columns.
     Cost: fused, that of its form. Tiled, n m calls' arithmetic in Python's order, one tile's temporaries in memory.
+
+    Example:
+        >>> def laplace(x, z, scale):
+        ...     return torch.exp(-((x - z) / scale).abs().sum())
+        >>> k = 2.0 * fgp.kernels.Custom(laplace, scale=1.0, columns=1)
+        >>> k(torch.tensor([[0.0], [1.0]])).to_dense().detach()
+        tensor([[2.0000, 0.7358],
+                [0.7358, 2.0000]])
+        >>> k.fusion
+        'fused'
     """
 
     per_column = frozenset()

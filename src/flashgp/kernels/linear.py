@@ -25,6 +25,12 @@ class Linear(Leaf):
     Args:
         variance: positive; prior variance of the slopes, a number, (d,) or (*batch, 1 or d); units (y / x)^2.
         active_dims: the columns of x it acts on; None for all.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [3.0]])
+        >>> fgp.kernels.Linear(variance=0.5)(x).to_dense().detach()
+        tensor([[0.5000, 1.5000],
+                [1.5000, 4.5000]])
     """
 
     roles = {"variance": "slope_variance"}
@@ -68,6 +74,12 @@ class Polynomial(Linear):
         variance: positive; weight of each column, a number, (d,) or (*batch, 1 or d).
         active_dims: the columns of x it acts on; None for all.
     Raises: DomainError for a degree that is not a positive integer.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [3.0]])
+        >>> fgp.kernels.Polynomial(degree=2, offset=1.0)(x).to_dense().detach()
+        tensor([[  4.,  16.],
+                [ 16., 100.]])
     """
 
     roles = {"offset": "shape", "variance": "slope_variance"}

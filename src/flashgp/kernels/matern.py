@@ -30,6 +30,12 @@ class Matern(Stationary):
         active_dims: the columns of x it acts on; None for all.
     Raises: DomainError for another nu.
     Source: Rasmussen & Williams (2006), eq. 4.17.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0]])
+        >>> fgp.kernels.Matern(nu=1.5, lengthscale=2.0)(x).to_dense().detach()
+        tensor([[1.0000, 0.7849],
+                [0.7849, 1.0000]])
     """
 
     def __init__(

@@ -25,7 +25,7 @@ import torch
 from flashgp.foundations import expression as language
 from flashgp.foundations.expression import Expression, Symbol, number
 from flashgp.kernels.feature_graph import Node, schema_name
-from flashgp.kernels.pair_terms import MOST_ELEMENTS, STRUCTURAL, PairTerms
+from flashgp.kernels.pair_terms import MAX_ELEMENTS, STRUCTURAL, PairTerms
 from flashgp.kernels.pair_values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Term, Value
 from flashgp.kernels.profile_algebra import exact, is_nonnegative, logarithm, power, root
 
@@ -210,7 +210,7 @@ class PairOperations(PairTerms):
         places = numpy.arange(math.prod(shape)).reshape(shape)
         kept = [d for d in range(len(shape)) if d not in dims]
         groups = places.transpose([*kept, *sorted(dims)]).reshape(math.prod(shape[d] for d in kept), -1)
-        if len(groups) > MOST_ELEMENTS:
+        if len(groups) > MAX_ELEMENTS:
             raise NotFused(f"sums of two points over {len(groups)} groups")
         out = numpy.empty(len(groups), dtype=object)
         flat: Any = None if isinstance(a, Quadratic) else self.elements(a).array.reshape(-1)

@@ -18,14 +18,14 @@ from flashgp.kernels.feature_graph import Graph, Node, schema_name
 from flashgp.kernels.pair_values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Value
 from flashgp.kernels.profile_algebra import exact
 
-__all__ = ["MOST_ELEMENTS", "STRUCTURAL", "Indices", "PairTerms"]
+__all__ = ["MAX_ELEMENTS", "STRUCTURAL", "Indices", "PairTerms"]
 
 aten = torch.ops.aten
 STRUCTURAL = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "expand", "permute", "t", "transpose",
     "select", "slice", "clone", "alias", "flip", "unflatten", "lift_fresh_copy", "contiguous", "diagonal", "movedim",
 }  # fmt: skip
-MOST_ELEMENTS = 64  # entries that are looked at one by one
+MAX_ELEMENTS = 64  # entries that are looked at one by one
 Indices = tuple[int, ...]
 
 
@@ -87,7 +87,7 @@ class PairTerms:
             return Elements.of(exact(value))
         if isinstance(value, Elements):
             return value
-        if math.prod(value.shape) > MOST_ELEMENTS:
+        if math.prod(value.shape) > MAX_ELEMENTS:
             raise NotFused(f"arithmetic of two points on {math.prod(value.shape)} numbers one by one")
         array = numpy.empty(math.prod(value.shape), dtype=object)
         for k in range(array.size):

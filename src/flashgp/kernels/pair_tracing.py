@@ -29,9 +29,9 @@ from flashgp.kernels.profile_algebra import is_even, substituted
 
 __all__ = ["Fusion", "Untraceable", "trace"]
 
-MOST_STATISTICS = 16  # each is one more tile, and one more term of every generated program
-MOST_SCALARS = 16
-MOST_PARAMETERS = 64
+MAX_STATISTICS = 16  # each is one more tile, and one more term of every generated program
+MAX_SCALARS = 16
+MAX_PARAMETERS = 64
 RESHAPED_IN_PLACE = {"squeeze_", "unsqueeze_", "t_", "transpose_"}  # what torch does to its own fresh tensors
 AGREEMENT = 1e-9  # of the largest value: far above the rounding of a reordered formula, far below a wrong one
 
@@ -195,9 +195,9 @@ def _settled(profile: Expression, algebra: PairOperations) -> Fusion:
     scalars = sorted({s.index for s in order if s.kind in ("left", "right")})
     theta = [s for s in order if s.kind == "parameter"]
     for found, most, what in (
-        (statistics, MOST_STATISTICS, "pair statistics"),
-        (scalars, MOST_SCALARS, "row scalars"),
-        (theta, MOST_PARAMETERS, "parameters in the profile"),
+        (statistics, MAX_STATISTICS, "pair statistics"),
+        (scalars, MAX_SCALARS, "row scalars"),
+        (theta, MAX_PARAMETERS, "parameters in the profile"),
     ):
         if len(found) > most:
             raise NotFused(f"{len(found)} {what}, more than {most}")

@@ -24,6 +24,11 @@ class Periodic(Leaf):
         lengthscale: positive; a number, (d,) or (*batch, 1 or d); no unit.
         active_dims: the columns of x it acts on; None for all.
     Source: MacKay (1998), Introduction to Gaussian processes, eq. 47.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [0.5], [2.0]])
+        >>> fgp.kernels.Periodic(period=2.0)(x).to_dense().detach()[0]
+        tensor([1.0000, 0.3679, 1.0000])
     """
 
     roles = {"period": "period", "lengthscale": "shape"}
@@ -62,6 +67,11 @@ class Cosine(Leaf):
     Args:
         frequency: w; a number (the same for every column), (d,) or (*batch, 1 or d); cycles per unit of x.
         active_dims: the columns of x it acts on; None for all.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [0.5], [1.0]])
+        >>> fgp.kernels.Cosine(frequency=1.0)(x).to_dense().detach()[0]
+        tensor([ 1., -1.,  1.])
     """
 
     roles = {"frequency": "frequency"}

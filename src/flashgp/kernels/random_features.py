@@ -24,7 +24,7 @@ __all__ = ["Draw", "RandomFeatures", "Term", "fourier", "gamma_quantile", "multi
 SOBOL_COLUMNS = 32  # beyond, Sobol points are no more even than random ones
 SOBOL_STEP = 2.0**-30  # torch's points are multiples of this
 OWN_PARTS = 2**20  # numbers of draws that no part of a kernel has
-MOST_TENSOR = 16  # finite features that multiply every random one; more are projected
+MAX_TENSOR = 16  # finite features that multiply every random one; more are projected
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def multiplied(first: Sequence[Term], second: Sequence[Term], draw: Draw) -> lis
             if a.phases is not None and b.phases is not None:
                 phases = a.phases + b.phases
             term = Term(exact, _times(a.weights, b.weights), phases)
-            terms.append(term.projected(draw.part(i).part(j), MOST_TENSOR) if term.random else term)
+            terms.append(term.projected(draw.part(i).part(j), MAX_TENSOR) if term.random else term)
     return terms
 
 

@@ -21,6 +21,12 @@ class RationalQuadratic(Stationary):
         lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
         active_dims: the columns of x it acts on; None for all.
     Source: Rasmussen & Williams (2006), eq. 4.19. Computed as exp(-a log1p(q / (2 a))), accurate for large a.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0]])
+        >>> fgp.kernels.RationalQuadratic(scale_mixture=0.5)(x).to_dense().detach()
+        tensor([[1.0000, 0.7071],
+                [0.7071, 1.0000]])
     """
 
     roles = {"lengthscale": "input_scale", "scale_mixture": "shape"}

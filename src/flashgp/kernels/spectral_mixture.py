@@ -18,7 +18,7 @@ from flashgp.kernels.spectrum import mixture_of, spectrum_of
 
 __all__ = ["SpectralMixture"]
 
-MOST_COMPONENTS = 128  # torch tiles hold the two statistics of every component at once
+MAX_COMPONENTS = 128  # torch tiles hold the two statistics of every component at once
 
 
 class SpectralMixture(Leaf):
@@ -36,6 +36,11 @@ class SpectralMixture(Leaf):
     Raises: ShapeError for means or scales of another shape, DomainError for more than 128 components.
     Cost: 2 Q statistics per pair.
     Source: Wilson & Adams (2013), Gaussian process kernels for pattern discovery and extrapolation, eq. 12.
+
+    Example:
+        >>> k = fgp.kernels.SpectralMixture(weights=[1.0, 0.5], means=[0.1, 0.5], scales=[0.02, 0.02])
+        >>> k(torch.linspace(0, 10, 5)[:, None]).to_dense().shape
+        torch.Size([5, 5])
     """
 
     roles = {"weights": "mixture_variance", "means": "frequency", "scales": "frequency"}
@@ -60,9 +65,9 @@ class SpectralMixture(Leaf):
                     f"`{name}` must have shape (Q, d) with Q = {shape[0] if shape else 'the number of'} weights and as "
                     f"many columns as means, got {own}; give one row per component"
                 )
-        if shape[0] > MOST_COMPONENTS:
+        if shape[0] > MAX_COMPONENTS:
             raise DomainError(
-                f"`weights` must be at most {MOST_COMPONENTS} components, got {shape[0]}; add two SpectralMixtures"
+                f"`weights` must be at most {MAX_COMPONENTS} components, got {shape[0]}; add two SpectralMixtures"
             )
 
     @classmethod
@@ -83,8 +88,8 @@ class SpectralMixture(Leaf):
         Raises: ShapeError, DomainError for data that do not fit together or components not in 1 to 128.
         Cost: O(n F Q) with F = 2048 frequencies.
         """
-        if not isinstance(components, int) or isinstance(components, bool) or not 1 <= components <= MOST_COMPONENTS:
-            raise DomainError(f"`components` must be 1 to {MOST_COMPONENTS}, got {components!r}; for example 4")
+        if not isinstance(components, int) or isinstance(components, bool) or not 1 <= components <= MAX_COMPONENTS:
+            raise DomainError(f"`components` must be 1 to {MAX_COMPONENTS}, got {components!r}; for example 4")
         x = check_points(x, "x")
         if x.dim() != 2 or x.shape[0] < 2:
             raise ShapeError(f"`x` must have shape (n, d) with at least 2 rows, got {tuple(x.shape)}; pass one table")

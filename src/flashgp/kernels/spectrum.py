@@ -13,7 +13,7 @@ from torch import Tensor
 
 __all__ = ["mixture_of", "spectrum_of"]
 
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 FREQUENCIES = 2048
 STEPS = 50
 
@@ -24,7 +24,7 @@ def spectrum_of(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor
     Frequencies go up to half the median density of distinct values of each column; the resolution is one over its
     range: what is closer cannot be told apart.
     """
-    step = -(-len(x) // MOST_ROWS)
+    step = -(-len(x) // MAX_ROWS)
     x, y = x[::step], y[::step]
     highest, resolution = [], []
     for column in x.unbind(-1):

@@ -53,6 +53,12 @@ class SquaredExponential(Stationary):
         lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
         active_dims: the columns of x it acts on; None for all.
     Source: Rasmussen & Williams (2006), eq. 4.9.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0]])
+        >>> fgp.kernels.SquaredExponential(lengthscale=2.0)(x).to_dense().detach()
+        tensor([[1.0000, 0.8825],
+                [0.8825, 1.0000]])
     """
 
     @property

@@ -27,6 +27,12 @@ class Warped(Kernel):
         kernel: the covariance function of the features.
         active_dims: the columns of x the module sees; None for all.
     Raises (on use): ShapeError when the module does not return one row per row.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> k = fgp.kernels.Warped(net, fgp.kernels.Matern(nu=2.5))
+        >>> k(torch.rand(5, 3)).to_dense().shape
+        torch.Size([5, 5])
     """
 
     def __init__(self, module: nn.Module, kernel: Kernel, active_dims: Sequence[int] | int | None = None) -> None:

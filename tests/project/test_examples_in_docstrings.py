@@ -1,0 +1,71 @@
+"""The examples in the docstrings of public names run and give what they show; every public name has one."""
+
+import dataclasses
+import doctest
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import flashgp as fgp
+
+MODULES = ("flashgp", "bench", "kernels", "likelihoods", "linalg", "means", "operators", "plots")
+# Names that still lack an example. The list may only become shorter.
+WITHOUT_EXAMPLE = {
+    "GP", "GPRegressor", "Parameter", "Posterior", "Stream", "doctor", "fit", "likelihoods.Gaussian",
+    "linalg.cholesky", "linalg.eigh", "linalg.explain", "linalg.own_device", "linalg.qr", "linalg.solve_triangular",
+    "load", "means.evaluate_mean", "operators.CovarianceOperator", "operators.DiagonalOperator",
+    "operators.LinearOperator", "operators.SkippingOperator", "operators.SumOperator", "plan", "plots.calibration",
+    "plots.latency", "plots.machine_bandwidths", "plots.machine_rates", "plots.pit_histogram", "plots.posterior_1d",
+    "plots.predicted_observed", "plots.prequential_error", "plots.relevance", "plots.training_trace", "runtime", "save",
+    "tune",
+}  # fmt: skip
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Public classes and functions by name, errors and modules aside; an alias counts once."""
+    seen: set[int] = set()
+    for name in MODULES:
+        module = importlib.import_module("flashgp" if name == "flashgp" else f"flashgp.{name}")
+        names = getattr(module, "__all__", ())
+        for entry in sorted(names):
+            value = getattr(module, entry)
+            if not (inspect.isclass(value) or inspect.isfunction(value)) or id(value) in seen:
+                continue
+            if inspect.isclass(value) and (issubclass(value, BaseException) or _is_result(value)):
+                continue
+            seen.add(id(value))
+            yield (entry if name == "flashgp" else f"{name}.{entry}"), value
+
+
+def _is_result(value: type) -> bool:
+    """Values that functions return, and protocols: the function's example shows them."""
+    return dataclasses.is_dataclass(value) or getattr(value, "_is_protocol", False)
+
+
+PUBLIC = dict(public())
+
+
+def examples(name: str) -> list[doctest.DocTest]:
+    """Those of the object and of its own methods; `fgp` and `torch` are imported in each."""
+    found = doctest.DocTestFinder().find(PUBLIC[name], name, globs={"fgp": fgp, "torch": torch})
+    return [test for test in found if test.examples]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if examples(name)])
+def test_examples_give_what_they_show(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    for test in examples(name):
+        said: list[str] = []
+        options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+        doctest.DocTestRunner(optionflags=options).run(test, out=said.append)
+        assert not said, "".join(said)
+
+
+def test_public_names_have_an_example() -> None:
+    missing = {name for name in PUBLIC if not examples(name)}
+    assert missing <= WITHOUT_EXAMPLE, f"public names without an example: {sorted(missing - WITHOUT_EXAMPLE)}"
