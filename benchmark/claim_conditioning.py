@@ -144,7 +144,7 @@ def _routed(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
 def _sampled(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
     post, seconds, _ = _conditioned(cell, table)
     began = time.perf_counter()
-    probes = variance_probes(post, samples=cell["samples"], seed=0)
+    probes = variance_probes(post.state, samples=cell["samples"], seed=0)
     found = probes(torch.from_numpy(table.x_test))
     sampled_seconds = time.perf_counter() - began
     exact = torch.from_numpy(truth["variance"])

@@ -155,7 +155,7 @@ def _window(cell: Cell) -> Entry:
             over.append(_timed(lambda own=own: _answer(_prior().condition(x[own], y[own]), point))[1])
     return {
         "times": slides, "seconds": statistics.median(slides), "peer_seconds": statistics.median(over),
-        **_spread(numpy.array(slides)), "refactorised": post.learned.refactorised, "error": _error(post, at),
+        **_spread(numpy.array(slides)), "refactorised": post.state.online.refactorised, "error": _error(post, at),
     }  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def _stream(cell: Cell) -> Entry:
     fitted = design @ _robust(design, taken)
     return {
         "times": times, "first_seconds": first_seconds, "seconds": float(taken.sum()), **_spread(taken / fitted),
-        "panels": post.factor.panels, "refactorised": post.learned.refactorised, "error": _error(post, at),
+        "panels": post.factor.panels, "refactorised": post.state.online.refactorised, "error": _error(post, at),
     }  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def _operations(cell: Cell) -> Entry:
     fresh = _prior().condition(post.x, post.y)
     likelihood = abs(float(post.log_marginal_likelihood() - fresh.log_marginal_likelihood()))
     return {
-        "error": max(_error(post, at), likelihood), "refactorised": post.learned.refactorised, "rows": post.count,
+        "error": max(_error(post, at), likelihood), "refactorised": post.state.online.refactorised, "rows": post.count,
         "bytes_per_cycle": (process.memory_info().rss - resident) / (cycles - settled),
         "objects": len(gc.get_objects()) - objects,
     }  # fmt: skip
@@ -276,7 +276,7 @@ def _beyond(cell: Cell) -> Entry:
         })  # fmt: skip
     return {
         "steps": steps, "route": post.report.route, "first_seconds": first_seconds,
-        "prepared_anew": post.learned.refactorised, "asked": 1e-3 * NOISE**0.5,
+        "prepared_anew": post.state.online.refactorised, "asked": 1e-3 * NOISE**0.5,
         "error": max(step["error"] for step in steps),
     }  # fmt: skip
 

@@ -22,7 +22,7 @@ from problems import drawn_table
 import flashgp as fgp
 from flashgp.foundations.report import readable_seconds
 from flashgp.inference.exact.solve import mean_goal
-from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients
 from flashgp.solvers.preconditioners.candidate import near_rows
 

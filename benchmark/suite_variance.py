@@ -68,7 +68,7 @@ def row(n: int, d: int, noise: float, seeds: int, samples: int, rank: int) -> di
     errors: dict[str, list[Tensor]] = {}
     for seed in range(seeds):
         pivots, factor, _ = pivots_of(post.gp, x, rank, torch.Generator().manual_seed(seed))
-        probes = variance_probes(post, samples=samples, factor=factor, neighbours=min(64, n // 4), seed=seed)
+        probes = variance_probes(post.state, samples=samples, factor=factor, neighbours=min(64, n // 4), seed=seed)
         found = probes(x_test)
         estimates = {"sampled": found.variance, "bound": found.bound, **others(probes, factor, pivots, x_test, seed)}
         for name, estimate in estimates.items():

@@ -173,7 +173,7 @@ def test_a_kernel_expression_is_fitted_from_its_own_starting_values(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
-    import flashgp.inference.training.fit as module
+    import flashgp.inference.fit as module
 
     original = module.fit
 
@@ -289,7 +289,7 @@ def test_deviations_from_samples_say_how_certain_they_are(tmp_path: Path, monkey
     # Few numbers predict less: errors that count.
     monkeypatch.setattr("flashgp.inference.predict.variance_samples.LOW_RANK", 4)
     rough = functools.partial(variance_probes, neighbours=0, features=64)
-    monkeypatch.setattr("flashgp.inference.posterior.variance_probes", rough)
+    monkeypatch.setattr("flashgp.inference.predict.variance_samples.variance_probes", rough)
     table = write(tmp_path / "table.csv", HEAD, columns(120))
     model, out = tmp_path / "m.safetensors", tmp_path / "p.csv"
     fitted = ("fit", table, "--target", "y", "--starts", 1, "--solver", "cg", "--test-fraction", 0.2, "--out", model)
@@ -627,7 +627,7 @@ def test_control_characters_of_a_table_do_not_reach_the_terminal(capsys: pytest.
 
 
 def test_progress_is_a_bar_on_a_terminal_and_nothing_when_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashgp.inference.training.fit import Progress
+    from flashgp.inference.fit import Progress
 
     step = Progress("fitting [red]", 3, "start 0", -12.5, 0.1, 2.0, 30.0, 0.25)
     with Console(quiet=True).progress() as callback:

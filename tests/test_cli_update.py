@@ -41,7 +41,7 @@ def test_rows_are_learned_in_place(folder: Path) -> None:
     assert torch.allclose(after.posterior.predict(at).mean, wanted.predict(at).mean, atol=1e-9)
     assert torch.equal(after.posterior.x[:60], before.posterior.x)
     assert after.scaling == before.scaling
-    assert after.posterior.learned.appended == 100
+    assert after.posterior.state.online.appended == 100
     assert said["relative_residual"] < 1e-8
     run("predict", folder / "m.safetensors", folder / "rows.csv", "--out", folder / "p.csv")
 
@@ -60,7 +60,7 @@ def test_counts_go_on_over_files(folder: Path) -> None:
     for expected in (100, 200):
         said = json.loads(update(folder, "--json", "--window", 120).stdout)
         assert said["rows_now"] == 120
-        assert TableModel.load(folder / "m.safetensors").posterior.learned.appended == expected
+        assert TableModel.load(folder / "m.safetensors").posterior.state.online.appended == expected
         online = [event for event in said["events"] if event.startswith("online")]
         assert len(online) == 1
         assert f"{expected} rows appended" in online[0]
@@ -127,4 +127,4 @@ def test_a_model_without_a_float64_factor_learns(folder: Path, options: dict[str
     after = fgp.load(folder / "m.safetensors")
     wanted = after.gp.condition(after.x, after.y, dtype=torch.float64)
     assert float((after.predict(after.x[:9]).mean - wanted.predict(after.x[:9]).mean).abs().max()) < 1e-4
-    assert after.learned.appended == 200
+    assert after.state.online.appended == 200

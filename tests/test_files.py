@@ -529,7 +529,7 @@ def test_a_posterior_without_a_factor_comes_back(tmp_path: Path, route: str, opt
         assert {"factor", "jitter"}.isdisjoint(file.keys())
     loaded = fgp.load(path)
     assert loaded.factor is None
-    assert loaded.choice == posterior.choice
+    assert loaded.state.settings == posterior.state.settings
     assert loaded.plan == posterior.plan
     assert_same(posterior, loaded, points(5, seed=2))
 
@@ -542,9 +542,9 @@ def test_tiles_that_no_longer_fit_are_recomputed(tmp_path: Path, monkeypatch: py
     wanted = posterior.predict(x_test).variance
     for free, kept in ((4 * 60 * 60, True), (4 * 60 * 60 - 1, False)):
         loaded = fgp.load(path)
-        monkeypatch.setattr("flashgp.inference.posterior.available_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("flashgp.inference.state.available_bytes", lambda device, free=free: free)
         assert torch.allclose(loaded.predict(x_test).variance, wanted, rtol=0.01)
-        assert (loaded.solves.system._tiles is not None) == kept
+        assert (loaded.state.solves.system._tiles is not None) == kept
         events = [event for event in loaded.report.events if event.startswith("the stored tiles would take 14.1 KiB")]
         assert len(events) == (0 if kept else 1)
         assert loaded.plan == posterior.plan
@@ -556,7 +556,7 @@ def test_a_refined_posterior_goes_on_refining(tmp_path: Path) -> None:
     loaded = fgp.load(saved(posterior, tmp_path / "m"))
     x_test = points(5, seed=2)
     assert torch.equal(loaded.predict(x_test).variance, posterior.predict(x_test).variance)
-    assert loaded.solves is not None
+    assert loaded.state.solves is not None
 
 
 @pytest.mark.parametrize("version", ["1", "2", "3"])

@@ -28,10 +28,10 @@ _LATE = {
     "GPRegressor": ("flashgp.estimator", "GPRegressor"),
     "Plan": ("flashgp.planner.plan", "Plan"),
     "Posterior": ("flashgp.inference.posterior", "Posterior"),
-    "Stream": ("flashgp.inference.online.stream", "Stream"),
+    "Stream": ("flashgp.inference.stream", "Stream"),
     "bench": ("flashgp.bench", None),
     "doctor": ("flashgp.diagnosis", "doctor"),
-    "fit": ("flashgp.inference.training.fit", "fit"),
+    "fit": ("flashgp.inference.fit", "fit"),
     "linalg": ("flashgp.linalg", None),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
@@ -82,10 +82,10 @@ if TYPE_CHECKING:
     from flashgp.estimator import GPRegressor
     from flashgp.files import load, save
     from flashgp.foundations.placement import runtime
-    from flashgp.inference.online.stream import Stream
+    from flashgp.inference.fit import fit
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.public_plan import plan
-    from flashgp.inference.training.fit import fit
+    from flashgp.inference.stream import Stream
     from flashgp.planner.plan import Plan
     from flashgp.planner.tuning import tune
 

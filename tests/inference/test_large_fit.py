@@ -12,7 +12,7 @@ import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.exact.replicates import equal_rows, join
+from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.training import stochastic as large_fit
 from flashgp.inference.training import stochastic_objective as large_objective
 from flashgp.inference.training.checkpoint import EvaluationLog
@@ -295,7 +295,7 @@ def test_fisher_information_from_scores():
         named = {}
         for slot in exact.slots:
             named[slot.name] = raw[slot.start : slot.stop].reshape(slot.tensor.shape)
-        return gp._at(
+        return gp.at(
             named,
             x,
             y,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import ConvergenceError
-from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.training import checkpoint as checkpoints
 from flashgp.inference.training import stochastic as large_fit
 from flashgp.pairwise.torch.tiles import TorchTiles

@@ -68,7 +68,7 @@ def same(found: Posterior, wanted: Posterior, a: Any, b: Any) -> None:
     assert torch.equal(found.y, wanted.y)
     scale = float(wanted.factor.lower.abs().max())
     assert float((found.factor.lower - wanted.factor.lower).abs().max()) <= 100 * n * EPS * scale
-    for own, other in zip(found.rows.tensors, wanted.rows.tensors, strict=True):
+    for own, other in zip(found.state.rows.tensors, wanted.state.rows.tensors, strict=True):
         assert torch.allclose(own, other, rtol=4 * EPS, atol=0.0)
     assert a.mean.shape == b.mean.shape
     assert a.mean.dtype == b.mean.dtype
@@ -87,7 +87,7 @@ def test_rows_of_every_kernel(name: str, index: int, generally: Callable[[], Non
     found = grown(gp, x, y, 9)
     points = [x[:k] + (0.0 if REGISTRY[name].inputs == "codes" else 0.05) for k in (1, 5)]
     answers = [answered(found, at) for at in points]
-    served = found.plain_prior is not None
+    served = found.state.numpy_prior is not None
     assert served == (kernel.form.fusable and found.replicates is None)
     if served:
         assert found.report.backend == answers[0].report.backend == "NumPy"
@@ -227,15 +227,15 @@ def test_what_is_not_that_simple_goes_the_general_way() -> None:
     variances = torch.full((30,), 0.1, dtype=F64)
     own = model(row_variance=variances).condition(x[:30], y[:30])
     own = own.append(x[30:31], y[30:31], row_variance=[0.2])
-    assert own.plain_prior is None
+    assert own.state.numpy_prior is None
     linear = fgp.GP(fgp.kernels.RBF(0.5), fgp.means.Linear(torch.ones(2, dtype=F64)))
-    assert grown(linear, x, y, 30).plain_prior is None
+    assert grown(linear, x, y, 30).state.numpy_prior is None
     repeated = model().condition(torch.cat([x, x]), torch.cat([y, y]))
-    assert repeated.plain_prior is None
+    assert repeated.state.numpy_prior is None
     certain = model().condition(x, y, deterministic=True)
-    assert certain.plain_prior is None
+    assert certain.state.numpy_prior is None
     differentiable = model().condition(x, y, differentiable=True)
-    assert differentiable.plain_prior is None
+    assert differentiable.state.numpy_prior is None
     usual = grown(model(), x, y, 30)
     batch = usual.predict(x.reshape(4, 10, 2)[:, :2])
     assert batch.mean.shape == (4, 2)
@@ -285,11 +285,11 @@ def test_the_look_at_the_factor_is_the_same_with_torch(monkeypatch: pytest.Monke
         post = model().condition(x[:30], y[:30])
         for i in range(30, 44, 2):
             post = post.append(x[i : i + 2], y[i : i + 2])
-        found.append((post.learned.refactorised, post.report.relative_residual))
+        found.append((post.state.online.refactorised, post.report.relative_residual))
     assert found[0][0] == found[1][0] == 0
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-15)
     post.factor._panels[0].rows[:, :3] += 1e-3
-    assert post.append(x[:2] + 0.1, y[:2]).learned.refactorised == 1
+    assert post.append(x[:2] + 0.1, y[:2]).state.online.refactorised == 1
 
 
 def test_posteriors_and_predictions_that_have_been_asked_are_pickled_and_copied() -> None:
@@ -331,7 +331,7 @@ def test_rows_without_anything_in_common_are_no_drift() -> None:
     with torch.no_grad():
         gp.kernel.factor.value = torch.zeros(40, 1, dtype=F64)
     for post in (grown(gp, codes, y, 10), gp.condition(codes[:10], y[:10]).append(codes[10:20], y[10:20])):
-        assert post.learned.refactorised == 0
+        assert post.state.online.refactorised == 0
 
 
 def test_rows_joined_to_one_posterior_whiten_its_residual_once(
@@ -364,7 +364,7 @@ def test_rows_far_from_the_row_that_is_looked_at_are_no_drift() -> None:
     t = 0.15 * torch.arange(240, dtype=F64)[:, None]
     gp = fgp.GP(fgp.kernels.RBF(lengthscale=1.0), likelihood=fgp.likelihoods.Gaussian(0.01))
     post = grown(gp, t, t[:, 0].sin(), 207)
-    assert post.learned.refactorised == 0
+    assert post.state.online.refactorised == 0
 
 
 def test_drift_of_a_small_output_is_seen_beside_a_large_one() -> None:
@@ -372,12 +372,12 @@ def test_drift_of_a_small_output_is_seen_beside_a_large_one() -> None:
     y[:, 1] *= 1e-12
     gp = fgp.GP(fgp.kernels.RBF(lengthscale=0.4), likelihood=fgp.likelihoods.Gaussian(0.05), outputs=2)
     post = gp.condition(x[:100], y[:100]).append(x[100:101], y[100:101])
-    damaged = post.learned.whitened.clone()
+    damaged = post.state.whitened.clone()
     damaged[:, 1] *= 1.05
-    post.learned = replace(post.learned, whitened=damaged)
+    post = fgp.Posterior(replace(post.state, whitened=damaged))
     for i in range(101, 140):
         post = post.append(x[i : i + 1], y[i : i + 1])
-    assert post.learned.refactorised == 1
+    assert post.state.online.refactorised == 1
     wanted = gp.condition(x, y).predict(x[:5] + 0.05).mean
     assert torch.allclose(post.predict(x[:5] + 0.05).mean, wanted, rtol=1e-9, atol=0.0)
 
@@ -397,11 +397,11 @@ def test_odd_arrays_of_kernels_that_only_torch_computes(kind: str) -> None:
 def test_what_is_no_number_is_drift() -> None:
     x, y = table(60)
     post = model().condition(x[:40], y[:40]).append(x[40:41], y[40:41])
-    damaged = post.learned.whitened.clone()
+    damaged = post.state.whitened.clone()
     damaged[0] = torch.nan
-    post.learned = replace(post.learned, whitened=damaged)
+    post = fgp.Posterior(replace(post.state, whitened=damaged))
     for i in range(41, 60):
         post = post.append(x[i : i + 1], y[i : i + 1])
-    assert post.learned.refactorised == 1
+    assert post.state.online.refactorised == 1
     wanted = model().condition(x, y).predict(x[:5] + 0.05).mean
     assert torch.allclose(post.predict(x[:5] + 0.05).mean, wanted, rtol=1e-9, atol=1e-9)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference.exact.replicates import repeated as repeated_rows
+from flashgp.likelihoods.replicated import repeated as repeated_rows
 from flashgp.solvers.direct import strided
 from inference.plain_gp import data, model, relative
 
@@ -79,8 +79,8 @@ def test_one_row_at_a_time_is_all_rows_at_once() -> None:
     for i in range(1, 200):
         post = post.append(x[i : i + 1], y[i : i + 1])
     agree(post, gp.condition(x, y), 1e-10)
-    assert post.learned.appended == 199
-    assert post.learned.refactorised == 0
+    assert post.state.online.appended == 199
+    assert post.state.online.refactorised == 0
     assert post.report.events == [
         "online: 199 rows appended and 0 dropped since conditioning, the factor made anew never"
     ]
@@ -330,7 +330,7 @@ def test_nothing_left_is_the_prior_and_it_learns_again() -> None:
     assert empty.count == 0
     assert relative(empty.predict(x).variance, gp.condition(x[:0], y[:0]).predict(x).variance) == 0.0
     agree(empty.append(x, y), post)
-    assert empty.append(x, y).learned.dropped == 20
+    assert empty.append(x, y).state.online.dropped == 20
     assert post.drop([]) is post
     assert post.append(x[:0], y[:0]) is post
 
@@ -341,11 +341,11 @@ def test_drift_is_seen_and_the_factor_made_anew(k: int) -> None:
     x, y = data(100)
     gp, post = model(), model().condition(x[:40], y[:40]).append(x[40:41], y[40:41])
     post.factor._panels[0].rows[20, 3] += 1e-3
-    post._weights = None
+    post.state.cache.weights = None
     for i in range(41, 41 + 40 // k * k, k):
         post = post.append(x[i : i + k], y[i : i + k])
     x, y = x[: post.count], y[: post.count]
-    assert post.learned.refactorised == 1
+    assert post.state.online.refactorised == 1
     assert "made anew 1 time" in post.report.events[-1]
     agree(post, gp.condition(x, y), 1e-10)
 
@@ -486,13 +486,13 @@ def test_weights_wait_until_they_are_asked_for() -> None:
     assert relative(few.mean, batch.predict(at).mean) < 1e-10
     assert relative(few.variance, batch.predict(at).variance) < 1e-9
     assert relative(post.log_marginal_likelihood(), batch.log_marginal_likelihood()) < 1e-12
-    assert post._weights is None
+    assert post.state.cache.weights is None
     slopes = []
     for one in (post, batch):
         leaf = at.clone().requires_grad_()
         slopes.append(torch.autograd.grad(one.predict(leaf).mean.sum(), leaf)[0])
     assert relative(*slopes) < 1e-10
-    assert post._weights is not None
+    assert post.state.cache.weights is not None
     assert relative(post.representer_weights, batch.representer_weights) < 1e-8
     many = torch.cat([at] * 6)
     assert relative(post.drop([0]).predict(many).mean, batch.drop([0]).predict(many).mean) < 1e-10

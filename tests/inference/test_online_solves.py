@@ -85,7 +85,7 @@ def test_updates_equal_conditioning(way: str, kind: str) -> None:
     assert f"the mean within {found.report.error_bound:.1e}" in line
     assert (found.factor is None) == (way != "refined")
     assert torch.equal(post.predict(x[150:]).mean, before), "older posteriors stay as they were"
-    assert (post.count, post.learned.appended, post.learned.dropped) == (150, 0, 0)
+    assert (post.count, post.state.online.appended, post.state.online.dropped) == (150, 0, 0)
 
 
 @pytest.mark.parametrize("way", ROUTES)
@@ -140,12 +140,12 @@ def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
     assert post.distinct == 112
     found = post.drop(gone)
     agree(found)
-    ready = found.solves.method.ready
+    ready = found.state.solves.method.ready
     if isinstance(ready.preconditioner, LowRank):
         assert torch.equal(ready.preconditioner.noise, found.noise)
     else:
         lower = ready.preconditioner.lower
-        assert torch.allclose(lower.square().sum(1) - found.solves.system.diagonal(), found.noise, atol=1e-5)
+        assert torch.allclose(lower.square().sum(1) - found.state.solves.system.diagonal(), found.noise, atol=1e-5)
     agree(post.append(x[3:4], y[5:6]).drop(gone))
 
 
@@ -154,13 +154,13 @@ def test_a_basis_that_is_no_longer_orthonormal_is_made_anew(way: str, monkeypatc
     """Eq. (M-116): where rows leave, rounding would be scaled."""
     x, y = data(180)
     post = conditioned(model(), x[:150], y[:150], way)
-    assert post.slide(x[150:160], y[150:160]).learned.refactorised == 0
+    assert post.slide(x[150:160], y[150:160]).state.online.refactorised == 0
     monkeypatch.setattr(low_rank_update, "WORN", 0.0)
     post = post.append(x[150:160], y[150:160])
-    assert post.learned.refactorised == 0, "nothing is scaled where rows only come"
+    assert post.state.online.refactorised == 0, "nothing is scaled where rows only come"
     post = post.slide(x[160:166], y[160:166])
     agree(post)
-    assert post.learned.refactorised == 1
+    assert post.state.online.refactorised == 1
     assert "made anew 1 time" in "; ".join(post.report.events)
 
 
@@ -172,7 +172,7 @@ def test_what_no_longer_fits_is_prepared_anew(way: str, monkeypatch: pytest.Monk
     x, y = data(180)
     post = conditioned(model(), x[:150], y[:150], way).append(x[150:166], y[150:166])
     agree(post)
-    assert post.learned.refactorised == 1
+    assert post.state.online.refactorised == 1
     said = "; ".join(post.report.events)
     if way != "refined":
         assert "the preconditioner no longer fits, 1 iterations after" in said
@@ -180,16 +180,16 @@ def test_what_no_longer_fits_is_prepared_anew(way: str, monkeypatch: pytest.Monk
     monkeypatch.undo()
     again = post.append(x[166:], y[166:])
     agree(again)
-    assert again.learned.refactorised == 1
+    assert again.state.online.refactorised == 1
 
 
 def test_stored_tiles_are_shared_until_many_rows_are_foreign() -> None:
     x, y = data(400)
     post = conditioned(model(), x[:320], y[:320], "stored")
     few = post.append(x[320:330], y[320:330])
-    assert few.solves.system._tiles.tiles is post.solves.system._tiles
+    assert few.state.solves.system._tiles.tiles is post.state.solves.system._tiles
     many = few.append(x[330:370], y[330:370])
-    assert isinstance(many.solves.system._tiles, StoredTiles)
+    assert isinstance(many.state.solves.system._tiles, StoredTiles)
     assert any("the stored tiles made anew" in event for event in many.report.events)
     agree(many)
     agree(few)
@@ -200,7 +200,7 @@ def test_tiles_that_do_not_fit_are_recomputed(monkeypatch: pytest.MonkeyPatch) -
     post = conditioned(model(), x[:150], y[:150], "stored")
     monkeypatch.setattr(online_solves, "available_bytes", lambda device: 100)
     found = post.append(x[150:], y[150:])
-    assert not found.solves.system.stored
+    assert not found.state.solves.system.stored
     assert any("with 100 B free: they are recomputed in every product" in event for event in found.report.events)
     agree(found)
 
@@ -212,7 +212,7 @@ def test_the_tolerance_goes_on(tmp_path: Path) -> None:
     noise = float(post.noise.min()) ** 0.5
     assert 1e-3 * TOLERANCE < found.report.error_bound / noise <= 0.03
     fgp.save(post, tmp_path / "m.safetensors")
-    assert fgp.load(tmp_path / "m.safetensors").choice.tolerance == 0.03
+    assert fgp.load(tmp_path / "m.safetensors").state.settings.tolerance == 0.03
 
 
 @pytest.mark.parametrize("way", ["stored", "refined"])
@@ -225,7 +225,7 @@ def test_loaded_posteriors_learn(way: str, tmp_path: Path) -> None:
         fgp.save(post, tmp_path / "m.safetensors")
         loaded = fgp.load(tmp_path / "m.safetensors").append(x[160:], y[160:])
         agree(loaded)
-        assert loaded.learned.appended == post.learned.appended + 20
+        assert loaded.state.online.appended == post.state.online.appended + 20
 
 
 @pytest.mark.parametrize("way", ["recomputed", "refined"])
@@ -285,7 +285,7 @@ def test_nothing_left_is_the_prior_and_all_rows_may_be_replaced(way: str) -> Non
     other = post.slide(x[60:], y[60:])
     agree(other)
     assert other.report.route == ("refined" if way == "refined" else other.report.route)
-    assert (other.learned.appended, other.learned.dropped) == (60, 60)
+    assert (other.state.online.appended, other.state.online.dropped) == (60, 60)
 
 
 def test_a_warm_start_takes_fewer_iterations() -> None:
@@ -312,9 +312,9 @@ def test_a_solve_that_was_ended_early_is_finished_by_the_next_update() -> None:
         post = conditioned(model(), x[:150], y[:150], "recomputed", time_limit=0.0)
     found = post.append(x[150:], y[150:])
     agree(found)
-    assert found.learned.refactorised == 0, "its 0 iterations say nothing of the preconditioner"
+    assert found.state.online.refactorised == 0, "its 0 iterations say nothing of the preconditioner"
     assert not any("time limit" in event for event in found.report.events), "nothing of it is true any more"
-    assert found.learned.usual_iterations == found.report.iterations
+    assert found.state.online.usual_iterations == found.report.iterations
 
 
 def test_float64_factor_is_what_answers_alone() -> None:

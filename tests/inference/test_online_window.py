@@ -97,7 +97,7 @@ def test_random_sequences_equal_a_fresh_posterior_and_leave_the_older_ones(
             agree(post, gp.condition(x[rows], y[rows]), 1e-9)
     agree(post, gp.condition(x[rows], y[rows]), 1e-9)
     assert {("slide", "WindowFactor"), ("append", "WindowFactor"), ("drop", "WindowFactor")} <= kinds
-    assert post.learned.refactorised == 0
+    assert post.state.online.refactorised == 0
     for before, mean, variance in older:
         p = before.predict(at)
         assert torch.equal(p.mean, mean)
@@ -243,8 +243,8 @@ def test_drift_in_a_window_is_seen() -> None:
     post.factor._triangle.last[40:, 35] += 1e-3
     for i in range(60, 80):
         post = slid(post, x, y, range(i, i + 1))
-        assert (post.learned.known is None) == isinstance(post.factor, PanelFactor)
-    assert post.learned.refactorised == 1
+        assert (post.state.online.known is None) == isinstance(post.factor, PanelFactor)
+    assert post.state.online.refactorised == 1
     agree(post, gp.condition(x[40:80], y[40:80]), 1e-10)
 
 
@@ -252,9 +252,9 @@ def test_what_left_is_given_up() -> None:
     """The rows that are kept beside the window are those in its factor, no more."""
     x, y = data(300)
     post = slid(model().condition(x[:40], y[:40]), x, y, range(40, 300))
-    assert post.learned.known.count == post.count + post.factor.pending
+    assert post.state.online.known.count == post.count + post.factor.pending
     assert post.factor.pending < 30
-    assert post.drop([3]).learned.known is None
+    assert post.drop([3]).state.online.known is None
 
 
 def test_small_windows_take_panels(monkeypatch: pytest.MonkeyPatch) -> None:

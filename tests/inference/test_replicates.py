@@ -13,7 +13,8 @@ import flashgp as fgp
 from flashgp import kernels as k
 from flashgp import likelihoods as lik
 from flashgp import means as m
-from flashgp.inference.exact.replicates import equal_rows, join, repeated
+from flashgp.inference.replicates import equal_rows, join
+from flashgp.likelihoods.replicated import repeated
 from inference.plain_gp import F64, PlainGP, data, relative
 
 PLACES = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0, 0, 3, 5, 3])  # of twelve rows, in seven places

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.inference.fit import Fit
 from flashgp.inference.training import checkpoint as checkpoints
-from flashgp.inference.training.fit import Fit
 from inference.plain_gp import data, model
 
 Trajectory = list[tuple[str, float, tuple[float, ...]]]

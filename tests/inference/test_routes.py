@@ -12,9 +12,9 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.inference.exact import condition as module
-from flashgp.inference.exact.solve import Solves
 from flashgp.inference.predict import prediction as prediction_module
 from flashgp.inference.predict.variance_solves import explained
+from flashgp.inference.solves import Solves
 
 F64 = torch.float64
 k = fgp.kernels
@@ -84,7 +84,7 @@ def test_a_solver_by_name(solver: str) -> None:
     assert found.report.route == {"cholesky": "direct"}.get(solver, "stored")
     assert found.plan.solver == solver
     if solver != "cholesky":
-        assert found.solves.method.name == "conjugate gradients"
+        assert found.state.solves.method.name == "conjugate gradients"
     with pytest.raises(fgp.DomainError, match=f"`plan` settles the solver .*, got '{solver}' beside it"):
         by(gp, x, y, "recomputed" if solver == "cholesky" else "direct", solver=solver)
     assert torch.equal(gp.condition(x, y, plan=found.plan).representer_weights, found.representer_weights)
@@ -306,7 +306,7 @@ def test_an_inexact_solve_never_makes_a_variance_too_small() -> None:
     cross = gp.kernel.operator(x, x_test).to_dense().detach()
     exact = (cross * torch.linalg.solve(K, cross)).sum(0).detach()
     prior = torch.full((20,), 1.3, dtype=F64)
-    part = explained(found.solves, cross, prior)
+    part = explained(found.state.solves, cross, prior)
     shortfall = exact - part.value
     assert bool((shortfall >= -1e-12).all())
     assert bool((shortfall <= part.error + 1e-12).all())
@@ -322,7 +322,7 @@ def test_a_small_variance_is_solved_for_again() -> None:
     variance = exact.predict(near).variance
     assert float(variance.max()) < 1e-4
     cross = gp.kernel.operator(x, near).to_dense().detach()
-    part = explained(found.solves, cross, torch.full((20,), 1.3, dtype=F64))
+    part = explained(found.state.solves, cross, torch.full((20,), 1.3, dtype=F64))
     assert bool((part.error <= 0.01 * (1.3 - part.value - part.error)).all())
     assert float((found.predict(near).variance / variance - 1.0).abs().max()) <= 0.01
 
@@ -394,11 +394,11 @@ def test_what_needs_a_factor_says_so() -> None:
 def test_methods_keep_what_they_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, x_test = data(200)
     found = by(model(), x, y, "stored")
-    assert isinstance(found.solves, Solves)
-    kept = found.solves.method.ready
+    assert isinstance(found.state.solves, Solves)
+    kept = found.state.solves.method.ready
     assert kept is not None
     found.predict(x_test).variance  # noqa: B018 - computed on first use
-    assert found.solves.method.ready is kept
+    assert found.state.solves.method.ready is kept
 
 
 def test_likelihood_without_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:

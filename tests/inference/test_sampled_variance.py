@@ -26,7 +26,9 @@ def posterior(
 def test_deviations_have_the_variances_they_are_for(neighbours: int) -> None:
     """(M-96): E d^2 = v, E h^2 = v_C - v, E dh = 0 over many samples; v_C by the definition, and never below v."""
     post, x_test = posterior(40, 2, 0.02)
-    probes = variance_probes(post, samples=800, neighbours=neighbours, factor=_factor(post, 6), features=32, seed=0)
+    probes = variance_probes(
+        post.state, samples=800, neighbours=neighbours, factor=_factor(post, 6), features=32, seed=0
+    )
     d, h, bound = probes._deviations(x_test[:7])
     v = post.predict(x_test[:7]).variance
     assert bool((bound >= v * (1 - 1e-9)).all())
@@ -87,9 +89,9 @@ def test_coverage_and_accuracy(d: int, noise: float) -> None:
     v = post.predict(x_test).variance
     covered, errors, scores = [], [], []
     for seed in range(8):
-        found = variance_probes(post, samples=64, factor=_factor(post, 40), neighbours=24, features=256, seed=seed)(
-            x_test
-        )
+        found = variance_probes(
+            post.state, samples=64, factor=_factor(post, 40), neighbours=24, features=256, seed=seed
+        )(x_test)
         covered.append(((found.lower <= v) & (v <= found.upper)).double().mean())
         errors.append((found.variance / v - 1).square().mean().sqrt())
         scores.append((found.variance - v) / found.standard_error)
@@ -109,34 +111,34 @@ def test_other_solves_and_kernels_with_products() -> None:
         asked.append(targets.shape)
         return post.factor.solve(targets)
 
-    found = variance_probes(post, samples=32, solve=solve, seed=1)(x_test)
+    found = variance_probes(post.state, samples=32, solve=solve, seed=1)(x_test)
     assert asked == [(60, 32)]
     v = post.predict(x_test).variance
     assert float((found.variance / v - 1).abs().max()) < 0.3
-    same = variance_probes(post, samples=32, seed=1)
+    same = variance_probes(post.state, samples=32, seed=1)
     torch.testing.assert_close(same(x_test).variance, found.variance)
     torch.testing.assert_close(same(x_test[:5]).bound, found.bound[:5])
     assert same(x_test[:0]).variance.shape == (0,)
     assert "unbiased" in same.events[0]
     exact = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.0)).condition(post.x[:20], post.x[:20, 0])
-    at_rows = variance_probes(exact, samples=8, seed=1)(post.x[:20])
+    at_rows = variance_probes(exact.state, samples=8, seed=1)(post.x[:20])
     assert float(at_rows.variance.abs().max()) < 1e-6
 
 
 def test_what_is_refused() -> None:
     post, x_test = posterior(20, 2, 0.1)
     with pytest.raises(DomainError, match="`samples` must be a whole number, at least 2"):
-        variance_probes(post, samples=1)
+        variance_probes(post.state, samples=1)
     with pytest.raises(DomainError, match="`level` must be between 0 and 1"):
-        variance_probes(post, level=1.0)
+        variance_probes(post.state, level=1.0)
     with pytest.raises(ShapeError, match=r"`factor` must have shape \(20, k\)"):
-        variance_probes(post, factor=torch.ones(3, 2))
+        variance_probes(post.state, factor=torch.ones(3, 2))
     with pytest.raises(ShapeError, match="`x_test` must have shape"):
-        variance_probes(post, samples=2)(x_test[None])
+        variance_probes(post.state, samples=2)(x_test[None])
     custom = K.Custom(lambda x, z: torch.exp(-(x - z).abs().sum()))
     other = fgp.GP(custom).condition(post.x, post.y)
     with pytest.raises(DomainError, match="a kernel with random features"):
-        variance_probes(other)
+        variance_probes(other.state)
     batch = fgp.GP(torch.ones(2) * K.RBF()).condition(post.x, post.y)
     with pytest.raises(ShapeError, match="`post` must be one model"):
-        variance_probes(batch)
+        variance_probes(batch.state)

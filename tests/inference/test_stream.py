@@ -150,7 +150,7 @@ def test_hyperparameters_are_refined_when_it_is_their_turn() -> None:
     assert "refined 2 times" in str(stream.metrics)
     post = stream.posterior
     assert float(post.gp.likelihood.noise_variance.value) != before
-    assert (post.learned.appended, post.learned.refined) == (100, 2)
+    assert (post.state.online.appended, post.state.online.refined) == (100, 2)
     assert any("hyperparameters refined 2 times" in event for event in post.report.events)
     wanted = post.gp.condition(x, y)
     assert relative(post.predict(x[:5] + 0.1).mean, wanted.predict(x[:5] + 0.1).mean) < 1e-9

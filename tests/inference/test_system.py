@@ -6,7 +6,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import MemoryBudgetError, ShapeError
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import SOLVERS, Goal
 from solvers.dense_system import F64, normal, points
 

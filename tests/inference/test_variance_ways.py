@@ -11,6 +11,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.inference.predict import variance_samples as sampled_variance
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.pricing import price_of
 from flashgp.inference.predict.variance_samples import variance_probes
 from flashgp.inference.predict.variance_solves import SHARE
 from flashgp.planner import variances
@@ -45,7 +46,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("noise", "d"), [(1e-3, 4), (1e-1, 2)])
 def test_intervals_hold_the_exact_variance(noise: float, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eq. (M-97) by inexact solves: in about 95 % of the points over several seeds, and errors as they are stated."""
-    monkeypatch.setattr("flashgp.inference.posterior.variance_probes", partial(variance_probes, features=64))
+    monkeypatch.setattr(
+        "flashgp.inference.predict.variance_samples.variance_probes", partial(variance_probes, features=64)
+    )
     x, y, x_test = data(200, d=d)
     gp = model(noise)
     truth = gp.condition(x, y).predict(x_test).variance
@@ -68,7 +71,7 @@ def test_samples_take_over_at_the_stated_price(route: str, monkeypatch: pytest.M
     monkeypatch.setattr(variances, "FEATURES", 0)
     x, y, x_test = data(300)
     posterior = by(model(), x, y, route)
-    price = posterior.price_of_variance(200, "exact", True)
+    price = price_of(posterior.state, 200, "exact", True)
     monkeypatch.setattr(variances, "SAMPLED_SECONDS", price.seconds)
     prediction = posterior.predict(x_test, deterministic=True)
     exact = prediction.variance

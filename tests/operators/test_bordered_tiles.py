@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.system import CovarianceSystem
 from flashgp.operators import stored
 from flashgp.operators.covariance import CovarianceOperator
 

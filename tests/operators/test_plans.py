@@ -286,7 +286,7 @@ def test_predictions_follow_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         posterior.predict(x_test, plan=plan, memory="1GiB")
     with pytest.raises(fgp.MemoryBudgetError, match=r"`memory` allows 1\.0 KiB"):
         posterior.predict(x_test, memory=2**10).mean  # noqa: B018
-    monkeypatch.setattr("flashgp.inference.posterior.LEAST_PAIRS", 0)
+    monkeypatch.setattr("flashgp.inference.predict.compute.LEAST_PAIRS", 0)
     found = posterior.predict(x_test, deterministic=True)
     found.mean  # noqa: B018
     mean = fgp.plan(gp, n=N, d=2, n_test=M, variance=False, deterministic=True)

@@ -101,7 +101,7 @@ def test_predictions_follow_the_plan_of_their_solves(route: str) -> None:
 
 def test_solves_of_a_prediction_are_held_to_its_budget() -> None:
     found, x_test = posterior(400, "recomputed")
-    solves, workspace = found.solves, Workspace()
+    solves, workspace = found.state.solves, Workspace()
     cross, prior = GP.kernel.operator(found.x, x_test[:64]).to_dense().detach(), torch.ones(64, dtype=F64)
     own = solves.system.workspace
     assert own.budget_bytes is None

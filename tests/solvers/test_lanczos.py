@@ -7,7 +7,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers.iterative.lanczos import log_determinant
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky

@@ -14,7 +14,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import MemoryBudgetError
-from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients, _Run
 from flashgp.solvers.iterative.progress import Progress
@@ -403,8 +403,8 @@ def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
     gp = fgp.GP(fgp.kernels.Matern(nu=1.5, lengthscale=0.3), fgp.means.Zero(), fgp.likelihoods.Gaussian(0.01))
     x = points(300, 2)
     post = gp.condition(x, torch.sin(9.0 * x.sum(1)), solver="cg")
-    assert post.solves is not None
-    ready = post.solves.prepared()
+    assert post.state.solves is not None
+    ready = post.state.solves.prepared()
     assert isinstance(ready, PreparedConjugateGradients)
     assert ready.second is not None
     x_test = points(20, 2, seed=3)
@@ -415,7 +415,7 @@ def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
             assert torch.equal(again.predict(x_test).mean, wanted)
             if made is not None:
                 v = normal(300, 2)
-                other = again.solves.method.ready.second.made()
+                other = again.state.solves.method.ready.second.made()
                 assert torch.equal(other.half_solve(v), made.half_solve(v))
                 assert torch.equal(other.half_solve_transposed(v), made.half_solve_transposed(v))
                 assert other.log_determinant == made.log_determinant

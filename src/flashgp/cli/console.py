@@ -18,7 +18,7 @@ import typer
 from flashgp.foundations.report import readable_seconds
 
 if TYPE_CHECKING:
-    from flashgp.inference.training.fit import Progress
+    from flashgp.inference.fit import Progress
 
 __all__ = ["Console", "finite"]
 

@@ -11,9 +11,9 @@ import torch
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FitInterrupted
 from flashgp.foundations.report import readable_bytes, readable_seconds
-from flashgp.inference.exact.replicates import equal_rows
 from flashgp.inference.gp import GP
 from flashgp.inference.plan import plan_for
+from flashgp.inference.replicates import equal_rows
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
 from flashgp.planner.plan import FACTORED, Plan
@@ -29,7 +29,7 @@ from .paths import require_distinct, require_writable
 from .scores import Scores
 
 if TYPE_CHECKING:
-    from flashgp.inference.training.fit import Fit
+    from flashgp.inference.fit import Fit
 
 __all__ = ["DTYPES", "FitOptions", "FitOutcome", "Prepared", "TableOptions", "prepare", "run_fit"]
 
@@ -140,7 +140,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     console.pairs("plan", prepared.plan.lines())
     if prepared.test is None and prepared.plan.route not in FACTORED:
         console.note("leave-one-out scores need a factor, which this plan has not: --test-fraction holds rows out.")
-    from flashgp.inference.training.fit import fit
+    from flashgp.inference.fit import fit
 
     x, y = prepared.tensors()
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashgp.inference.online.stream import Stream
+from flashgp.inference.stream import Stream
 from flashgp.table import Missing, read_table
 
 from .console import Console

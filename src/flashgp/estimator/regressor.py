@@ -18,13 +18,15 @@ from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.inference.exact.replicates import equal_rows, join, repeated
+from flashgp.inference.exact.restore import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.plan import plan_for
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.replicates import equal_rows, join
 from flashgp.kernels import Kernel, Matern, Warped
 from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods.replicated import repeated
 from flashgp.standardise import ColumnScaling, Scaling
 
 __all__ = ["GPRegressor"]
@@ -169,7 +171,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         }  # fmt: skip
         self.history_ = []
         if self.optimise and any(p.requires_grad for p in gp.parameters()):
-            from flashgp.inference.training.fit import fit
+            from flashgp.inference.fit import fit
 
             fitted = fit(
                 gp, x, y, starts=self.starts, initial=self.initial, priors=self.priors,
@@ -187,7 +189,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
             likelihood = Gaussian(gp.likelihood.noise_variance, row_weight=gp.likelihood.row_weight)
             gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
-            posterior = _under(gp, posterior)
+            posterior = Posterior(with_prior(posterior.state, gp))
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -404,17 +406,6 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.random_state is None:
             return _DEFAULT_SEED
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-
-
-def _under(gp: GP, post: Posterior) -> Posterior:
-    """The same posterior with another likelihood of the same covariance matrix."""
-    assert post.replicates is not None  # rows that stand for several are always put in order
-    held = gp.held()
-    replicates = join(held, post.x, post.y, post.replicates.group)
-    return Posterior(
-        held, post.x, post.y, post.rows, post.theta, post.factor, post.representer_weights, post.residual, post.report,
-        replicates=replicates, solves=post.solves, choice=post.choice,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from flashgp.files.validation import refusing
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian
 
@@ -129,7 +130,7 @@ class _Describer:
                 )
 
 
-def describe(gp: GP, trainable: Mapping[str, bool]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def describe(gp: Prior, trainable: Mapping[str, bool]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """JSON and tensors of a GP.
 
     Args:

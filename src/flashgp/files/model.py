@@ -36,15 +36,15 @@ from flashgp.files.validation import (
     refusing,
 )
 from flashgp.foundations.errors import DomainError, FlashGPWarning
-from flashgp.inference.counters import NOTHING_LEARNED, Learned
-from flashgp.inference.exact.replicates import join
-from flashgp.inference.exact.solve import SolverChoice
+from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.settings import SolveSettings
+from flashgp.inference.state import UpdateState
 from flashgp.solvers.direct.cholesky import Factor
 
 if TYPE_CHECKING:
-    from flashgp.inference.training.fit import Fit
+    from flashgp.inference.fit import Fit
 
 __all__ = ["load", "load_metadata", "save"]
 
@@ -53,7 +53,6 @@ _CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "tor
 _SOLVES = ("deterministic", "seed", "tolerance")
 _LEARNED = ("appended", "dropped", "refactorised", "refined")
 _MOST = 2**53  # of a count
-_DATA = ("representer_weights", "residual", "x", "y")
 
 
 def save(
@@ -75,7 +74,7 @@ def save(
         raise DomainError(f"`model` must be a Posterior or a Fit, got {type(model).__name__}; use gp.condition(x, y)")
     trains = set(posterior.gp.trainable_names())
     description, tensors = describe(posterior.gp, {name: name in trains for name, _ in posterior.gp.named_parameters()})
-    tensors |= {name: getattr(posterior, name) for name in _DATA}
+    tensors |= {name: getattr(posterior.state, name) for name in STORED}
     if posterior.replicates is not None:
         tensors["group"] = posterior.replicates.group
     attempts: list[float] = []
@@ -89,8 +88,8 @@ def save(
         entries["factor"] = lower_triangle(posterior.factor.lower)
     config = {
         **description, "attempts": attempts, "layouts": layouts, "report": report_json(posterior.report),
-        "flashgp": __version__, "torch": torch.__version__, "solves": asdict(posterior.choice),
-        "learned": {name: getattr(posterior.learned, name) for name in _LEARNED},
+        "flashgp": __version__, "torch": torch.__version__, "solves": asdict(posterior.state.settings),
+        "learned": {name: getattr(posterior.state.online, name) for name in _LEARNED},
     }  # fmt: skip
     write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     keys = list(description["modules"])
@@ -129,7 +128,7 @@ def load(
         n, batch = check_shapes(container, config["outputs"])  # of distinct rows
         check_memory(container.nbytes * (2 if n else 1), "the model")
         gp = rebuild(config, container.tensor, modules).held()
-        data = {name: container.tensor(name) for name in _DATA}
+        data = {name: container.tensor(name) for name in STORED}
         factor = None
         if "factor" in container:
             attempts = json_list(config["attempts"], "attempts")
@@ -140,8 +139,8 @@ def load(
         container.require_all_read()
         check_values(data, factor)
         report = json_report(config["report"], container.version)
-        choice = _choice(config["solves"], container.version) if container.version > 1 else SolverChoice()
-        learned = _learned(config["learned"]) if container.version > 2 else NOTHING_LEARNED
+        choice = _choice(config["solves"], container.version) if container.version > 1 else SolveSettings()
+        learned = _learned(config["learned"]) if container.version > 2 else UpdateState()
         check_rows(gp, data["x"])
         if group is not None:
             check_group(group, data["x"], n)
@@ -150,19 +149,13 @@ def load(
             gp = gp.to(target)
             data = {name: value.to(target) for name, value in data.items()}
             factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
-        with torch.no_grad(), refusing("x"):
-            replicates = None if group is None else join(gp, data["x"], data["y"], group)
-            rows = gp.kernel.rows(data["x"] if replicates is None else replicates.x)
-            theta = tuple(value.to(target) for value in gp.kernel.theta())
-            check_batch(gp, rows, theta, batch, data)
-        weights, residual = data["representer_weights"], data["residual"]
-        return Posterior(
-            gp, data["x"], data["y"], rows, theta, factor, weights, residual, report, replicates=replicates,
-            choice=choice, learned=learned,
-        )  # fmt: skip
+        with refusing("x"):
+            state = restore(gp, data, factor, report, group=group, settings=choice, online=learned)
+            check_batch(gp, state.rows, state.theta, batch, data)
+        return Posterior(state)
 
 
-def _choice(value: Any, version: int) -> SolverChoice:
+def _choice(value: Any, version: int) -> SolveSettings:
     """How solves go on; before version 4 to the tolerance that is the default. Raises: ModelFileError."""
     fields = json_fields(value, "solves", _SOLVES if version > 3 else _SOLVES[:2])
     if type(fields["seed"]) is not int or abs(fields["seed"]) >= 2**62:
@@ -172,16 +165,16 @@ def _choice(value: Any, version: int) -> SolverChoice:
     tolerance = fields.get("tolerance", 1.0)
     if not isinstance(tolerance, float) or not 0.0 < tolerance < math.inf:
         raise refused("solves.tolerance", "a positive number", tolerance)
-    return SolverChoice(**fields)
+    return SolveSettings(**fields)
 
 
-def _learned(value: Any) -> Learned:
+def _learned(value: Any) -> UpdateState:
     """What happened online. Raises: ModelFileError."""
     fields = json_fields(value, "learned", _LEARNED)
     for name, count in fields.items():
         if type(count) is not int or not 0 <= count < _MOST:
             raise refused(f"learned.{name}", "a whole number from 0 on", count)
-    return Learned(**fields)
+    return UpdateState(**fields)
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:

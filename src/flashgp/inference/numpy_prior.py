@@ -15,52 +15,51 @@ from torch import Tensor
 from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.exact.small import is_plain, small_leaves
-from flashgp.inference.gp import GP
-from flashgp.kernels.base import Leaf
+from flashgp.inference.prior import Prior
+from flashgp.kernels.base import Kernel, Leaf, Product, Scaled, Sum
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.numpy_pairs import TITLE, Array, NumpyPairs, RowArrays
 
-__all__ = ["FEW_PAIRS", "TITLE", "PlainPrior"]
+__all__ = ["FEW_PAIRS", "TITLE", "NumpyPrior", "collect_leaves", "is_plain"]
 
 FEW_PAIRS = 2**14  # of a block, up to which the calls weigh as much as the arithmetic
 
 
-class PlainPrior:
+class NumpyPrior:
     """What points of a prior are made of. Made by `of`, for the parameters as they are then.
 
     Fields: covariance, of blocks of few pairs; mean, of every point, () or (outputs,); noise, of every row, (1,).
     """
 
     def __init__(
-        self, gp: GP, covariance: NumpyPairs, leaves: Sequence[Leaf] | None, mean: Array, noise: Tensor
+        self, prior: Prior, covariance: NumpyPairs, leaves: Sequence[Leaf] | None, mean: Array, noise: Tensor
     ) -> None:
         self.covariance, self.mean, self.noise = covariance, mean, noise
-        self._kernel = gp.kernel
+        self._kernel = prior.kernel
         self._leaves: list[tuple[Leaf, list[int] | None, dict[str, Any]]] | None = None
         if leaves is not None:
             self._leaves = [(leaf, _columns(leaf), _values(leaf)) for leaf in leaves]
 
     @classmethod
-    def of(cls, gp: GP, theta: Sequence[Tensor], x: Tensor) -> "PlainPrior | None":
+    def of(cls, prior: Prior, theta: Sequence[Tensor], x: Tensor) -> "NumpyPrior | None":
         """None where rows are not all alike, or where only torch can tell what they are.
 
-        Args: gp, whose parameters nothing changes any more; theta, the kernel's; x (n, d), some points.
+        Args: prior, whose parameters nothing changes any more; theta, the kernel's; x (n, d), some points.
         """
-        likelihood = gp.likelihood
+        likelihood = prior.likelihood
         if type(likelihood) is not Gaussian or likelihood.row_variance is not None or likelihood.row_weight is not None:
             return None
-        if x.dim() != 2 or x.device.type != "cpu" or type(gp.mean) not in (Zero, Constant):
+        if x.dim() != 2 or x.device.type != "cpu" or type(prior.mean) not in (Zero, Constant):
             return None
-        parameters = [p for _, p in named_parameter_objects(gp)]
+        parameters = [p for _, p in named_parameter_objects(prior)]
         if not all(is_plain(p) and not p.raw.requires_grad for p in parameters):
             return None
-        covariance = NumpyPairs.of(gp.kernel.form, theta)
+        covariance = NumpyPairs.of(prior.kernel.form, theta)
         if covariance is None:
             return None
-        mean = gp.mean.value.value.numpy() if isinstance(gp.mean, Constant) else numpy.zeros(())
-        return cls(gp, covariance, small_leaves(gp.kernel, x), mean, likelihood.variance(x.device).reshape(1))
+        mean = prior.mean.value.value.numpy() if isinstance(prior.mean, Constant) else numpy.zeros(())
+        return cls(prior, covariance, _leaves(prior.kernel, x), mean, likelihood.variance(x.device).reshape(1))
 
     def rows(self, x: Array) -> RowArrays:
         """What points (k, d) contribute to the form."""
@@ -86,3 +85,35 @@ def _columns(leaf: Leaf) -> list[int] | None:
 def _values(leaf: Leaf) -> dict[str, Any]:
     """The parameters of a leaf by name."""
     return {name: p.value.detach().numpy() for name, p in leaf.named_children() if isinstance(p, Parameter)}
+
+
+def _leaves(kernel: Kernel, x: Tensor) -> list[Leaf] | None:
+    """The leaves of a kernel in the order of its form; None where one of them states no small features."""
+    leaves: list[Leaf] = []
+    return leaves if collect_leaves(kernel, leaves, [], x) else None
+
+
+def collect_leaves(kernel: Kernel, leaves: list[Leaf], theta: list[Parameter], x: Tensor) -> bool:
+    """Leaves and profile parameters in the order of the form; False when a kernel states no small features."""
+    if isinstance(kernel, Scaled):
+        theta.append(kernel.variance)
+        return collect_leaves(kernel.kernel, leaves, theta, x)
+    if isinstance(kernel, Sum | Product):
+        return all(collect_leaves(part, leaves, theta, x) for part in kernel.parts)
+    if not isinstance(kernel, Leaf) or type(kernel).small_features is Leaf.small_features:
+        return False
+    kernel.select(x)  # refuses what does not fit
+    leaves.append(kernel)
+    theta += kernel._profile_parameters()
+    return True
+
+
+def is_plain(parameter: Parameter) -> bool:
+    """One model's float64 values on the CPU, not seen through a functional transform."""
+    raw = parameter.raw
+    return (
+        raw.dtype == torch.float64
+        and raw.device.type == "cpu"
+        and raw.dim() <= parameter.event_dim
+        and not torch._C._functorch.is_functorch_wrapped_tensor(raw)
+    )

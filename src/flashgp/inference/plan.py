@@ -12,7 +12,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
-from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import opaque
 from flashgp.planner.choice import budgets, check_route
@@ -58,7 +58,7 @@ def planned_device(plan: Plan, device: str | torch.device | None, x: Tensor) -> 
 
 @overload
 def plan_for(
-    gp: GP,
+    gp: Prior,
     n: int,
     d: int,
     *,
@@ -76,7 +76,7 @@ def plan_for(
 ) -> Plan: ...
 @overload
 def plan_for(
-    gp: GP,
+    gp: Prior,
     n: int,
     d: int,
     *,
@@ -96,7 +96,7 @@ def plan_for(
 ) -> ProductPlan: ...
 @deterministic_where(lambda *_, deterministic=False, **__: deterministic)
 def plan_for(
-    gp: GP,
+    gp: Prior,
     n: int,
     d: int,
     *,
@@ -120,7 +120,7 @@ def plan_for(
 
     Args:
         n_test: None for conditioning and fitting; else the points whose mean and variance are predicted.
-        distinct: of the n rows, those that differ in x; rows that repeat join them (exact/replicates.py). None for
+        distinct: of the n rows, those that differ in x; rows that repeat join them (inference/replicates.py). None for
             all. Conditioning and fitting count them themselves.
         batch: models; memory: budget in bytes or text like "8GiB"; None for what is free now.
         device: "auto" takes the quickest of the devices there are; dtype: float64 asks for the route "direct", float32
@@ -175,7 +175,7 @@ def plan_for(
 
 
 def _route_now(
-    gp: GP,
+    gp: Prior,
     n: int,
     d: int,
     distinct: int,
@@ -195,7 +195,7 @@ def _route_now(
 
 
 def price_of_variance(
-    gp: GP, n: int, d: int, n_test: int, device: torch.device, *, route: str, passes: int, asked: str,
+    gp: Prior, n: int, d: int, n_test: int, device: torch.device, *, route: str, passes: int, asked: str,
     deterministic: bool,
 ) -> VariancePrice:  # fmt: skip
     """Exact solves, or samples in their place, for a posterior of n distinct rows that came by a route, (M-107)."""
@@ -235,7 +235,7 @@ class _Size:
     n: int
 
     @classmethod
-    def of(cls, gp: GP, n: int, d: int, batch: int) -> "_Size":
+    def of(cls, gp: Prior, n: int, d: int, batch: int) -> "_Size":
         program = program_of(gp.kernel.form)
         probe = gp.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
         models = batch * gp.kernel.batch_shape.numel()
@@ -249,7 +249,7 @@ class _Size:
             n=n,
         )
 
-    def variances(self, gp: GP, n_test: int, device: torch.device, profile: MachineProfile) -> VarianceProblem:
+    def variances(self, gp: Prior, n_test: int, device: torch.device, profile: MachineProfile) -> VarianceProblem:
         """What variances at n_test points are priced by."""
         return VarianceProblem(
             form=gp.kernel.form, n=self.n, n_test=n_test, batch=self.batch, features=self.features,
@@ -260,7 +260,7 @@ class _Size:
 
 def check_plan(
     plan: Plan,
-    gp: GP,
+    gp: Prior,
     x: Tensor,
     memory: Any,
     dtype: torch.dtype | None,

@@ -1,14 +1,12 @@
-"""Conditioning: from a prior and data to a posterior, by the route of a plan.
+"""Conditioning: from a prior and data to a state, by the route of a plan.
 
 A factor in float64 at once; a float32 factor or iterations up to the tolerance, and where these end without it a
-float64 factor that fits. What ran, what it reached and every change of route go into the report. The posterior itself,
-and what it answers, is posterior.py's.
+float64 factor that fits. What ran, what it reached and every change of route go into the report.
 """
 
 import math
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,81 +25,64 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
-from flashgp.inference.exact.replicates import equal_rows, join, joined_event
-from flashgp.inference.exact.solve import SolverChoice, Solves, limits_of, mean_goal, record, unfinished
-from flashgp.inference.gp import GP
+from flashgp.inference.exact.solve import limits_of, mean_goal, record, unfinished
 from flashgp.inference.plan import check_plan, plan_for, planned_device
-from flashgp.inference.posterior import Posterior, in_batches
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import equal_rows, join, joined_event
+from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.solves import Solves
+from flashgp.inference.state import State
 from flashgp.kernels.warped import autocast_events
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.multiplication import Orders
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
-from flashgp.solvers.iterative.contract import Limits, Step
+from flashgp.solvers.iterative.contract import Limits
 
 __all__ = ["condition"]
 
 
 @ordinary_tensors
 @exact_precision
-@deterministic_where(lambda *_, deterministic, **__: deterministic)
-def condition(
-    gp: GP,
-    x: Any,
-    y: Any,
-    *,
-    solver: str | None,
-    tolerance: float,
-    time_limit: float | None,
-    memory: str | int | None,
-    plan: Plan | None,
-    seed: int,
-    deterministic: bool,
-    progress: Callable[[Step], bool | None] | None,
-    device: str | torch.device | None,
-    dtype: torch.dtype | None,
-    jitter: float | None,
-    differentiable: bool,
-    interrupted: Callable[[], None] | None = None,
-    single: bool = True,
-) -> Posterior:
-    """See `GP.condition`.
-
-    Args: single: False where float32 factors are known to fail or to need many corrections, so that none is made if a
-        float64 one fits;
-        interrupted: called when Ctrl-C ends an iterative solve, whose best weights the posterior then has, labelled;
-        without it, and in a factorisation or preparation, Ctrl-C is raised.
-    """
+@deterministic_where(lambda prior, x, y, settings: settings.solve.deterministic)
+def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> State:
+    """See `GP.condition`."""
     started = time.perf_counter()
+    tolerance, deterministic = settings.solve.tolerance, settings.solve.deterministic
+    differentiable, plan = settings.differentiable, settings.plan
     if not isinstance(tolerance, int | float) or not tolerance > 0:
         raise DomainError(
             f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; "
             "for example 1e-3"
         )
-    choice = SolverChoice(seed, deterministic, float(tolerance))
-    limits = limits_of(time_limit, started, progress, interrupted)
-    events = [*promotions(x=x, y=y), *autocast_events(gp.kernel)]
+    solve = replace(settings.solve, tolerance=float(tolerance))
+    limits = limits_of(settings.time_limit, started, settings.progress, settings.interrupted)
+    events = [*promotions(x=x, y=y), *autocast_events(prior.kernel)]
     x = check_points(x, "x")
-    y = check_targets(y, "y", x, gp.outputs)
+    y = check_targets(y, "y", x, prior.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
     if deterministic:
         events.append(EVENT)
     events += placement_events()
     n, d = x.shape[-2:]
-    group = None if differentiable else equal_rows(gp, x, y)
+    group = None if differentiable else equal_rows(prior, x, y)
     distinct = n if group is None else int(group.max()) + 1
     if plan is None:
-        where = x.device if device is None else device
+        where = x.device if settings.device is None else settings.device
         plan = plan_for(
-            gp, n, d, distinct=distinct, batch=x.shape[:-2].numel(), memory=memory, device=where,
-            dtype=torch.float64 if differentiable and dtype is None else dtype, solver=solver,
-            factored=jitter is not None or differentiable or in_batches(gp, x, y), deterministic=deterministic,
+            prior, n, d, distinct=distinct, batch=x.shape[:-2].numel(), memory=settings.memory, device=where,
+            dtype=torch.float64 if differentiable and settings.dtype is None else settings.dtype,
+            solver=settings.solver,
+            factored=settings.jitter is not None or differentiable or prior.is_batch(x, y), deterministic=deterministic,
         )  # fmt: skip
-        target = planned_device(plan, device, x)
+        target = planned_device(plan, settings.device, x)
     else:
-        target = planned_device(plan, device, x)
-        check_plan(plan, gp, x, memory, dtype, target, solver, distinct, jitter=jitter)
+        target = planned_device(plan, settings.device, x)
+        check_plan(
+            plan, prior, x, settings.memory, settings.dtype, target, settings.solver, distinct, jitter=settings.jitter
+        )
     if group is not None and distinct < n:
         events.append(joined_event(group))
     if target != x.device:
@@ -112,22 +93,22 @@ def condition(
             x, y = x.to(target), y.to(target)
     if not differentiable:
         x, y = x.detach(), y.detach()
-        gp = gp.held()
+        prior = prior.held()
     x, y = x.clone(), y.clone()  # what the caller does with theirs must not matter
-    replicates = None if group is None else join(gp, x, y, group.to(target))
-    used_x, used_y, likelihood = x, y, gp.likelihood
+    replicates = None if group is None else join(prior, x, y, group.to(target))
+    used_x, used_y, likelihood = x, y, prior.likelihood
     if replicates is not None:
         used_x, used_y, likelihood = replicates.x, replicates.y, replicates.likelihood
     if differentiable and plan.torch_dtype != torch.float64:
         raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
     workspace = Workspace(allowed_bytes(plan.peak_bytes))
-    settings = DirectSettings(
-        TorchTiles(), plan.torch_dtype, jitter, repair=lambda: gp.repairable(x, y), workspace=workspace
+    direct = DirectSettings(
+        TorchTiles(), plan.torch_dtype, settings.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
     with torch.set_grad_enabled(differentiable):
-        rows = gp.kernel.rows(used_x)
-        theta = tuple(t.to(target) for t in gp.kernel.theta())
-        residual = gp.residual(used_x, used_y)
+        rows = prior.kernel.rows(used_x)
+        theta = tuple(t.to(target) for t in prior.kernel.theta())
+        residual = prior.residual(used_x, used_y)
         noise = likelihood.diagonal(distinct, target)
         batch = broadcast_batch(rows.batch_shape, *(t.shape for t in theta), residual.shape[:-2], noise.shape[:-1])
         residual = residual.expand(*batch, *residual.shape[-2:])
@@ -140,67 +121,66 @@ def condition(
             route=plan.route, device=str(target), dtype=plan.dtype,
             predicted_bytes=plan.peak_bytes, predicted_seconds=plan.seconds, events=events, plan=plan,
         )  # fmt: skip
-        job = _Job(settings, gp, plan, rows, theta, residual, noise, tolerance, choice, report)
+        job = _Job(direct, prior, plan, rows, theta, residual, noise, solve, report)
         solves: Solves | None = None
         if n == 0:
             report.events.append(Event(EventKind.NO_DATA))
             factor, weights = None, residual
         elif differentiable:
-            factor, weights = _solve_with_graph(settings, gp, rows, theta, residual, noise)
+            factor, weights = _solve_with_graph(job)
         elif plan.route == "direct" or batch:
             factor, weights = _solve(job)
         else:
-            factor, weights, solves = _solve_to_goal(job, limits, time_limit, single)
-    _report_jitter(report, settings, factor, certain=solves is not None)
+            factor, weights, solves = _solve_to_goal(job, limits, settings.time_limit, settings.float32_factor)
+    _report_jitter(report, direct, factor, certain=solves is not None)
     report.events += workspace.events
     report.backend = workspace.backend
     report.peak_bytes = workspace.peak_bytes
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
-    if time_limit is None and report.route == plan.route:  # neither cut short nor handed over
+    if settings.time_limit is None and report.route == plan.route:  # neither cut short nor handed over
         log_run("condition", plan, plan.seconds, report.seconds)
     workspace.budget_bytes = None  # it was that of conditioning
-    return Posterior(
-        gp, x, y, rows, theta, factor, weights, residual, report, differentiable, replicates, solves, choice
-    )
+    return State(
+        prior, x, y, rows, theta, residual, factor, report, weights, replicates=replicates, solver=solves,
+        settings=solve, differentiable=differentiable,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Job:
     """What is solved, and how it was asked for."""
 
-    settings: DirectSettings
-    gp: GP
+    direct: DirectSettings
+    prior: Prior
     plan: Plan
     rows: Rows
     theta: tuple[Tensor, ...]
     residual: Tensor
     noise: Tensor
-    tolerance: float
-    choice: SolverChoice
+    solve: SolveSettings
     report: Report
 
 
 def _solve_to_goal(
-    job: _Job, limits: Limits, time_limit: float | None, single: bool
+    job: _Job, limits: Limits, time_limit: float | None, float32_factor: bool
 ) -> tuple[Factor | None, Tensor, Solves | None]:
     """The weights to the tolerance: with a float32 factor, or by iterations alone; else a float64 factor if it fits."""
-    form, plan, report = job.gp.kernel.form, job.plan, job.report
+    form, plan, report = job.prior.kernel.form, job.plan, job.report
     failure, factor = {}, None
     try:
         if plan.route == "refined":
-            settings = job.settings
+            settings = job.direct
             if _float64_factor(plan) is not None and settings.jitter is None:
-                if not single:
+                if not float32_factor:
                     raise NotPositiveDefiniteError("float32 factors were too rough near these parameters")
                 # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
                 settings = replace(settings, most_jitter=float(job.noise.min()))
             factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)
-        solves = Solves.of(
-            plan, form, job.theta, job.rows, job.noise, factor=factor, choice=job.choice,
-            workspace=job.settings.workspace,
-        )  # fmt: skip
-        stopping = mean_goal(solves.system, job.tolerance)
+        orders = Orders(deterministic=job.solve.deterministic)
+        operator = CovarianceOperator(form, job.theta, job.rows, None, torch.float64, job.direct.workspace, orders)
+        solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor)
+        stopping = mean_goal(solves.system, job.solve.tolerance)
         solution = solves.solve(job.residual, stopping.goal, limits=limits)
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:
         if _float64_factor(plan) is None or limits.out_of_time():
@@ -236,16 +216,16 @@ def _hand_over(job: _Job, **why: Any) -> tuple[Factor, Tensor, None]:
     warnings.warn(str(event), FlashGPWarning, stacklevel=7)
     job.report.route, job.report.dtype = price.route, price.dtype
     job.report.predicted_bytes, job.report.predicted_seconds = price.peak_bytes, price.seconds
-    job.settings.dtype = torch.float64
-    job.settings.jitters.clear()
-    job.settings.workspace.budget_bytes = allowed_bytes(price.peak_bytes)
+    job.direct.dtype = torch.float64
+    job.direct.jitters.clear()
+    job.direct.workspace.budget_bytes = allowed_bytes(price.peak_bytes)
     return *_solve(job), None
 
 
 def _solve(job: _Job) -> tuple[Factor, Tensor]:
     """Factor, representer weights, and the certificate: a float64 residual and the bound on the mean's error."""
-    settings, rows, theta, report = job.settings, job.rows, job.theta, job.report
-    form, residual, noise = job.gp.kernel.form, job.residual, job.noise
+    settings, rows, theta, report = job.direct, job.rows, job.theta, job.report
+    form, residual, noise = job.prior.kernel.form, job.residual, job.noise
     factor = factorise_covariance(settings, form, theta, rows, noise)
     if residual.numel() == 0:  # a batch of no models
         return factor, residual
@@ -266,7 +246,9 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
     per_residual = math.sqrt(largest / smallest) * norm if smallest > 0 else math.inf
     target = 0.0
     if single:
-        target = min(1e-6, job.tolerance * math.sqrt(smallest) / per_residual) if 0 < per_residual < math.inf else 1e-6
+        target = (
+            min(1e-6, job.solve.tolerance * math.sqrt(smallest) / per_residual) if 0 < per_residual < math.inf else 1e-6
+        )
     weights, relative, steps = refine(solve, multiply, residual, target, limit=12 if single else 0)
     report.relative_residual = relative
     report.error_bound = relative * per_residual if per_residual < math.inf else None
@@ -283,15 +265,16 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
     return factor, weights
 
 
-def _solve_with_graph(
-    settings: DirectSettings, gp: GP, rows: Rows, theta: tuple[Tensor, ...], residual: Tensor, noise: Tensor
-) -> tuple[Factor, Tensor]:
+def _solve_with_graph(job: _Job) -> tuple[Factor, Tensor]:
     """The same in autograd: the matrix has a closed-form pullback, the factorisation is torch's."""
-    matrix = CovarianceOperator(gp.kernel.form, theta, rows, None, settings.dtype, settings.workspace).to_dense()
-    matrix = matrix + torch.diag_embed(noise.to(matrix.dtype).expand(*matrix.shape[:-1]))
-    factor = factorise_keeping(matrix, settings.jitter, repair=settings.repair)
-    settings.jitters += factor.attempts
-    weights = torch.cholesky_solve(residual.to(matrix.dtype), factor.lower).double()
+    direct = job.direct
+    matrix = CovarianceOperator(
+        job.prior.kernel.form, job.theta, job.rows, None, direct.dtype, direct.workspace
+    ).to_dense()
+    matrix = matrix + torch.diag_embed(job.noise.to(matrix.dtype).expand(*matrix.shape[:-1]))
+    factor = factorise_keeping(matrix, direct.jitter, repair=direct.repair)
+    direct.jitters += factor.attempts
+    weights = torch.cholesky_solve(job.residual.to(matrix.dtype), factor.lower).double()
     return factor, weights
 
 

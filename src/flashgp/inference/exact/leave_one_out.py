@@ -6,12 +6,15 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.errors import DomainError
 from flashgp.inference.exact.likelihood import LOG_2PI
-from flashgp.inference.exact.replicates import Replicates
+from flashgp.inference.replicates import Replicates
+from flashgp.inference.state import State
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
-__all__ = ["LeaveOneOut", "left_out"]
+__all__ = ["LeaveOneOut", "leave_one_out"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,26 @@ class LeaveOneOut:
     log_prob: Float[Tensor, "*shape"]
 
 
-def left_out(
+@deterministic_where(lambda state: state.settings.deterministic)
+def leave_one_out(state: State) -> LeaveOneOut:
+    """See `Posterior.leave_one_out`."""
+    if not state.count:
+        empty = state.y.new_zeros(state.y.shape)
+        return LeaveOneOut(empty, empty, empty)
+    if state.factor is None:
+        raise DomainError(
+            f"`leave_one_out` needs a factor of all {state.distinct:,} rows, got a posterior by iterative solves; "
+            "condition with a larger memory=, or with dtype=torch.float32, which takes half of what float64 takes"
+        )
+    outputs = state.prior.outputs
+    y = state.y.to(torch.float64)
+    y = y if outputs is not None else y.unsqueeze(-1)
+    parts = _left_out(state.factor, state.representer_weights, y, state.replicates)
+    shaped = (part if outputs is not None else part.squeeze(-1) for part in parts)
+    return LeaveOneOut(*(part.to(state.result_dtype) for part in shaped))
+
+
+def _left_out(
     factor: TriangularFactor,
     weights: Float64[Tensor, "*batch u p"],
     y: Float64[Tensor, "*points n p"],

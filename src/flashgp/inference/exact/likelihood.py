@@ -22,12 +22,20 @@ from torch.autograd.function import once_differentiable
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.exact.small import SmallLikelihood
+from flashgp.inference.exact.small import SmallLikelihood, SmallModel, small_likelihood
+from flashgp.inference.prior import Prior
+from flashgp.inference.threads import one_thread
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, NumpyPairs, RowArrays
 from flashgp.solvers.direct.cholesky import Factor, factorise
 
-__all__ = ["DirectSettings", "factorise_covariance", "log_marginal_likelihood", "value_and_gradients"]
+__all__ = [
+    "DirectSettings",
+    "evaluate_likelihood",
+    "factorise_covariance",
+    "log_marginal_likelihood",
+    "value_and_gradients",
+]
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -47,6 +55,20 @@ class DirectSettings:
     workspace: Workspace = field(default_factory=Workspace)
     jitters: list[float] = field(default_factory=list)
     most_jitter: float = math.inf
+
+
+def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
+    """The log marginal likelihood of checked data, (*batch,), nats, differentiable once in parameters, x and y."""
+    with one_thread(x.shape[-2] * x.shape[:-2].numel()):
+        value = None
+        if settings.dtype == torch.float64 and not settings.jitter and torch.is_grad_enabled():
+            small = SmallModel.of(prior, x, y)
+            value = None if small is None else small_likelihood(small)
+        if value is None:
+            residual, noise, rows, theta = prior.likelihood_inputs(x, y)
+            value = log_marginal_likelihood(settings, prior.kernel.form, theta, rows, residual, noise)
+        beyond = prior.beyond_matrix(x.device)
+        return value if beyond is None else value + beyond
 
 
 def factorise_covariance(

@@ -21,11 +21,13 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.workspace import Workspace
-from flashgp.kernels.base import Kernel, Leaf, Product, Scaled, Sum
+from flashgp.inference.numpy_prior import collect_leaves, is_plain
+from flashgp.inference.prior import Prior
+from flashgp.kernels.base import Leaf
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, TITLE, NumpyPairs, RowArrays
 
-__all__ = ["SmallLikelihood", "SmallModel", "is_plain", "small_leaves", "small_likelihood"]
+__all__ = ["SmallLikelihood", "SmallModel", "small_likelihood"]
 
 Array = numpy.ndarray
 MAX_SCIPY_ROWS = 64  # above, LAPACK is torch's: quicker there, and one pool of threads instead of two
@@ -122,8 +124,8 @@ class SmallModel:
     Cost of a call: n^3 flops and a few dozen NumPy calls.
     """
 
-    def __init__(self, gp: Any, x: Array, y: Array, leaves: list[Leaf], theta: list[Parameter]) -> None:
-        self.form = _shared(gp.kernel.form)
+    def __init__(self, prior: Prior, x: Array, y: Array, leaves: list[Leaf], theta: list[Parameter]) -> None:
+        self.form = _shared(prior.kernel.form)
         self.x, self.y = x, y
         raws: dict[Parameter, _Raw] = {}
 
@@ -141,8 +143,8 @@ class SmallModel:
             for leaf in leaves
         ]
         self.theta = [raw_of(p) for p in theta]
-        likelihood = gp.likelihood
-        self.mean = raw_of(gp.mean.value) if isinstance(gp.mean, Constant) else None
+        likelihood = prior.likelihood
+        self.mean = raw_of(prior.mean.value) if isinstance(prior.mean, Constant) else None
         noise = likelihood.noise_variance
         self.noise = None if noise is None else raw_of(noise)
         weight, known = likelihood.row_weight, likelihood.row_variance
@@ -150,27 +152,31 @@ class SmallModel:
         self.known: Any = 0.0 if known is None else known.numpy()
 
     @classmethod
-    def of(cls, gp: Any, x: Tensor, y: Tensor) -> "SmallModel | None":
-        """The small model of a GP and checked data, or None."""
+    def of(cls, prior: Prior, x: Tensor, y: Tensor) -> "SmallModel | None":
+        """The small model of a prior and checked data, or None."""
         n = x.shape[-2]
         if not (0 < n <= MAX_NUMPY_ROWS and x.dim() == 2 and x.device.type == "cpu" and not x.requires_grad):
             return None
-        if y.requires_grad or y.dim() != (1 if gp.outputs is None else 2) or type(gp.mean) not in (Zero, Constant):
+        if (
+            y.requires_grad
+            or y.dim() != (1 if prior.outputs is None else 2)
+            or type(prior.mean) not in (Zero, Constant)
+        ):
             return None
         leaves: list[Leaf] = []
         theta: list[Parameter] = []
-        if not _collect(gp.kernel, leaves, theta, x):
+        if not collect_leaves(prior.kernel, leaves, theta, x):
             return None
-        likelihood = gp.likelihood
+        likelihood = prior.likelihood
         for rows in (likelihood.row_weight, likelihood.row_variance):
             if rows is not None and rows.shape != (n,):
                 return None
         parameters = [*theta, *(p for k in leaves for p in k.children() if isinstance(p, Parameter))]
-        parameters += [p for p in (getattr(gp.mean, "value", None), likelihood.noise_variance) if p is not None]
+        parameters += [p for p in (getattr(prior.mean, "value", None), likelihood.noise_variance) if p is not None]
         if not all(is_plain(p) for p in parameters):
             return None
         targets = y.detach().numpy().astype(numpy.float64, copy=False)
-        return cls(gp, x.detach().numpy().astype(numpy.float64, copy=False), targets.reshape(n, -1), leaves, theta)
+        return cls(prior, x.detach().numpy().astype(numpy.float64, copy=False), targets.reshape(n, -1), leaves, theta)
 
     def __call__(self, workspace: Workspace | None = None) -> tuple[float, dict[Parameter, Array]] | None:
         """(log marginal likelihood, gradient by every parameter's raw value), eqs. (M-33), (M-34).
@@ -220,38 +226,6 @@ class SmallModel:
 def _shared(form: Form) -> Form:
     """One object for all equal forms: what is looked up by form is then found without comparing formulas."""
     return form
-
-
-def small_leaves(kernel: Kernel, x: Tensor) -> list[Leaf] | None:
-    """The leaves of a kernel in the order of its form; None where one of them states no small features."""
-    leaves: list[Leaf] = []
-    return leaves if _collect(kernel, leaves, [], x) else None
-
-
-def _collect(kernel: Kernel, leaves: list[Leaf], theta: list[Parameter], x: Tensor) -> bool:
-    """Leaves and profile parameters in the order of the form; False when a kernel states no small features."""
-    if isinstance(kernel, Scaled):
-        theta.append(kernel.variance)
-        return _collect(kernel.kernel, leaves, theta, x)
-    if isinstance(kernel, Sum | Product):
-        return all(_collect(part, leaves, theta, x) for part in kernel.parts)
-    if not isinstance(kernel, Leaf) or type(kernel).small_features is Leaf.small_features:
-        return False
-    kernel.select(x)  # refuses what does not fit
-    leaves.append(kernel)
-    theta += kernel._profile_parameters()
-    return True
-
-
-def is_plain(parameter: Parameter) -> bool:
-    """One model's float64 values on the CPU, not seen through a functional transform."""
-    raw = parameter.raw
-    return (
-        raw.dtype == torch.float64
-        and raw.device.type == "cpu"
-        and raw.dim() <= parameter.event_dim
-        and not torch._C._functorch.is_functorch_wrapped_tensor(raw)
-    )
 
 
 def small_likelihood(model: SmallModel) -> Tensor | None:

@@ -10,7 +10,7 @@ The factor of the posterior is shared and never written; points that several mem
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -23,14 +23,11 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.inference.online.update import like_own
-from flashgp.inference.online.window import whitened_by
+from flashgp.inference.state import State
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.variances import STRIP_BYTES
 from flashgp.solvers.growing.panels import PIVOT
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = ["Fantasies", "FantasyPrediction", "fantasize"]
 
@@ -58,7 +55,7 @@ class Fantasies:
 
     def __init__(
         self,
-        posterior: "Posterior",
+        posterior: State,
         x: Float[Tensor, "*b q d"],
         y: Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"],
         half: Float64[Tensor, "u n"] | None,
@@ -73,7 +70,7 @@ class Fantasies:
         self._whitened, self._scores = whitened, scores  # z, (n, p); u_b, (*s, B, q, p)
 
     @exact_precision
-    @deterministic_where(lambda self, x_test: self.posterior.choice.deterministic)
+    @deterministic_where(lambda self, x_test: self.posterior.settings.deterministic)
     def predict(self, x_test: Any) -> FantasyPrediction:
         """The posteriors of all members at x_test: (m, d), points that they share, or (*b, m, d), their own.
 
@@ -103,13 +100,13 @@ class Fantasies:
             along = -2 if shared else -3
             mean = torch.cat(means, along) if len(means) > 1 else means[0]
             variance = torch.cat(variances, -1 if shared else -2) if len(variances) > 1 else variances[0]
-            prior = evaluate_mean(post.gp.mean, points, post.gp.outputs)
-            prior = prior if post.gp.outputs is not None else prior.unsqueeze(-1)
+            prior = evaluate_mean(post.prior.mean, points, post.prior.outputs)
+            prior = prior if post.prior.outputs is not None else prior.unsqueeze(-1)
             mean = (mean + prior).unflatten(-3, batch) if batch else (mean + prior).squeeze(-3)
             variance = variance.clamp_min(0.0).reshape(*batch, m)
-            noise = post.gp.likelihood.variance(post.x.device)
+            noise = post.prior.likelihood.variance(post.x.device)
             observed = variance + noise
-            if post.gp.outputs is None:
+            if post.prior.outputs is None:
                 mean = mean.squeeze(-1)
             else:
                 variance, observed = variance.unsqueeze(-1), observed.unsqueeze(-1)
@@ -134,16 +131,16 @@ class Fantasies:
 
     def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
         """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
-        post, form = self.posterior, self.posterior.gp.kernel.form
+        post, form = self.posterior, self.posterior.prior.kernel.form
         own, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
-        rows = post.gp.kernel.rows(points)
-        between = CovarianceOperator(form, post.theta, post.gp.kernel.rows(own), rows, F64).to_dense()
+        rows = post.prior.kernel.rows(points)
+        between = CovarianceOperator(form, post.theta, post.prior.kernel.rows(own), rows, F64).to_dense()
         variance = CovarianceOperator(form, post.theta, rows, None, F64).diagonal()
         mean: Tensor | float = 0.0
         if self._half is not None:
             flat = points.reshape(-1, points.shape[-1])
-            half = _solved(post, post.gp.kernel.rows(flat))  # (points, n)
+            half = _solved(post, post.prior.kernel.rows(flat))  # (points, n)
             half = half.reshape(*points.shape[:-1], -1)
             variance = variance - half.square().sum(-1)
             mean = half @ self._whitened
@@ -161,13 +158,13 @@ class Fantasies:
         return _of_members(self._half, self._place, self.x.shape[-2], mine)
 
     def __repr__(self) -> str:
-        shape = " x ".join(map(str, (*self.y.shape[: self.y.dim() - (2 if self.posterior.gp.outputs else 1)],)))
+        shape = " x ".join(map(str, (*self.y.shape[: self.y.dim() - (2 if self.posterior.prior.outputs else 1)],)))
         return f"Fantasies: {shape or '1'} of {self.x.shape[-2]:,} rows beside {self.posterior.count:,}"
 
 
 @exact_precision
-@deterministic_where(lambda post, *_: post.choice.deterministic)
-def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
+@deterministic_where(lambda post, *_: post.settings.deterministic)
+def fantasize(post: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     """See `Posterior.fantasize`."""
     x = check_points(like_own(x, "x", post.x), "x", like=post.x).clone()  # read again by predictions
     if (y is None) == (samples is None):
@@ -183,7 +180,7 @@ def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int 
             f"`posterior` must have a float64 factor for fantasies, got the route {post.report.route!r}; condition "
             'with dtype=torch.float64, or solver="cholesky" and a larger memory='
         )
-    outputs, batch, (q, d) = post.gp.outputs, x.shape[:-2], x.shape[-2:]
+    outputs, batch, (q, d) = post.prior.outputs, x.shape[:-2], x.shape[-2:]
     if y is not None:
         y = check_targets(like_own(y, "y", post.y), "y", x, outputs).clone()
         tail = 1 if outputs is None else 2
@@ -200,8 +197,8 @@ def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int 
                 flat, place = torch.unique(flat, dim=0, return_inverse=True)
                 place = None if len(flat) == members.shape[0] * q else place
                 flat = flat if place is not None else x.reshape(-1, d)
-            half = _solved(post, post.gp.kernel.rows(flat))
-            kept = whitened_by(post.factor, post.learned.whitened)
+            half = _solved(post, post.prior.kernel.rows(flat))
+            kept = post.whitened_residual
             whitened = post.factor.half_solve(post.residual) if kept is None or graph else kept
         lower, mean = _corners(post, members, half, place, whitened)
         if samples is not None:
@@ -219,7 +216,7 @@ def fantasize(post: "Posterior", x: Any, y: Any, samples: int | None, seed: int 
     return Fantasies(post, x, y, half, place, lower, whitened, scores)
 
 
-def _solved(post: "Posterior", rows: Rows) -> Tensor:
+def _solved(post: State, rows: Rows) -> Tensor:
     """(L^-1 K_o*)^T for k rows, (k, n) or as long as half solves are, strip by strip where no graph is wanted."""
     assert post.factor is not None
     if torch.is_grad_enabled():
@@ -242,18 +239,18 @@ def _of_members(half: Tensor, place: Tensor | None, q: int, mine: slice) -> Tens
 
 
 def _corners(
-    post: "Posterior", members: Tensor, half: Tensor | None, place: Tensor | None, whitened: Tensor
+    post: State, members: Tensor, half: Tensor | None, place: Tensor | None, whitened: Tensor
 ) -> tuple[Tensor, Tensor]:
     """C_b, (B, q, q), and the mean of the posterior at each member's rows, (B, q, p).
 
     Raises: NotPositiveDefiniteError for a member with a row that others determine up to rounding.
     """
-    gp, (count, q, _) = post.gp, members.shape
-    mean = evaluate_mean(gp.mean, members, gp.outputs)
-    mean = mean if gp.outputs is not None else mean.unsqueeze(-1)
-    mean = mean.expand(count, q, gp.outputs or 1)
-    corner = CovarianceOperator(gp.kernel.form, post.theta, gp.kernel.rows(members), None, F64).to_dense()
-    noise = gp.likelihood.variance(post.x.device)
+    prior, (count, q, _) = post.prior, members.shape
+    mean = evaluate_mean(prior.mean, members, prior.outputs)
+    mean = mean if prior.outputs is not None else mean.unsqueeze(-1)
+    mean = mean.expand(count, q, prior.outputs or 1)
+    corner = CovarianceOperator(prior.kernel.form, post.theta, prior.kernel.rows(members), None, F64).to_dense()
+    noise = prior.likelihood.variance(post.x.device)
     corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=post.x.device)
     own = corner.detach().diagonal(dim1=-2, dim2=-1)
     if half is not None:

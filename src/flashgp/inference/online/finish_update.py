@@ -5,14 +5,14 @@ Some rows of L L^T and of L z are held against K and r, taking turns:
     |L L^T - K|_ij / (|L| |L|^T)_ij  and  |r - L z|_i / (|L| |z| + |r|)_i                              (M-113)
 
 Every update looks at four rows among themselves, on an accelerator every fourth at sixteen; one that only appends a
-row, at one row beside the new one (online_row.py). Where they show more than rounding, the factor is made anew.
+row, at one row beside the new one (one_point.py). Where they show more than rounding, the factor is made anew.
 """
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -21,22 +21,21 @@ from torch import Tensor
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.counters import CHECKED_ROWS, UPDATE
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
-from flashgp.inference.exact.replicates import Replicates
-from flashgp.inference.gp import GP
-from flashgp.inference.online.window import whitened_by
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import Replicates
+from flashgp.inference.state import UPDATE, State, UpdateState
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.growing.window import WindowFactor
 
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
-
-__all__ = ["LEAST", "Looked", "State", "Table", "ended"]
+__all__ = ["LEAST", "Looked", "Outcome", "Table", "ended"]
 
 F64 = torch.float64
 LEAST = torch.finfo(F64).tiny
+# Rows of the factor and of L z that are checked in every so many updates: a few in each, so that all steps take the
+# same; where a device would be waited for, more of them and seldom.
+CHECKED_ROWS, CHECK_EVERY = 16, 4
 DRIFT = 100.0  # times sqrt(n) eps: a backward error beyond it is not that of a fresh factor
 
 
@@ -58,12 +57,12 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """What an update has made. Fields: gp, x, y and rows of the posterior to be; table; factor; whitened, L^-1 of its
+class Outcome:
+    """What an update has made. Fields: prior, x, y and rows of the state to be; table; factor; whitened, L^-1 of its
     residual, None where the factor has it; appended, dropped, how many rows came and went; known, the rows in the
     factor of a window, else None."""
 
-    gp: GP
+    prior: Prior
     x: Tensor
     y: Tensor
     rows: Rows
@@ -86,16 +85,16 @@ class Looked:
 
 
 def ended(
-    post: "Posterior",
-    state: State,
+    post: State,
+    state: Outcome,
     covariance: Callable[[Rows, Rows], Tensor],
     workspace: Workspace,
     started: float,
     looked: Looked | None = None,
-) -> "Posterior":
+) -> State:
     """The posterior after an update of `post`, looked at where it is time for that, or where the update has not."""
-    before, learned, n = post.report, post.learned, state.rows.count
-    if looked is None and (checked := learned.looked_at(n, state.x.device)) is not None:
+    before, learned, n = post.report, post.online, state.rows.count
+    if looked is None and (checked := _checked_rows(learned, n, state.x.device)) is not None:
         looked = _looked(state, checked, covariance)
     anew = looked is not None and not looked.drift <= DRIFT * n**0.5 * torch.finfo(F64).eps
     if looked is not None and anew:
@@ -103,7 +102,7 @@ def ended(
         looked = _looked(state, slice(0, min(CHECKED_ROWS, n)), covariance)
     learned = replace(
         learned, appended=learned.appended + state.appended, dropped=learned.dropped + state.dropped,
-        refactorised=learned.refactorised + anew, whitened=state.whitened, known=state.known,
+        refactorised=learned.refactorised + anew, known=state.known,
         updates=learned.updates + 1 if looked is None else 0, turn=learned.turn if looked is None else looked.turn,
     )  # fmt: skip
     report = Report(
@@ -113,31 +112,40 @@ def ended(
         events=[*(event for event in before.events if event.stage != UPDATE), learned.event],
     )  # fmt: skip
     report.seconds = time.perf_counter() - started
-    after = type(post)(
-        state.gp, state.x, state.y, state.rows, post.theta, state.factor, None, state.table.residual, report,
-        replicates=state.table.replicates, choice=post.choice, learned=learned,
+    after = State(
+        state.prior, state.x, state.y, state.rows, post.theta, state.table.residual, state.factor, report,
+        whitened=state.whitened, replicates=state.table.replicates, settings=post.settings, online=learned,
     )  # fmt: skip
-    if state.gp is post.gp and state.table.replicates is post.replicates:
-        after.take_prior(post)
+    if state.prior is post.prior and state.table.replicates is post.replicates:
+        after.cache.numpy_prior = post.cache.numpy_prior
     return after
 
 
-def _made_anew(post: "Posterior", state: State, workspace: Workspace) -> State:
+def _checked_rows(online: UpdateState, count: int, device: torch.device) -> slice | None:
+    """The rows, of so many, that this update checks; None where it does not."""
+    every, rows = (1, CHECKED_ROWS // CHECK_EVERY) if device.type == "cpu" else (CHECK_EVERY, CHECKED_ROWS)
+    if online.updates + 1 < every:
+        return None
+    start = online.turn if online.turn < count else 0
+    return slice(start, min(start + rows, count))
+
+
+def _made_anew(post: State, state: Outcome, workspace: Workspace) -> Outcome:
     """With a fresh factor of the same rows."""
-    gp, table = state.gp, state.table
+    prior, table = state.prior, state.table
     noise = table.noise - state.factor.jitter
     settings = DirectSettings(
-        TorchTiles(), F64, None, repair=lambda: gp.repairable(state.x, state.y), workspace=workspace
+        TorchTiles(), F64, None, repair=lambda: prior.repairable(state.x, state.y), workspace=workspace
     )
-    factor = PanelFactor.of(factorise_covariance(settings, gp.kernel.form, post.theta, state.rows, noise))
+    factor = PanelFactor.of(factorise_covariance(settings, prior.kernel.form, post.theta, state.rows, noise))
     table = replace(table, noise=noise + factor.jitter)
     return replace(state, table=table, factor=factor, whitened=factor.half_solve(table.residual), known=None)
 
 
-def _looked(state: State, checked: slice, covariance: Callable[[Rows, Rows], Tensor]) -> Looked:
+def _looked(state: Outcome, checked: slice, covariance: Callable[[Rows, Rows], Tensor]) -> Looked:
     """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113)."""
     some = state.rows.part(checked.start, checked.stop)
-    whitened = whitened_by(state.factor, state.whitened)
+    whitened = state.factor.whitened if isinstance(state.factor, WindowFactor) else state.whitened
     assert whitened is not None
     lower, matrix = _at_hand(state.factor.some_rows(checked.start, checked.stop)), _at_hand(covariance(some, some))
     residual, noise, z = (_at_hand(t) for t in (state.table.residual, state.table.noise, whitened))

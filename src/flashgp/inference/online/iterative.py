@@ -12,7 +12,6 @@ from there; the report says so. The goal is that of conditioning: a mean within 
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,9 +22,10 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.counters import UPDATE, Learned
-from flashgp.inference.exact.solve import OF_THE_WEIGHTS, PreparedOnce, Solves, iterative_method, mean_goal, record
-from flashgp.inference.exact.system import CovarianceSystem
+from flashgp.inference.exact.solve import OF_THE_WEIGHTS, mean_goal, record
+from flashgp.inference.solves import PreparedOnce, Solves, iterative_method
+from flashgp.inference.state import UPDATE, State, UpdateState
+from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import Orders
 from flashgp.operators.stored import BorderedTiles
@@ -38,9 +38,6 @@ from flashgp.solvers.iterative.contract import Limits, Solution
 from flashgp.solvers.preconditioners.candidate import near_rows
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.low_rank_update import MOST_RANK_GROWTH, carried
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = ["Change", "Updated", "updated_by_solves"]
 
@@ -82,10 +79,10 @@ class Updated:
     weights: Tensor
     solves: Solves
     report: Report
-    learned: Learned
+    learned: UpdateState
 
 
-def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Updated | None:
+def updated_by_solves(post: State, change: Change, learned: UpdateState) -> Updated | None:
     """The weights of the rows there are now, to the tolerance of conditioning.
 
     Args: learned: counts of the rows so far, with this update.
@@ -100,7 +97,8 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
     staying, count = change.staying(n), change.rows.count
     # K of the new rows with all, which everything below begins with.
     border = TorchTiles().block(
-        post.gp.kernel.form, post.theta, change.rows.part(staying, count), change.rows, dtype=F64, workspace=workspace
+        post.prior.kernel.form, post.theta, change.rows.part(staying, count), change.rows, dtype=F64,
+        workspace=workspace,
     ).expand(count - staying, count)  # fmt: skip
     _refuse_overflow(border)
     events: list[Event] = []
@@ -125,7 +123,7 @@ def updated_by_solves(post: "Posterior", change: Change, learned: Learned) -> Up
         usual = post.report.iterations
     if _near_rows_were_kept(old):
         usual = None  # it was of another preconditioner than the one that is carried over
-    stopping = mean_goal(system, post.choice.tolerance)
+    stopping = mean_goal(system, post.settings.tolerance)
     solution: Solution | None = None
     anew = not limited
     if limited:
@@ -178,7 +176,7 @@ def _ended_early(event: Event) -> bool:
     return event.kind is EventKind.SOLVE_ENDED and not event.stage and event.fields["reason"] in ENDED_EARLY
 
 
-def _prepared(post: "Posterior") -> str:
+def _prepared(post: State) -> str:
     return "the factor" if post.factor is not None else "the preconditioner"
 
 
@@ -191,11 +189,11 @@ def _together(first: Solution, last: Solution) -> Solution:
 
 # -- the system -----------------------------------------------------------------------------------------------------
 def _system(
-    post: "Posterior", old: Solves, change: Change, border: Tensor, workspace: Workspace, events: list[Event]
+    post: State, old: Solves, change: Change, border: Tensor, workspace: Workspace, events: list[Event]
 ) -> CovarianceSystem:
     """A of the rows there are now; on the stored tiles of the old one while few rows are foreign to them."""
-    orders = Orders(deterministic=post.choice.deterministic)
-    operator = CovarianceOperator(post.gp.kernel.form, post.theta, change.rows, None, F64, workspace, orders)
+    orders = Orders(deterministic=post.settings.deterministic)
+    operator = CovarianceOperator(post.prior.kernel.form, post.theta, change.rows, None, F64, workspace, orders)
     if not old.system.stored:
         return CovarianceSystem(operator, change.noise)
     tiles = old.system.tiles_of(change.kept, border.to(F32))
@@ -254,13 +252,13 @@ def _refuse_repeats(system: CovarianceSystem, border: Tensor, staying: int) -> N
 
 
 # -- what is carried over -------------------------------------------------------------------------------------------
-def _factor(post: "Posterior", change: Change, border: Tensor, workspace: Workspace) -> PanelFactor:
+def _factor(post: State, change: Change, border: Tensor, workspace: Workspace) -> PanelFactor:
     """The float32 factor after the update, eqs. (M-111) and (M-112). Raises: NotPositiveDefiniteError."""
     assert post.factor is not None
     factor, appended = PanelFactor.of(post.factor), len(border)
     if change.kept is not None:
         factor = factor.part(
-            change.kept, change.added, spare=appended, compiled=not post.choice.deterministic, workspace=workspace
+            change.kept, change.added, spare=appended, compiled=not post.settings.deterministic, workspace=workspace
         )
     if not appended:
         return factor
@@ -272,9 +270,7 @@ def _factor(post: "Posterior", change: Change, border: Tensor, workspace: Worksp
     return factor.bordered(border[:, :staying], corner.to(factor.dtype), workspace, least=least)[0]
 
 
-def _carried_over(
-    post: "Posterior", old: Solves, change: Change, border: Tensor, system: CovarianceSystem
-) -> Solves | None:
+def _carried_over(post: State, old: Solves, change: Change, border: Tensor, system: CovarianceSystem) -> Solves | None:
     """Conjugate gradients with their preconditioner carried over; None where there is none that could be."""
     ready = old.method.ready
     staying, device = change.staying(post.distinct), change.noise.device
@@ -300,7 +296,7 @@ def _near_rows_were_kept(old: Solves) -> bool:
 
 
 def _low_rank(
-    post: "Posterior",
+    post: State,
     low: LowRank,
     anchors: Rows,
     change: Change,
@@ -315,7 +311,7 @@ def _low_rank(
     fresh = torch.cat([grown.nonzero()[:, 0], torch.arange(staying, count, device=grown.device)])
     if low.basis.foreign + len(fresh) > FOREIGN_SHARE * count or low.rank > count:
         return None
-    form = post.gp.kernel.form
+    form = post.prior.kernel.form
     cross = TorchTiles().block(form, post.theta, change.rows.take(fresh), anchors, dtype=F64)
     diagonal = system.diagonal()[fresh]
     made_with = low.basis.base.shape[1]

@@ -2,13 +2,12 @@
 
 A posterior of n rows takes one by a triangular solve, n^2 flops, and some n numbers. Up to a few thousand rows the
 calls around it weigh as much, so that here they are NumPy's and BLAS's, on what the prior looked up once
-(plain_prior.py). What is not that simple goes the general way (online.py), which gives the same numbers up to rounding.
+(numpy_prior.py). What is not that simple goes the general way (update.py), which gives the same numbers up to rounding.
 """
 
 import math
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -16,16 +15,13 @@ from torch import Tensor
 
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.counters import CHECKED_ROWS
-from flashgp.inference.numpy_prior import TITLE, PlainPrior
-from flashgp.inference.online.finish_update import Looked, State, Table, ended
+from flashgp.inference.numpy_prior import TITLE, NumpyPrior
+from flashgp.inference.online.finish_update import CHECKED_ROWS, Looked, Outcome, Table, ended
+from flashgp.inference.state import State
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.growing.window import WindowFactor
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = ["appended_row"]
 
@@ -33,23 +29,22 @@ F64 = torch.float64
 LEAST_NORM = 2.0**-500
 
 
-def appended_row(post: "Posterior", x: Any, y: Any) -> "Posterior | None":
+def appended_row(post: State, x: Any, y: Any) -> State | None:
     """The posterior with one more row, as `Posterior.append`; None where `x`, `y` or the posterior ask for more care.
 
     Raises: NotPositiveDefiniteError as `append`.
     Cost: n^2 flops and some fifty calls.
     """
     started = time.perf_counter()
-    prior, factor = post.plain_prior, post.factor
+    prior, factor = post.numpy_prior, post.factor
     if prior is None or factor is None or isinstance(factor, WindowFactor) or not _as_usual():
         return None
     given, panels = _row(post, x, y), PanelFactor.of(factor)
     if given is None or panels.dtype != F64 or not panels.takes_vectors:
         return None
-    z = post.learned.whitened
+    z = post.whitened_residual
     if z is None:  # the first row after conditioning: kept, since others may be joined to the same posterior
-        z = panels.half_solve(post.residual)
-        post.learned = replace(post.learned, whitened=z)
+        z = post.cache.whitened = panels.half_solve(post.residual)
     with quiet_openblas(), numpy.errstate(all="ignore"):  # what is not finite is refused by its pivot
         return _appended(post, prior, panels, z, *given, started)
 
@@ -59,7 +54,7 @@ def _as_usual() -> bool:
     return not (torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"))
 
 
-def _row(post: "Posterior", x: Any, y: Any) -> tuple[Array, Array] | None:
+def _row(post: State, x: Any, y: Any) -> tuple[Array, Array] | None:
     """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
     row, target = _alike(x, post.x.numpy()), _alike(y, post.y.numpy())
     if row is None or target is None:
@@ -81,8 +76,8 @@ def _alike(value: Any, own: Array) -> Array | None:
 
 
 def _appended(
-    post: "Posterior", prior: PlainPrior, factor: PanelFactor, z: Tensor, x: Array, y: Array, started: float
-) -> "Posterior":
+    post: State, prior: NumpyPrior, factor: PanelFactor, z: Tensor, x: Array, y: Array, started: float
+) -> State:
     workspace = Workspace()
     workspace.ran(TITLE)
     rows, jitter = post.rows, float(factor.jitter)
@@ -90,7 +85,7 @@ def _appended(
     cross = prior.covariance.block(new, RowArrays.of(rows))[0]
     noise = prior.noise + jitter if jitter else prior.noise
     corner = prior.covariance.corner(new) + float(noise)
-    turn = post.learned.turn if post.learned.turn < len(cross) else 0
+    turn = post.online.turn if post.online.turn < len(cross) else 0
     entry = float(cross[turn])
     factor, root = factor.bordered_by(cross, corner, workspace)  # cross is L^-1 of it now
     own = post.residual.numpy()
@@ -105,7 +100,7 @@ def _appended(
         rows.count + 1, rows.batch, rows.place,
     )  # fmt: skip
     x_all, y_all = _followed(post.x.numpy(), x), _followed(post.y.numpy(), y)
-    state = State(post.gp, x_all, y_all, longer, table, factor, whitened, appended=1)
+    state = Outcome(post.prior, x_all, y_all, longer, table, factor, whitened, appended=1)
 
     def covariance(some: Rows, others: Rows) -> Tensor:
         return prior.block(some, others, workspace)
@@ -113,7 +108,7 @@ def _appended(
     return ended(post, state, covariance, workspace, started, looked)
 
 
-def _looked(post: "Posterior", row: Array, half: Array, entry: float, z: Array, residual: Array) -> Looked:
+def _looked(post: State, row: Array, half: Array, entry: float, z: Array, residual: Array) -> Looked:
     """One row l of the factor beside the new one s, with which its covariance is `entry`, eq. (M-113).
 
     An append changes no row but adds one: l . s sees the errors of that, and l z those of the row itself. Norms stand

@@ -3,8 +3,8 @@
 Appending borders the factor, eq. (M-111); what leaves is taken out by orthogonal transformations, eq. (M-112). The
 whitened residual z = L^-1 r is kept, so that appended rows only add to it. The weights L^-T z wait until they are asked
 for: predictions at a few points take the mean from z. Some rows of the factor are looked at in passing, eq. (M-113)
-(online_ending.py). One row more, the usual step, has a way of its own (online_row.py). Without a float64 factor
-the weights are solved for again (online_solves.py).
+(finish_update.py). One row more, the usual step, has a way of its own (one_point.py). Without a float64 factor
+the weights are solved for again (iterative.py).
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
 noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
@@ -14,7 +14,7 @@ others' mean grows, a diagonal update of the factor.
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -22,26 +22,25 @@ from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
 from flashgp.foundations.contexts import exact_precision, ordinary_tensors
-from flashgp.foundations.determinism import deterministic_where, deterministically
+from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.counters import Learned
-from flashgp.inference.exact.replicates import ReplicatedGaussian, join
-from flashgp.inference.gp import GP
+from flashgp.inference.exact.condition import condition
 from flashgp.inference.numpy_prior import FEW_PAIRS
-from flashgp.inference.online.finish_update import State, Table, ended
+from flashgp.inference.online.finish_update import Outcome, Table, ended
 from flashgp.inference.online.iterative import Change, updated_by_solves
 from flashgp.inference.online.one_point import appended_row
-from flashgp.inference.online.window import moved_window, panels_of, spare_rows, whitened_by
+from flashgp.inference.online.window import moved_window, panels_of, spare_rows
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import join
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.state import State, UpdateState
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
+from flashgp.likelihoods.replicated import ReplicatedGaussian
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.growing.window import WindowFactor
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = [
     "append",
@@ -51,7 +50,6 @@ __all__ = [
     "like_own",
     "replace_rows",
     "slide",
-    "weights_of",
 ]
 
 F64 = torch.float64
@@ -73,7 +71,7 @@ class _New:
 
 
 # -- what users call, behind the methods of Posterior -------------------------------------------------------------
-def append(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+def append(post: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
     """See `Posterior.append`."""
     if row_variance is None and row_weight is None and (one := appended_row(post, x, y)) is not None:
         return one
@@ -81,13 +79,13 @@ def append(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any
     return _updated(post, None, new) if len(new) else post
 
 
-def drop(post: "Posterior", indices: Any) -> "Posterior":
+def drop(post: State, indices: Any) -> State:
     """See `Posterior.drop`."""
     gone = _indices(indices, post.count)
     return _updated(post, gone, None) if len(gone) else post
 
 
-def replace_rows(post: "Posterior", indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+def replace_rows(post: State, indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
     """See `Posterior.replace`."""
     gone, new = _indices(indices, post.count), _checked(post, x, y, row_variance, row_weight)
     if len(gone) != len(new):
@@ -97,7 +95,7 @@ def replace_rows(post: "Posterior", indices: Any, x: Any, y: Any, row_variance: 
     return _updated(post, gone, new) if len(new) else post
 
 
-def slide(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> "Posterior":
+def slide(post: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
     """See `Posterior.slide`."""
     new = _checked(post, x, y, row_variance, row_weight)
     if len(new) > post.count:
@@ -109,7 +107,7 @@ def slide(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
-def _checked(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: Any) -> _New:
+def _checked(post: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> _New:
     """New rows as `condition` takes them; whole numbers become numbers of the posterior's dtype.
 
     Raises: ShapeError, DomainError.
@@ -118,7 +116,7 @@ def _checked(post: "Posterior", x: Any, y: Any, row_variance: Any, row_weight: A
     x = check_points(x, "x", like=post.x)
     if x.dim() != 2:
         raise ShapeError(f"`x` must have shape (k, {post.x.shape[-1]}), got {tuple(x.shape)}; append one table of rows")
-    y = check_targets(y, "y", x, post.gp.outputs)
+    y = check_targets(y, "y", x, post.prior.outputs)
     if y.dim() != post.y.dim():
         raise ShapeError(f"`y` must have {post.y.dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
     return _New(x.detach(), y.detach(), row_variance, row_weight)
@@ -158,7 +156,7 @@ def _indices(indices: Any, n: int) -> Tensor:
     return found
 
 
-def check_updatable(post: "Posterior") -> None:
+def check_updatable(post: State) -> None:
     """Raises: DomainError for a posterior that cannot learn online."""
     if post.differentiable:
         raise DomainError(
@@ -171,11 +169,11 @@ def check_updatable(post: "Posterior") -> None:
 
 
 # -- the update ---------------------------------------------------------------------------------------------------
-@deterministic_where(lambda post, gone, new: post.choice.deterministic)
+@deterministic_where(lambda post, gone, new: post.settings.deterministic)
 @ordinary_tensors
 @exact_precision
 @torch.no_grad()
-def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
+def _updated(post: State, gone: Tensor | None, new: _New | None) -> State:
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
     check_updatable(post)
     few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
@@ -186,32 +184,32 @@ def _updated(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Poste
         return _updated_now(post, gone, new)
 
 
-def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "Posterior":
+def _updated_now(post: State, gone: Tensor | None, new: _New | None) -> State:
     started = time.perf_counter()
     n, device = post.count, post.x.device
     kept = None if gone is None or not len(gone) else _others(gone, n).to(device)
-    gp = _prior_of(post.gp, n, kept, new)
+    prior = _prior_of(post.prior, n, kept, new)
     taken = _taken(n, kept)
     x = _stacked(post.x, taken, None if new is None else new.x)
     y = _stacked(post.y, taken, None if new is None else new.y)
     came, went = 0 if new is None else len(new), 0 if gone is None else len(gone)
     if not post.count or (kept is not None and not len(kept)):
-        return _afresh(post, gp, x, y, post.learned.counted(came, went))
-    table = _table(post, gp, x, y, kept, new)
-    rows_new = None if new is None else post.gp.kernel.rows(new.x)
+        return _afresh(post, prior, x, y, post.online.counted(came, went))
+    table = _table(post, prior, x, y, kept, new)
+    rows_new = None if new is None else post.prior.kernel.rows(new.x)
     if post.float64_factor is None:
         rows = _rows(post.rows, table.kept, rows_new)
-        learned = post.learned.counted(came, went)
+        learned = post.online.counted(came, went)
         change = Change(rows, table.residual, table.noise, table.kept, table.added)
         found = updated_by_solves(post, change, learned)
         if found is None:
             learned = replace(learned, refactorised=learned.refactorised + 1)
-            return _afresh(post, gp, x, y, learned)
-        return type(post)(
-            gp, x, y, rows, post.theta, found.factor, found.weights, table.residual, found.report,
-            replicates=table.replicates, solves=found.solves, choice=post.choice, learned=found.learned,
+            return _afresh(post, prior, x, y, learned)
+        return State(
+            prior, x, y, rows, post.theta, table.residual, found.factor, found.report, found.weights,
+            replicates=table.replicates, solver=found.solves, settings=post.settings, online=found.learned,
         )  # fmt: skip
-    workspace, form, plain = Workspace(), gp.kernel.form, post.plain_prior
+    workspace, form, plain = Workspace(), prior.kernel.form, post.numpy_prior
 
     def covariance(some: Rows, others: Rows) -> Tensor:
         if plain is not None and some.count * others.count <= FEW_PAIRS:
@@ -231,18 +229,18 @@ def _updated_now(post: "Posterior", gone: Tensor | None, new: _New | None) -> "P
         block = None if rows_new is None else covariance(rows_new, rows)
         factor, whitened = _changed(post, table, block, workspace)
     known = None if moved is None else moved.known
-    state = State(gp, x, y, rows, table, factor, whitened, came, went, known)
+    state = Outcome(prior, x, y, rows, table, factor, whitened, came, went, known)
     return ended(post, state, covariance, workspace, started)
 
 
-def _changed(post: "Posterior", table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
+def _changed(post: State, table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
     """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
     appended = 0 if block is None else len(block)
     factor, whitened = panels_of(post, workspace)
     if table.kept is not None:
         spare = spare_rows(len(table.kept), table.leading, factor, appended)
         factor = factor.part(
-            table.kept, table.added, spare=spare, compiled=not post.choice.deterministic, workspace=workspace
+            table.kept, table.added, spare=spare, compiled=not post.settings.deterministic, workspace=workspace
         )
         whitened = None
     staying = factor.count
@@ -258,20 +256,18 @@ def _changed(post: "Posterior", table: Table, block: Tensor | None, workspace: W
     return factor, torch.cat([whitened, more])
 
 
-def _prior_of(gp: GP, n: int, kept: Tensor | None, new: _New | None) -> GP:
+def _prior_of(prior: Prior, n: int, kept: Tensor | None, new: _New | None) -> Prior:
     """The same prior, its likelihood for the rows that there will be; the prior itself where rows are all alike."""
-    likelihood = gp.likelihood
+    likelihood = prior.likelihood
     own = likelihood.row_variance is not None or likelihood.row_weight is not None
     given = new is not None and (new.row_variance is not None or new.row_weight is not None)
     if not (own or given or isinstance(likelihood, ReplicatedGaussian)):
-        return gp
+        return prior
     if kept is not None:
         likelihood = likelihood.rows(kept)
     if new is not None:
         likelihood = likelihood.extended(n if kept is None else len(kept), len(new), new.row_variance, new.row_weight)
-    changed = GP(gp.kernel, gp.mean, likelihood, outputs=gp.outputs)
-    changed._held_names = gp._held_names
-    return changed
+    return prior.with_likelihood(likelihood)
 
 
 def _others(gone: Tensor, n: int) -> Tensor:
@@ -302,40 +298,32 @@ def _rows(own: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
     return own if more is None else own.followed_by(more)
 
 
-def _afresh(post: "Posterior", gp: GP, x: Tensor, y: Tensor, learned: Learned) -> "Posterior":
+def _afresh(post: State, prior: Prior, x: Tensor, y: Tensor, learned: UpdateState) -> State:
     """Nothing is left, the prior or the new rows alone; or what is kept does not go on to these rows."""
-    from flashgp.inference.exact.condition import condition
-
     solver: str | None = None
     dtype: torch.dtype | None = F64
     if post.count and post.float64_factor is None:  # as it was asked for: a float64 factor may not fit
         solver = None if post.plan is None else post.plan.solver
         dtype = None if post.factor is None else torch.float32
-    made = condition(
-        gp, x, y, solver=solver, tolerance=post.choice.tolerance, time_limit=None, memory=None, plan=None,
-        seed=post.choice.seed, deterministic=post.choice.deterministic, progress=None, device=None, dtype=dtype,
-        jitter=None, differentiable=False,
-    )  # fmt: skip
+    made = condition(prior, x, y, ConditionSettings(post.settings, solver=solver, dtype=dtype))
     return carried_on(made, learned)
 
 
-def carried_on(made: "Posterior", learned: Learned) -> "Posterior":
-    """A posterior that was conditioned anew as the continuation of what had been learned before; it says so."""
-    made.learned = replace(
-        learned, turn=0, whitened=None, known=None, usual_iterations=None, made="the factor", last=()
-    )
-    made.report.events.append(made.learned.event)
-    return made
+def carried_on(made: State, learned: UpdateState) -> State:
+    """A state that was conditioned anew as the continuation of what had been learned before; it says so."""
+    online = replace(learned, turn=0, known=None, usual_iterations=None, made="the factor", last=())
+    made.report.events.append(online.event)
+    return replace(made, online=online)
 
 
-def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> Table:
+def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> Table:
     # Solves are of the matrix without the jitter of a factor that helps them.
     device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
     joined = post.replicates
     if joined is None:
-        more = None if new is None else post.gp.residual(new.x, new.y)
+        more = None if new is None else post.prior.residual(new.x, new.y)
         residual = _stacked(post.residual, _taken(post.distinct, kept), more)
-        noise = gp.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
+        noise = prior.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
         return Table(None, residual, noise, kept, None, _leading(post.distinct, kept))
     u, group = post.distinct, joined.group
     stay, added = None, None
@@ -351,14 +339,14 @@ def _table(post: "Posterior", gp: GP, x: Tensor, y: Tensor, kept: Tensor | None,
     distinct = u if stay is None else len(stay)
     if new is not None:
         group = torch.cat([group, torch.arange(distinct, distinct + len(new), device=device)])
-    replicates = join(gp, x, y, group)
+    replicates = join(prior, x, y, group)
     count = len(replicates.x)
     noise = replicates.likelihood.diagonal(count, device).expand(count) + jitter
     if stay is not None:
         growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
         added = torch.where(fewer, growth, 0.0)
     leading = None if stay is not None and bool(fewer.any()) else _leading(u, stay)
-    return Table(replicates, gp.residual(replicates.x, replicates.y), noise, stay, added, leading)
+    return Table(replicates, prior.residual(replicates.x, replicates.y), noise, stay, added, leading)
 
 
 def _leading(count: int, kept: Tensor | None) -> int | None:
@@ -369,17 +357,3 @@ def _leading(count: int, kept: Tensor | None) -> int | None:
         return None
     gone = count - len(kept)
     return gone if not len(kept) or int(kept[0]) == gone else None
-
-
-@ordinary_tensors
-@exact_precision
-@torch.no_grad()
-def weights_of(post: "Posterior") -> Tensor:
-    """L^-T z, what an update left to do until it is asked for. Cost: n^2 flops."""
-    assert post.factor is not None
-    whitened = whitened_by(post.factor, post.learned.whitened)
-    assert whitened is not None
-    with deterministically(post.choice.deterministic), one_thread(0 if post.x.device.type == "cpu" else MANY_ROWS):
-        factor: TriangularFactor = post.factor
-        factor = factor if isinstance(factor, WindowFactor) else PanelFactor.of(factor)
-        return factor.back_solve(whitened)

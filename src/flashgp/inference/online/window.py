@@ -7,7 +7,6 @@ Rows that left stay in the factor for a while, eq. (M-118), so that their featur
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,14 +14,11 @@ from torch import Tensor
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
-from flashgp.solvers.direct.cholesky import TriangularFactor
+from flashgp.inference.state import State
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.growing.window import WindowFactor, room_of
 
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
-
-__all__ = ["Moved", "moved_window", "panels_of", "spare_rows", "whitened_by"]
+__all__ = ["Moved", "moved_window", "panels_of", "spare_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +35,7 @@ class Moved:
 
 
 def moved_window(
-    post: "Posterior",
+    post: State,
     gone: int,
     residual: Tensor,
     noise: Tensor,
@@ -53,11 +49,11 @@ def moved_window(
     Returns: None where another way is needed: few rows, many at once, or new ones that rows which left determine.
     """
     factor, more = post.factor, 0 if new is None else new.count
-    known = post.learned.known
+    known = post.online.known
     if not isinstance(factor, WindowFactor):
         begun = None
         if gone and isinstance(factor, PanelFactor):
-            whitened = post.learned.whitened
+            whitened = post.whitened_residual
             begun = WindowFactor.begun(factor, factor.half_solve(post.residual) if whitened is None else whitened)
         if begun is None:
             return None
@@ -73,7 +69,7 @@ def moved_window(
         corner.diagonal().add_(noise[-more:])
         border = block[:, :held], corner, residual[-more:]
     try:
-        after = factor.moved(gone, *border, compiled=not post.choice.deterministic, workspace=workspace)
+        after = factor.moved(gone, *border, compiled=not post.settings.deterministic, workspace=workspace)
     except NotPositiveDefiniteError as error:
         pivot = error.smallest_pivot
         if not factor.pending + gone or (pivot is not None and not math.isfinite(pivot)):
@@ -82,19 +78,14 @@ def moved_window(
     return Moved(after, known.part(known.count - after.pending - after.count, known.count))
 
 
-def whitened_by(factor: TriangularFactor | None, kept: Tensor | None) -> Tensor | None:
-    """The whitened residual: of a window's factor, which makes it when it is asked for, or what was kept for others."""
-    return factor.whitened if isinstance(factor, WindowFactor) else kept
-
-
-def panels_of(post: "Posterior", workspace: Workspace) -> tuple[PanelFactor, Tensor | None]:
+def panels_of(post: State, workspace: Workspace) -> tuple[PanelFactor, Tensor | None]:
     """The factor as panels of rows, and L^-1 of the residual where it is known for these."""
     factor = post.factor
     assert factor is not None
     if isinstance(factor, WindowFactor):
-        compiled = not post.choice.deterministic
+        compiled = not post.settings.deterministic
         return factor.flushed(compiled=compiled, workspace=workspace), None
-    return PanelFactor.of(factor), post.learned.whitened
+    return PanelFactor.of(factor), post.whitened_residual
 
 
 def spare_rows(count: int, gone: int | None, factor: PanelFactor, default: int) -> int:

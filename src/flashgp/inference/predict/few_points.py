@@ -2,25 +2,21 @@
 
 At one point of a posterior of some thousand rows the arithmetic is a row of covariances and a triangular solve. The
 calls around it weigh as much, so that here they are NumPy's and BLAS's, on what the prior looked up once
-(plain_prior.py). Whatever wants a graph, a plan, a batch, samples or certain bits goes the general way (prediction.py),
+(numpy_prior.py). Whatever wants a graph, a plan, a batch, samples or certain bits goes the general way (prediction.py),
 which gives the same numbers up to rounding.
 """
-
-from typing import TYPE_CHECKING
 
 import numpy
 import torch
 from torch import Tensor
 
-from flashgp.inference.numpy_prior import FEW_PAIRS, PlainPrior
+from flashgp.inference.numpy_prior import FEW_PAIRS, NumpyPrior
+from flashgp.inference.state import State
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.growing.window import WindowFactor
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = ["FewPoints"]
 
@@ -28,19 +24,19 @@ __all__ = ["FewPoints"]
 class FewPoints:
     """Mean and variance at few points. Made by `of`."""
 
-    def __init__(self, post: "Posterior", prior: PlainPrior, x: Tensor) -> None:
+    def __init__(self, post: State, prior: NumpyPrior, x: Tensor) -> None:
         self._post, self._prior = post, prior
         self._rows = prior.rows(x.numpy())
         self._cross = prior.covariance.block(self._rows, RowArrays.of(post.rows))
         self._solved: Array | None = None
 
     @classmethod
-    def of(cls, post: "Posterior", x: Tensor) -> "FewPoints | None":
+    def of(cls, post: State, x: Tensor) -> "FewPoints | None":
         """None for what is not so simple.
 
         Args: x (k, d), checked, on the CPU and without a graph; post, whose factor is float64.
         """
-        prior = post.plain_prior if x.dim() == 2 and len(x) * post.distinct <= FEW_PAIRS else None
+        prior = post.numpy_prior if x.dim() == 2 and len(x) * post.distinct <= FEW_PAIRS else None
         ordinary = type(x) is Tensor and not (torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_neg())
         return cls(post, prior, x) if prior is not None and ordinary and not torch.is_autocast_enabled("cpu") else None
 
@@ -54,7 +50,7 @@ class FewPoints:
 
     def mean(self) -> Tensor:
         """(k, outputs or 1)."""
-        z = self._post.whitened
+        z = self._post.whitened_for_mean
         # As quick as the weights, and what the variance needs.
         found = self._cross @ self._post.representer_weights.numpy() if z is None else self.half @ z.numpy()
         return torch.from_numpy(found + self._prior.mean)

@@ -8,7 +8,7 @@ One solve for all of them; a point then costs O(n). The draw f0 of the prior is 
 import math
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,11 +24,9 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, readable_bytes
 from flashgp.inference.exact.solve import mean_goal
 from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, prior_covariance, prior_draws
+from flashgp.inference.state import State
 from flashgp.means import evaluate_mean
 from flashgp.solvers.direct.cholesky import refine
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = ["Paths", "draw_paths", "draw_seed", "representers"]
 
@@ -45,9 +43,7 @@ class Paths:
     Fields: count; prior_error of the draw of the prior, eq. (M-95), 0 when it is exact; report.
     """
 
-    def __init__(
-        self, posterior: "Posterior", prior: PriorDraws, weights: Tensor | None, count: int, report: Report
-    ) -> None:
+    def __init__(self, posterior: State, prior: PriorDraws, weights: Tensor | None, count: int, report: Report) -> None:
         self.count = count
         self.report = report
         self._posterior = posterior
@@ -60,7 +56,7 @@ class Paths:
         return self._prior.error
 
     @exact_precision
-    @deterministic_where(lambda self, _: self._posterior.choice.deterministic)
+    @deterministic_where(lambda self, _: self._posterior.settings.deterministic)
     def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
         """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
 
@@ -76,13 +72,13 @@ class Paths:
                 f"`x` has batch shape {tuple(x.shape[:-2])}, which does not broadcast with the model's "
                 f"{tuple(post.batch_shape)}; give it the same leading dimensions, or none"
             ) from None
-        outputs = post.gp.outputs
+        outputs = post.prior.outputs
         with torch.set_grad_enabled(torch.is_grad_enabled() and (x.requires_grad or post.differentiable)):
-            mean = evaluate_mean(post.gp.mean, x, outputs)
+            mean = evaluate_mean(post.prior.mean, x, outputs)
             mean = mean if outputs is not None else mean.unsqueeze(-1)
             values = self._prior(x)
             if self._weights is not None:
-                values = values + post.covariance_to(post.gp.kernel.rows(x), torch.float64) @ self._weights
+                values = values + post.covariance_to(post.prior.kernel.rows(x), torch.float64) @ self._weights
             values = values.unflatten(-1, (self.count, outputs or 1)) + mean.unsqueeze(-2)
             values = values.movedim(-2, 0)
         self._note(x)
@@ -91,7 +87,7 @@ class Paths:
     def _note(self, x: Tensor) -> None:
         """What the draw of the prior lacks at these points: in the report, and a warning where it matters."""
         if isinstance(self._prior, FeatureDraws) and self._prior.error is None and x.shape[-2]:
-            self._prior.measure(self._posterior.gp, x.detach())
+            self._prior.measure(self._posterior.prior, x.detach())
             self.report.events.append(self._prior.event)
         missing = self._prior.missing(x)
         if missing <= NOTABLE:
@@ -114,19 +110,19 @@ class Paths:
 
 @ordinary_tensors
 @exact_precision
-@deterministic_where(lambda post, *_: post.choice.deterministic)
-def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -> Paths:
+@deterministic_where(lambda post, *_: post.settings.deterministic)
+def draw_paths(post: State, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`."""
     started = time.perf_counter()
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise DomainError(f"`count` must be a whole number of functions, 0 or more, got {count!r}; for example 64")
     generator = torch.Generator().manual_seed(draw_seed(seed))
-    gp, x = post.gp, post.points
+    gp, x = post.prior, post.points
     outputs = gp.outputs or 1
     report = Report(
         route=post.report.route, device=str(x.device), dtype=post.report.dtype, jitter=post.report.jitter
     )  # fmt: skip
-    report.events += [EVENT] if post.choice.deterministic else []
+    report.events += [EVENT] if post.settings.deterministic else []
     report.predicted_bytes = _checked_bytes(post, count, outputs)
     with torch.set_grad_enabled(post.differentiable):
         prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
@@ -146,7 +142,7 @@ def draw_paths(post: "Posterior", count: int, features: int, seed: int | None) -
     return Paths(post, prior, weights, count, report)
 
 
-def _checked_bytes(post: "Posterior", count: int, outputs: int) -> int:
+def _checked_bytes(post: State, count: int, outputs: int) -> int:
     """What so many functions, a right-hand side per output, take at the peak. Raises: MemoryBudgetError, not free."""
     numbers = FACTOR_NUMBERS if post.solves is None else SOLVE_NUMBERS
     one = 8 * numbers * post.distinct * outputs * max(1, post.batch_shape.numel())
@@ -168,7 +164,7 @@ def draw_seed(seed: int | None) -> int:
     return int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
 
 
-def representers(post: "Posterior", targets: Tensor, tolerance: float = TOLERANCE) -> tuple[Tensor, float | None]:
+def representers(post: State, targets: Tensor, tolerance: float = TOLERANCE) -> tuple[Tensor, float | None]:
     """K^-1 targets, (*batch, n, t), and the relative residual: the one place where draws are solved for.
 
     The residual is taken in float64. Without a float64 factor, by solves to a tolerance in standard deviations of an
@@ -196,15 +192,15 @@ def representers(post: "Posterior", targets: Tensor, tolerance: float = TOLERANC
     if post.differentiable:
         return solve(targets), None
     noise = post.noise.unsqueeze(-1)
-    covariance = prior_covariance(post.gp, post.rows)
+    covariance = prior_covariance(post.prior, post.rows)
     weights, relative, _ = refine(solve, lambda v: covariance @ v + noise * v, targets, 0.0, limit=0)
     return weights, relative
 
 
-def _bound(post: "Posterior", targets: Tensor, relative: float | None) -> float | None:
+def _bound(post: State, targets: Tensor, relative: float | None) -> float | None:
     """How far the relative residual of a solve can move a path at the training rows, eq. (M-37); None without noise."""
     smallest = float(post.noise.detach().min())
     if relative is None or not smallest > 0.0 or targets.numel() == 0:
         return None
-    largest = float(prior_covariance(post.gp, post.rows).diagonal().detach().max())
+    largest = float(prior_covariance(post.prior, post.rows).diagonal().detach().max())
     return relative * math.sqrt(largest / smallest) * float(targets.detach().norm(dim=-2).amax())

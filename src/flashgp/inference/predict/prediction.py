@@ -13,7 +13,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Float64
@@ -29,10 +28,13 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, readable_bytes, readable_seconds
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.exact.solve import Solves
 from flashgp.inference.numpy_prior import TITLE
 from flashgp.inference.predict.few_points import FewPoints
+from flashgp.inference.predict.pricing import price_of
+from flashgp.inference.predict.variance_samples import probes_of
 from flashgp.inference.predict.variance_solves import FLOOR, SHARE, Explained, explained, explained_jointly, strips
+from flashgp.inference.solves import Solves
+from flashgp.inference.state import State
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
@@ -40,9 +42,6 @@ from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import CORRECTION_SECONDS, SAMPLES, strip_points
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = ["Prediction"]
 
@@ -67,7 +66,7 @@ class Prediction:
 
     def __init__(
         self,
-        posterior: "Posterior",
+        posterior: State,
         x: Tensor,
         planner: Callable[[bool | str], ProductPlan] | None = None,
         variance: str = "auto",
@@ -130,7 +129,7 @@ class Prediction:
     @property
     def observation_variance(self) -> Float[Tensor, "*shape"]:
         """Variance of a new observation at x*: variance plus noise_variance."""
-        noise = self._posterior.gp.likelihood.variance(self._x.device)
+        noise = self._posterior.prior.likelihood.variance(self._x.device)
         noise = noise[..., None, None] if self._outputs is not None else noise.unsqueeze(-1)
         return (self.variance.double() + noise).to(self._x.dtype)
 
@@ -200,7 +199,7 @@ class Prediction:
     # -- work ---------------------------------------------------------------------------------------------------
     @property
     def _outputs(self) -> int | None:
-        return self._posterior.gp.outputs
+        return self._posterior.prior.outputs
 
     def _given(self, values: Tensor | None) -> Tensor:
         """Values (*batch, n_test, outputs or 1) the way the user wants them."""
@@ -238,7 +237,7 @@ class Prediction:
         points = self._x.shape[:-1].numel()
         alone = points if points <= FEW_POINTS and not self._x.is_cuda else ONE_THREAD_ROWS + 1
         with one_thread(alone), torch.set_grad_enabled(self._wants_graph()):
-            rows = self._rows or post.gp.kernel.rows(self._x)
+            rows = self._rows or post.prior.kernel.rows(self._x)
             # A graph that is kept would be gone for the variance after a backward pass from the mean.
             self._rows = rows if points <= FEW_POINTS and not self._wants_graph() else None
             if self._mean is None:
@@ -278,7 +277,7 @@ class Prediction:
 
     def _latent_mean(self, rows: Rows, plan: ProductPlan | None) -> Tensor:
         post = self._posterior
-        prior = evaluate_mean(post.gp.mean, self._x, self._outputs)
+        prior = evaluate_mean(post.prior.mean, self._x, self._outputs)
         prior = prior if self._outputs is not None else prior.unsqueeze(-1)
         if not post.count:
             batch = broadcast_batch(prior.shape[:-2], post.batch_shape, rows.batch_shape)
@@ -287,7 +286,7 @@ class Prediction:
         if cross.shape.numel() > KEPT_NUMBERS or self._wants_graph():
             return prior + cross @ post.representer_weights
         self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
-        z = post.whitened if self._x.shape[:-1].numel() <= FEW_POINTS and not self._wants_graph() else None
+        z = post.whitened_for_mean if self._x.shape[:-1].numel() <= FEW_POINTS and not self._wants_graph() else None
         if z is None:
             return prior + self._cross @ post.representer_weights
         assert post.factor is not None
@@ -297,13 +296,13 @@ class Prediction:
     @property
     def _bound_moves(self) -> bool:
         """Whether k(x, x) is not the same everywhere, and with it the bound of the error."""
-        form = self._posterior.gp.kernel.form
+        form = self._posterior.prior.kernel.form
         return bool({"product", "opaque"} & {*form.statistics} or form.scalar_count)
 
     def _error_bound(self, rows: Rows) -> float | None:
         """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
         post = self._posterior
-        bound, form = post.report.error_bound, post.gp.kernel.form
+        bound, form = post.report.error_bound, post.prior.kernel.form
         if bound is None or not rows.count or not self._bound_moves:
             return bound
         here, there = (
@@ -314,7 +313,7 @@ class Prediction:
 
     def _latent_variance(self, rows: Rows) -> Tensor:
         post = self._posterior
-        form, theta = post.gp.kernel.form, post.theta
+        form, theta = post.prior.kernel.form, post.theta
         prior = CovarianceOperator(form, theta, rows, None, torch.float64).diagonal()
         batch = broadcast_batch(prior.shape[:-1], post.batch_shape)
         if not post.count:
@@ -325,7 +324,7 @@ class Prediction:
         if self._x.dim() > 2 and (solves is not None or self._asked == "sampled"):  # one system: its points in one row
             flat = Prediction(post, self._x.flatten(0, -2), None, self._asked, self._deterministic)
             flat._workspace, flat._limit = self._workspace, self._limit
-            found = flat._latent_variance(post.gp.kernel.rows(flat._x))
+            found = flat._latent_variance(post.prior.kernel.rows(flat._x))
             self.report.events += flat.report.events
             if flat._sampled is not None:
                 self._sampled = tuple(part.reshape(*self._x.shape[:-1], 1) for part in flat._sampled)
@@ -370,7 +369,7 @@ class Prediction:
         if self._posterior.factor is None:
             return True
         count = rows.count
-        price = self._posterior.price_of_variance(count, "exact", self._deterministic)
+        price = price_of(self._posterior, count, "exact", self._deterministic)
         if price.seconds <= CORRECTION_SECONDS:
             return True
         index = torch.linspace(0, count - 1, min(SAMPLE, count)).round().long().to(rows.device)
@@ -385,8 +384,8 @@ class Prediction:
             error=error, points=len(index), instead=_INSTEAD[way] if gives_way else None,
         )  # fmt: skip
         self.report.events.append(event)
-        if error > SHARE and not gives_way and not self._posterior.told_of_rounding:
-            self._posterior.told_of_rounding = True
+        if error > SHARE and not gives_way and not self._posterior.cache.warned_rounded_variance:
+            self._posterior.cache.warned_rounded_variance = True
             warnings.warn(
                 f"{event} At others it may be more; exact solves at {count:,} points would take about "
                 f'{readable_seconds(price.seconds)}. predict(x, variance="exact") takes them, "sampled" samples',
@@ -401,7 +400,7 @@ class Prediction:
 
     def _way(self, count: int) -> str:
         """Exact solves at so many points, or samples where those take too long, eq. (M-107)."""
-        return self._posterior.price_of_variance(count, self._asked_now(), self._deterministic).way
+        return price_of(self._posterior, count, self._asked_now(), self._deterministic).way
 
     def _from_samples(self, prior: Tensor) -> Tensor:
         """Eq. (M-97), from probes that the posterior keeps."""
@@ -415,7 +414,7 @@ class Prediction:
             contextlib.nullcontext() if post.solves is None else post.solves.charged_to(self._workspace, self._limit)
         )
         with counted:
-            probes = post.probes
+            probes = probes_of(post)
             found = probes(self._x)
         self._sampled = tuple(part.unsqueeze(-1) for part in (found.standard_error, found.lower, found.upper))
         least = FLOOR * prior.clamp_min(torch.finfo(prior.dtype).tiny)
@@ -424,9 +423,9 @@ class Prediction:
         event = Event(EventKind.VARIANCE_BY_SAMPLES, samples=samples, share=share)
         self.report.events.append(event)
         log.info("%s", event)
-        if self._asked == "auto" and not post.told_of_samples:
-            post.told_of_samples = True
-            exact = post.price_of_variance(len(prior), "exact", self._deterministic).seconds
+        if self._asked == "auto" and not post.cache.warned_sampled_variance:
+            post.cache.warned_sampled_variance = True
+            exact = price_of(post, len(prior), "exact", self._deterministic).seconds
             warnings.warn(
                 f"{event} Exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
                 'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick',
@@ -496,7 +495,7 @@ class Prediction:
             joint = self._latent_joint()
             joint = joint.expand(*broadcast_batch(joint.shape[:-2], post.batch_shape), n, n)
             if observed:
-                noise = post.gp.likelihood.variance(self._x.device).unsqueeze(-1)
+                noise = post.prior.likelihood.variance(self._x.device).unsqueeze(-1)
                 joint = joint + torch.diag_embed(noise.expand(*joint.shape[:-1]))
         return joint
 
@@ -520,8 +519,8 @@ class Prediction:
                 joint[i] = member._latent_joint()
                 self.report.events += [event for event in member.report.events if event not in self.report.events]
             return joint.unflatten(0, self._x.shape[:-2])
-        rows = post.gp.kernel.rows(self._x)
-        joint = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).to_dense()
+        rows = post.prior.kernel.rows(self._x)
+        joint = CovarianceOperator(post.prior.kernel.form, post.theta, rows, None, torch.float64).to_dense()
         if solves is not None and n and self._solved(solves, rows, joint.detach().diagonal(), "solves"):
             prior = joint.detach().diagonal()
             found = explained_jointly(solves, self._cross_to(rows), prior)
@@ -540,8 +539,10 @@ class Prediction:
         joint = self._joint(observed=observed)
         post = self._posterior
         with torch.no_grad():
-            rows = post.gp.kernel.rows(self._x)
-            prior = CovarianceOperator(post.gp.kernel.form, post.theta, rows, None, torch.float64).diagonal().mean(-1)
+            rows = post.prior.kernel.rows(self._x)
+            prior = (
+                CovarianceOperator(post.prior.kernel.form, post.theta, rows, None, torch.float64).diagonal().mean(-1)
+            )
         dtype = joint.dtype if post.factor is None else post.factor.dtype  # what a sample's jitter may hide
         size = (post.distinct + joint.shape[-1]) * torch.finfo(dtype).eps
         return factorise_keeping(joint, rounding=(size * prior.detach()).expand(joint.shape[:-2]))

@@ -14,7 +14,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
-from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
 from flashgp.kernels.random_features import RandomFeatures
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.solvers.direct.cholesky import factorise_keeping
@@ -80,20 +80,20 @@ class FeatureDraws(PriorDraws):
     def _tile(self, x: Tensor) -> Tensor:
         return self.features(x) @ self.weights
 
-    def measure(self, gp: GP, x: Tensor) -> None:
+    def measure(self, prior: Prior, x: Tensor) -> None:
         """Set `error` from at most 256 of the points, eq. (M-95)."""
         if self.features.exact(x):
             self.error, self.exact = 0.0, True
             return
-        self.error = _relative_error(self.features, gp, x)
+        self.error = _relative_error(self.features, prior, x)
 
 
-def _relative_error(features: RandomFeatures, gp: GP, x: Tensor) -> float:
+def _relative_error(features: RandomFeatures, prior: Prior, x: Tensor) -> float:
     """Root mean square of (psi . psi' - k) / sqrt(k(x, x) k(x', x')) over pairs of some rows."""
     with torch.no_grad():
         some = x[..., :: max(1, -(-x.shape[-2] // SAMPLED)), :]
         psi = features(some)
-        exact = prior_covariance(gp, gp.kernel.rows(some)).to_dense()
+        exact = prior_covariance(prior, prior.kernel.rows(some)).to_dense()
         scale = exact.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(exact.dtype).tiny).sqrt()
         error = (psi @ psi.mT - exact) / scale.unsqueeze(-1) / scale.unsqueeze(-2)
         return float(error.square().mean().sqrt())
@@ -105,14 +105,14 @@ class PivotedDraws(PriorDraws):
     Its covariance is the Nystrom approximation K(x, Z) K(Z, Z)^-1 K(Z, x'): never more than the prior's, and less away
     from the pivots.
 
-    Args: gp; x, training points (*batch, n, d); pivots, positions of Z; residual, the share of the trace that is
+    Args: prior; x, training points (*batch, n, d); pivots, positions of Z; residual, the share of the trace that is
         missing over the training rows; normal, (*batch, pivots, columns).
     """
 
-    def __init__(self, gp: GP, x: Tensor, pivots: Tensor, residual: float, normal: Tensor) -> None:
-        self.gp = gp
-        self.rows = gp.kernel.rows(x[..., pivots, :])
-        matrix = prior_covariance(gp, self.rows).to_dense()
+    def __init__(self, prior: Prior, x: Tensor, pivots: Tensor, residual: float, normal: Tensor) -> None:
+        self.prior = prior
+        self.rows = prior.kernel.rows(x[..., pivots, :])
+        matrix = prior_covariance(prior, self.rows).to_dense()
         self.lower = factorise_keeping(matrix).lower
         self.coefficients = linalg.solve_triangular(
             self.lower.mT, normal, upper=True, device=linalg.own_device(self.lower)
@@ -124,29 +124,29 @@ class PivotedDraws(PriorDraws):
         return Event(EventKind.PIVOTED_DRAWS, pivots=self.rows.count, missing=self.error)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return prior_covariance(self.gp, self.gp.kernel.rows(x), self.rows) @ self.coefficients
+        return prior_covariance(self.prior, self.prior.kernel.rows(x), self.rows) @ self.coefficients
 
     def missing(self, x: Tensor) -> float:
         if x.shape[-2] == 0:
             return 0.0
         with torch.no_grad():
-            rows = self.gp.kernel.rows(x[..., :: max(1, x.shape[-2] // 64), :].detach())
-            prior = prior_covariance(self.gp, rows).diagonal()
-            cross = prior_covariance(self.gp, self.rows, rows).to_dense()
+            rows = self.prior.kernel.rows(x[..., :: max(1, x.shape[-2] // 64), :].detach())
+            prior = prior_covariance(self.prior, rows).diagonal()
+            cross = prior_covariance(self.prior, self.rows, rows).to_dense()
             lower = self.lower.detach()
             drawn = linalg.solve_triangular(lower, cross, upper=False, device=linalg.own_device(lower))
             drawn = drawn.square().sum(-2)
             return float((1.0 - drawn / prior.clamp_min(torch.finfo(prior.dtype).tiny)).max().clamp_min(0.0))
 
 
-def prior_covariance(gp: GP, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
+def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
     """The prior covariance between rows, float64."""
-    theta = [t.to(rows.device) for t in gp.kernel.theta()]
-    return CovarianceOperator(gp.kernel.form, theta, rows, cols, torch.float64)
+    theta = [t.to(rows.device) for t in prior.kernel.theta()]
+    return CovarianceOperator(prior.kernel.form, theta, rows, cols, torch.float64)
 
 
 def prior_draws(
-    gp: GP, x: Tensor, batch: torch.Size, columns: int, features: int, generator: torch.Generator
+    prior: Prior, x: Tensor, batch: torch.Size, columns: int, features: int, generator: torch.Generator
 ) -> PriorDraws:
     """Draws of the prior: by random features where the kernel has them, else by a pivoted Cholesky of the rows x.
 
@@ -154,7 +154,7 @@ def prior_draws(
         the CPU, so that every device draws the same.
     Raises: DomainError for a kernel without features and no rows to take pivots from.
     """
-    psi = gp.kernel.features(features, generator)
+    psi = prior.kernel.features(features, generator)
 
     def normal(rows: int) -> Tensor:
         return torch.randn(*batch, rows, columns, generator=generator, dtype=torch.float64).to(x.device)
@@ -162,7 +162,7 @@ def prior_draws(
     if psi is not None:
         draws = FeatureDraws(psi, normal(psi(x[..., :0, :]).shape[-1]))
         if x.shape[-2]:
-            draws.measure(gp, x)
+            draws.measure(prior, x)
         return draws
     if not x.shape[-2]:
         raise DomainError(
@@ -170,12 +170,12 @@ def prior_draws(
             "post.predict(x_test).sample(), or condition on data"
         )
     free = available_bytes(x.device) // (8 * PIVOTED_SHARE * max(1, batch.numel()) * x.shape[-2])
-    pivots, _, residual = pivots_of(gp, x, max(1, min(features, x.shape[-2], free)), generator)
-    return PivotedDraws(gp, x, pivots, residual, normal(pivots.numel()))
+    pivots, _, residual = pivots_of(prior, x, max(1, min(features, x.shape[-2], free)), generator)
+    return PivotedDraws(prior, x, pivots, residual, normal(pivots.numel()))
 
 
 @torch.no_grad()
-def pivots_of(gp: GP, x: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+def pivots_of(prior: Prior, x: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
     """Rows of x by randomly pivoted Cholesky: each with probability its share of the residual diagonal.
 
     Returns: positions (at most `most`; fewer when nothing is left), common to all members of a batch; the factor F,
@@ -183,8 +183,8 @@ def pivots_of(gp: GP, x: Tensor, most: int, generator: torch.Generator) -> tuple
     Cost: n m covariances and n m^2 flops for m pivots; n m numbers.
     Source: Chen, Epperly, Tropp & Webber (2024), Randomly pivoted Cholesky, algorithm 2.1.
     """
-    rows = gp.kernel.rows(x)
-    diagonal = prior_covariance(gp, rows).diagonal().clone()
+    rows = prior.kernel.rows(x)
+    diagonal = prior_covariance(prior, rows).diagonal().clone()
     total = diagonal.sum(-1)
     least = PIVOT_LEAST * diagonal.amax(-1, keepdim=True)
     columns = torch.empty(*diagonal.shape, most, dtype=torch.float64, device=x.device)
@@ -197,7 +197,7 @@ def pivots_of(gp: GP, x: Tensor, most: int, generator: torch.Generator) -> tuple
         if not float(share.sum()) > 0.0:
             break
         place = _chosen(share, generator)
-        found = prior_covariance(gp, rows, rows.take(torch.tensor([place], device=x.device))).to_dense().squeeze(-1)
+        found = prior_covariance(prior, rows, rows.take(torch.tensor([place], device=x.device))).to_dense().squeeze(-1)
         done = columns[..., : len(pivots)]
         found = found - (done @ done[..., place, :].unsqueeze(-1)).squeeze(-1)
         column = found / diagonal[..., place].sqrt().unsqueeze(-1)

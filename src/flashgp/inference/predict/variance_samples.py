@@ -11,7 +11,6 @@ error v_C >= v is known exactly. Two independent estimates of one v: the one tha
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,13 +24,12 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.inference.predict.paths import draw_seed, representers
 from flashgp.inference.predict.prior_draws import FeatureDraws, pivots_of, prior_covariance
+from flashgp.inference.state import State
 from flashgp.planner.variances import FEATURES, LOW_RANK, NEIGHBOURS, SAMPLES, STRIP_BYTES
 
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
+__all__ = ["SampledVariance", "VarianceProbes", "deviation_interval", "probes_of", "variance_probes"]
 
-__all__ = ["SampledVariance", "VarianceProbes", "deviation_interval", "variance_probes"]
-
+SAMPLED_SEED = 2**33  # added to a seed for the draws that variances are sampled from
 TOLERANCE = 1e-5  # standard deviations of an observation: h is small where C predicts well
 BISECTIONS = 60  # halve the range of a log odds, 80 wide, to rounding
 FURTHEST_ODDS = 40.0  # v / v_C is looked for between e^-40 and 1 - e^-40
@@ -63,7 +61,7 @@ class VarianceProbes:
     interval; events, one line on what the draws are.
     """
 
-    posterior: "Posterior"
+    posterior: State
     draws: list[FeatureDraws]
     noisy: Tensor
     solutions: Tensor
@@ -75,7 +73,7 @@ class VarianceProbes:
 
     @ordinary_tensors
     @exact_precision
-    @deterministic_where(lambda self, _: self.posterior.choice.deterministic)
+    @deterministic_where(lambda self, _: self.posterior.settings.deterministic)
     @torch.no_grad()
     def __call__(self, x_test: Tensor) -> SampledVariance:
         """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
@@ -97,9 +95,9 @@ class VarianceProbes:
     def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(d, h, v_C) at a strip of points: (b, S), (b, S), (b,), eq. (M-96)."""
         post = self.posterior
-        rows = post.gp.kernel.rows(x)
+        rows = post.prior.kernel.rows(x)
         cross = post.covariance_to(rows, torch.float64).to_dense()
-        prior = prior_covariance(post.gp, rows).diagonal()
+        prior = prior_covariance(post.prior, rows).diagonal()
         drawn = torch.cat([draw(x) for draw in self.draws], dim=-1)
         predicted = cross @ self.solutions
         near = self._nearest(cross)
@@ -115,7 +113,7 @@ class VarianceProbes:
     def _nearest(self, cross: Tensor) -> Tensor:
         """The rows of largest correlation with each point, (b, neighbours)."""
         post = self.posterior
-        own = prior_covariance(post.gp, post.rows).diagonal() + post.noise
+        own = prior_covariance(post.prior, post.rows).diagonal() + post.noise
         return (cross.abs() / own.clamp_min(torch.finfo(own.dtype).tiny).sqrt()).topk(self.neighbours, dim=-1).indices
 
     def _system(self, cross: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +129,7 @@ class VarianceProbes:
         system[:, k:, :k] = self.images[near]
         system[:, :k, k:] = system[:, k:, :k].mT
         noise = post.noise.expand(post.distinct)
-        system[:, k:, k:] = prior_covariance(post.gp, rows).to_dense() + torch.diag_embed(noise[near])
+        system[:, k:, k:] = prior_covariance(post.prior, rows).to_dense() + torch.diag_embed(noise[near])
         return system, torch.cat([cross @ self.actions.mT, cross.gather(-1, near)], dim=-1)
 
 
@@ -144,12 +142,23 @@ def _solved(system: Tensor, right: Tensor) -> Tensor:
     return root * torch.cholesky_solve((root * right).unsqueeze(-1), lower).squeeze(-1)
 
 
+def probes_of(state: State) -> VarianceProbes:
+    """What variances of a state are sampled from: made once, from a stream of its own beside that of the solves.
+
+    Raises: ShapeError, DomainError as `variance_probes`.
+    """
+    if state.cache.variance_probes is None:
+        state.cache.variance_probes = variance_probes(state, seed=state.settings.seed + SAMPLED_SEED)
+    probes: VarianceProbes = state.cache.variance_probes
+    return probes
+
+
 @ordinary_tensors
 @exact_precision
-@deterministic_where(lambda post, **_: post.choice.deterministic)
+@deterministic_where(lambda post, **_: post.settings.deterministic)
 @torch.no_grad()
 def variance_probes(
-    post: "Posterior",
+    post: State,
     *,
     samples: int = SAMPLES,
     factor: Tensor | None = None,
@@ -180,7 +189,7 @@ def variance_probes(
         raise DomainError(f"`samples` must be a whole number, at least 2, got {samples!r}; for example 64")
     if not 0.0 < level < 1.0:
         raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
-    if not post.count or not post.gp.kernel.has_features:
+    if not post.count or not post.prior.kernel.has_features:
         raise DomainError(
             "`post` must have data and a kernel with random features; use post.predict(x_test).variance, which is exact"
         )
@@ -191,7 +200,7 @@ def variance_probes(
     noisy = torch.cat([draw(post.points) for draw in draws], dim=-1) + noise.sqrt().unsqueeze(-1) * errors
     solutions = representers(post, noisy, TOLERANCE)[0] if solve is None else solve(noisy)
     if factor is None:
-        factor = pivots_of(post.gp, post.points, min(LOW_RANK, post.distinct), generator)[1]
+        factor = pivots_of(post.prior, post.points, min(LOW_RANK, post.distinct), generator)[1]
     elif factor.dim() != 2 or factor.shape[0] != post.distinct:
         raise ShapeError(
             f"`factor` must have shape ({post.distinct}, k), got {tuple(factor.shape)}; one row per row of x"
@@ -200,14 +209,14 @@ def variance_probes(
     weighted = factor.double() / weight.unsqueeze(-1)
     basis, _ = linalg.qr(weighted, device=linalg.own_device(weighted))
     actions = basis[:, : post.distinct].mT.contiguous()
-    images = prior_covariance(post.gp, post.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
+    images = prior_covariance(post.prior, post.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
     near = max(0, min(neighbours, post.distinct - actions.shape[0]))
     events = [Event(EventKind.VARIANCE_UNBIASED, samples=samples, features=features)]
     return VarianceProbes(post, draws, noisy, solutions, actions, images, near, level, events)
 
 
-def _draw(post: "Posterior", features: int, generator: torch.Generator) -> FeatureDraws:
-    psi = post.gp.kernel.features(features, generator)
+def _draw(post: State, features: int, generator: torch.Generator) -> FeatureDraws:
+    psi = post.prior.kernel.features(features, generator)
     assert psi is not None
     width = psi(post.points[:0]).shape[-1]
     return FeatureDraws(psi, torch.randn(width, 1, generator=generator, dtype=torch.float64).to(post.x.device))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import StopReason
-from flashgp.inference.exact.solve import Solves
+from flashgp.inference.solves import Solves
 from flashgp.planner.variances import SOLVED_POINTS
 from flashgp.solvers.iterative.contract import Goal
 

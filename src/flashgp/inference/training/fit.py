@@ -36,10 +36,11 @@ from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.exact.replicates import ReplicatedGaussian, equal_rows, join
-from flashgp.inference.gp import GP
 from flashgp.inference.plan import check_plan, plan_for, planned_device
-from flashgp.inference.posterior import Posterior, in_batches
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.state import State
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.checkpoint import EvaluationLog, fingerprint
 from flashgp.inference.training.history import Evaluation, Progress, Recorder, TimeUp
@@ -57,10 +58,11 @@ from flashgp.inference.training.lbfgs import (
 from flashgp.inference.training.objective import FlatObjective
 from flashgp.inference.training.stochastic import fit_many_rows
 from flashgp.inference.training.stochastic_objective import MOST_ITERATIONS, LargeObjective
+from flashgp.likelihoods.replicated import ReplicatedGaussian
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
-__all__ = ["Evaluation", "Fit", "Progress", "fit"]
+__all__ = ["Fitted", "fit_prior"]
 
 log = logging.getLogger("flashgp.fit")
 
@@ -69,28 +71,22 @@ DEFAULT_STARTS = 4
 ANSWER_SHARE = 0.1  # of a time limit, that the posterior of the parameters found gets at least
 
 
-@dataclass
-class Fit:
-    """The result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short."""
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit found: a new prior, its state on all rows, the history, the report; interrupted if cut short."""
 
-    gp: GP
-    posterior: Posterior
+    prior: Prior
+    state: State
     history: list[Evaluation]
     report: Report
-    interrupted: bool = False
-
-    def __repr__(self) -> str:
-        return f"Fit after {len(self.history)} evaluations\n{self.gp!r}\n{self.report}"
-
-    def _repr_html_(self) -> str:
-        return f"{self.gp._repr_html_()}{self.report._repr_html_()}"
+    interrupted: bool
 
 
 @ordinary_tensors
 @exact_precision
 @deterministic_where(lambda *_, deterministic=False, **__: deterministic)
-def fit(
-    gp: GP,
+def fit_prior(
+    gp: Prior,
     x: Any,
     y: Any,
     *,
@@ -109,35 +105,8 @@ def fit(
     deterministic: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Fit:
-    """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
-
-    Args:
-        x, y: rows (*batch, n, d) and targets (*batch, n) or (*batch, n, outputs); n at least 1.
-        starts: runs from different initial values, on 400 rows first when n is large, where the best goes on to all
-            rows; with more than one, a last run starts from the best with its long lengthscales reset, where forgotten
-            columns show up. None for 4, or 1 for initial="given" and for models with modules of your own.
-        initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
-        priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
-        max_iterations: of L-BFGS-B, per start.
-        time_limit: seconds. The search ends early enough for the plan's time of the posterior, or a tenth of the limit
-            if that is less; the posterior gets what is left then, a tenth at least, and is labelled as `GP.condition`
-            does where that ends its solve.
-        memory, device, dtype, plan, tolerance, jitter: as `GP.condition`.
-        seed: of random starts, probes and the posterior's solve; the same seed gives the same result.
-        deterministic: to the last bit, whatever the number of threads, as `GP.condition` says; the posterior remembers.
-            One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
-        checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
-            the same one as far as their solves are exact, since these begin anew where they would start warm.
-        progress: called after every evaluation.
-    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in the posterior's solve
-        gives the best weights so far, labelled with the bound they reached, where the solve is iterative.
-    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated;
-        FitInterrupted, a KeyboardInterrupt with the trained `gp`, for Ctrl-C in a factorisation of the posterior, or in
-        what prepares its solve: there is no partial answer then, and gp.condition(x, y), or the same call with its
-        checkpoint, goes on from there.
-    Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
-    """
+) -> Fitted:
+    """See `flashgp.fit`."""
     began = time.perf_counter()
     _check_options(starts, initial, priors, max_iterations, time_limit, tolerance, seed)
     promoted = promotions(x=x, y=y)
@@ -157,7 +126,7 @@ def fit(
         where = x.device if device is None else device
         plan = plan_for(
             gp, x.shape[-2], x.shape[-1], distinct=n, batch=x.shape[:-2].numel(), memory=memory, device=where,
-            dtype=dtype, factored=jitter is not None or in_batches(gp, x, y), deterministic=deterministic,
+            dtype=dtype, factored=jitter is not None or gp.is_batch(x, y), deterministic=deterministic,
         )  # fmt: skip
     if plan.training_bytes > plan.available_bytes:
         raise MemoryBudgetError(
@@ -187,7 +156,7 @@ def fit(
     objective = FlatObjective(gp, work_x, work_y, settings, roles, weak=priors == "weak")
     search_limit = math.inf if time_limit is None else time_limit - min(plan.seconds, ANSWER_SHARE * time_limit)
     large = None
-    if plan.training != "exact" and jitter is None and not in_batches(gp, x, y):  # estimates are of one system as it is
+    if plan.training != "exact" and jitter is None and not gp.is_batch(x, y):  # estimates are of one system as it is
         large = LargeObjective(
             gp, work_x, work_y, settings, roles, priors == "weak", stored=plan.training == "stored", seed=seed,
             factor_passes=plan.training_factor_passes or MOST_ITERATIONS, rank=plan.training_rank,
@@ -260,16 +229,16 @@ def fit(
 
     cut: list[Event] = []
 
-    def answered(limit: float | None) -> Posterior:
-        return condition(
-            gp, x, y, solver=None, tolerance=tolerance, time_limit=limit, memory=None, plan=plan, seed=seed,
-            deterministic=deterministic, progress=None, device=device, dtype=None, jitter=jitter, differentiable=False,
+    def answered(limit: float | None) -> State:
+        settings = ConditionSettings(
+            SolveSettings(seed, deterministic, tolerance), time_limit=limit, plan=plan, device=device, jitter=jitter,
             interrupted=lambda: cut.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
-            single=large is None or not large.rough_factors,
+            float32_factor=large is None or not large.rough_factors,
         )  # fmt: skip
+        return condition(gp, x, y, settings)
 
     try:
-        posterior = _with_an_answer(answered, left)
+        state = _with_an_answer(answered, left)
     except KeyboardInterrupt as stop:
         raise FitInterrupted(_without_answer(checkpoint), gp=gp, history=recorder.history) from stop
     report.events += cut[:1]
@@ -283,12 +252,12 @@ def fit(
         "jitter",
         "predicted_bytes",
     ):
-        setattr(report, name, getattr(posterior.report, name))
+        setattr(report, name, getattr(state.report, name))
     report.plan = plan
-    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, posterior.report.backend))))
-    report.events += [event for event in workspace.events if event not in posterior.report.events]
-    report.events += posterior.report.events
-    report.peak_bytes = max(workspace.peak_bytes, posterior.report.peak_bytes or 0)
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, state.report.backend))))
+    report.events += [event for event in workspace.events if event not in state.report.events]
+    report.events += state.report.events
+    report.peak_bytes = max(workspace.peak_bytes, state.report.peak_bytes or 0)
     report.iterations = len(recorder.history)
     on_all_rows = sum(e.start.startswith("start") for e in recorder.history)
     report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
@@ -296,10 +265,10 @@ def fit(
     report.seconds = time.perf_counter() - began - workspace.compile_seconds
     if not interrupted and report.route == plan.route:
         log_run("fit", plan, report.predicted_seconds, report.seconds)
-    return Fit(gp, posterior, recorder.history, report, interrupted)
+    return Fitted(gp, state, recorder.history, report, interrupted)
 
 
-def _with_an_answer(answered: Callable[[float | None], Posterior], limit: float | None) -> Posterior:
+def _with_an_answer(answered: Callable[[float | None], State], limit: float | None) -> State:
     """The posterior: after its limit no other method takes over, but a fit has to have an answer."""
     try:
         return answered(limit)
@@ -348,7 +317,7 @@ def _check_options(
         raise DomainError(f"`seed` must be 0 or a positive integer, got {seed!r}; {advice}")
 
 
-def _marks(gp: GP) -> list[object]:
+def _marks(gp: Prior) -> list[object]:
     """All that tells one model from another, for the fingerprint: structure, values, domains, priors."""
     marks: list[object] = [
         gp.outputs,

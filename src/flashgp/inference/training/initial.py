@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgp.foundations.parameters import Parameter
-from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
 from flashgp.kernels import Kernel, Sum, Warped
 
 __all__ = ["DataFacts", "RoleStart", "role_starts"]
@@ -85,7 +85,7 @@ class RoleStart:
     input_scale: bool = False
 
 
-def role_starts(gp: GP, facts: DataFacts) -> dict[Parameter, RoleStart]:
+def role_starts(gp: Prior, facts: DataFacts) -> dict[Parameter, RoleStart]:
     """A RoleStart for every parameter whose role the data can speak to; others are absent."""
     found: dict[Parameter, RoleStart] = {}
     for owner, parameter, role, spread, terms in _roles(gp, facts):
@@ -97,7 +97,7 @@ def role_starts(gp: GP, facts: DataFacts) -> dict[Parameter, RoleStart]:
     return found
 
 
-def _roles(gp: GP, facts: DataFacts) -> Iterator[tuple[nn.Module, Parameter, str, Tensor | None, int]]:
+def _roles(gp: Prior, facts: DataFacts) -> Iterator[tuple[nn.Module, Parameter, str, Tensor | None, int]]:
     """(owner, parameter, role, spread of the columns it sees or None, kernels its share of variance is split among)."""
     yield from _kernel_roles(gp.kernel, facts.spread, 1)
     for owner in (gp.mean, gp.likelihood):

@@ -16,7 +16,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.history import Recorder
 from flashgp.inference.training.initial import RoleStart
@@ -196,7 +196,7 @@ def subset_rows(n: int, rows: int, seed: int) -> Tensor:
 
 @contextmanager
 def on_rows(
-    gp: GP,
+    gp: Prior,
     x: Tensor,
     y: Tensor,
     settings: DirectSettings,
@@ -219,7 +219,7 @@ def on_rows(
 
 
 def best_on_subset(
-    gp: GP,
+    gp: Prior,
     x: Tensor,
     y: Tensor,
     settings: DirectSettings,

@@ -17,9 +17,9 @@ from torch.distributions import Gamma, LogNormal, Normal
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Domain, Parameter, named_parameter_objects
-from flashgp.inference.exact.likelihood import DirectSettings, value_and_gradients
+from flashgp.inference.exact.likelihood import DirectSettings, evaluate_likelihood, value_and_gradients
 from flashgp.inference.exact.small import SmallModel
-from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.initial import RoleStart
 
@@ -91,7 +91,13 @@ class FlatObjective:
     """
 
     def __init__(
-        self, gp: GP, x: Tensor, y: Tensor, settings: DirectSettings, roles: Mapping[Parameter, RoleStart], weak: bool
+        self,
+        gp: Prior,
+        x: Tensor,
+        y: Tensor,
+        settings: DirectSettings,
+        roles: Mapping[Parameter, RoleStart],
+        weak: bool,
     ) -> None:
         self.gp, self.x, self.y, self.settings = gp, x, y, settings
         self.rows = x.shape[-2]
@@ -260,7 +266,7 @@ class FlatObjective:
             for s in self.slots
         }
         with torch.enable_grad():
-            value = self.gp._at(named, self.x, self.y, lambda gp: self._totals(gp, len(thetas)))
+            value = self.gp.at(named, self.x, self.y, lambda gp: self._totals(gp, len(thetas)))
             grads = torch.autograd.grad(value.sum(), list(named.values()), allow_unused=True)
         flat = [
             torch.zeros(len(thetas), s.stop - s.start, dtype=torch.float64)
@@ -274,9 +280,9 @@ class FlatObjective:
             results.append((-(v + prior), -(g + prior_gradient)))
         return results
 
-    def _totals(self, gp: GP, count: int) -> Tensor:
+    def _totals(self, gp: Prior, count: int) -> Tensor:
         """Per vector, the likelihood summed over the models of a batch, and each prior once."""
-        value = gp.evaluate_likelihood(self.settings, self.x, self.y).reshape(count, -1).sum(-1)
+        value = evaluate_likelihood(gp, self.settings, self.x, self.y).reshape(count, -1).sum(-1)
         for owner in self._slow_priors:
             value = value + owner.log_prior().reshape(count, -1).sum(-1)
         return value
@@ -303,7 +309,7 @@ def _check_support(name: str, owner: Parameter) -> None:
         )
 
 
-def _foreign(gp: GP) -> bool:
+def _foreign(gp: Prior) -> bool:
     """Whether modules of the user's take part, which may not accept a batch of parameters."""
     from flashgp.kernels import Warped
     from flashgp.means import REGISTRY

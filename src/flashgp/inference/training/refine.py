@@ -6,31 +6,29 @@ estimated ones are for searches that begin far away. The factor is made anew for
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.exact.replicates import equal_rows
 from flashgp.inference.online.update import carried_on
 from flashgp.inference.plan import plan_for
-from flashgp.inference.training.fit import fit
+from flashgp.inference.replicates import equal_rows
+from flashgp.inference.state import State
+from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import Progress
-
-if TYPE_CHECKING:
-    from flashgp.inference.posterior import Posterior
 
 __all__ = ["refined"]
 
 
 def refined(
-    post: "Posterior",
+    post: State,
     steps: int,
     *,
     priors: Literal["weak", "given"],
     time_limit: float | None,
     progress: Callable[[Progress], None] | None,
-) -> "Posterior":
+) -> State:
     """See `Posterior.refine`."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise DomainError(f"`steps` must be a whole number from 1 on, got {steps!r}; for example 5")
@@ -40,15 +38,16 @@ def refined(
             f"`posterior` must be detached, of one table with rows, to be refined, got {what}; use fgp.fit"
         )
     n, d = post.x.shape
-    group = equal_rows(post.gp, post.x, post.y)
+    group = equal_rows(post.prior, post.x, post.y)
     plan = plan_for(
-        post.gp, n, d, distinct=None if group is None else int(group.max()) + 1, device=post.x.device,
-        dtype=torch.float64, deterministic=post.choice.deterministic,
+        post.prior, n, d, distinct=None if group is None else int(group.max()) + 1, device=post.x.device,
+        dtype=torch.float64, deterministic=post.settings.deterministic,
     )  # fmt: skip
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
-    found = fit(
-        post.gp, post.x, post.y, starts=1, initial="given", priors=priors, max_iterations=steps, time_limit=time_limit,
-        plan=plan, seed=post.choice.seed, deterministic=post.choice.deterministic, progress=progress,
+    found = fit_prior(
+        post.prior, post.x, post.y, starts=1, initial="given", priors=priors, max_iterations=steps,
+        time_limit=time_limit, plan=plan, seed=post.settings.seed, deterministic=post.settings.deterministic,
+        progress=progress,
     )  # fmt: skip
-    return carried_on(found.posterior, replace(post.learned, refined=post.learned.refined + 1))
+    return carried_on(found.state, replace(post.online, refined=post.online.refined + 1))

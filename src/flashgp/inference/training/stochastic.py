@@ -29,7 +29,7 @@ from flashgp.foundations.errors import ConvergenceError, FlashGPWarning, NotPosi
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.fisher_scoring import LARGEST_REACH, Descent, descend
@@ -64,7 +64,7 @@ LEAST_PASSES = 10  # of an iteration before a factor may take over
 
 
 def fit_many_rows(
-    gp: GP,
+    gp: Prior,
     x: Tensor,
     y: Tensor,
     settings: DirectSettings,

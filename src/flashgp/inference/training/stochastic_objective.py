@@ -37,8 +37,8 @@ from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.exact.system import CovarianceSystem
-from flashgp.inference.gp import GP
+from flashgp.inference.prior import Prior
+from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.training.history import TimeUp
 from flashgp.inference.training.initial import RoleStart
 from flashgp.inference.training.objective import FlatObjective
@@ -102,7 +102,7 @@ class LargeObjective(FlatObjective):
 
     def __init__(
         self,
-        gp: GP,
+        gp: Prior,
         x: Tensor,
         y: Tensor,
         settings: DirectSettings,

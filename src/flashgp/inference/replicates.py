@@ -13,93 +13,18 @@ equal x stay as they are. So do a batch of tables, and noise-free rows of equal 
 each other. Noise-free rows that agree are one observation: there is no density C_g, and none is counted.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.parameters import Parameter
-from flashgp.inference.gp import GP
-from flashgp.likelihoods import Gaussian
+from flashgp.inference.prior import Prior
+from flashgp.likelihoods.replicated import ReplicatedGaussian
 
-__all__ = ["ReplicatedGaussian", "Replicates", "equal_rows", "join", "joined_event", "repeated"]
+__all__ = ["Replicates", "equal_rows", "join", "joined_event"]
 
-LOG_2PI = math.log(2.0 * math.pi)
 LISTED_ROWS = 1024  # up to so many rows on the CPU a set of tuples finds repeats sooner than a sort
-
-
-class ReplicatedGaussian(Gaussian):
-    """A Gaussian likelihood whose rows stand for several observations each: it adds the factor C_g of eq. (M-87).
-
-    Args:
-        noise_variance, row_variance, row_weight: as Gaussian, of the rows.
-        excess: (n,) observations beyond one; offset: (n,) minus the logarithms of the shares, summed; scatter: (n,)
-            squared deviations around the row's target by share, all outputs together, units of y^2.
-    """
-
-    excess: Tensor
-    offset: Tensor
-    scatter: Tensor
-
-    def __init__(
-        self,
-        noise_variance: Parameter | None,
-        row_variance: Tensor | None,
-        row_weight: Tensor | None,
-        excess: Tensor,
-        offset: Tensor,
-        scatter: Tensor,
-    ) -> None:
-        super().__init__(noise_variance, row_variance, row_weight)
-        self.register_buffer("excess", excess)
-        self.register_buffer("offset", offset)
-        self.register_buffer("scatter", scatter)
-
-    def rows(self, index: Tensor) -> "ReplicatedGaussian":
-        part = super().rows(index)
-        return ReplicatedGaussian(
-            part.noise_variance, part.row_variance, part.row_weight,
-            self.excess[index], self.offset[index], self.scatter[index],
-        )  # fmt: skip
-
-    def extended(
-        self, n: int, more: int, row_variance: Tensor | None = None, row_weight: Tensor | None = None
-    ) -> "ReplicatedGaussian":
-        part = super().extended(n, more, row_variance, row_weight)
-        nothing = self.excess.new_zeros(more)
-        return ReplicatedGaussian(
-            part.noise_variance, part.row_variance, part.row_weight,
-            *(torch.cat([own, nothing]) for own in (self.excess, self.offset, self.scatter)),
-        )  # fmt: skip
-
-    def beyond_matrix(self, device: torch.device, outputs: int) -> Tensor:
-        """log C_g over all rows and outputs, eq. (M-87), (*batch,), nats."""
-        variance = self.diagonal(len(self.excess), device)
-        if self.noise_variance is None:  # rows without noise stand for one observation
-            variance = torch.where(self.excess == 0, 1.0, variance)
-        repeats = self.excess * (LOG_2PI + variance.log()) + self.offset
-        return -0.5 * (outputs * repeats + self.scatter / variance).sum(-1)
-
-    def beyond_information(self, device: torch.device, outputs: int) -> Tensor:
-        """The Fisher information of each row's noise variance s in C_g, eq. (M-109): p e / (2 s^2), (*batch, n).
-
-        The scatter of e + 1 observations is s times a chi-squared variable of p e degrees of freedom. A row that stands
-        there less than once has none to take away.
-        """
-        variance = self.diagonal(len(self.excess), device)
-        excess = self.excess.to(device).clamp_min(0.0)
-        return torch.where(excess > 0.0, 0.5 * outputs * excess / variance.square(), 0.0)
-
-
-def repeated(likelihood: Gaussian, weight: Tensor) -> ReplicatedGaussian:
-    """A likelihood of one noise variance, with rows that stand there `weight` times each, whole or not.
-
-    N(y; f, s)^w is the product of (M-86) with k = w rows of share 1 / w: a factor C of excess w - 1 and no scatter.
-    """
-    noise = likelihood.noise_variance
-    return ReplicatedGaussian(noise, None, weight, weight - 1.0, weight * weight.log(), torch.zeros_like(weight))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +60,7 @@ class Replicates:
 
 
 @torch.no_grad()
-def equal_rows(gp: GP, x: Tensor, y: Tensor) -> Tensor | None:
+def equal_rows(prior: Prior, x: Tensor, y: Tensor) -> Tensor | None:
     """The number of the row that each row of x joins, (n,), in lexicographic order; None where the rows stay.
 
     Rows are equal when every number is (-0.0 is 0.0), and can be joined as the module says. Where rows already stand
@@ -144,9 +69,9 @@ def equal_rows(gp: GP, x: Tensor, y: Tensor) -> Tensor | None:
     Cost: a look at the rows of a small table, a sort of the first column of a large one; a sort of every column where
         that leaves ties.
     """
-    likelihood = gp.likelihood
+    likelihood = prior.likelihood
     known, weight = likelihood.row_variance, likelihood.row_weight
-    one_table = x.dim() == 2 and y.dim() == (1 if gp.outputs is None else 2)
+    one_table = x.dim() == 2 and y.dim() == (1 if prior.outputs is None else 2)
     if not one_table or any(rows is not None and rows.dim() != 1 for rows in (known, weight)):
         return None
     ordered = isinstance(likelihood, ReplicatedGaussian)
@@ -183,10 +108,10 @@ def _all_differ(x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def join(gp: GP, x: Tensor, y: Tensor, group: Tensor) -> Replicates:
+def join(prior: Prior, x: Tensor, y: Tensor, group: Tensor) -> Replicates:
     """The table of distinct rows, eqs. (M-86) and (M-87); `group` is that of `equal_rows`. Cost: O(n (d + outputs))."""
     n, u = len(group), int(group.max()) + 1
-    likelihood, device = gp.likelihood, x.device
+    likelihood, device = prior.likelihood, x.device
 
     def summed(values: Tensor) -> Tensor:
         return values.new_zeros(u, *values.shape[1:]).index_add_(0, group, values)
@@ -219,7 +144,7 @@ def join(gp: GP, x: Tensor, y: Tensor, group: Tensor) -> Replicates:
         likelihood.noise_variance, row_variance, None if likelihood.noise_variance is None else total,
         repeats, offset, scatter,
     )  # fmt: skip
-    return Replicates(x[first] + 0.0, mean if gp.outputs is not None else mean[:, 0], joined, group, share)
+    return Replicates(x[first] + 0.0, mean if prior.outputs is not None else mean[:, 0], joined, group, share)
 
 
 def joined_event(group: Tensor) -> Event:

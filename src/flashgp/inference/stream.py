@@ -123,7 +123,7 @@ class Stream:
                 raise DomainError(
                     f"`{name}` must be a whole number from 1 on, got {value!r}; leave it out for the default"
                 )
-        check_updatable(posterior)
+        check_updatable(posterior.state)
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         surplus = 0 if window is None else posterior.count - window
         self.posterior = posterior.drop(range(surplus)) if surplus > 0 else posterior
@@ -132,8 +132,8 @@ class Stream:
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
         self._lock, self._process = threading.RLock(), os.getpid()
-        self.posterior.plain_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
-        made_ready(removals=window is not None and not posterior.choice.deterministic)
+        self.posterior.state.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
+        made_ready(removals=window is not None and not posterior.state.settings.deterministic)
 
     def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:
         """Predict rows, then learn them.

@@ -1,0 +1,91 @@
+"""fit: the parameters of a GP from data; what searches is inference/training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from flashgp.foundations.report import Report
+from flashgp.inference.gp import GP
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.training.fit import fit_prior
+from flashgp.inference.training.history import Evaluation, Progress
+from flashgp.planner.plan import Plan
+
+__all__ = ["Evaluation", "Fit", "Progress", "fit"]
+
+
+@dataclass
+class Fit:
+    """The result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short."""
+
+    gp: GP
+    posterior: Posterior
+    history: list[Evaluation]
+    report: Report
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return f"Fit after {len(self.history)} evaluations\n{self.gp!r}\n{self.report}"
+
+    def _repr_html_(self) -> str:
+        return f"{self.gp._repr_html_()}{self.report._repr_html_()}"
+
+
+def fit(
+    gp: GP,
+    x: Any,
+    y: Any,
+    *,
+    starts: int | None = None,
+    initial: Literal["data", "given"] = "data",
+    priors: Literal["weak", "given"] = "weak",
+    max_iterations: int = 200,
+    time_limit: float | None = None,
+    memory: str | int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    plan: Plan | None = None,
+    tolerance: float = 1e-3,
+    jitter: float | None = None,
+    seed: int = 0,
+    deterministic: bool = False,
+    checkpoint: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Fit:
+    """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
+
+    Args:
+        x, y: rows (*batch, n, d) and targets (*batch, n) or (*batch, n, outputs); n at least 1.
+        starts: runs from different initial values, on 400 rows first when n is large, where the best goes on to all
+            rows; with more than one, a last run starts from the best with its long lengthscales reset, where forgotten
+            columns show up. None for 4, or 1 for initial="given" and for models with modules of your own.
+        initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
+        priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
+        max_iterations: of L-BFGS-B, per start.
+        time_limit: seconds. The search ends early enough for the plan's time of the posterior, or a tenth of the limit
+            if that is less; the posterior gets what is left then, a tenth at least, and is labelled as `GP.condition`
+            does where that ends its solve.
+        memory, device, dtype, plan, tolerance, jitter: as `GP.condition`.
+        seed: of random starts, probes and the posterior's solve; the same seed gives the same result.
+        deterministic: to the last bit, whatever the number of threads, as `GP.condition` says; the posterior remembers.
+            One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
+        checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
+            the same one as far as their solves are exact, since these begin anew where they would start warm.
+        progress: called after every evaluation.
+    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in the posterior's solve
+        gives the best weights so far, labelled with the bound they reached, where the solve is iterative.
+    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated;
+        FitInterrupted, a KeyboardInterrupt with the trained `gp`, for Ctrl-C in a factorisation of the posterior, or in
+        what prepares its solve: there is no partial answer then, and gp.condition(x, y), or the same call with its
+        checkpoint, goes on from there.
+    Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
+    """
+    fitted = fit_prior(
+        gp, x, y, starts=starts, initial=initial, priors=priors, max_iterations=max_iterations, time_limit=time_limit,
+        memory=memory, device=device, dtype=dtype, plan=plan, tolerance=tolerance, jitter=jitter, seed=seed,
+        deterministic=deterministic, checkpoint=checkpoint, progress=progress,
+    )  # fmt: skip
+    return Fit(cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted)

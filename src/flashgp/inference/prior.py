@@ -1,0 +1,220 @@
+"""Prior: covariance function, mean and likelihood, as what inference needs of them.
+
+Every room of inference takes a `Prior`; `GP` is the same object with the methods that users call.
+"""
+
+import copy
+import html
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.kernels.base import Kernel
+from flashgp.likelihoods import Gaussian
+from flashgp.means import evaluate_mean
+
+__all__ = ["Prior"]
+
+
+class Prior(nn.Module):
+    """f ~ GP(mean, kernel), y | f ~ likelihood.
+
+    Fields: kernel, mean, likelihood; outputs, None for y of shape (*batch, n), p for (*batch, n, p).
+    """
+
+    def __init__(self, kernel: Kernel, mean: nn.Module, likelihood: Gaussian, outputs: int | None) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.mean = mean
+        self.likelihood = likelihood
+        self.outputs = outputs
+        self._held_names: tuple[str, ...] = ()
+
+    # -- parameters -----------------------------------------------------------------------------------------------
+    def log_prior(self, *, jacobian: bool = False) -> Float64[Tensor, "*batch"]:
+        """Sum of the log densities of all priors, shape (*batch,)."""
+        total = torch.zeros((), dtype=torch.float64)
+        for _, parameter in named_parameter_objects(self):
+            if parameter.prior is not None or (jacobian and parameter.trainable):
+                total = total + parameter.log_prior(jacobian=jacobian)
+        return total
+
+    def at(self, theta: Mapping[str, Tensor], x: Tensor, y: Tensor, function: "Callable[[Self], Tensor]") -> Tensor:
+        """What a function of the prior gives at other unconstrained values; their chain dimensions come first."""
+        known = dict(self.named_parameters())
+        owners = {id(parameter.raw): parameter for _, parameter in named_parameter_objects(self)}
+        batches = [x.dim() - 2, y.dim() - (1 if self.outputs is None else 2)]
+        rank = max(*batches, *(len(parameter.batch_shape) for parameter in owners.values()), 0)
+        given: dict[str, Tensor] = {}
+        for name, value in theta.items():
+            if name not in known:
+                raise DomainError(
+                    f"`theta` names {name!r}, which is not a parameter; choose from {', '.join(sorted(known))}"
+                )
+            shape = known[name].shape
+            chains = value.dim() - len(shape)
+            if chains < 0 or value.shape[chains:] != shape:
+                raise ShapeError(
+                    f"`theta[{name!r}]` must have shape (*chains, {', '.join(map(str, shape))}), got "
+                    f"{tuple(value.shape)}; put chain dimensions before the parameter's own"
+                )
+            owner = owners.get(id(known[name]))
+            if chains and owner is not None:  # a parameter without the batch dimensions of others, or of the data
+                missing = rank - len(owner.batch_shape)
+                value = value.reshape(*value.shape[:chains], *(1,) * missing, *shape)
+            given[name] = value
+        # Shared modules keep one name each, else torch puts back the wrong tensor; tied tensors get all their names.
+        places: dict[int, list[str]] = {}
+        for path, module in self.named_modules():
+            for leaf, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
+                places.setdefault(id(tensor), []).append(f"prior.{path}.{leaf}" if path else f"prior.{leaf}")
+        named = {place: value for name, value in given.items() for place in places[id(known[name])]}
+        return torch.func.functional_call(_Call(self, function), named, (), tie_weights=False)
+
+    def held(self) -> Self:
+        """A copy that carries no gradients; it remembers what was trainable, for `released`."""
+        prior = copy.deepcopy(self)
+        prior._held_names = tuple(prior.trainable_names())
+        for _, parameter in named_parameter_objects(prior):
+            parameter.hold()
+        return prior.requires_grad_(False)
+
+    def released(self) -> Self:
+        """A copy in which what was trainable before `held` is so again."""
+        prior = copy.deepcopy(self)
+        for _, parameter in named_parameter_objects(prior):
+            parameter.release()
+        for name, tensor in prior.named_parameters():
+            if name in prior._held_names:
+                tensor.requires_grad_(True)
+        prior._held_names = ()
+        return prior
+
+    def trainable_names(self) -> list[str]:
+        """The names, as `named_parameters` has them, of all tensors that fitting may change."""
+        return [name for name, tensor in self.named_parameters() if tensor.requires_grad or name in self._held_names]
+
+    def with_likelihood(self, likelihood: Gaussian) -> Self:
+        """The same covariance function and mean, whose parameters are shared, with another likelihood."""
+        prior = type(self)(self.kernel, self.mean, likelihood, self.outputs)
+        prior._held_names = self._held_names
+        return prior
+
+    # -- what inference computes with -----------------------------------------------------------------------------
+    def is_batch(self, x: Tensor, y: Tensor) -> bool:
+        """Whether there is more than one system, or one in a batch: these take a factor."""
+        of_y = y.dim() - (1 if self.outputs is None else 2)
+        return x.dim() > 2 or of_y > 0 or any(p.batch_shape for _, p in named_parameter_objects(self))
+
+    def beyond_matrix(self, device: torch.device) -> Tensor | None:
+        """What the likelihood adds to that of y under the covariance matrix, (*batch,); None for nothing."""
+        return self.likelihood.beyond_matrix(device, self.outputs or 1)
+
+    def likelihood_inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
+        """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""
+        theta = [t.to(x.device) for t in self.kernel.theta()]
+        noise = self.likelihood.diagonal(x.shape[-2], x.device)
+        return self.residual(x, y), noise, self.kernel.rows(x), theta
+
+    def residual(self, x: Float[Tensor, "*points n d"], y: Float[Tensor, "..."]) -> Float64[Tensor, "*batch n p"]:
+        """y minus the prior mean, (*batch, n, outputs or 1), float64."""
+        y = y.to(torch.float64)
+        mean = evaluate_mean(self.mean, x, self.outputs)
+        return y - mean if self.outputs is not None else (y - mean).unsqueeze(-1)
+
+    def repairable(self, x: Tensor, y: Tensor) -> bool:
+        """Whether a failed factorisation may be blamed on rounding: not if equal noise-free rows disagree in y."""
+        with torch.no_grad():
+            noise = self.likelihood.diagonal(x.shape[-2], x.device)
+            if bool((noise > 0).all()):
+                return True
+            return not _conflicting(x, y, noise, self.outputs)
+
+    # -- as text --------------------------------------------------------------------------------------------------
+    def describe(self) -> list[tuple[str, str, str, str]]:
+        """(name, value, domain, prior) of every parameter."""
+        rows = []
+        for name, parameter in named_parameter_objects(self):
+            values = parameter.value.detach().reshape(-1).tolist()
+            text = ", ".join(f"{v:.4g}" for v in values[:8]) + (", ..." if len(values) > 8 else "")
+            domain = str(parameter.domain) + ("" if parameter.trainable else ", fixed")
+            rows.append((name, text, domain, _prior_text(parameter)))
+        return rows
+
+    def __repr__(self) -> str:
+        rows = [("parameter", "value", "domain", "prior"), *self.describe()]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        title = f"GP(kernel={_outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood=Gaussian"
+        title += f", outputs={self.outputs})" if self.outputs is not None else ")"
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([title, *lines])
+
+    def _repr_html_(self) -> str:
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in self.describe())
+        head = "<tr><th>parameter</th><th>value</th><th>domain</th><th>prior</th></tr>"
+        return f"<table>{head}{body}</table>"
+
+
+class _Call(nn.Module):
+    """Lets `functional_call` reach a method other than forward."""
+
+    def __init__(self, prior: "Prior", function: "Callable[[Any], Tensor]") -> None:
+        super().__init__()
+        self.prior = prior
+        self.function = function
+
+    def forward(self) -> Tensor:
+        return self.function(self.prior)
+
+
+def _conflicting(x: Tensor, y: Tensor, noise: Tensor, outputs: int | None) -> bool:
+    """Whether two rows without noise are equal in x and differ in y, in any batch member. Cost: a sort."""
+    batch = broadcast_batch(x.shape[:-2], y.shape[: y.dim() - (1 if outputs is None else 2)], noise.shape[:-1])
+    y = y.unsqueeze(-1) if outputs is None else y
+    n = x.shape[-2]
+    x = x.expand(*batch, *x.shape[-2:]).reshape(-1, n, x.shape[-1])
+    y = y.expand(*batch, *y.shape[-2:]).reshape(-1, n, y.shape[-1])
+    bare = (noise <= 0).expand(*batch, n).reshape(-1, n)
+    for member in range(x.shape[0]):
+        rows, targets = x[member][bare[member]], y[member][bare[member]].to(torch.float64)
+        _, group = torch.unique(rows, dim=0, return_inverse=True)
+        count = int(group.max()) + 1 if group.numel() else 0
+        low = torch.full((count, targets.shape[-1]), torch.inf, dtype=torch.float64, device=targets.device)
+        index = group.unsqueeze(-1).expand_as(targets)
+        high = (-low).scatter_reduce(0, index, targets, "amax")
+        low = low.scatter_reduce(0, index, targets, "amin")
+        if bool((high > low).any()):
+            return True
+    return False
+
+
+def _prior_text(parameter: Parameter) -> str:
+    if parameter.prior is None:
+        return "-"
+    names = ", ".join(
+        f"{float(getattr(parameter.prior, k).reshape(-1)[0]):.3g}" for k in parameter.prior.arg_constraints
+    )
+    return f"{type(parameter.prior).__name__}({names})"
+
+
+def _outline(kernel: Kernel) -> str:
+    """A one-line formula of a kernel tree."""
+    name = type(kernel).__name__
+    parts = [_outline(part) for part in kernel.parts]
+    match name:
+        case "Sum":
+            return "(" + " + ".join(parts) + ")"
+        case "Product":
+            return " * ".join(parts)
+        case "Scaled":
+            return f"variance * {parts[0]}"
+        case "Matern":
+            return f"Matern(nu={kernel.nu:g})"
+        case _:
+            return f"{name}({', '.join(parts)})" if parts else name

@@ -1,0 +1,259 @@
+"""State: a prior given data, as a value. Functions of exact, predict, training and online take states and return them.
+
+With K^ = K + noise and r = y - m(x): weights = K^-1 r, eq. (M-30). The state owns a detached copy of the prior, so that
+changing parameters afterwards changes nothing here. Only its cache changes, and its report, to which later solves add.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.determinism import deterministically
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.form import Rows
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.numpy_prior import NumpyPrior
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import Replicates
+from flashgp.inference.settings import SolveSettings
+from flashgp.inference.solves import Solves
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
+from flashgp.likelihoods import Gaussian
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.multiplication import Orders
+from flashgp.planner.plan import Plan
+from flashgp.planner.products import ProductPlan, stored_bytes
+from flashgp.solvers.direct.cholesky import TriangularFactor
+from flashgp.solvers.growing.panels import PanelFactor
+from flashgp.solvers.growing.window import WindowFactor
+
+__all__ = ["UPDATE", "Cache", "State", "UpdateState"]
+
+F64 = torch.float64
+UPDATE = "update"  # the stage of the events of a report that the next update replaces
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateState:
+    """What happened to a state online since it was conditioned.
+
+    Fields: appended, dropped, refactorised, refined, how often; updates since the last check of the factor; turn, the
+    row that is checked next; known, all rows in the factor of a window, those that left first, else None. Of solves:
+    usual_iterations, of one that was prepared for its rows; made, what is prepared; last, the event fields of the last
+    one.
+    """
+
+    appended: int = 0
+    dropped: int = 0
+    refactorised: int = 0
+    refined: int = 0
+    updates: int = 0
+    turn: int = 0
+    known: Rows | None = None
+    usual_iterations: int | None = None
+    made: str = "the factor"
+    last: tuple[tuple[str, Any], ...] = ()
+
+    def counted(self, appended: int, dropped: int) -> "UpdateState":
+        """With so many more rows."""
+        return replace(self, appended=self.appended + appended, dropped=self.dropped + dropped)
+
+    @property
+    def event(self) -> Event:
+        """Of the report."""
+        return Event(
+            EventKind.UPDATED,
+            appended=self.appended, dropped=self.dropped, kept=self.made, refactorised=self.refactorised or None,
+            refined=self.refined or None, stage=UPDATE, **dict(self.last),
+        )  # fmt: skip
+
+
+@dataclass(eq=False)
+class Cache:
+    """What a state was asked for and need not compute again; the one thing of it that changes.
+
+    Each state begins with an empty one. Fields: weights, whitened, solves, as the properties of the state;
+    numpy_prior, in a tuple once it was looked up; likelihood_parts, r^T K^-1 r and log|K| without a factor;
+    variance_probes (predict/variance_samples.py); warned_sampled_variance and warned_rounded_variance, whether a
+    warning has said that variances are sampled, or that those of a float32 factor are off.
+    """
+
+    weights: Tensor | None = None
+    whitened: Tensor | None = None
+    solves: Solves | None = None
+    numpy_prior: tuple[NumpyPrior | None] | None = None
+    likelihood_parts: tuple[Tensor, float] | None = None
+    variance_probes: Any = None
+    warned_sampled_variance: bool = False
+    warned_rounded_variance: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A prior given data; changed by `dataclasses.replace` alone, which begins an empty cache.
+
+    Fields: prior, detached; x (*batch, n, d) and y (*batch, n[, outputs]), the table. Of its u rows that differ in x,
+    in the order of `replicates` (inference/replicates.py; None where u = n): rows, their features; residual (*batch, u,
+    outputs or 1); factor, of K + noise (None without data, or where solves made the weights); weights, or whitened,
+    L^-1 of the residual, each None where it is computed when asked for. theta, the kernel's parameters; solver, what
+    solves go by where there is no float64 factor, None to make it when asked for; settings of solves; online, what
+    happened since conditioning; differentiable, whether gradients to parameters, x and y are kept; report.
+    """
+
+    prior: Prior
+    x: Tensor
+    y: Tensor
+    rows: Rows
+    theta: tuple[Tensor, ...]
+    residual: Tensor
+    factor: TriangularFactor | None
+    report: Report
+    weights: Tensor | None = None
+    whitened: Tensor | None = None
+    replicates: Replicates | None = None
+    solver: Solves | None = None
+    settings: SolveSettings = field(default_factory=SolveSettings)
+    online: UpdateState = field(default_factory=UpdateState)
+    differentiable: bool = False
+    cache: Cache = field(default_factory=Cache, init=False, repr=False)
+
+    # -- sizes ----------------------------------------------------------------------------------------------------
+    @property
+    def count(self) -> int:
+        """The number of training rows."""
+        return self.x.shape[-2]
+
+    @property
+    def distinct(self) -> int:
+        """The number of training rows that differ, which are those that are computed with."""
+        return self.rows.count
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.residual.shape[:-2]
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return self.x.dtype
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.report.plan
+
+    # -- the rows that are computed with --------------------------------------------------------------------------
+    @property
+    def points(self) -> Float[Tensor, "*batch u d"]:
+        """The distinct training inputs, (*batch, u, d), in the order of the weights."""
+        return self.x if self.replicates is None else self.replicates.x
+
+    @property
+    def likelihood(self) -> Gaussian:
+        """That of the distinct rows."""
+        return self.prior.likelihood if self.replicates is None else self.replicates.likelihood
+
+    @property
+    def noise(self) -> Float64[Tensor, "*batch rows"]:
+        """The noise variance of each distinct row, with the jitter of the system that was solved, (*batch, u or 1)."""
+        noise = self.likelihood.diagonal(self.distinct, self.x.device)
+        if self.factor is None or self.by_solves:
+            return noise
+        return noise + self.factor.jitter.double().unsqueeze(-1)
+
+    def covariance_to(
+        self, rows: Rows, dtype: torch.dtype, workspace: Workspace | None = None, plan: ProductPlan | None = None
+    ) -> CovarianceOperator:
+        """The prior covariance between other rows and the training rows; plan: of its products."""
+        orders = None if plan is None else Orders(plan)
+        return CovarianceOperator(self.prior.kernel.form, self.theta, rows, self.rows, dtype, workspace, orders)
+
+    # -- what answers are made of ---------------------------------------------------------------------------------
+    @property
+    def float64_factor(self) -> TriangularFactor | None:
+        """The factor where it is float64, so that it answers everything alone; None beside solves, or without data."""
+        return self.factor if self.factor is not None and self.factor.dtype == F64 else None
+
+    @property
+    def by_solves(self) -> bool:
+        """Whether answers come from solves: there is no factor, or one in float32."""
+        return bool(self.count) and self.float64_factor is None and not self.batch_shape
+
+    @property
+    def solves(self) -> Solves | None:
+        """A^-1 by solves, where there is no factor or one in float32; None where a factor is all that is needed."""
+        if not self.by_solves:
+            return None
+        if self.solver is not None:
+            return self.solver
+        if self.cache.solves is None:  # of a model file: what they keep is made again
+            noise = self.likelihood.diagonal(self.distinct, self.x.device)
+            orders = Orders(deterministic=self.settings.deterministic)
+            operator = CovarianceOperator(self.prior.kernel.form, self.theta, self.rows, None, F64, None, orders)
+            self.cache.solves = Solves.of(
+                self._plan_that_fits(), operator, noise, self.settings, factor=self.factor,
+                reflected=self.online.dropped > 0,
+            )  # fmt: skip
+        return self.cache.solves
+
+    def _plan_that_fits(self) -> Plan | None:
+        """The plan of the solves where the tiles that it stores fit here and now; else one that recomputes them."""
+        plan = self.plan
+        if plan is None or plan.route != "stored":
+            return plan
+        needed, free = stored_bytes(self.distinct), available_bytes(self.x.device)
+        if needed <= free:
+            return plan
+        self.report.events.append(Event(EventKind.TILES_NOT_STORED, needed=needed, free=free))
+        return replace(plan, route="recomputed")
+
+    @property
+    def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
+        """K^-1 (y - m), (*batch, u, outputs or 1), float64; after an update n^2 flops when they are first asked for."""
+        if self.weights is not None:
+            return self.weights
+        if self.cache.weights is None:
+            self.cache.weights = self._weights_by_factor()
+        return self.cache.weights
+
+    @ordinary_tensors
+    @exact_precision
+    @torch.no_grad()
+    def _weights_by_factor(self) -> Tensor:
+        """L^-T z, what an update left to do."""
+        whitened, factor = self.whitened_residual, self.factor
+        assert whitened is not None
+        assert factor is not None
+        alone = 0 if self.x.device.type == "cpu" else ONE_THREAD_ROWS + 1
+        with deterministically(self.settings.deterministic), one_thread(alone):
+            return (factor if isinstance(factor, WindowFactor) else PanelFactor.of(factor)).back_solve(whitened)
+
+    @property
+    def whitened_residual(self) -> Float64[Tensor, "u p"] | None:
+        """L^-1 (y - m), (u, outputs or 1), where it is known; the factor of a window makes it when it is asked for."""
+        if isinstance(self.factor, WindowFactor):
+            return self.factor.whitened
+        return self.cache.whitened if self.whitened is None else self.whitened
+
+    @property
+    def whitened_for_mean(self) -> Float64[Tensor, "u p"] | None:
+        """The same while it spares the weights: after an update, until these are asked for.
+
+        None for a deterministic state: its answers must not depend on what was asked for before.
+        """
+        spared = self.weights is None and self.cache.weights is None and not self.settings.deterministic
+        return self.whitened_residual if spared else None
+
+    @property
+    def numpy_prior(self) -> NumpyPrior | None:
+        """What points of the prior are made of in NumPy calls; None where torch has to say, as for repeated rows."""
+        if self.cache.numpy_prior is None:
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                return None  # inside a transform of torch.func no tensor is plain; afterwards they are
+            served = not (self.replicates or self.differentiable or self.settings.deterministic or self.batch_shape)
+            self.cache.numpy_prior = (NumpyPrior.of(self.prior, self.theta, self.x) if served else None,)
+        return self.cache.numpy_prior[0]

@@ -1,0 +1,5 @@
+"""Likelihoods: how observations y scatter around latent values f."""
+
+from flashgp.likelihoods.gaussian import Gaussian
+
+__all__ = ["Gaussian"]
