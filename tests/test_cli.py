@@ -220,7 +220,7 @@ def test_a_deterministic_fit_is_the_same_with_any_number_of_threads(tmp_path: Pa
             "fit", table, "-t", "y", "--starts", 1, "--deterministic", "--out", model, "--json", "--time-limit", 60
         )
         result = json.loads(said.stdout)
-        assert any(event.startswith("deterministic") for event in result["events"])
+        assert {"kind": "DETERMINISTIC", "fields": {}} in result["events"]
         found.append((result["log_marginal_likelihood"], result["leave_one_out"], result["parameters"]))
         run("predict", model, table, "--out", tmp_path / f"{count}.csv", "--std")
     torch.set_num_threads(before)
@@ -267,7 +267,7 @@ def test_ctrl_c_in_the_last_solve_says_what_was_found(
         assert f"goes on from {checkpoint}" in run(*common, "--checkpoint", checkpoint, code=130).stderr
     assert not model.exists()
     resumed = json.loads(run(*common, "--checkpoint", checkpoint, "--json").stdout)
-    assert any("resumed" in event for event in resumed["events"])
+    assert "RESUMED" in [event["kind"] for event in resumed["events"]]
     assert TableModel.load(model).posterior.count == 60
 
 
@@ -300,7 +300,9 @@ def test_deviations_from_samples_say_how_certain_they_are(tmp_path: Path, monkey
     wanted = read(out)
     sampled = json.loads(run(*common, "--variance", "sampled", "--json").stdout)
     assert (sampled["variance"], sampled["columns"]) == ("sampled", ["mean", "std", "std_error"])
-    assert any("64 samples, the largest standard error" in event for event in sampled["events"])
+    assert any(
+        event["kind"] == "VARIANCE_BY_SAMPLES" and event["fields"]["samples"] == 64 for event in sampled["events"]
+    )
     found = read(out)
     assert np.array_equal(found["mean"], wanted["mean"])
     off = np.abs(found["std"] - wanted["std"])  # an exact variance by solves may be off by 1 % too

@@ -61,13 +61,13 @@ def test_a_command_runs_where_it_was_put(tmp_path: Path) -> None:
     said = json.loads(run("doctor", "--json", "--cores", ONE, "--threads", 1).stdout)
     cores = next(one for one in said["findings"] if one["topic"] == "cores")
     assert cores["values"]["affinity"] == [ONE]
-    assert cores["found"].endswith(f"runtime: 1 thread on core {ONE}")
+    assert f"1 thread on core {ONE}" in cores["found"]
     table = tmp_path / "table.csv"
     x = np.linspace(0, 5, 12)
     table.write_text("x,y\n" + "".join(f"{a},{np.sin(a)}\n" for a in x))
     before = (torch.get_num_threads(), own_cores())
     fitted = json.loads(run("fit", table, "-t", "y", "--starts", 1, "--json", "--cores", ONE).stdout)
-    assert f"runtime: 1 thread on core {ONE}" in fitted["events"]
+    assert {"kind": "RUNTIME", "fields": {"placement": f"1 thread on core {ONE}"}} in fitted["events"]
     assert (torch.get_num_threads(), own_cores()) == before
 
 

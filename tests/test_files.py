@@ -16,6 +16,7 @@ from torch import Tensor, distributions, nn
 import flashgp as fgp
 from flashgp.files import container, load_metadata
 from flashgp.files.priors import PRIORS
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.posterior import Posterior
 from flashgp.kernels import REGISTRY
 
@@ -545,7 +546,7 @@ def test_tiles_that_no_longer_fit_are_recomputed(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr("flashgp.inference.state.available_bytes", lambda device, free=free: free)
         assert torch.allclose(loaded.predict(x_test).variance, wanted, rtol=0.01)
         assert (loaded.state.solves.system._tiles is not None) == kept
-        events = [event for event in loaded.report.events if event.startswith("the stored tiles would take 14.1 KiB")]
+        events = of_kind(loaded.report.events, EventKind.TILES_NOT_STORED)
         assert len(events) == (0 if kept else 1)
         assert loaded.plan == posterior.plan
 

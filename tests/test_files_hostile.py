@@ -399,6 +399,12 @@ CONFIGS: dict[str, tuple[Callable[[Any], None], str]] = {
     "a plan": (_set("report", "plan", "n", "five"), "`report.plan.n`"),
     "a plan of another dtype": (_set("report", "plan", "dtype", "int8"), "`report.plan`"),
     "events": (_set("report", "events", "abc"), "`report.events`"),
+    "an event of no kind": (_set("report", "events", [{"kind": 3, "fields": {}}]), "`report.events.kind`"),
+    "an event without fields": (_set("report", "events", [{"kind": "NOTE", "fields": [1]}]), "`report.events.fields`"),
+    "an event of no number": (
+        _set("report", "events", [{"kind": "NOTE", "fields": {"a": {"float": "b"}}}]),
+        "`report.events.fields`",
+    ),
     "the seed of solves": (_set("solves", "seed", 0.5), "`solves.seed` of"),
     "how solves are planned": (_set("solves", "deterministic", 1), "`solves.deterministic` of"),
     "the tolerance of solves": (_set("solves", "tolerance", 0.0), "`solves.tolerance` of"),

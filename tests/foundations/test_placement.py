@@ -15,6 +15,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations import machine, placement
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
+from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.placement import _active, _blas_libraries, _tasks, launcher_text
 from flashgp.foundations.processors import core_text, own_cores
 from flashgp.pairwise.cpu.pool import run_together, workers
@@ -178,11 +179,11 @@ def test_results_are_the_same_on_fewer_cores_and_the_report_says_where() -> None
         placed = gp.condition(x, x[:, 0].sin())
         fitted = fgp.fit(gp, x[:20], x[:20, 0].sin(), starts=1)
     assert torch.allclose(placed.predict(x[:5]).mean, free, rtol=1e-9)
-    said = f"runtime: 1 thread on core {ONE}"
-    assert [event for event in placed.report.events if event.startswith("runtime")] == [said]
-    assert [event for event in fitted.report.events if event.startswith("runtime")] == [said]
+    said = Event(EventKind.RUNTIME, placement=f"1 thread on core {ONE}")
+    assert of_kind(placed.report.events, EventKind.RUNTIME) == [said]
+    assert of_kind(fitted.report.events, EventKind.RUNTIME) == [said]
     outside = gp.condition(x, x[:, 0].sin()).report.events
-    assert not [event for event in outside if event.startswith("runtime")]
+    assert not of_kind(outside, EventKind.RUNTIME)
 
 
 @linux

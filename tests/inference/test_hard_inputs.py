@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.events import Event, EventKind
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
 from flashgp.pairwise.torch.statistics import DIRECT_PAIRS
 from flashgp.pairwise.torch.tile_job import TILE_PAIRS
@@ -113,21 +114,24 @@ def test_other_dtypes_are_promoted(dtype: torch.dtype) -> None:
 def test_half_precision_is_said_in_every_report(dtype: torch.dtype) -> None:
     x, y = (value.float() for value in data(30))
     kind = str(dtype).removeprefix("torch.")
-    line = "`{}` came in " + kind + " and is computed with in float32"
+
+    def said(argument: str) -> Event:
+        return Event(EventKind.HALF_PRECISION, argument=argument, dtype=kind)
+
     gp, half = model(), x.to(dtype)
     post = gp.condition(half, y.to(dtype))
-    assert post.report.events[:2] == [line.format("x"), line.format("y")]
-    assert post.predict(half).report.events == [line.format("x_test")]
+    assert post.report.events[:2] == [said("x"), said("y")]
+    assert post.predict(half).report.events == [said("x_test")]
     assert post.predict(x).report.events == []
     trained = fgp.fit(gp, half, y, starts=1, max_iterations=2)
-    assert trained.report.events.count(line.format("x")) == 1
+    assert trained.report.events.count(said("x")) == 1
     assert gp.condition(x, y).report.events == []
 
     operator = gp.kernel.operator(x, half)
     operator @ y
-    assert operator.report.events == [line.format("x2")]
+    assert operator.report.events == [said("x2")]
     both = (operator + gp.kernel.operator(half, x)).product(y).report
-    assert both.events == [line.format("x2"), line.format("x1")]
+    assert both.events == [said("x2"), said("x1")]
 
 
 def test_shapes_and_types_that_are_refused() -> None:

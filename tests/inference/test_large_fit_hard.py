@@ -17,6 +17,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import ConvergenceError
+from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.training import checkpoint as checkpoints
 from flashgp.inference.training import stochastic as large_fit
@@ -58,7 +59,7 @@ def test_hard_models_are_fitted_as_well_as_by_exact_gradients(case: str) -> None
     exact, found = fgp.fit(HARD[case](), x, y), fgp.fit(HARD[case](), x, y, plan=planned(HARD[case](), 300))
     lost = float((exact.gp.log_marginal_likelihood(x, y) - found.gp.log_marginal_likelihood(x, y)).detach())
     assert lost < 0.02 * 300
-    assert any("estimated" in event for event in found.report.events)
+    assert of_kind(found.report.events, EventKind.GRADIENTS_ESTIMATED)
 
 
 def test_rows_that_are_all_equal() -> None:
@@ -67,7 +68,7 @@ def test_rows_that_are_all_equal() -> None:
     plan = fgp.plan(prior(), n=300, d=3, distinct=1)
     found = fgp.fit(prior(), x, y, plan=fgp.Plan.from_json(plan.to_json().replace('"exact"', '"stored"')))
     assert float(found.gp.likelihood.noise_variance.value.detach()) == pytest.approx(float(y.var()), rel=0.05)
-    assert "300 rows joined into 1, since x is the same in all" in found.report.events
+    assert Event(EventKind.ROWS_JOINED, rows=300, distinct=1) in found.report.events
 
 
 def test_two_clusters_far_apart() -> None:
@@ -122,7 +123,7 @@ def test_a_nan_in_a_batch_names_its_member(monkeypatch: pytest.MonkeyPatch) -> N
         prior().condition(x, torch.stack([y, y]))
 
 
-@pytest.mark.filterwarnings("ignore:no gradient of all 300 rows")
+@pytest.mark.filterwarnings("ignore:No gradient of all 300 rows")
 @pytest.mark.parametrize("after", [0, 12])
 def test_a_nan_while_training_is_no_gradient_and_stands_in_the_report(
     after: int, monkeypatch: pytest.MonkeyPatch
@@ -131,8 +132,9 @@ def test_a_nan_while_training_is_no_gradient_and_stands_in_the_report(
     x, y = table(300)
     broken(monkeypatch, CovarianceSystem, "multiply", row=7, after=after)
     found = fgp.fit(prior(), x, y, plan=planned(prior(), 300))
-    assert any("start 0 at one point" in event and "at row 7, column 0" in event for event in found.report.events)
-    assert any("without a gradient; the search stepped back" in event for event in found.report.events)
+    failed = [event.fields for event in of_kind(found.report.events, EventKind.POINT_FAILED)]
+    assert any(one["run"] == "start 0" and "at row 7, column 0" in one["error"] for one in failed)
+    assert of_kind(found.report.events, EventKind.POINTS_REJECTED)
     assert 0.05 < float(found.gp.likelihood.noise_variance.value.detach()) < 0.2
 
 
@@ -183,10 +185,10 @@ def test_kill_9_in_the_search_over_all_rows(
         logged = load_file(path)  # by another process, whose last bits are its own
         assert len(logged["start 0/value"]) == (3 if how == "during a step" else 2)
         resumed = fgp.fit(prior(), x, y, plan=planned(prior(), 300), starts=1, checkpoint=path)
-        (event,) = [event for event in resumed.report.events if event.startswith("resumed")]
-        replayed = int(event.split()[1])
+        (event,) = of_kind(resumed.report.events, EventKind.RESUMED)
+        replayed = event.fields["evaluations"]
         assert replayed == sum(len(values) for name, values in logged.items() if name.endswith("/value"))
-        assert event.endswith("agree with those of an uninterrupted fit to the tolerance of their solves")
+        assert event.fields["estimated"]
         for one in resumed.history[:replayed]:
             assert one.value == -logged[f"{one.start}/value"][one.index]
             assert one.theta == tuple(logged[f"{one.start}/theta"][one.index])

@@ -12,6 +12,7 @@ import torch
 import flashgp as fgp
 from flashgp.bench.memory import measure_peak_bytes
 from flashgp.foundations.determinism import deterministically
+from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.predict import prediction
 from flashgp.inference.training import lbfgs as search
@@ -245,7 +246,7 @@ def test_memory_running_out_at_every_request(call: str, monkeypatch: pytest.Monk
                 events = [event for workspace in used for event in workspace.events]
                 if not events:
                     break
-                assert all("rows per tile" in event for event in events)
+                assert all(event.kind is EventKind.TILES_HALVED for event in events)
                 assert relative(found, wanted) < 1e-10
                 smaller += 1
         assert all(w.live_bytes == 0 for w in used)
@@ -312,6 +313,4 @@ def test_reports_say_that_a_tile_was_halved(call: str, monkeypatch: pytest.Monke
         report = found.report
         assert report.peak_bytes > 0
     assert failed
-    assert [event for event in report.events if "rows per tile" in event] == [
-        "memory ran out in a tile: went on with 218 rows per tile, and the same result"
-    ]
+    assert of_kind(report.events, EventKind.TILES_HALVED) == [Event(EventKind.TILES_HALVED, rows=218)]

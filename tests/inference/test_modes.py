@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.events import Event, EventKind, of_kind
 from inference.plain_gp import F64, data, model, relative
 
 
@@ -165,15 +166,15 @@ def test_networks_run_under_the_callers_autocast_and_nothing_else_does() -> None
         with torch.no_grad():
             features = network(x.float()).double()
     assert network.seen == {torch.bfloat16}
-    said = "networks of Warped ran under the caller's autocast, bfloat16 on cpu; all else in full precision"
+    said = Event(EventKind.AUTOCAST, dtypes=["bfloat16 on cpu"])
     assert posterior.report.events.count(said) == 1
     assert prediction.report.events.count(said) == 1
-    assert not any("autocast" in event for event in outside.report.events)
+    assert not of_kind(outside.report.events, EventKind.AUTOCAST)
     plain = fgp.GP(gp.kernel.kernel, gp.mean, gp.likelihood).condition(features, y)
     assert relative(mean, plain.predict(features).mean) <= 1e-13
     with torch.autocast("cpu", torch.bfloat16):
         fitted = fgp.fit(gp, x, y, max_iterations=2)
-        assert not any("autocast" in event for event in model(3).condition(x, y).report.events)
+        assert said not in model(3).condition(x, y).report.events
     assert fitted.report.events.count(said) == 1
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError
+from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference.online import iterative as online_solves
 from flashgp.operators.stored import StoredTiles
 from flashgp.solvers.iterative.contract import Limits
@@ -79,10 +80,11 @@ def test_updates_equal_conditioning(way: str, kind: str) -> None:
     agree(found)
     assert found.report.iterations is not None
     assert found.report.seconds > 0.0
-    (line,) = [event for event in found.report.events if "since conditioning" in event]
-    assert line.startswith("online: ")
-    assert f"made anew never; this update {found.report.iterations} iteration" in line
-    assert f"the mean within {found.report.error_bound:.1e}" in line
+    (line,) = of_kind(found.report.events, EventKind.UPDATED)
+    assert line.stage == "update"
+    assert line.fields["refactorised"] is None
+    assert line.fields["iterations"] == found.report.iterations
+    assert line.fields["bound"] == found.report.error_bound
     assert (found.factor is None) == (way != "refined")
     assert torch.equal(post.predict(x[150:]).mean, before), "older posteriors stay as they were"
     assert (post.count, post.state.online.appended, post.state.online.dropped) == (150, 0, 0)
@@ -104,9 +106,9 @@ def test_a_sequence_of_updates(way: str) -> None:
             post, rows = post.append(x[new], y[new]).drop(gone), [r for i, r in enumerate(rows + new) if i not in gone]
     assert torch.equal(post.x, x[rows])
     agree(post)
-    events = [event for event in post.report.events if event.startswith("online: ")]
-    assert sum("since conditioning" in event for event in events) == 1, "each update replaces the lines of the last"
-    assert sum("passes over the pairs" in event for event in events) == 1
+    kinds = [event.kind for event in post.report.events if event.stage == "update"]
+    assert kinds.count(EventKind.UPDATED) == 1, "each update replaces the events of the last"
+    assert kinds.count(EventKind.SOLVED) == 1
 
 
 @pytest.mark.parametrize("way", ["stored", "recomputed", "refined"])
@@ -161,7 +163,8 @@ def test_a_basis_that_is_no_longer_orthonormal_is_made_anew(way: str, monkeypatc
     post = post.slide(x[160:166], y[160:166])
     agree(post)
     assert post.state.online.refactorised == 1
-    assert "made anew 1 time" in "; ".join(post.report.events)
+    (event,) = of_kind(post.report.events, EventKind.UPDATED)
+    assert event.fields["refactorised"] == 1
 
 
 @pytest.mark.parametrize("way", ["stored", "recomputed", "refined"])
@@ -173,10 +176,11 @@ def test_what_no_longer_fits_is_prepared_anew(way: str, monkeypatch: pytest.Monk
     post = conditioned(model(), x[:150], y[:150], way).append(x[150:166], y[150:166])
     agree(post)
     assert post.state.online.refactorised == 1
-    said = "; ".join(post.report.events)
     if way != "refined":
-        assert "the preconditioner no longer fits, 1 iterations after" in said
-    assert "made anew 1 time" in said
+        (event,) = of_kind(post.report.events, EventKind.PREPARED_ANEW)
+        assert (event.fields["kept"], event.fields["iterations"]) == ("the preconditioner", 1)
+    (event,) = of_kind(post.report.events, EventKind.UPDATED)
+    assert event.fields["refactorised"] == 1
     monkeypatch.undo()
     again = post.append(x[166:], y[166:])
     agree(again)
@@ -190,7 +194,7 @@ def test_stored_tiles_are_shared_until_many_rows_are_foreign() -> None:
     assert few.state.solves.system._tiles.tiles is post.state.solves.system._tiles
     many = few.append(x[330:370], y[330:370])
     assert isinstance(many.state.solves.system._tiles, StoredTiles)
-    assert any("the stored tiles made anew" in event for event in many.report.events)
+    assert of_kind(many.report.events, EventKind.TILES_STORED_ANEW)
     agree(many)
     agree(few)
 
@@ -201,7 +205,8 @@ def test_tiles_that_do_not_fit_are_recomputed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(online_solves, "available_bytes", lambda device: 100)
     found = post.append(x[150:], y[150:])
     assert not found.state.solves.system.stored
-    assert any("with 100 B free: they are recomputed in every product" in event for event in found.report.events)
+    (event,) = of_kind(found.report.events, EventKind.TILES_NOT_STORED)
+    assert event.fields["free"] == 100
     agree(found)
 
 
@@ -308,12 +313,12 @@ def test_variances_are_priced_by_solves_that_begin_at_zero() -> None:
 
 def test_a_solve_that_was_ended_early_is_finished_by_the_next_update() -> None:
     x, y = data(151)
-    with pytest.warns(FlashGPWarning, match="the time limit of 0 s ended the solve"):
+    with pytest.warns(FlashGPWarning, match="time limit ended the solve"):
         post = conditioned(model(), x[:150], y[:150], "recomputed", time_limit=0.0)
     found = post.append(x[150:], y[150:])
     agree(found)
     assert found.state.online.refactorised == 0, "its 0 iterations say nothing of the preconditioner"
-    assert not any("time limit" in event for event in found.report.events), "nothing of it is true any more"
+    assert not of_kind(found.report.events, EventKind.SOLVE_ENDED), "nothing of it is true any more"
     assert found.state.online.usual_iterations == found.report.iterations
 
 
@@ -333,12 +338,12 @@ def test_an_unreachable_tolerance_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
     def short(self: Any, rhs: Tensor, goal: Any, **options: Any) -> Any:
         found = solve(self, rhs, goal, **(options | {"limits": Limits(iterations=0)}))
-        return dataclasses.replace(found, stopped="stagnated")
+        return dataclasses.replace(found, stopped=StopReason.STAGNATED)
 
     monkeypatch.setattr(online_solves.Solves, "solve", short)
     monkeypatch.setattr(online_solves, "LEAST_LIMIT", 1)
     monkeypatch.setattr(online_solves, "CLEARLY_MORE", 1e-9)
-    with pytest.warns(FlashGPWarning, match="beyond the solvers"):
+    with pytest.warns(FlashGPWarning, match="stagnated before its tolerance"):
         found = post.append(x[140:], y[140:])
     assert found.report.error_bound > TOLERANCE * float(post.noise.min()) ** 0.5
 
@@ -348,8 +353,9 @@ def test_iterations_in_the_report_are_those_of_the_last_update() -> None:
     y = (3.0 * x.sum(1)).sin()
     gp = fgp.GP(fgp.kernels.Matern(1.5, 0.3), likelihood=fgp.likelihoods.Gaussian(1e-2))
     before = gp.condition(x[:100], y[:100], solver="cg")
-    assert sum(event.endswith("passes over the pairs") for event in before.report.events) == 1
+    assert len(of_kind(before.report.events, EventKind.SOLVED)) == 1
     after = before.append(x[100:], y[100:]).report
-    (passed,) = [event for event in after.events if event.endswith("passes over the pairs")]
-    assert passed.startswith(f"online: {after.iterations} iteration")
-    assert sum(f"this update {after.iterations} iteration" in event for event in after.events) == 1
+    (passed,) = of_kind(after.events, EventKind.SOLVED)
+    assert (passed.stage, passed.fields["iterations"]) == ("update", after.iterations)
+    (event,) = of_kind(after.events, EventKind.UPDATED)
+    assert event.fields["iterations"] == after.iterations

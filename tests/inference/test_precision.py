@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.exact import condition as module
 from flashgp.solvers.direct.cholesky import refine
 from inference.plain_gp import F64, data, model, relative
@@ -86,7 +87,7 @@ def test_float32_within_its_bound(noise: float) -> None:
     report = found.report
     assert report.dtype == "float32"
     assert report.iterations >= 1
-    assert any("float32 factor" in event for event in report.events)
+    assert of_kind(report.events, EventKind.REFINED)
     # The default tolerance, 1e-3 standard deviations of an observation, is reached.
     assert report.error_bound <= 1e-3 * math.sqrt(noise)
     error = float((found.predict(x_test).mean - exact.predict(x_test).mean).abs().max())
@@ -123,10 +124,11 @@ def test_what_float32_cannot_reach_is_said() -> None:
         variance = found.predict(x).variance
     assert any(issubclass(w.category, fgp.FlashGPWarning) for w in caught)
     assert found.report.jitter > 0
-    assert any("of the factor only" in event for event in found.report.events)
+    (event,) = of_kind(found.report.events, EventKind.JITTER)
+    assert event.fields["factor_only"]
     assert variance.isfinite().all()
     with pytest.warns(
-        fgp.FlashGPWarning, match=r"tried: none\); the next jitter.* a float64 Cholesky factor of all rows"
+        fgp.FlashGPWarning, match=r"tried: none\); the next jitter.* A float64 Cholesky factor of all rows"
     ):
         found = gp.condition(x, y, plan=plan)
     assert (found.report.dtype, found.report.jitter) == ("float64", None)

@@ -13,6 +13,7 @@ import flashgp as fgp
 from flashgp import kernels as k
 from flashgp import likelihoods as lik
 from flashgp import means as m
+from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.likelihoods.replicated import repeated
 from inference.plain_gp import F64, PlainGP, data, relative
@@ -119,7 +120,7 @@ def test_fit_finds_the_optimum_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.posterior.distinct == 7
     assert type(found.gp.likelihood) is lik.Gaussian
     assert found.gp.likelihood.row_weight.shape == (12,)
-    assert "12 rows joined into 7 that differ in x" in found.report.events
+    assert Event(EventKind.ROWS_JOINED, rows=12, distinct=7) in found.report.events
     assert (found.report.plan.n, found.report.plan.distinct) == (12, 7)
     monkeypatch.setattr("flashgp.inference.training.fit.equal_rows", lambda *_: None)
     monkeypatch.setattr("flashgp.inference.exact.condition.equal_rows", lambda *_: None)
@@ -138,7 +139,7 @@ def test_a_start_chosen_on_some_rows_keeps_what_they_say(monkeypatch: pytest.Mon
     x = torch.cat([places] * 4)
     y = torch.sin(6 * x[:, 0]) + 0.3 * torch.randn(160, generator=generator, dtype=F64)
     found = fgp.fit(fgp.GP(1.0 * k.RBF()), x, y, starts=3, max_iterations=15)
-    assert "3 starts fitted to 30 of 40 rows, the best to all" in found.report.events
+    assert Event(EventKind.SUBSET_FIT, starts=3, subset=30, rows=40) in found.report.events
     assert 0.05 < found.gp.likelihood.noise_variance.value.item() < 0.15
 
 

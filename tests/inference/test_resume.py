@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.fit import Fit
 from flashgp.inference.training import checkpoint as checkpoints
 from inference.plain_gp import data, model
@@ -61,7 +62,7 @@ def test_killed_at_any_evaluation(tmp_path: Path, starts: int | None) -> None:
         resumed = fgp.fit(model(), x, y, starts=starts, max_iterations=6, checkpoint=path)
         assert trajectory(resumed) == whole, f"killed after evaluation {count}"
         if path.stat().st_size and count > 8:
-            assert any("resumed" in event for event in resumed.report.events)
+            assert of_kind(resumed.report.events, EventKind.RESUMED)
 
 
 @pytest.mark.usefixtures("every_evaluation_written")
@@ -74,7 +75,8 @@ def test_killed_again_while_resuming(tmp_path: Path) -> None:
             fgp.fit(model(), x, y, max_iterations=6, checkpoint=path, progress=killed_after(count))
     last = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
     assert trajectory(last) == whole
-    replayed = next(int(event.split()[1]) for event in last.report.events if event.startswith("resumed"))
+    (event,) = of_kind(last.report.events, EventKind.RESUMED)
+    replayed = event.fields["evaluations"]
     assert replayed >= 20, "the second kill, early in the replay, must not cost what the first had logged"
 
 
@@ -100,7 +102,8 @@ def test_a_log_that_no_longer_fits_is_left_behind(tmp_path: Path, monkeypatch: p
     for replayed in (3, len(fresh.history)):
         again = fgp.fit(model(), x, y, checkpoint=path, **one)
         assert trajectory(again) == trajectory(fresh)
-        assert any(f"resumed: {replayed} evaluations" in event for event in again.report.events)
+        (event,) = of_kind(again.report.events, EventKind.RESUMED)
+        assert event.fields["evaluations"] == replayed
 
 
 @pytest.mark.parametrize("count", [5, 6, 7])
@@ -117,7 +120,7 @@ def test_interrupted_then_resumed(tmp_path: Path, count: int) -> None:
     assert cut.interrupted
     again = fgp.fit(model(), x, y, max_iterations=6, checkpoint=tmp_path / "log")
     assert trajectory(again) == whole
-    assert any("resumed" in event for event in again.report.events)
+    assert of_kind(again.report.events, EventKind.RESUMED)
 
 
 def test_a_finished_fit_is_replayed(tmp_path: Path) -> None:
@@ -126,7 +129,8 @@ def test_a_finished_fit_is_replayed(tmp_path: Path) -> None:
     first = fgp.fit(model(), x, y, checkpoint=path)
     second = fgp.fit(model(), x, y, checkpoint=path)
     assert trajectory(first) == trajectory(second)
-    assert any(f"resumed: {len(first.history)} evaluations" in event for event in second.report.events)
+    (event,) = of_kind(second.report.events, EventKind.RESUMED)
+    assert event.fields["evaluations"] == len(first.history)
 
 
 @pytest.mark.usefixtures("every_evaluation_written")
@@ -150,7 +154,7 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_not_the_fit(tmp_path: Path, m
             found = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
         assert len(caught) == (1 if room == 6 else 2), "the first time, and at the end"
         assert trajectory(found) == whole
-        assert any("could not be written" in event for event in found.report.events) == (room > 6)
+        assert bool(of_kind(found.report.events, EventKind.CHECKPOINT_FAILED)) == (room > 6)
     calls[:] = [1] * room
     again = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
     assert trajectory(again) == whole
@@ -199,7 +203,7 @@ def test_kill_9(tmp_path: Path, root: Path, source_environment: dict[str, str]) 
     for path in paths.values():
         resumed = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
         assert trajectory(resumed) == whole
-        assert any("resumed" in event for event in resumed.report.events)
+        assert of_kind(resumed.report.events, EventKind.RESUMED)
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import EventKind
 from flashgp.inference.predict.prior_draws import pivots_of
 from flashgp.inference.predict.variance_samples import deviation_interval, variance_probes
 from inference.plain_gp import F64
@@ -119,7 +120,7 @@ def test_other_solves_and_kernels_with_products() -> None:
     torch.testing.assert_close(same(x_test).variance, found.variance)
     torch.testing.assert_close(same(x_test[:5]).bound, found.bound[:5])
     assert same(x_test[:0]).variance.shape == (0,)
-    assert "unbiased" in same.events[0]
+    assert same.events[0].kind is EventKind.VARIANCE_UNBIASED
     exact = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.0)).condition(post.x[:20], post.x[:20, 0])
     at_rows = variance_probes(exact.state, samples=8, seed=1)(post.x[:20])
     assert float(at_rows.variance.abs().max()) < 1e-6

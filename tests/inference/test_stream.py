@@ -17,6 +17,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError, ShapeError
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.posterior import Posterior
 from flashgp.solvers.direct import strided
 from inference.plain_gp import data, model, relative
@@ -151,7 +152,8 @@ def test_hyperparameters_are_refined_when_it_is_their_turn() -> None:
     post = stream.posterior
     assert float(post.gp.likelihood.noise_variance.value) != before
     assert (post.state.online.appended, post.state.online.refined) == (100, 2)
-    assert any("hyperparameters refined 2 times" in event for event in post.report.events)
+    (event,) = of_kind(post.report.events, EventKind.UPDATED)
+    assert event.fields["refined"] == 2
     wanted = post.gp.condition(x, y)
     assert relative(post.predict(x[:5] + 0.1).mean, wanted.predict(x[:5] + 0.1).mean) < 1e-9
 

@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import LARGEST_REACH
@@ -110,7 +111,7 @@ def test_without_a_gradient_there_the_search_begins_at_the_last_optimum() -> Non
     assert numpy.array_equal(curvature, 2e6 * numpy.eye(3))
     assert [numpy.array_equal(a, b) for a, b in zip(climb.objective.anchors, (ahead, last), strict=True)] == [True] * 2
     (said,) = climb.objective.settings.workspace.events
-    assert said.startswith("400 rows had no gradient where fewer rows lead")
+    assert said == Event(EventKind.NOT_EXTRAPOLATED, rows=400)
     with pytest.raises(NotPositiveDefiniteError):
         Climb(2).along(trend, 1e6 * numpy.eye(3), 1.5)
     climb = Climb(0)

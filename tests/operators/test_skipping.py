@@ -10,6 +10,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.kernels import Kernel
 from flashgp.operators import CovarianceOperator, SkippingOperator, covariance
 from flashgp.operators.multiplication import Orders
@@ -191,16 +192,14 @@ def test_the_report_says_what_was_done(route: str) -> None:
         "cpu",
         "float64",
     )
-    assert report.events == [
-        f"{100 * operator.kept:.3g} % of the pairs evaluated, the rest skipped: below 1e-06 of the prior variance"
-    ]
+    assert report.events == [Event(EventKind.PAIRS_SKIPPED, share=100 * operator.kept, below=1e-6)]
     assert report.seconds is not None
     assert report.seconds > 0.0
     dense = k.RBF(1.0).operator(numbers(200, 2), skip_below=1e-6).product(numbers(200, 2)).report
     assert (dense.route, dense.error_bound) == ("recomputed", 0.0)
-    assert dense.events == ["every pair evaluated: too few are below 1e-06 of the prior variance"]
+    assert dense.events == [Event(EventKind.PAIRS_NOT_SKIPPED, below=1e-6)]
     lost = k.Custom(lambda a, b: torch.minimum(a, b).sum()).operator(x.abs(), skip_below=1e-6).product(numbers(200, 2))
-    assert lost.report.events == ["every pair evaluated: a Python function of two points has no bound"]
+    assert lost.report.events == [Event(EventKind.PAIRS_NOT_SKIPPED, below=None)]
 
 
 def test_the_threshold_is_a_share_of_the_largest_variance() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flashgp import kernels
 from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu import panels
@@ -112,7 +113,7 @@ def test_the_workspace_failing_at_every_request(name: str, kernel: str, symmetri
                 getattr(calls, name)(workspace)
         else:
             assert same(getattr(calls, name)(workspace), wanted)
-            assert workspace.events == ["memory ran out in a tile: went on with 4 rows per tile, and the same result"]
+            assert workspace.events == [Event(EventKind.TILES_HALVED, rows=4)]
     assert workspace.peak_bytes < counting.peak_bytes
 
 
@@ -166,10 +167,7 @@ def test_a_budget_that_a_smaller_tile_fits() -> None:
     row = (counting.peak_bytes - result) // 8
     workspace = Workspace(budget_bytes=result + 2 * row)
     assert same(calls.product(workspace), wanted)
-    assert [event.split(" with ")[1].split(",")[0] for event in workspace.events] == [
-        "4 rows per tile",
-        "2 rows per tile",
-    ]
+    assert workspace.events == [Event(EventKind.TILES_HALVED, rows=rows) for rows in (4, 2)]
     with pytest.raises(MemoryBudgetError) as caught:
         calls.product(Workspace(budget_bytes=result + row - 1))
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (row, row - 1)
@@ -221,8 +219,7 @@ def test_compiled_loops_go_on_with_halves(
                 getattr(calls, name)(workspace)
             continue
         assert same(getattr(calls, name)(workspace), wanted)
-        assert len(workspace.events) == 1
-        assert workspace.events[0].startswith("memory ran out in a compiled loop: went on with ")
+        assert [event.kind for event in workspace.events] == [EventKind.LOOPS_HALVED]
         assert workspace.live_bytes == 0
         # Halves of a gradient stand beside the totals, which all pairs at once make of their own sums.
         assert name == "bilinear_gradient" or workspace.peak_bytes < counting.peak_bytes

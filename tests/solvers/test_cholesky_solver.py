@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.events import EventKind
 from flashgp.solvers import CholeskySolver, Goal
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
@@ -42,7 +43,7 @@ def test_a_shift_is_of_the_factor_alone() -> None:
     prepared = CholeskySolver(dtype=F32).prepare(system)
     solution = prepared.solve(rhs, Goal(1e-7))
     assert solution.stopped == "goal"
-    assert solution.events[0].startswith("Cholesky: the factor is of the matrix plus ")
+    assert solution.events[0].kind is EventKind.FACTOR_SHIFTED
     assert float(((rhs - system.A @ solution.value).norm(dim=0) / rhs.norm(dim=0)).max()) <= 1e-7
     with pytest.raises(NotPositiveDefiniteError):
         CholeskySolver(dtype=F32).prepare(DenseSystem(-torch.eye(3, dtype=F64), 0.0))

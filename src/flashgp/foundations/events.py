@@ -12,7 +12,7 @@ from typing import Any
 
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
-__all__ = ["Event", "EventKind", "Obstacle", "StopReason", "joined"]
+__all__ = ["Event", "EventKind", "Obstacle", "StopReason", "joined", "of_kind"]
 
 
 class StopReason(StrEnum):
@@ -307,6 +307,11 @@ class Event:
         if kind not in EventKind.__members__:
             return cls(EventKind.NOTE, text=f"{kind}: {fields}")
         return cls(EventKind[kind], **fields)
+
+
+def of_kind(events: Iterable[Event], kind: EventKind) -> list[Event]:
+    """Those of one kind."""
+    return [event for event in events if event.kind is kind]
 
 
 def joined(events: Iterable[Event]) -> str:
