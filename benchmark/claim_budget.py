@@ -93,7 +93,7 @@ def run_cell(cell: Cell) -> Entry:
         "predict_seconds": predicted - fitted,
         "compile_seconds": report.compile_seconds,
         "predicted_seconds": report.predicted_seconds,
-        "events": [*report.events, *prediction.report.events],
+        "events": [str(event) for event in (*report.events, *prediction.report.events)],
     }
 
 

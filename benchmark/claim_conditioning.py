@@ -137,7 +137,7 @@ def _routed(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
         "peak_method": meter.method,
         "reported_peak_bytes": report.peak_bytes,
         "predicted_bytes": report.predicted_bytes,
-        "events": [*report.events, *prediction.report.events],
+        "events": [str(event) for event in (*report.events, *prediction.report.events)],
     }
 
 
@@ -158,7 +158,7 @@ def _sampled(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
         "condition_seconds": seconds,
         "variance_seconds": sampled_seconds,
         "dispersion": found.dispersion,
-        "events": probes.events,
+        "events": list(map(str, probes.events)),
     }
 
 

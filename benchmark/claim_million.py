@@ -131,7 +131,7 @@ def _mean(cell: Cell, x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, f_
         "peak_bytes": meter.peak_bytes,
         "peak_method": meter.method,
         "predicted_bytes": max(report.predicted_bytes or 0, prediction.report.predicted_bytes or 0),
-        "events": [*report.events, *prediction.report.events],
+        "events": [str(event) for event in (*report.events, *prediction.report.events)],
     }
 
 
@@ -165,7 +165,7 @@ def _paths(cell: Cell, x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, f
         "peak_bytes": meter.peak_bytes,
         "peak_method": meter.method,
         "loaded": found,
-        "events": report.events,
+        "events": list(map(str, report.events)),
     }
 
 

@@ -166,7 +166,8 @@ def _ours(stored: bool) -> Callable[[torch.Tensor, torch.Tensor, int], Steps]:
                 events += [event for event in objective.settings.workspace.events if event not in events]
         plan = fgp.plan(objective.gp, n=len(x), d=D)
         entries = {
-            "passes": passes, "probes": objective.probes, "factored": objective.factored, "events": events,
+            "passes": passes, "probes": objective.probes, "factored": objective.factored,
+            "events": list(map(str, events)),
             "largest_residual": objective.residual, "backend": objective.settings.workspace.backend,
             "predicted_step_seconds": plan.fit_step_seconds, "planned_training": plan.training,
         }  # fmt: skip

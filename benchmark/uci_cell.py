@@ -119,7 +119,7 @@ def _fitted(cell: Cell, parts: Split, gp: fgp.GP, quiet: bool, **how: Any) -> An
         "predicted_seconds": report.predicted_seconds,
         "reported_peak_bytes": report.peak_bytes,
         "standard_error": after.standard_error,
-        "events": [*report.events, *after.events],
+        "events": [str(event) for event in (*report.events, *after.events)],
     }
     return Answer(
         mean, variance, fitted - started - fit_compile, predicted - fitted - predict_compile,

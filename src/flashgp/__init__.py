@@ -16,6 +16,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.lazy_import import load_late
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.report import Report
@@ -47,6 +48,8 @@ __all__ = [
     "BackendUnavailableError",
     "ConvergenceError",
     "DomainError",
+    "Event",
+    "EventKind",
     "FitInterrupted",
     "FlashGPError",
     "FlashGPWarning",
@@ -59,6 +62,7 @@ __all__ = [
     "Posterior",
     "Report",
     "ShapeError",
+    "StopReason",
     "Stream",
     "bench",
     "doctor",
