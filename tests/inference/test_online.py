@@ -231,6 +231,21 @@ def test_members_of_a_joined_row_leave(gone: list[int]) -> None:
           if len(gone) > 1 else post.drop(gone).append(extra_x, extra_y), longer)  # fmt: skip
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.0])
+def test_joined_rows_in_the_order_of_time(noise: float) -> None:
+    # Distinct rows leave in their order; where one of several joined rows leaves, the mean of the others changes.
+    place = torch.tensor([i - i // 5 for i in range(50)], dtype=F64)  # every fifth row repeats the one before it
+    x, y = place[:, None] / 4, torch.sin(place)
+    y = y + (0.1 * torch.randn(50, dtype=F64, generator=torch.Generator().manual_seed(0)) if noise else 0.0)
+    gp = fgp.GP(fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Gaussian(noise))
+    post, at = gp.condition(x[:30], y[:30]), x[30:34] + 0.1
+    for i in range(12):
+        post = post.drop([0])
+        batch = gp.condition(x[i + 1 : 30], y[i + 1 : 30])
+        for name in ("mean", "variance"):
+            assert relative(getattr(post.predict(at), name), getattr(batch.predict(at), name)) < 1e-9
+
+
 def test_rows_that_stand_for_several() -> None:
     # What GPRegressor makes of sample_weight, M-87.
     x, y = repeated()
@@ -450,6 +465,8 @@ def test_a_duplicate_without_noise_is_refused() -> None:
             post.append(rows, y[: len(rows)])
     assert torch.equal(post.predict(x[15:]).mean, before)
     agree(post.append(x[15:], y[15:]), gp.condition(x, y))
+    again = [*range(1, 15), 0]  # a row that left is no duplicate
+    agree(post.slide(x[:1], y[:1]), gp.condition(x[again], y[again]))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -458,8 +475,9 @@ def test_numbers_too_large_to_square_are_named(rows: int) -> None:
     post = model().condition(x[:20], y[:20])
     wrong = x[20 : 20 + rows].clone()
     wrong[rows - 1] = 1e200
-    with pytest.raises(NotPositiveDefiniteError, match=rf"must be finite.*new row {rows - 1} .*too large to square"):
-        post.append(wrong, y[:rows])
+    for update in (post.append, post.slide):
+        with pytest.raises(NotPositiveDefiniteError, match=rf"finite.*new row {rows - 1} .*too large to square"):
+            update(wrong, y[:rows])
     agree(post.append(x[20:], y[20:]), model().condition(x, y))
 
 
@@ -497,5 +515,5 @@ def test_weights_wait_until_they_are_asked_for() -> None:
     assert relative(post.drop([0]).predict(many).mean, batch.drop([0]).predict(many).mean) < 1e-10
     certain = model().condition(x[:40], y[:40], deterministic=True).append(x[40:], y[40:])
     first = certain.predict(at).mean
-    assert certain._weights is not None, "its bits must not depend on what was asked for before"
+    assert certain.state.cache.weights is not None, "its bits must not depend on what was asked for before"
     assert torch.equal(certain.predict(at).mean, first)

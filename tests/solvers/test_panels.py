@@ -82,10 +82,15 @@ def test_part(gone: list[int], way: str) -> None:
     grown, _, _ = factor_of(K[:130, :130]).bordered(K[130:200, :130], K[130:200, 130:200])
     grown, _, _ = grown.bordered(K[200:, :200], K[200:, 200:])
     assert grown.panels == 3
+    residual = torch.randn(300, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
     for factor in (whole, grown):
         before = factor.lower
-        part = factor.part(kept)
+        part, whitened = factor.part(kept, whitened=factor.half_solve(residual))
         assert distance(part, K[kept][:, kept]) < 100
+        last = max(gone) - min(gone) == len(gone) - 1 and max(gone) == 299
+        assert (whitened is not None) == (last or (way == "rotations" and len(gone) <= 5))
+        if whitened is not None:
+            assert torch.allclose(whitened, part.half_solve(residual[kept]), rtol=1e-11, atol=1e-12)
         assert bool((part.lower.diagonal() > 0).all())
         assert torch.equal(factor.lower, before)
 
@@ -95,9 +100,9 @@ def test_diagonal_that_grows(way: str) -> None:
     added = torch.zeros(118, dtype=F64)
     added[[3, 60, 117]] = torch.tensor([0.5, 1e-9, 30.0], dtype=F64)
     kept = torch.tensor([i for i in range(120) if i not in (5, 61)])
-    part = factor_of(K).part(kept, added)
+    part, _ = factor_of(K).part(kept, added)
     assert distance(part, K[kept][:, kept] + added.diag()) < 100
-    only = factor_of(K).part(torch.arange(120), torch.nn.functional.pad(added, (0, 2)))
+    only, _ = factor_of(K).part(torch.arange(120), torch.nn.functional.pad(added, (0, 2)))
     assert distance(only, K + torch.nn.functional.pad(added, (0, 2)).diag()) < 100
 
 
@@ -105,7 +110,7 @@ def test_columns_of_zeros_change_nothing(way: str) -> None:
     # Reflections leave a column alone whose entries of V are zero: its sign must still be right.
     K = torch.block_diag(matrix(40), matrix(30, seed=1))
     kept = torch.arange(1, 70)
-    part = factor_of(K).part(kept)
+    part, _ = factor_of(K).part(kept)
     assert distance(part, K[kept][:, kept]) < 100
 
 
@@ -122,7 +127,7 @@ def test_long_sequences_stay_accurate(way: str) -> None:
         else:
             k = int(torch.randint(1, 5, (), generator=generator))
             kept = torch.randperm(len(rows), generator=generator)[k:].sort().values
-            factor, rows = factor.part(kept), rows[kept]
+            factor, rows = factor.part(kept)[0], rows[kept]
     assert distance(factor, K[rows][:, rows]) < 1000
     assert factor.panels <= 5
 
@@ -156,7 +161,7 @@ def test_solves_have_derivatives_of_every_kind() -> None:
 def test_nothing_of_the_size_of_the_factor_is_copied() -> None:
     n = 700
     K = matrix(n + 20)
-    factor = factor_of(K[:n, :n]).part(torch.arange(1, n))
+    factor, _ = factor_of(K[:n, :n]).part(torch.arange(1, n))
     factor, _, _ = factor.bordered(K[n : n + 1, 1:n], K[n : n + 1, n : n + 1])
     right = torch.randn(n, 2, dtype=F64)
     for work in (
@@ -186,7 +191,7 @@ def test_growth_writes_in_place_and_forks_copy() -> None:
 
 def test_a_fork_of_a_window_leaves_its_one_panel_where_it_is() -> None:
     K = matrix(103)
-    window = factor_of(K[:100, :100]).part(torch.arange(1, 100))
+    window, _ = factor_of(K[:100, :100]).part(torch.arange(1, 100))
     children = [window.bordered(K[i : i + 1, 1:100], K[i : i + 1, i : i + 1])[0] for i in (100, 101, 102)]
     again = children[2].bordered(K[100:101, [*range(1, 100), 102]], K[100:101, 100:101])[0]
     for child in (*children, again):
@@ -213,7 +218,7 @@ def test_last_rows_of_several_panels_go(left: int) -> None:
     for start, stop in ((10, 74), (74, 138), (138, 140)):
         factor, _, _ = factor.bordered(K[start:stop, :start], K[start:stop, start:stop])
     assert factor.panels == 4
-    found = factor.part(torch.arange(left))
+    found, _ = factor.part(torch.arange(left))
     assert found.count == left
     assert torch.equal(found.lower, factor.lower[:left, :left])
     rhs = torch.ones(left, 1, dtype=F64)
@@ -224,12 +229,12 @@ def test_a_window_takes_two_buffers_in_turns() -> None:
     K = matrix(140)
     factor, places = factor_of(K[:60, :60]), set()
     for i in range(60, 140):
-        factor = factor.part(torch.arange(1, 60), spare=1)
+        factor, _ = factor.part(torch.arange(1, 60), spare=1)
         factor, _, _ = factor.bordered(K[i : i + 1, i - 59 : i], K[i : i + 1, i : i + 1])
         places.add(factor._panels[0].rows.data_ptr())
         assert factor.panels == 1
     assert len(places) == 2
-    several = [factor.part(torch.arange(i, 60)) for i in range(1, 5)]
+    several = [factor.part(torch.arange(i, 60))[0] for i in range(1, 5)]
     del several
     assert len(factor.pool._spare) == 1
     assert distance(factor, K[80:, 80:]) < 200
@@ -343,7 +348,7 @@ def test_float32(way: str) -> None:
     K = matrix(160).float()
     factor = PanelFactor.of(factorise(lambda: K[:120, :120].clone()))
     kept = torch.tensor([i for i in range(120) if i not in (0, 17, 60, 61, 119)])
-    factor = factor.part(kept)
+    factor, _ = factor.part(kept)
     least = torch.full((40,), 0.02)
     factor, _, _ = factor.bordered(K[120:, kept], K[120:, 120:], least=least)
     rows = torch.cat([kept, torch.arange(120, 160)])

@@ -31,7 +31,6 @@ from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
-from flashgp.solvers.growing.window import WindowFactor
 
 __all__ = ["UPDATE", "Cache", "State", "UpdateState"]
 
@@ -44,7 +43,7 @@ class UpdateState:
     """What happened to a state online since it was conditioned.
 
     Fields: appended, dropped, refactorised, refined, how often; updates since the last check of the factor; turn, the
-    row that is checked next; known, all rows in the factor of a window, those that left first, else None. Of solves:
+    row that is checked next. Of solves:
     usual_iterations, of one that was prepared for its rows; made, what is prepared; last, the event fields of the last
     one.
     """
@@ -55,7 +54,6 @@ class UpdateState:
     refined: int = 0
     updates: int = 0
     turn: int = 0
-    known: Rows | None = None
     usual_iterations: int | None = None
     made: str = "the factor"
     last: tuple[tuple[str, Any], ...] = ()
@@ -230,13 +228,11 @@ class State:
         assert factor is not None
         alone = 0 if self.x.device.type == "cpu" else ONE_THREAD_ROWS + 1
         with deterministically(self.settings.deterministic), one_thread(alone):
-            return (factor if isinstance(factor, WindowFactor) else PanelFactor.of(factor)).back_solve(whitened)
+            return PanelFactor.of(factor).back_solve(whitened)
 
     @property
     def whitened_residual(self) -> Float64[Tensor, "u p"] | None:
-        """L^-1 (y - m), (u, outputs or 1), where it is known; the factor of a window makes it when it is asked for."""
-        if isinstance(self.factor, WindowFactor):
-            return self.factor.whitened
+        """L^-1 (y - m), (u, outputs or 1), where it is known."""
         return self.cache.whitened if self.whitened is None else self.whitened
 
     @property

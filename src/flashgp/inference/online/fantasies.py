@@ -217,17 +217,15 @@ def fantasize(post: State, x: Any, y: Any, samples: int | None, seed: int | None
 
 
 def _solved(post: State, rows: Rows) -> Tensor:
-    """(L^-1 K_o*)^T for k rows, (k, n) or as long as half solves are, strip by strip where no graph is wanted."""
+    """(L^-1 K_o*)^T for k rows, (k, n), strip by strip where no graph is wanted."""
     assert post.factor is not None
     if torch.is_grad_enabled():
         return post.factor.half_solve(post.covariance_to(rows, F64).to_dense().mT).mT
-    out = torch.empty(0, post.distinct, dtype=F64, device=post.x.device)
+    out = torch.empty(rows.count, post.distinct, dtype=F64, device=post.x.device)
     step = max(1, STRIP_BYTES // (8 * post.distinct))
     for start in range(0, rows.count, step):
         cross = post.covariance_to(rows.part(start, start + step), F64).to_dense()
-        solved = post.factor.half_solve(cross.mT).mT
-        out = out if start else torch.empty(rows.count, solved.shape[1], dtype=F64, device=solved.device)
-        out[start : start + step] = solved
+        out[start : start + step] = post.factor.half_solve(cross.mT).mT
     return out
 
 

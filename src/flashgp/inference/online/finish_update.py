@@ -27,7 +27,6 @@ from flashgp.inference.replicates import Replicates
 from flashgp.inference.state import UPDATE, State, UpdateState
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
-from flashgp.solvers.growing.window import WindowFactor
 
 __all__ = ["LEAST", "Looked", "Outcome", "Table", "ended"]
 
@@ -44,8 +43,7 @@ class Table:
     """What is computed with after the update.
 
     Fields: replicates; residual (u', p); noise with the jitter (u',); kept, of the rows computed with before, those
-    that stay, None for all; added (kept,), by how much their noise grows, None for nothing; leading, how many left
-    where they were the first and the others are what they were, None for others.
+    that stay, None for all; added (kept,), by how much their noise grows, None for nothing.
     """
 
     replicates: Replicates | None
@@ -53,25 +51,22 @@ class Table:
     noise: Tensor
     kept: Tensor | None = None
     added: Tensor | None = None
-    leading: int | None = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """What an update has made. Fields: prior, x, y and rows of the state to be; table; factor; whitened, L^-1 of its
-    residual, None where the factor has it; appended, dropped, how many rows came and went; known, the rows in the
-    factor of a window, else None."""
+    residual; appended, dropped, how many rows came and went."""
 
     prior: Prior
     x: Tensor
     y: Tensor
     rows: Rows
     table: Table
-    factor: PanelFactor | WindowFactor
-    whitened: Tensor | None
+    factor: PanelFactor
+    whitened: Tensor
     appended: int = 0
     dropped: int = 0
-    known: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ def ended(
         looked = _looked(state, slice(0, min(CHECKED_ROWS, n)), covariance)
     learned = replace(
         learned, appended=learned.appended + state.appended, dropped=learned.dropped + state.dropped,
-        refactorised=learned.refactorised + anew, known=state.known,
+        refactorised=learned.refactorised + anew,
         updates=learned.updates + 1 if looked is None else 0, turn=learned.turn if looked is None else looked.turn,
     )  # fmt: skip
     report = Report(
@@ -139,16 +134,14 @@ def _made_anew(post: State, state: Outcome, workspace: Workspace) -> Outcome:
     )
     factor = PanelFactor.of(factorise_covariance(settings, prior.kernel.form, post.theta, state.rows, noise))
     table = replace(table, noise=noise + factor.jitter)
-    return replace(state, table=table, factor=factor, whitened=factor.half_solve(table.residual), known=None)
+    return replace(state, table=table, factor=factor, whitened=factor.half_solve(table.residual))
 
 
 def _looked(state: Outcome, checked: slice, covariance: Callable[[Rows, Rows], Tensor]) -> Looked:
     """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113)."""
     some = state.rows.part(checked.start, checked.stop)
-    whitened = state.factor.whitened if isinstance(state.factor, WindowFactor) else state.whitened
-    assert whitened is not None
     lower, matrix = _at_hand(state.factor.some_rows(checked.start, checked.stop)), _at_hand(covariance(some, some))
-    residual, noise, z = (_at_hand(t) for t in (state.table.residual, state.table.noise, whitened))
+    residual, noise, z = (_at_hand(t) for t in (state.table.residual, state.table.noise, state.whitened))
     with numpy.errstate(all="ignore"):  # what is not finite counts as drift
         product, rows = lower @ lower.T, range(len(lower))
         product[rows, rows] -= noise[checked]

@@ -257,7 +257,7 @@ def _factor(post: State, change: Change, border: Tensor, workspace: Workspace) -
     assert post.factor is not None
     factor, appended = PanelFactor.of(post.factor), len(border)
     if change.kept is not None:
-        factor = factor.part(
+        factor, _ = factor.part(
             change.kept, change.added, spare=appended, compiled=not post.settings.deterministic, workspace=workspace
         )
     if not appended:

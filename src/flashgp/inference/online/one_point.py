@@ -21,7 +21,6 @@ from flashgp.inference.state import State
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.growing.panels import PanelFactor
-from flashgp.solvers.growing.window import WindowFactor
 
 __all__ = ["appended_row"]
 
@@ -37,7 +36,7 @@ def appended_row(post: State, x: Any, y: Any) -> State | None:
     """
     started = time.perf_counter()
     prior, factor = post.numpy_prior, post.factor
-    if prior is None or factor is None or isinstance(factor, WindowFactor) or not _as_usual():
+    if prior is None or factor is None or not _as_usual():
         return None
     given, panels = _row(post, x, y), PanelFactor.of(factor)
     if given is None or panels.dtype != F64 or not panels.takes_vectors:

@@ -31,7 +31,6 @@ from flashgp.inference.numpy_prior import FEW_PAIRS
 from flashgp.inference.online.finish_update import Outcome, Table, ended
 from flashgp.inference.online.iterative import Change, updated_by_solves
 from flashgp.inference.online.one_point import appended_row
-from flashgp.inference.online.window import moved_window, panels_of, spare_rows
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings
@@ -40,7 +39,6 @@ from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openbla
 from flashgp.likelihoods.replicated import ReplicatedGaussian
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
-from flashgp.solvers.growing.window import WindowFactor
 
 __all__ = [
     "append",
@@ -217,32 +215,26 @@ def _updated_now(post: State, gone: Tensor | None, new: _New | None) -> State:
         block = TorchTiles().block(form, post.theta, some, others, dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
-    factor: PanelFactor | WindowFactor
-    whitened: Tensor | None
-    moved = None
-    if table.leading is not None:
-        moved = moved_window(post, table.leading, table.residual, table.noise, rows_new, covariance, workspace)
-    if moved is not None:
-        factor, whitened, rows = moved.factor, None, moved.rows
-    else:
-        rows = _rows(post.rows, table.kept, rows_new)
-        block = None if rows_new is None else covariance(rows_new, rows)
-        factor, whitened = _changed(post, table, block, workspace)
-    known = None if moved is None else moved.known
-    state = Outcome(prior, x, y, rows, table, factor, whitened, came, went, known)
+    rows = _rows(post.rows, table.kept, rows_new)
+    block = None if rows_new is None else covariance(rows_new, rows)
+    factor, whitened = _changed(post, table, block, workspace)
+    state = Outcome(prior, x, y, rows, table, factor, whitened, came, went)
     return ended(post, state, covariance, workspace, started)
 
 
 def _changed(post: State, table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
     """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
-    appended = 0 if block is None else len(block)
-    factor, whitened = panels_of(post, workspace)
+    assert post.factor is not None
+    factor, whitened = PanelFactor.of(post.factor), post.whitened_residual
     if table.kept is not None:
-        spare = spare_rows(len(table.kept), table.leading, factor, appended)
-        factor = factor.part(
-            table.kept, table.added, spare=spare, compiled=not post.settings.deterministic, workspace=workspace
+        factor, whitened = factor.part(
+            table.kept,
+            table.added,
+            whitened=whitened if table.added is None else None,  # the residual of joined rows may change
+            spare=0 if block is None else len(block),
+            compiled=not post.settings.deterministic,
+            workspace=workspace,
         )
-        whitened = None
     staying = factor.count
     if whitened is None:
         whitened = factor.half_solve(table.residual[:staying])
@@ -281,8 +273,10 @@ def _others(gone: Tensor, n: int) -> Tensor:
 
 def _taken(count: int, kept: Tensor | None) -> Tensor | slice | None:
     """How to take some of so many rows: the latest ones are a view."""
-    gone = _leading(count, kept)
-    return slice(gone, None) if gone else kept
+    if kept is None or not len(kept) or kept.device.type != "cpu":  # a device would be waited for
+        return kept
+    gone = count - len(kept)
+    return slice(gone, None) if int(kept[0]) == gone else kept
 
 
 def _stacked(own: Tensor, taken: Tensor | slice | None, more: Tensor | None) -> Tensor:
@@ -311,7 +305,7 @@ def _afresh(post: State, prior: Prior, x: Tensor, y: Tensor, learned: UpdateStat
 
 def carried_on(made: State, learned: UpdateState) -> State:
     """A state that was conditioned anew as the continuation of what had been learned before; it says so."""
-    online = replace(learned, turn=0, known=None, usual_iterations=None, made="the factor", last=())
+    online = replace(learned, turn=0, usual_iterations=None, made="the factor", last=())
     made.report.events.append(online.event)
     return replace(made, online=online)
 
@@ -324,7 +318,7 @@ def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None,
         more = None if new is None else post.prior.residual(new.x, new.y)
         residual = _stacked(post.residual, _taken(post.distinct, kept), more)
         noise = prior.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
-        return Table(None, residual, noise, kept, None, _leading(post.distinct, kept))
+        return Table(None, residual, noise, kept)
     u, group = post.distinct, joined.group
     stay, added = None, None
     if kept is not None:
@@ -345,15 +339,4 @@ def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None,
     if stay is not None:
         growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
         added = torch.where(fewer, growth, 0.0)
-    leading = None if stay is not None and bool(fewer.any()) else _leading(u, stay)
-    return Table(replicates, prior.residual(replicates.x, replicates.y), noise, stay, added, leading)
-
-
-def _leading(count: int, kept: Tensor | None) -> int | None:
-    """How many of so many rows are not kept, where they are the first; None where others are, or may be, among them."""
-    if kept is None:
-        return 0
-    if kept.device.type != "cpu":  # it would be waited for
-        return None
-    gone = count - len(kept)
-    return gone if not len(kept) or int(kept[0]) == gone else None
+    return Table(replicates, prior.residual(replicates.x, replicates.y), noise, stay, added)

@@ -16,7 +16,6 @@ from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
-from flashgp.solvers.growing.window import WindowFactor
 
 __all__ = ["FewPoints"]
 
@@ -63,7 +62,7 @@ class FewPoints:
 
 def _half(factor: TriangularFactor | None, cross: Array) -> Array:
     assert factor is not None
-    if len(cross) == 1 and not isinstance(factor, WindowFactor):
+    if len(cross) == 1:
         panels = PanelFactor.of(factor)
         if panels.takes_vectors:
             return panels.half_solve_vector(cross[0].copy())[None]

@@ -21,8 +21,6 @@ __all__ = [
     "Array",
     "Triangle",
     "made_ready",
-    "reflect_block",
-    "reflects",
     "solve_triangle_",
     "update_triangle",
 ]
@@ -107,16 +105,26 @@ class Triangle:
         self._routine(self._uplo, self._trans[transposed], b"N", _at(size), lower, leading, vector.ctypes.data, _AT_ONE)
 
 
-def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: bool = True) -> None:
+def update_triangle(
+    source: Tensor,
+    out: Tensor,
+    columns: Tensor,
+    *,
+    below: tuple[Tensor, Tensor] | None = None,
+    compiled: bool = True,
+) -> bool:
     """out becomes the lower factor L' with L' L'^T = L L^T + V V^T, L in source, by orthogonal maps of [L V], (M-112).
 
     Nothing is subtracted: the update is backward stable whatever V is. A few columns take compiled Givens rotations
     (rotations.py) where these are ready, else Householder reflections.
 
     Args:
-        source: L, (c, c), of which the lower triangle is read; out: (c, c), row by row, may be source; above its
-            diagonal it stays undefined; columns: V, (c, k), overwritten.
+        source: L, (c, c), of which the lower triangle is read.
+        out: (c, c), row by row, may be source; above its diagonal it stays undefined.
+        columns: V, (c, k), overwritten.
+        below: rows (p, c) under L, contiguous, and their entries (p, k) in V; rotations map the rows along, in place.
         compiled: False for the reflections in any case: bits that do not depend on what is ready.
+    Returns: whether `below` was mapped; reflections leave it as it is.
     Cost: 3 c^2 k flops by rotations, 2 c^2 k by reflections; c numbers for every reflection of a block.
     Source: Golub & Van Loan (2013), section 6.5.4; LAPACK's dtpqrt.
     """
@@ -127,10 +135,12 @@ def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: b
         if rotate is not None:
             turns = torch.empty(2, c, dtype=F64).numpy()
             before, target = source.numpy(), out.numpy()
-            for column in columns.mT.contiguous().numpy():
-                rotate(before, target, column, turns[0], turns[1])
+            under, entries = (out.new_empty(0, c), out.new_empty(0, k)) if below is None else below
+            carried = under.numpy()
+            for column, entry in zip(columns.mT.contiguous().numpy(), entries.mT.contiguous().numpy(), strict=True):
+                rotate(before, target, column, carried, entry, turns[0], turns[1])
                 before = target
-            return
+            return True
     # Reflections turn a negative diagonal into a positive one, so they begin with -L.
     for start in range(0, c, STRIP):
         rows = slice(start, start + STRIP)
@@ -146,38 +156,7 @@ def update_triangle(source: Tensor, out: Tensor, columns: Tensor, *, compiled: b
     if bool(wrong.any()):
         index = wrong.nonzero().squeeze(-1)
         out[:, index] = -out[:, index]
-
-
-def reflects() -> bool:
-    """Whether there is the routine that `reflect_block` calls."""
-    return "dtpqrt" in _routines()
-
-
-def reflect_block(lower: Array, columns: Array) -> tuple[Array, Array, Array, Array | None]:
-    """[L V] (I - (I; Y) T (I; Y^T)) = [L' 0] for a small block, in the compact form of its reflections, (M-120).
-
-    Reflections turn a negative diagonal into a positive one, so they are of [-L V]; `flips` turns the columns that no
-    reflection touched, since V was zero there.
-    Args: lower: L, (s, s), of which the lower triangle is read; columns: V, (s, k), at least one.
-    Returns: L' (s, s), undefined above its positive diagonal; Y^T (s, k); T (s, s), upper; flips, (s,) of 1 and -1,
-        None for all 1.
-    Cost: 3 s^2 k + s^3 / 3 flops.
-    """
-    s, k = columns.shape
-    routine = _routines()["dtpqrt"]
-    found, vectors = numpy.negative(lower, order="C"), numpy.array(columns, order="C")
-    triangle, work = numpy.zeros((s, s)), numpy.empty((s, s))
-    rows, cols, none, info = ctypes.c_int(k), ctypes.c_int(s), ctypes.c_int(0), ctypes.c_int(0)
-    routine(
-        _at(rows), _at(cols), _at(none), _at(cols), found.ctypes.data, _at(cols), vectors.ctypes.data, _at(rows),
-        triangle.ctypes.data, _at(cols), work.ctypes.data, _at(info),
-    )  # fmt: skip
-    assert info.value == 0, f"dtpqrt refused its argument {-info.value}"
-    diagonal = found.diagonal()
-    if diagonal.min() > 0.0:
-        return found, vectors, triangle.T, None  # what LAPACK writes by columns
-    flips = numpy.where(diagonal < 0.0, -1.0, 1.0)
-    return found * flips, vectors, triangle.T, flips
+    return False
 
 
 def _reflect(routine: Any, out: Tensor, length: int, columns: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""The memory of factors that grow: rows and columns that one child claims, and a pool for what nobody needs any more.
+"""The memory of factors that grow: rows that one child claims, and a pool for buffers that nobody needs any more.
 
-A factor is a value, but its memory has room for more. Who goes on from a factor first claims the next rows and columns
-under a lock and writes there, where the older factor does not look; whoever comes second copies.
+A factor is a value, but its memory has room for more. Who goes on from a factor first claims the next rows under a lock
+and writes there, where the older factor does not look; whoever comes second copies.
 """
 
 import contextlib
@@ -41,36 +41,24 @@ class BufferPool:
 
 
 class Memory:
-    """Numbers (rows, columns), row by row, and how many of their rows and columns are taken.
+    """Numbers (rows, columns), row by row, and how many of their rows are taken.
 
     Fields: numbers; array, the same for NumPy, of which a view costs a tenth, None on other devices.
     When nobody looks at it any more it goes to the pool.
     """
 
-    def __init__(self, numbers: Tensor, rows: int, pool: BufferPool, columns: int = 0) -> None:
-        self.numbers, self._rows, self._columns, self._pool = numbers, rows, columns, pool
+    def __init__(self, numbers: Tensor, rows: int, pool: BufferPool) -> None:
+        self.numbers, self._rows, self._pool = numbers, rows, pool
         self.array = numbers.numpy() if numbers.device.type == "cpu" else None
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
         self._pool.give(self.numbers)
 
-    def claim(self, rows: int, more: int, columns: int | None = None, more_columns: int = 0) -> bool:
-        """Take rows after the first `rows`, and columns after the first `columns`; not if another did, or without room.
-
-        columns: None where none are taken, so that it does not matter who took some.
-        """
+    def claim(self, rows: int, more: int) -> bool:
+        """Take rows after the first `rows`; False if another did, or without room."""
         with self._lock:
             if self._rows != rows or rows + more > self.numbers.shape[0]:
                 return False
-            if columns is not None and self._columns != columns:
-                return False
             self._rows += more
-            self._columns += more_columns
             return True
-
-    def give_back(self, more: int, more_columns: int) -> None:
-        """Undo a claim that nothing came of; by its owner, whose it still is: nobody else's went through after it."""
-        with self._lock:
-            self._rows -= more
-            self._columns -= more_columns

@@ -104,13 +104,6 @@ class PanelFactor:
         lower = factor.lower.detach()
         return cls([_Panel(lower, len(lower), 0)], factor.jitter.detach(), factor.attempts)
 
-    @classmethod
-    def of_rows(
-        cls, memory: Memory, count: int, jitter: Tensor, attempts: list[float], pool: BufferPool
-    ) -> "PanelFactor":
-        """The factor whose rows are the first ones of a memory, as one panel, without a copy."""
-        return cls([_Panel.of(memory, count, 0)], jitter, attempts, pool)
-
     # -- what a factor answers ------------------------------------------------------------------------------------
     @property
     def count(self) -> int:
@@ -121,11 +114,6 @@ class PanelFactor:
     def panels(self) -> int:
         """How many there are: about log n / log 1.5 up to 2,000 rows, one more for each 1,000 beyond."""
         return len(self._panels)
-
-    @property
-    def only_memory(self) -> Memory | None:
-        """The memory of all rows where they are one panel that can grow; None for others."""
-        return self._panels[0].memory if self.panels == 1 else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -289,16 +277,20 @@ class PanelFactor:
         kept: Tensor,
         added: Tensor | None = None,
         *,
+        whitened: Tensor | None = None,
         spare: int = 0,
         compiled: bool = True,
         workspace: Workspace | None = None,
-    ) -> "PanelFactor":
+    ) -> tuple["PanelFactor", Tensor | None]:
         """The factor of some rows and columns of K, and of a diagonal that grew, eq. (M-112).
 
         Args:
             kept: the rows that stay, (m,) increasing, at least one.
             added: what the diagonal of each of them gains, (m,), zero or more; None for nothing.
-            spare: rows that will be appended soon; compiled: as `update_triangle`.
+            whitened: L^-1 r, (n, p), for residuals r that the rows which stay keep.
+            spare: rows that will be appended soon.
+            compiled: as `update_triangle`.
+        Returns: the factor L', and L'^-1 r of the rows that stay, (m, p), where rotations made it, else None.
         Cost: 2 n^2 flops for each row that goes or whose diagonal grows, from the first such row on; one panel.
         """
         n, m = self.count, len(kept)
@@ -307,11 +299,12 @@ class PanelFactor:
         dropped = gone.nonzero().squeeze(-1)
         grown = kept.new_zeros(0) if added is None else (added > 0).nonzero().squeeze(-1)
         if not len(dropped) and not len(grown):
-            return self
+            return self, whitened
         first = min(int(dropped[0]) if len(dropped) else n, int(grown[0]) if len(grown) else n)
         if first >= m:  # only the last rows go
             staying = (panel for panel in self._panels if panel.start < m)
-            return self._with([panel if panel.stop <= m else panel.with_rows(m - panel.start) for panel in staying])
+            cut = [panel if panel.stop <= m else panel.with_rows(m - panel.start) for panel in staying]
+            return self._with(cut), None if whitened is None else whitened[:m]
         before = [panel for panel in self._panels if panel.stop <= first]
         after = self._panels[len(before) :]
         start = after[0].start
@@ -324,20 +317,18 @@ class PanelFactor:
         columns = torch.zeros(m - first, len(dropped) + len(grown), dtype=self.dtype, device=self.device)
         for panel in after:
             low, high = (int(i) for i in torch.searchsorted(at, at.new_tensor([panel.start, panel.stop])))
-            for a in range(low, high, STRIP):
+            for a in range(low, high if first or not direct else low, STRIP):
                 b = min(a + STRIP, high)
                 block = _taken(panel.rows, at[a:b] - panel.start)
                 target = rows[a:b, : start + b]
                 target[:, :first] = block[:, : min(first, start + b)]
                 if not direct:
                     _move(block, kept[: start + b], first, runs, target)
-                skip = max(0, first - start - a)  # rows before the first that changes
-                if len(dropped) and skip < b - a:
-                    entries = block[skip:, dropped.clamp_max(panel.stop - 1)]
-                    above = dropped > at[a + skip : b, None]
-                    columns[start + a + skip - first : start + b - first, : len(dropped)] = torch.where(
-                        above, 0.0, entries
-                    )
+            low = max(low, first - start)  # rows before the first that changes
+            if len(dropped) and low < high:
+                entries = _taken(panel.rows, at[low:high] - panel.start)[:, dropped.clamp_max(panel.stop - 1)]
+                above = dropped > at[low:high, None]
+                columns[start + low - first : start + high - first, : len(dropped)] = entries.masked_fill(above, 0.0)
         if len(grown):
             assert added is not None
             places = torch.arange(len(dropped), columns.shape[1], device=self.device)
@@ -347,9 +338,17 @@ class PanelFactor:
         if direct:
             _, begin, end = runs[0]
             source = after[0].rows[begin - start : end - start, begin:end]
-        update_triangle(source, changed, columns, compiled=compiled)
+        below = None
+        if whitened is not None and not len(grown):
+            whitened, entries = whitened[kept], whitened[dropped].mT
+            below = whitened[first:].mT.contiguous(), entries
+        if update_triangle(source, changed, columns, below=below, compiled=compiled) and below is not None:
+            assert whitened is not None
+            whitened = torch.cat([whitened[:first], below[0].mT])
+        else:
+            whitened = None
         panel = _Panel.of(Memory(numbers, m - start, self.pool), m - start, start)
-        return self._with([*before, panel])
+        return self._with([*before, panel]), whitened
 
 
 def corner_factor(half: Tensor, corner: Tensor, least: Tensor | None = None) -> Tensor:
