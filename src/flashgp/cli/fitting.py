@@ -21,8 +21,7 @@ from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Table, read_split, read_table, split_rows
 
 from .console import Console
-from .kernel_building import BuiltKernel, build_kernel, default_kernel
-from .kernel_expression import KernelExpression
+from .kernel_expression import BuiltKernel, KernelColumns, KernelExpression, build_kernel, default_kernel
 from .model import TableModel
 from .parameters import HEAD, NUMERIC, ParameterRow, parameter_rows
 from .paths import require_distinct, require_writable
@@ -218,7 +217,7 @@ def prepare(data: TableOptions, console: Console, options: FitOptions | None = N
         built = BuiltKernel(default_kernel(len(names), codes), has_starts=False)
     else:
         levels = [len(column.levels) for column in encoding.inputs]
-        built = build_kernel(data.kernel, names, table.names, codes, levels, scaling)
+        built = build_kernel(data.kernel, KernelColumns(names, table.names, codes, levels, scaling))
         if unused := _unused(built, len(names)):
             console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
     gp = GP(built.kernel, Constant(), Gaussian(0.1))

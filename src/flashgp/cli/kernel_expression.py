@@ -1,8 +1,8 @@
-"""A small language for covariance functions on the command line: `2.0 * Matern(nu=1.5) + Linear()`.
+"""Covariance functions on the command line: `2.0 * Matern(nu=1.5) + Linear()`, and the default one.
 
 Names of kernels, numbers, + * and parentheses; keyword arguments that are numbers, lists of numbers or columns.
-Python's parser reads the text and a whitelist walks the tree: nothing is evaluated. `parse_kernel` checks all that
-can be checked without data and remembers where everything stands; `kernel_building` joins it with the columns.
+`ast.parse` reads the text and a whitelist walks the tree: nothing is evaluated. The walk runs twice: before the table
+is read, to check all that needs no data, and with the columns of the table, to build the kernel.
 
 What the numbers mean: lengthscale, period, frequency, means and scales are in the units of their column
 (a lengthscale shared by several columns: in their standard deviations); all others belong to standardised columns and
@@ -10,8 +10,10 @@ target.
 """
 
 import ast
+import difflib
 import inspect
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,23 +22,11 @@ import torch
 from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.parameters import Parameter
+from flashgp.kernels.squared_exponential import Stationary
+from flashgp.standardise import Scaling
 
-__all__ = [
-    "CODES",
-    "GRAMMAR",
-    "NAMES",
-    "PER_COMPONENT",
-    "SETTINGS",
-    "Join",
-    "KernelExpression",
-    "Leaf",
-    "Node",
-    "Number",
-    "Value",
-    "parse_kernel",
-    "plain_value",
-    "refused_at",
-]
+__all__ = ["GRAMMAR", "NAMES", "BuiltKernel", "KernelColumns", "KernelExpression", "build_kernel", "default_kernel",
+           "parse_kernel"]  # fmt: skip
 
 _GRAMMAR = """
 Kernels: {names}.
@@ -55,65 +45,74 @@ SpectralMixture takes one column and a list with an entry per component: weights
 lengthscale, period, frequency, means and scales are in units of their column, other numbers in standardised units.
 """
 
-_MOST_CHARACTERS = 10_000
-_MOST_DEPTH = 100
+_MAX_CHARACTERS = 10_000
+_MAX_DEPTH = 100
 # Written + and *; modules and functions cannot be written.
 _EXCLUDED = ("Sum", "Product", "Scaled", "Warped", "Custom")
 NAMES = {n: row.kernel for n, row in kernels.REGISTRY.items() if n not in _EXCLUDED} | {"RBF": kernels.RBF}
-CODES = ("Categorical", "Coregionalization")
-SETTINGS = {"nu", "degree", "count", "rank"}  # chosen, not fitted
-PER_COMPONENT = ("weights", "means", "scales")  # lists with an entry per component of a mixture, on one column
 GRAMMAR = _GRAMMAR.format(names=", ".join(sorted(NAMES)))
+_CODES = ("Categorical", "Coregionalization")
+_ONE_COLUMN = ("Coregionalization", "SpectralMixture")
+_SETTINGS = ("nu", "degree", "count", "rank")  # chosen, not fitted
+_PER_COMPONENT = ("weights", "means", "scales")  # lists with an entry per component of a mixture, on one column
+_PER_COLUMN = ("lengthscale", "period", "frequency", "variance")  # lists with an entry per column
+_START_ROLES = ("input_scale", "output_variance", "slope_variance")  # `fit` would start these from the data
 
-
-@dataclass(frozen=True)
-class Value:
-    """A number or list of numbers as written, whether it is fixed, and where it stands (from 0)."""
-
-    entries: tuple[float, ...]
-    is_list: bool
-    fixed: bool
-    position: int
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A kernel as written: its arguments, and its columns as (name or position from 1, where it stands)."""
-
-    name: str
-    position: int
-    options: dict[str, Value]
-    columns: tuple[tuple[str | int, int], ...] | None
-
-
-@dataclass(frozen=True)
-class Join:
-    """Two parts joined by + or *."""
-
-    operator: str
-    left: "Node"
-    right: "Node"
-    position: int
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number that scales or is added."""
-
-    value: float
-    fixed: bool
-    position: int
-
-
-Node = Leaf | Join | Number
+# From units of a column to standardised units, given the column's scale; "*" is every stationary kernel.
+_UNIT: dict[tuple[str, str], Callable[[float, float], float]] = {
+    ("*", "lengthscale"): lambda value, scale: value / scale,
+    ("Periodic", "period"): lambda value, scale: value / scale,
+    ("Cosine", "frequency"): lambda value, scale: value * scale,
+    ("SpectralMixture", "means"): lambda value, scale: value * scale,
+    ("SpectralMixture", "scales"): lambda value, scale: value * scale,
+}
 
 
 @dataclass(frozen=True)
 class KernelExpression:
-    """A parsed expression. Fields: text, as the user wrote it; tree."""
+    """A checked expression. Fields: text, as the user wrote it; tree, of Python's parser."""
 
     text: str
-    tree: Node
+    tree: ast.expr
+
+
+@dataclass(frozen=True)
+class KernelColumns:
+    """What an expression is joined with.
+
+    Fields:
+        names: the d inputs of the model.
+        table_names: all columns of the table, for positions.
+        codes: which inputs are category codes.
+        levels: for each input its number of categories, 0 for none.
+        scaling: what the inputs are standardised with.
+    """
+
+    names: Sequence[str]
+    table_names: Sequence[str]
+    codes: Sequence[int]
+    levels: Sequence[int]
+    scaling: Scaling
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel for standardised inputs, and whether it holds starting values that a fit from data would override."""
+
+    kernel: kernels.Kernel
+    has_starts: bool
+
+
+def default_kernel(count: int, codes: Sequence[int]) -> kernels.Kernel:
+    """variance * Matern-5/2 with a lengthscale per numeric column, times Categorical over the columns of codes."""
+    real = [j for j in range(count) if j not in codes]
+    every = len(real) == count
+    parts: list[kernels.Kernel] = []
+    if real:
+        parts.append(kernels.Matern(2.5, torch.full((len(real),), len(real) ** 0.5), None if every else real))
+    if codes:
+        parts.append(kernels.Categorical(torch.ones(len(codes)), list(codes)))
+    return 1.0 * (parts[0] if len(parts) == 1 else parts[0] * parts[1])
 
 
 def parse_kernel(text: str) -> KernelExpression:
@@ -121,35 +120,39 @@ def parse_kernel(text: str) -> KernelExpression:
 
     Raises: DomainError whose message shows the text with a mark under the place.
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise DomainError(
-            f"`--kernel` must have at most {_MOST_CHARACTERS:,} characters, got {len(text):,}; shorten it"
-        )
-    if "\n" in text.strip() or not text.isprintable():
-        raise DomainError("`--kernel` must be one line of printable text, got other characters; write it on one line")
-    if not text.strip():
+    if len(text) > _MAX_CHARACTERS:
+        raise DomainError(f"`--kernel` must have at most {_MAX_CHARACTERS:,} characters, got {len(text):,}; shorten it")
+    text = text.strip()
+    if not text:
         raise DomainError("`--kernel` must be an expression, got nothing; for example 'Matern(nu=2.5)'")
-    stripped = text.strip()
+    if not text.isprintable():
+        raise DomainError("`--kernel` must be one line of printable text, got other characters; write it on one line")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Python thinks of the text is said below, or does not matter
-            body = ast.parse(stripped, mode="eval").body
+            tree = ast.parse(text, mode="eval").body
+        _Walk(text, None).kernel(tree)
     except SyntaxError as error:
         reason = (error.msg or "it cannot be read").split(". Perhaps")[0]
-        place = min(max((error.offset or 1) - 1, 0), len(stripped))
-        raise refused_at(stripped, place, f"must be an expression, got a mistake: {reason}") from None
+        place = min(max((error.offset or 1) - 1, 0), len(text))
+        raise _refused(text, place, f"must be an expression, got a mistake: {reason}") from None
+    except DomainError:
+        raise
     except (RecursionError, MemoryError, ValueError):
         raise DomainError("`--kernel` must be nested less deeply; remove parentheses") from None
-    try:
-        tree = _Reader(stripped).node(body, 0)
-    except RecursionError:
-        raise DomainError("`--kernel` must be nested less deeply; simplify it") from None
-    if isinstance(tree, Number):
-        raise refused_at(stripped, tree.position, "must hold a covariance function, got only a number; add Constant()")
-    return KernelExpression(stripped, tree)
+    return KernelExpression(text, tree)
 
 
-def refused_at(text: str, position: int, problem: str) -> DomainError:
+def build_kernel(expression: KernelExpression, columns: KernelColumns) -> BuiltKernel:
+    """The kernel of an expression over the model's inputs.
+
+    Raises: DomainError pointing at the place, for an unknown or unsuitable column, or a value out of its domain.
+    """
+    walk = _Walk(expression.text, columns)
+    return BuiltKernel(walk.kernel(expression.tree), walk.has_starts)
+
+
+def _refused(text: str, position: int, problem: str) -> DomainError:
     """The expression with a mark under the place; long ones are cut around it."""
     start = max(0, position - 50)
     shown = text[start : start + 90]
@@ -158,154 +161,265 @@ def refused_at(text: str, position: int, problem: str) -> DomainError:
     )
 
 
-class _Reader:
-    """Walks Python's syntax tree by a whitelist."""
+@dataclass(frozen=True)
+class _Value:
+    """A number or list of numbers as written, and whether it is fixed."""
 
-    def __init__(self, text: str) -> None:
+    entries: tuple[float, ...]
+    is_list: bool
+    fixed: bool
+    node: ast.AST
+
+    def argument(self, name: str) -> Any:
+        """As the constructor takes it."""
+        if name in _SETTINGS:
+            number = self.entries[0]
+            return int(number) if name != "nu" and number.is_integer() else number
+        scalar = not self.is_list and name not in _PER_COMPONENT
+        tensor = torch.tensor(self.entries[0] if scalar else self.entries, dtype=torch.float64)
+        if name in ("means", "scales"):
+            tensor = tensor.unsqueeze(-1)  # of one column
+        return Parameter(tensor, trainable=False) if self.fixed else tensor
+
+
+class _Walk:
+    """From a syntax tree to a kernel, by a whitelist; without columns only to see that it can be built."""
+
+    def __init__(self, text: str, columns: KernelColumns | None) -> None:
         self.text = text
+        self.columns = columns
+        self.has_starts = False
         self._encoded = text.encode()
 
-    def at(self, node: ast.AST) -> int:
-        """Where a node begins, in characters; Python counts bytes."""
-        return len(self._encoded[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
-
     def fail(self, node: ast.AST, problem: str) -> DomainError:
-        return refused_at(self.text, self.at(node), problem)
+        # Where the node begins, in characters; Python counts bytes.
+        place = len(self._encoded[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
+        return _refused(self.text, place, problem)
 
-    def node(self, node: ast.expr, depth: int) -> Node:
-        if depth > _MOST_DEPTH:
-            raise self.fail(node, f"must be nested at most {_MOST_DEPTH} deep, got more; simplify it")
+    def kernel(self, node: ast.expr) -> kernels.Kernel:
+        kernel = self.node(node, 0)
+        if isinstance(kernel, _Value):
+            raise self.fail(kernel.node, "must hold a covariance function, got only a number; add Constant()")
+        return kernel
+
+    def node(self, node: ast.expr, depth: int) -> kernels.Kernel | _Value:
+        if depth > _MAX_DEPTH:
+            raise self.fail(node, f"must be nested at most {_MAX_DEPTH} deep, got more; simplify it")
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
             return self.joined(node, depth)
         if isinstance(node, ast.BinOp):
             raise self.fail(node, f"must combine kernels with + and *, got {ast.unparse(node)[:60]!r}")
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id == "fixed":
-                value = self.value(node)
-                if value.is_list:
-                    raise self.fail(node, "must scale by one number, got a list")
-                return self.positive(Number(value.entries[0], True, value.position))
+        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id == "fixed"):
             return self.leaf(node)
         if isinstance(node, ast.Name):
             if node.id in NAMES:
                 raise self.fail(node, f"must call a kernel with parentheses, got {node.id}; write {node.id}()")
             raise self.fail(node, self.unknown(node.id))
-        if isinstance(node, ast.Constant | ast.UnaryOp):
-            return self.positive(Number(self.number(node), False, self.at(node)))
+        if isinstance(node, ast.Call | ast.Constant | ast.UnaryOp):
+            value = self.value(node)
+            if value.is_list:
+                raise self.fail(node, "must scale by one number, got a list")
+            return self.positive(value)
         raise self.fail(node, f"may hold kernels, numbers, + and *, got {ast.unparse(node)[:60]!r}")
 
-    def joined(self, node: ast.BinOp, depth: int) -> Node:
+    def joined(self, node: ast.BinOp, depth: int) -> kernels.Kernel | _Value:
         """A chain a + b + c hangs to the left: followed in a loop, so that only real nesting counts as depth."""
         chain: list[ast.BinOp] = []
         first: ast.expr = node
         while isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add | ast.Mult):
             chain.append(first)
             first = first.left
-        if len(chain) > _MOST_DEPTH:
-            raise self.fail(node, f"must join at most {_MOST_DEPTH} terms, got {len(chain) + 1}; simplify it")
+        if len(chain) > _MAX_DEPTH:
+            raise self.fail(node, f"must join at most {_MAX_DEPTH} terms, got {len(chain) + 1}; simplify it")
         result = self.node(first, depth + 1)
         for link in reversed(chain):
-            right = self.node(link.right, depth + 1)
-            sign = "+" if isinstance(link.op, ast.Add) else "*"
-            if isinstance(result, Number) and isinstance(right, Number):
-                value = result.value + right.value if sign == "+" else result.value * right.value
-                result = self.positive(Number(value, result.fixed or right.fixed, result.position))
+            right, add = self.node(link.right, depth + 1), isinstance(link.op, ast.Add)
+            if isinstance(result, _Value) and isinstance(right, _Value):
+                (a,), (b,) = result.entries, right.entries
+                number = a + b if add else a * b
+                result = self.positive(_Value((number,), False, result.fixed or right.fixed, result.node))
+            elif isinstance(result, _Value):  # a number first: the kernel decides what it means
+                assert isinstance(right, kernels.Kernel)
+                result = right.__radd__(self.operand(result)) if add else right.__rmul__(self.operand(result))
             else:
-                result = Join(sign, result, right, self.at(link))
+                result = result + self.operand(right) if add else result * self.operand(right)
         return result
 
-    def positive(self, number: Number) -> Number:
-        if not 0.0 < number.value < float("inf"):
-            raise refused_at(self.text, number.position, f"must scale or add by positive numbers, got {number.value:g}")
-        return number
+    def operand(self, part: kernels.Kernel | _Value) -> Any:
+        if isinstance(part, kernels.Kernel):
+            return part
+        self.has_starts = self.has_starts or not part.fixed
+        return part.argument("")
+
+    def positive(self, value: _Value) -> _Value:
+        if not 0.0 < value.entries[0] < float("inf"):
+            raise self.fail(value.node, f"must scale or add by positive numbers, got {value.entries[0]:g}")
+        return value
 
     def unknown(self, name: str) -> str:
-        import difflib
-
         near = difflib.get_close_matches(name, NAMES, 1, 0.6)
         advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(NAMES))}"
         return f"must name kernels, got {name!r}; {advice}"
 
-    def leaf(self, node: ast.Call) -> Leaf:
+    # -- one kernel -----------------------------------------------------------------------------------------------
+    def leaf(self, node: ast.Call) -> kernels.Kernel:
         if not isinstance(node.func, ast.Name) or node.func.id not in NAMES:
             raise self.fail(node, self.unknown(ast.unparse(node.func)[:60]))
-        name = node.func.id
-        allowed = [p for p in inspect.signature(NAMES[name]).parameters if p != "factor"]
-        if node.args:
+        name, cls = node.func.id, NAMES[node.func.id]
+        values, chosen = self.keywords(node, name)
+        if name == "SpectralMixture" and (missing := [part for part in _PER_COMPONENT if part not in values]):
             raise self.fail(
-                node.args[0], f"must give {name} its arguments by name, got {ast.unparse(node.args[0])[:60]!r}; "
-                f"write {allowed[0]}="
-            )  # fmt: skip
-        options: dict[str, Value] = {}
-        columns = None
-        for keyword in node.keywords:
-            if keyword.arg is None or keyword.arg not in allowed:
-                got = "**" if keyword.arg is None else repr(keyword.arg)
-                raise self.fail(keyword, f"must give {name} only {', '.join(allowed)}, got {got}")
-            if keyword.arg in options or (keyword.arg == "active_dims" and columns is not None):
-                raise self.fail(keyword, f"must give {keyword.arg} once, got it again")
-            if keyword.arg == "active_dims":
-                columns = self.columns(keyword.value)
-                continue
-            value = self.value(keyword.value)
-            if keyword.arg in SETTINGS and (value.is_list or value.fixed):
-                raise self.fail(keyword.value, f"must give {keyword.arg} a plain number")
-            options[keyword.arg] = value
-        leaf = Leaf(name, self.at(node), options, columns)
-        self.try_out(leaf)
-        return leaf
-
-    def try_out(self, leaf: Leaf) -> None:
-        """Let the kernel itself check its numbers; with columns of no meaning yet."""
-        trial: dict[str, Any] = {k: plain_value(k, v) for k, v in leaf.options.items()}
-        if leaf.name == "SpectralMixture" and (missing := [name for name in PER_COMPONENT if name not in trial]):
-            raise refused_at(
-                self.text, leaf.position, f"must give SpectralMixture {', '.join(missing)}: one number per component, "
+                node, f"must give SpectralMixture {', '.join(missing)}: one number per component, "
                 "as in SpectralMixture(weights=[1, 0.5], means=[0.1, 0.5], scales=[0.02, 0.02])"
             )  # fmt: skip
-        if leaf.name == "Coregionalization":
-            trial.setdefault("count", 1)
+        if self.columns is None:
+            arguments = {key: value.argument(key) for key, value in values.items()}
+            if name == "Coregionalization":
+                arguments.setdefault("count", 1)
+        else:
+            arguments = self.arguments(node, name, values, chosen, self.columns)
+        for key, value in values.items():
+            role = getattr(cls, "roles", {}).get(key)
+            self.has_starts = self.has_starts or (role in _START_ROLES and not value.fixed)
         try:
-            NAMES[leaf.name](**trial)
+            return cls(**arguments)
         except FlashGPError as error:
-            place = next((v.position for k, v in leaf.options.items() if f"`{k}`" in str(error)), leaf.position)
-            raise refused_at(self.text, place, f"has a value that does not fit: {error}") from None
+            place = next((value.node for key, value in values.items() if f"`{key}`" in str(error)), node)
+            raise self.fail(place, f"has a value that does not fit: {error}") from None
 
+    def keywords(self, node: ast.Call, name: str) -> tuple[dict[str, _Value], list[tuple[str | int, ast.AST]] | None]:
+        """Values by argument, and the columns chosen."""
+        allowed = [p for p in inspect.signature(NAMES[name]).parameters if p != "factor"]
+        if node.args:
+            got = ast.unparse(node.args[0])[:60]
+            raise self.fail(node.args[0], f"must give {name} its arguments by name, got {got!r}; write {allowed[0]}=")
+        values: dict[str, _Value] = {}
+        chosen = None
+        for keyword in node.keywords:
+            key = keyword.arg
+            if key is None or key not in allowed:
+                got = "**" if key is None else repr(key)
+                raise self.fail(keyword, f"must give {name} only {', '.join(allowed)}, got {got}")
+            if key in values or (key == "active_dims" and chosen is not None):
+                raise self.fail(keyword, f"must give {key} once, got it again")
+            if key == "active_dims":
+                chosen = self.chosen(keyword.value)
+                continue
+            values[key] = self.value(keyword.value)
+            if key in _SETTINGS and (values[key].is_list or values[key].fixed):
+                raise self.fail(keyword.value, f"must give {key} a plain number")
+        return values, chosen
+
+    def arguments(
+        self,
+        node: ast.Call,
+        name: str,
+        values: dict[str, _Value],
+        chosen: list[tuple[str | int, ast.AST]] | None,
+        columns: KernelColumns,
+    ) -> dict[str, Any]:
+        """The constructor's arguments, in standardised units."""
+        dims = self.dims(node, name, chosen, columns)
+        if name in _ONE_COLUMN and len(dims) != 1:
+            raise self.fail(node, f"must give {name} one column, got {len(dims)}; set active_dims")
+        scales = [columns.scaling.x_scale[j] for j in dims]
+        arguments = {key: self.in_units(name, key, value, scales) for key, value in values.items()}
+        if "lengthscale" not in arguments and issubclass(NAMES[name], kernels.Categorical | Stationary):
+            start = 1.0 if name == "Categorical" else len(dims) ** 0.5
+            arguments["lengthscale"] = torch.full((len(dims),), start, dtype=torch.float64)
+        if name == "Coregionalization":
+            arguments.setdefault("count", columns.levels[dims[0]])
+        if name != "Constant":
+            every = len(dims) == len(columns.names) and chosen is None
+            arguments["active_dims"] = None if every else dims
+        return arguments
+
+    def in_units(self, name: str, key: str, value: _Value, scales: list[float]) -> Any:
+        if value.is_list and key in _PER_COLUMN and len(value.entries) != len(scales):
+            raise self.fail(
+                value.node, f"must give {key} one number per column ({len(scales)}), got {len(value.entries)}"
+            )
+        stationary = issubclass(NAMES[name], Stationary)
+        change = _UNIT.get((name, key)) or (_UNIT.get(("*", key)) if stationary else None)
+        shared = key == "lengthscale" and not value.is_list and len(scales) != 1  # in standard deviations
+        if change is None or shared:
+            return value.argument(key)
+        entries = value.entries
+        if key in _PER_COMPONENT:
+            scales = scales * len(entries)
+        elif not value.is_list:
+            entries = entries * len(scales)
+        changed = tuple(change(entry, scale) for entry, scale in zip(entries, scales, strict=True))
+        return _Value(changed, True, value.fixed, value.node).argument(key)
+
+    def dims(
+        self, node: ast.Call, name: str, chosen: list[tuple[str | int, ast.AST]] | None, columns: KernelColumns
+    ) -> list[int]:
+        """Which inputs a kernel sees."""
+        wants_codes = name in _CODES
+        kind, other = ("categories", "numbers") if wants_codes else ("numbers", "categories")
+        if chosen is None:
+            dims = [j for j in range(len(columns.names)) if (j in columns.codes) == wants_codes]
+            if not dims and name != "Constant":
+                raise self.fail(node, f"has {name} without a column of {kind}; the inputs have none")
+            return dims
+        dims = []
+        for choice, place in chosen:
+            j = self.column(choice, place, columns)
+            if (j in columns.codes) != wants_codes and name != "Constant":
+                advice = "use Matern()" if wants_codes else "use Categorical()"
+                raise self.fail(place, f"must give {name} columns of {kind}, got {choice!r} of {other}; {advice}")
+            if j in dims:
+                raise self.fail(place, f"must name a column once, got {choice!r} again")
+            dims.append(j)
+        return dims
+
+    def column(self, choice: str | int, place: ast.AST, columns: KernelColumns) -> int:
+        name = choice
+        if isinstance(choice, int):
+            count = len(columns.table_names)
+            if not 1 <= choice <= count:
+                raise self.fail(place, f"must count columns from 1 to {count}, got {choice}")
+            name = columns.table_names[choice - 1]
+        if name not in columns.names:
+            shown = ", ".join(columns.names[:20]) + (", ..." if len(columns.names) > 20 else "")
+            raise self.fail(place, f"must name inputs of the model, got {name!r}; choose from {shown}")
+        return list(columns.names).index(str(name))
+
+    # -- values ---------------------------------------------------------------------------------------------------
     def number(self, node: ast.expr) -> float:
-        sign = 1.0
-        inner = node
-        if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub | ast.UAdd):
-            sign = -1.0 if isinstance(inner.op, ast.USub) else 1.0
-            inner = inner.operand
+        negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd) else node
         if not isinstance(inner, ast.Constant) or type(inner.value) not in (int, float):
             raise self.fail(node, f"must have a number here, got {ast.unparse(node)[:60]!r}")
         try:
-            return sign * float(inner.value)  # type: ignore[arg-type]
+            number = float(inner.value)  # type: ignore[arg-type]
         except OverflowError:
             raise self.fail(node, "must have a number that a float can hold here") from None
+        return -number if negative else number
 
-    def value(self, node: ast.expr) -> Value:
+    def value(self, node: ast.expr) -> _Value:
         if isinstance(node, ast.Call):
             if not (isinstance(node.func, ast.Name) and node.func.id == "fixed" and len(node.args) == 1):
                 raise self.fail(node, f"may only call fixed(number) here, got {ast.unparse(node)[:60]!r}")
             if node.keywords:
                 raise self.fail(node, "must give fixed() one number or list and nothing else")
             inner = self.value(node.args[0])
-            return Value(inner.entries, inner.is_list, True, self.at(node))
+            return _Value(inner.entries, inner.is_list, True, node)
         if isinstance(node, ast.List):
             if not node.elts:
                 raise self.fail(node, "must have at least one number in a list")
-            return Value(tuple(self.number(e) for e in node.elts), True, False, self.at(node))
-        return Value((self.number(node),), False, False, self.at(node))
+            return _Value(tuple(self.number(entry) for entry in node.elts), True, False, node)
+        return _Value((self.number(node),), False, False, node)
 
-    def columns(self, node: ast.expr) -> tuple[tuple[str | int, int], ...]:
-        entries = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-        found: list[tuple[str | int, int]] = []
-        for entry in entries:
+    def chosen(self, node: ast.expr) -> list[tuple[str | int, ast.AST]]:
+        """Column names and positions of active_dims."""
+        found: list[tuple[str | int, ast.AST]] = []
+        for entry in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
             if isinstance(entry, ast.Name):
-                found.append((entry.id, self.at(entry)))
+                found.append((entry.id, entry))
             elif isinstance(entry, ast.Constant) and type(entry.value) in (str, int):
-                found.append((entry.value, self.at(entry)))  # type: ignore[arg-type]
+                found.append((entry.value, entry))  # type: ignore[arg-type]
             else:
                 raise self.fail(
                     entry, f"must have column names or positions here, got {ast.unparse(entry)[:60]!r}; "
@@ -313,16 +427,4 @@ class _Reader:
                 )  # fmt: skip
         if not found:
             raise self.fail(node, "must have at least one column in active_dims")
-        return tuple(found)
-
-
-def plain_value(name: str, value: Value) -> Any:
-    """A written value as the constructor takes it."""
-    if name in SETTINGS:
-        number = value.entries[0]
-        return int(number) if name != "nu" and number.is_integer() else number
-    scalar = not value.is_list and name not in PER_COMPONENT
-    tensor = torch.tensor(value.entries[0] if scalar else value.entries, dtype=torch.float64)
-    if name in ("means", "scales"):
-        tensor = tensor.unsqueeze(-1)  # of one column
-    return Parameter(tensor, trainable=False) if value.fixed else tensor
+        return found

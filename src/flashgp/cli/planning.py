@@ -11,7 +11,7 @@ from flashgp.planner.products import ProductPlan
 
 from .console import Console
 from .fitting import DTYPES, TableOptions, prepare
-from .kernel_building import default_kernel
+from .kernel_expression import default_kernel
 
 __all__ = ["run_plan"]
 
