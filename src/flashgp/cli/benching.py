@@ -3,36 +3,27 @@
 import sys
 import time
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flashgp.bench.suites import Options, suite_named
 from flashgp.bench.suites.pages import save
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 
 from .console import Console
+from .options import BenchOptions, listed
 from .paths import require_distinct, require_writable
 
-__all__ = ["BenchOptions", "run_bench"]
+__all__ = ["run_bench"]
 
 ENDINGS = (".json", ".png", ".html", ".htm")
 
 
-@dataclass(frozen=True)
-class BenchOptions:
-    """What `flashgp bench` was asked for."""
-
-    suite: str
-    options: Options
-    out: tuple[str, ...] = ()
-
-
 def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
     """Measure, print and write. Returns: the record. Raises: FlashGPError, OSError, before work where it can be."""
-    began = time.perf_counter()
-    for path in asked.out:
+    began, out = time.perf_counter(), asked.out or []
+    for path in out:
         if Path(path).suffix.lower() not in ENDINGS:
             raise DomainError(f"`--out` must end in {', '.join(ENDINGS)}, got {path!r}; choose what is to be written")
         require_writable(path, "--out")
@@ -40,7 +31,7 @@ def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
             from flashgp.plots.axes import require_matplotlib
 
             require_matplotlib(f"--out {path}")
-    require_distinct({f"--out ({number})": path for number, path in enumerate(asked.out, start=1)})
+    require_distinct({f"--out ({number})": path for number, path in enumerate(out, start=1)})
     with console.stages() as stage:
 
         def progress(line: str) -> None:
@@ -48,10 +39,21 @@ def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
                 stage(line, 0.0)
 
         with redirect_stdout(sys.stderr):  # what other libraries print must not get between the results
-            measured = suite_named(asked.suite).measure(replace(asked.options, progress=progress))
+            measured = suite_named(asked.name).measure(
+                Options(
+                    sizes=asked.rows,
+                    dtypes=listed(asked.dtypes),
+                    devices=listed(asked.device),
+                    repeats=asked.repeats,
+                    clocks="all" if asked.clocks == "all" else tuple(c for c in listed(asked.clocks) if c != "none"),
+                    peers=asked.peers,
+                    seed=asked.seed,
+                    progress=progress,
+                )
+            )
     console.say(measured.text())
-    for path in asked.out:
+    for path in out:
         save(path, measured)
         console.say(f"wrote {path}")
     console.note(f"measured in {readable_seconds(time.perf_counter() - began)}")
-    return {"command": "bench", "out": list(asked.out), **measured.record()}
+    return {"command": "bench", "out": out, **measured.record()}

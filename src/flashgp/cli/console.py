@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 
 if TYPE_CHECKING:
     from flashgp.inference.fit import Progress

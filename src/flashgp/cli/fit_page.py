@@ -1,17 +1,20 @@
 """What the report of a fit shows: data, figures of merit, model, functions, plan against what happened, versions."""
 
 import platform
+import shlex
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 
 import flashgp
 from flashgp import plots
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
 from flashgp.planner.choice import table_of
 
-from .fitting import FitOutcome, describe_default, evidence_text
+from .outcome import FitOutcome, evidence_text
 from .parameters import HEAD, NUMERIC
+from .prepared import describe_default
 
 __all__ = ["fit_page"]
 
@@ -36,7 +39,7 @@ def fit_page(outcome: FitOutcome) -> Page:
     count = len(prepared.names)
     return Page(
         title=f"{target}: Gaussian process regression",
-        lead=f"{outcome.options.data.table}, {len(prepared.train):,} rows fitted on {count} input{'s' * (count > 1)}",
+        lead=f"{outcome.options.table}, {len(prepared.train):,} rows fitted on {count} input{'s' * (count > 1)}",
         highlights=highlights,
         sections=[
             _quality(outcome),
@@ -188,7 +191,7 @@ def _work(outcome: FitOutcome) -> Section:
     ]
     happened = [(name, text) for name, text in report.lines() if name != "events"]
     events = [Notes([str(event) for event in report.events])] if report.events else []
-    command = [Preformatted(outcome.options.command)] if outcome.options.command else []
+    command = [Preformatted(shlex.join(["flashgp", *sys.argv[1:]]))]
     return Section(
         "What was planned, and what happened",
         [

@@ -1,6 +1,6 @@
 """`flashgp plan`: what a fit would take, in bytes and seconds, before anything is allocated."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from flashgp.inference.gp import GP
@@ -10,43 +10,38 @@ from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan
 
 from .console import Console
-from .fitting import DTYPES, TableOptions, prepare
 from .kernel_expression import default_kernel
+from .options import FitOptions, PlanOptions, TableOptions
+from .prepared import DTYPES, prepare
 
 __all__ = ["run_plan"]
 
 
-def run_plan(
-    data: TableOptions | None,
-    rows: int,
-    columns: int,
-    memory: str | None,
-    device: str,
-    dtype: str | None,
-    console: Console,
-    test_rows: int | None = None,
-    solver: str | None = None,
-) -> dict[str, Any]:
+def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     """The plan for a table, or for so many rows and numeric columns, with the routes that were not chosen.
 
     Returns: the plan as JSON values; with test_rows that of predicting so many rows under "prediction".
     Raises: MemoryBudgetError when it does not fit; FlashGPError for the table.
     """
-    if data is not None:
-        prepared = prepare(data, console)
+    if options.table is not None and options.target is not None:
+        shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
+        prepared = prepare(FitOptions(table=options.table, target=options.target, **shared), console)
         gp, plan = prepared.gp, prepared.plan
     else:
+        rows, columns = options.rows or 0, options.columns or 1
         gp = GP(default_kernel(columns, ()))
-        chosen = DTYPES[dtype] if dtype else None
-        plan = plan_for(gp, rows, columns, memory=memory, device=device, dtype=chosen, solver=solver)
+        plan = plan_for(
+            gp, rows, columns, memory=options.memory, device=options.device, dtype=DTYPES[options.dtype],
+            solver=options.solver,
+        )  # fmt: skip
     _show("plan", plan, console)
     said = {"command": "plan", **asdict(plan)}
-    if test_rows is not None:
+    if options.test_rows is not None:
         prediction = plan_for(
-            gp, plan.n, plan.d, n_test=test_rows, distinct=plan.distinct, memory=memory, device=device,
-            conditioned=plan.route,
+            gp, plan.n, plan.d, n_test=options.test_rows, distinct=plan.distinct, memory=options.memory,
+            device=options.device, conditioned=plan.route,
         )  # fmt: skip
-        _show(f"prediction of {test_rows:,} rows", prediction, console)
+        _show(f"prediction of {options.test_rows:,} rows", prediction, console)
         said["prediction"] = asdict(prediction)
     return said
 

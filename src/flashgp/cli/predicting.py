@@ -1,40 +1,23 @@
 """`flashgp predict`: a model and a table to a file of predictions, one row for each row of the table, in its order."""
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.normal import half_width
-from flashgp.table import Encoding, Missing, Table, Unseen, read_table, require_format, write_predictions
+from flashgp.table import Encoding, Table, read_table, require_format, write_predictions
 
 from .console import Console
 from .model import Answers, TableModel
+from .options import PredictOptions
 from .paths import require_distinct, require_writable
 from .scores import Scores
 
-__all__ = ["PredictOptions", "run_predict"]
+__all__ = ["run_predict"]
 
 _Numbers = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """What `flashgp predict` was asked for."""
-
-    model: str
-    table: str
-    out: str
-    std: bool = False
-    interval: float | None = None
-    unseen: Unseen = "error"
-    missing: Missing | None = None
-    delimiter: str | None = None
-    decimal: str | None = None
-    variance: str = "auto"
-    memory: str | None = None
 
 
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:

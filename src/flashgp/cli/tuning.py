@@ -3,8 +3,8 @@
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from flashgp import plots
@@ -21,7 +21,7 @@ from flashgp.foundations.profile_store import (
     tune_command,
     unused_accelerator,
 )
-from flashgp.foundations.report import counted, readable_seconds
+from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.run_log import SWITCH, read_runs
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
 from flashgp.planner.checking import FACTOR, CheckedRun, checked_runs
@@ -30,24 +30,13 @@ from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import require_matplotlib
 
 from .console import Console
+from .options import TuneOptions
 from .paths import require_writable
 
-__all__ = ["TuneOptions", "run_tune"]
+__all__ = ["run_tune"]
 
 _MOST_SHOWN = 40  # runs off in the table of --check
 _HEAD = ("what", "plan", "size", "predicted", "took", "times", "runs")
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """show: look, measure nothing; profiles: files to show beside each other; only: parts to measure; check: compare
-    logged seconds with predicted ones; out: a picture, .png, or a page, .html."""
-
-    show: bool = False
-    profiles: Sequence[str] = ()
-    only: Sequence[str] = ()
-    check: bool = False
-    out: str | None = None
 
 
 def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
@@ -63,9 +52,9 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
         require_matplotlib("--out")
     if options.check:
         return _check(console)
-    profiles = {os.path.basename(name): _profile_of(name) for name in options.profiles}
-    if len(profiles) < len(options.profiles):
-        profiles = {name: _profile_of(name) for name in options.profiles}
+    profiles = {os.path.basename(name): _profile_of(name) for name in options.profiles or ()}
+    if len(profiles) < len(options.profiles or ()):
+        profiles = {name: _profile_of(name) for name in options.profiles or ()}
     if not profiles:
         profiles = {"this machine": _measured_or_known(options, console)}
     if len(profiles) == 1:

@@ -4,51 +4,38 @@ The new model file replaces the old one once it is complete: whatever ends the c
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from flashgp.inference.stream import Stream
-from flashgp.table import Missing, read_table
+from flashgp.table import read_table
 
 from .console import Console
 from .model import TableModel
+from .options import UpdateOptions
 from .paths import require_distinct, require_writable
 from .scores import Scores
 
-__all__ = ["UpdateOptions", "run_update"]
+__all__ = ["run_update"]
 
 BLOCK_ROWS = 64  # predicted, then learned, together: the scores hardly change, the work is matrix products
-
-
-@dataclass(frozen=True)
-class UpdateOptions:
-    """What `flashgp update` was asked for."""
-
-    model: str
-    table: str
-    out: str | None = None
-    window: int | None = None
-    refine: int | None = None
-    missing: Missing | None = None
-    delimiter: str | None = None
-    decimal: str | None = None
 
 
 def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     """Learn and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     began = time.perf_counter()
     out = options.model if options.out is None else options.out
-    require_distinct({"MODEL": options.model, "ROWS": options.table})
+    require_distinct({"MODEL": options.model, "ROWS": options.rows})
     if options.out is not None:
-        require_distinct({"ROWS": options.table, "--out": out})
+        require_distinct({"ROWS": options.rows, "--out": out})
     require_writable(out, "--out" if options.out is not None else "MODEL")
     model = TableModel.load(options.model)
     before = model.posterior
     encoding = model.encoding
-    table = read_table(options.table, header=encoding.header, delimiter=options.delimiter, decimal=options.decimal)
+    table = read_table(options.rows, header=encoding.header, delimiter=options.delimiter, decimal=options.decimal)
     data = encoding.apply(table, need_target=True, missing=options.missing)
     for text in dict.fromkeys((*table.notes, *data.notes)):
         console.note(text)
@@ -70,7 +57,7 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
         posterior = posterior.refine(options.refine)
     replace(model, posterior=posterior).save(out)
     console.say(
-        f"learned {len(x):,} rows of {options.table}: the model had {before.count:,} rows and has {posterior.count:,}"
+        f"learned {len(x):,} rows of {options.rows}: the model had {before.count:,} rows and has {posterior.count:,}"
     )
     if scores is not None:
         console.pairs("predicted before they were learned", scores.lines(encoding.target))
@@ -81,7 +68,7 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     return {
         "command": "update",
         "model": options.model,
-        "table": options.table,
+        "table": options.rows,
         "out": out,
         "rows": table.rows,
         "rows_learned": len(x),

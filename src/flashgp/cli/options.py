@@ -1,0 +1,376 @@
+"""What each command can be asked for: one dataclass a command, whose fields are its arguments and options.
+
+The docstring of a class is the command's help. Values are checked here, so that bad usage is known before any work.
+Nothing is imported here that a command needs only once it runs.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal
+
+import typer
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.machine import parse_bytes
+from flashgp.planner.tuning import PARTS
+
+from .kernel_expression import KernelExpression, parse_kernel
+
+__all__ = [
+    "BenchOptions",
+    "CommonOptions",
+    "DoctorOptions",
+    "FitOptions",
+    "PlanOptions",
+    "PredictOptions",
+    "TableOptions",
+    "TuneOptions",
+    "UpdateOptions",
+]
+
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV, CSV.gz or Parquet.", show_default=False)]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="What `flashgp fit --out` wrote.", show_default=False)]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Budget, such as 8GiB; what is free if left out.")
+]
+Delimiter = Annotated[str | None, typer.Option("--delimiter", help="One character; decided if left out.")]
+Decimal = Annotated[str | None, typer.Option("--decimal", help="Decimal mark, . or ,; decided if left out.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """Options of every command."""
+
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", metavar="N", min=1,
+            help="Threads of torch, BLAS and compiled loops; torch's choice if left out.",
+        ),
+    ] = None  # fmt: skip
+    cores: Annotated[
+        str | None,
+        typer.Option(
+            "--cores", metavar="LIST", help="Run on these cores only, such as 0-3,8, with no more threads. Linux only."
+        ),
+    ] = None
+    numa: Annotated[
+        int | None,
+        typer.Option("--numa", metavar="NODE", min=0, help="Run on the cores of this NUMA node only. Linux only."),
+    ] = None
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on standard output and nothing else there.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No text but warnings and errors.")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a table is read, and what of it is the model's."""
+
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            "--kernel", metavar="EXPR", help="Covariance function, such as 'Matern(nu=1.5) + Linear()'; see below."
+        ),
+    ] = None
+    memory: Memory = None
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto"
+    dtype: Annotated[
+        Literal["float64", "float32"] | None,
+        typer.Option("--dtype", help="Of the n x n matrix: float64, or float32 refined in float64."),
+    ] = None
+    solver: Annotated[
+        Literal["cholesky", "cg"] | None,
+        typer.Option("--solver", help="What solves with the n x n matrix; decided if left out."),
+    ] = None
+    drop: Annotated[
+        list[str] | None, typer.Option("--drop", metavar="COLUMN", help="A column not to use; may be repeated.")
+    ] = None
+    missing: Annotated[
+        Literal["error", "drop"],
+        typer.Option("--missing", help="Rows with missing values: refuse them or leave them out."),
+    ] = "error"
+    header: Annotated[
+        bool | None,
+        typer.Option("--header/--no-header", help="Whether the first row names the columns; decided if left out."),
+    ] = None
+    delimiter: Delimiter = None
+    decimal: Decimal = None
+
+    def __post_init__(self) -> None:
+        _check_memory(self.memory)
+        try:
+            _ = self.expression
+        except DomainError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    @cached_property
+    def expression(self) -> KernelExpression | None:
+        return None if self.kernel is None else parse_kernel(self.kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(TableOptions):
+    """Fit a Gaussian process to a table, score it, and write a model and a report.
+
+    Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted.
+    Without --split or --test-fraction nothing is held out, and the scores are leave-one-out; where no factor fits there
+    are none then.
+    """
+
+    table: Table
+    target: Annotated[
+        str, typer.Option("--target", "-t", metavar="COLUMN", help="What to predict: a name, or a position from 1.")
+    ]
+    split: Annotated[
+        str | None, typer.Option("--split", help="Published split beside TABLE, from 0, or a mask file.")
+    ] = None
+    test_fraction: Annotated[
+        float | None, typer.Option("--test-fraction", help="Share of rows to hold out at random.")
+    ] = None
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="MODEL", help="Model file to write.")] = None
+    report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="HTML report to write.")] = None
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random split and of random starts.")] = 0
+    starts: Annotated[
+        int | None, typer.Option("--starts", min=1, help="Runs from different starts; decided if left out.")
+    ] = None
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", metavar="SECONDS", help="Keep the best model after so long.")
+    ] = None
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="Of the mean, in standard deviations of an observation.")
+    ] = 1e-3
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits whatever the number of threads; on one thread.")
+    ] = False
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="FILE", help="Makes an interrupted fit resumable.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.split is not None and self.test_fraction is not None:
+            raise typer.BadParameter("give --split or --test-fraction, not both")
+        _check_between(self.test_fraction, 1.0, "--test-fraction")
+        _check_between(self.time_limit, math.inf, "--time-limit")
+        _check_between(self.tolerance, math.inf, "--tolerance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Predict every row of a table: columns mean, std, lower, upper, in the order of the table.
+
+    Where deviations come from samples, --std also adds std_error, the standard error of each; intervals leave it out.
+    If the table also holds the target, the predictions are scored.
+    """
+
+    model: Model
+    table: Table
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Predictions: .csv, .csv.gz or .parquet.")]
+    std: Annotated[bool, typer.Option("--std", help="Add the standard deviation of a new observation.")] = False
+    interval: Annotated[
+        float | None, typer.Option("--interval", metavar="P", help="Add the central interval, such as 0.95.")
+    ] = None
+    variance: Annotated[
+        Literal["auto", "exact", "sampled"],
+        typer.Option(
+            "--variance", help="How deviations come without a factor: exact, from samples, or by their price."
+        ),
+    ] = "auto"
+    unseen: Annotated[
+        Literal["error", "new"],
+        typer.Option("--unseen", help="A category not seen in the fit: refuse it, or take it as a new one."),
+    ] = "error"
+    missing: Annotated[
+        Literal["error", "drop"] | None,
+        typer.Option("--missing", help="Rows with missing inputs: refuse, or predict nan; as in the fit if left out."),
+    ] = None
+    memory: Memory = None
+    delimiter: Delimiter = None
+    decimal: Decimal = None
+
+    def __post_init__(self) -> None:
+        _check_memory(self.memory)
+        _check_between(self.interval, 1.0, "--interval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """Learn the rows of a table without fitting again: O(n^2) for each, hyperparameters and scaling as they are.
+
+    Every row is predicted before it is learned, and the scores of that are shown. The model file is replaced once the
+    new one is complete; a command that does not end leaves the old one as it was.
+    """
+
+    model: Model
+    rows: Annotated[
+        str, typer.Argument(metavar="ROWS", help="New rows with the target: CSV, CSV.gz, Parquet.", show_default=False)
+    ]
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="MODEL", help="The new model file; MODEL itself if left out.")
+    ] = None
+    window: Annotated[
+        int | None, typer.Option("--window", metavar="N", min=1, help="Keep the latest N rows; all if left out.")
+    ] = None
+    refine: Annotated[
+        int | None,
+        typer.Option("--refine", metavar="STEPS", min=1, help="Then improve the hyperparameters by so many steps."),
+    ] = None
+    missing: Annotated[
+        Literal["error", "drop"] | None,
+        typer.Option("--missing", help="Rows with missing values: refuse, or leave out; as in the fit if left out."),
+    ] = None
+    delimiter: Delimiter = None
+    decimal: Decimal = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(TableOptions):
+    """Bytes and seconds that a fit of a TABLE, or of so many rows and columns, would take; nothing is allocated.
+
+    Every route is priced: the table shows those not chosen and why. `flashgp tune` measures the rates.
+    """
+
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="A table; or give --rows and --columns.", show_default=False)
+    ] = None
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", metavar="COLUMN", help="What to predict from TABLE.")
+    ] = None
+    rows: Annotated[int | None, typer.Option("--rows", min=0, help="Rows to fit, without a table.")] = None
+    columns: Annotated[int | None, typer.Option("--columns", min=1, help="Numeric inputs, without a table.")] = None
+    test_rows: Annotated[
+        int | None, typer.Option("--test-rows", min=0, help="Also plan the prediction of so many rows.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.table is None and (self.rows is None or self.columns is None):
+            raise typer.BadParameter("give TABLE and --target, or --rows and --columns")
+        if self.table is not None and (self.target is None or self.rows is not None or self.columns is not None):
+            raise typer.BadParameter("with TABLE give --target, and neither --rows nor --columns")
+        if self.table is None and self.kernel is not None:
+            raise typer.BadParameter("--kernel names columns of a table; give TABLE and --target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Measure this machine in seconds, so that plans predict with its own rates.
+
+    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on. What
+    plans predicted and what runs then took is logged beside it (sizes and seconds only; FLASHGP_RUN_LOG=off for none).
+    """
+
+    profiles: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROFILE]...", help="With --show: profile files, beside each other.", show_default=False
+        ),
+    ] = None
+    show: Annotated[bool, typer.Option("--show", help="Print the profile in use; measure nothing.")] = False
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAMES", help=f"Measure these parts again, keep the rest: {', '.join(PARTS)}."),
+    ] = None
+    check: Annotated[bool, typer.Option("--check", help="Logged seconds beside predicted ones; measure nothing.")] = (
+        False
+    )
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Draw the profile: .png or .html.")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        if self.profiles and not self.show:
+            raise typer.BadParameter("profile files are shown, not measured; give --show before them")
+        if sum(map(bool, (self.show, self.only, self.check))) > 1:
+            raise typer.BadParameter("give one of --show, --only and --check")
+        if self.check and self.out is not None:
+            raise typer.BadParameter("--check has no picture; give --out with --show, or without both")
+        unknown = [name for text in self.only or () for name in text.split(",") if name.strip() not in PARTS]
+        if unknown:
+            raise typer.BadParameter(f"{', '.join(unknown)} is none of {', '.join(PARTS)}", param_hint="--only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """Look at this installation and this machine: what stands in the way of speed, and what to do about it.
+
+    Versions, processor, cores and NUMA nodes, threads, memory, accelerator, precision, missing packages with what they
+    cost in seconds, machine profile, cache. Lines marked ! are warnings. Nothing is changed, and the exit code is 0
+    whatever is found.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Compare FlashGP with plain torch and other installed libraries on this machine.
+
+    Every timed run is checked against a float64 reference at inputs of its own; a candidate that is wrong, unfinished
+    or remembers is refused, with the reason. kernel-matrix: a covariance matrix, beside the construction of a closure
+    that is sometimes timed in its place. online: append one row, then predict one point. linalg: factorisations by
+    device. About a minute each at the suite's own sizes.
+    """
+
+    name: Annotated[str, typer.Argument(metavar="SUITE", help="One of the names above.", show_default=False)]
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="N,N,...", help="Rows; the suite's own if left out.")
+    ] = None
+    dtypes: Annotated[
+        str | None,
+        typer.Option("--dtypes", metavar="DTYPE,...", help="float32, float64; of kernel-matrix also bfloat16, stored."),
+    ] = None
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda, or auto for every device there is; several with commas.")
+    ] = "auto"
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each candidate.")] = 5
+    clocks: Annotated[
+        str,
+        typer.Option(
+            "--clocks", help="Beside the wall clock: events (of a GPU), profiler, none, or all that there are."
+        ),
+    ] = "all"
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Whether peers that are installed take part.")] = (
+        True
+    )
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of data, order and variations.")] = 0
+    out: Annotated[
+        list[str] | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write a .json record, a .png or .html; may be repeated."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        from flashgp.bench.suites import SUITES
+
+        if self.name not in SUITES:
+            raise typer.BadParameter(f"must be one of {', '.join(SUITES)}, got {self.name!r}", param_hint="SUITE")
+        try:
+            _ = self.rows
+        except ValueError:
+            said = f"must be whole numbers with commas, got {self.sizes!r}"
+            raise typer.BadParameter(said, param_hint="--sizes") from None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in listed(self.sizes))
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """The parts of text with commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _check_between(value: float | None, top: float, name: str) -> None:
+    if value is not None and not 0.0 < value < top:
+        wanted = "must be positive" if top == math.inf else f"must lie strictly between 0 and {top:g}"
+        raise typer.BadParameter(wanted, param_hint=name)
+
+
+def _check_memory(text: str | None) -> None:
+    try:
+        if text is not None:
+            parse_bytes(text, "--memory")
+    except DomainError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -1,0 +1,166 @@
+"""A table made ready to fit: read, encoded, divided, standardised, with a model and its plan."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.inference.replicates import equal_rows
+from flashgp.inference.gp import GP
+from flashgp.inference.plan import plan_for
+from flashgp.likelihoods import Gaussian
+from flashgp.means import Constant
+from flashgp.planner.plan import Plan
+from flashgp.standardise import Scaling
+from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
+
+from .console import Console
+from .kernel_expression import BuiltKernel, KernelColumns, build_kernel, default_kernel
+from .options import FitOptions
+
+__all__ = ["DTYPES", "Prepared", "describe_default", "prepare"]
+
+DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
+_Numbers = npt.NDArray[np.float64]
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A table ready to fit.
+
+    Fields:
+        table, encoding, data: as read, and as numbers.
+        train, test: positions in data; test is None where nothing is held out.
+        scaling: of the training rows.
+        gp, has_starts: the model, and whether it holds starting values of the user's.
+        plan: of the fit.
+    """
+
+    table: Table
+    encoding: Encoding
+    data: EncodedTable
+    train: _Rows
+    test: _Rows | None
+    scaling: Scaling
+    gp: GP
+    has_starts: bool
+    plan: Plan
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.encoding.inputs]
+
+    @property
+    def y(self) -> _Numbers:
+        assert self.data.y is not None
+        return self.data.y
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Standardised training rows, (n, d) and (n,), float64."""
+        return _standardised(self.scaling, self.data, self.train)
+
+
+def _standardised(scaling: Scaling, data: EncodedTable, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    assert data.y is not None
+    x = np.ascontiguousarray(scaling.x(data.x[rows]))
+    return torch.from_numpy(x), torch.from_numpy(scaling.y(data.y[rows]))
+
+
+def prepare(options: FitOptions, console: Console) -> Prepared:
+    """Read, encode, split, standardise, build the model, plan. Notes are said as they arise.
+
+    Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
+    """
+    _check_device(options.device)
+    table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
+    encoding = Encoding.learn(table, options.target, options.drop or (), options.missing)
+    encoded = encoding.apply(table, need_target=True)
+    for text in dict.fromkeys((*table.notes, *encoding.notes, *encoded.notes)):
+        console.note(text)
+    train, test = _split(options, table, encoded)
+    assert encoded.y is not None
+    codes = encoding.category_positions
+    scaling = Scaling.learn(encoded.x[train], encoded.y[train], skip=codes)
+    names = [column.name for column in encoding.inputs]
+    if options.expression is None:
+        built = BuiltKernel(default_kernel(len(names), codes), has_starts=False)
+    else:
+        levels = [len(column.levels) for column in encoding.inputs]
+        built = build_kernel(options.expression, KernelColumns(names, table.names, codes, levels, scaling))
+        if unused := _unused(built, len(names)):
+            console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
+    gp = GP(built.kernel, Constant(), Gaussian(0.1))
+    x, y = _standardised(scaling, encoded, train)
+    group = equal_rows(gp, x, y)
+    plan = plan_for(
+        gp,
+        len(train),
+        len(names),
+        distinct=None if group is None else int(group.max()) + 1,
+        memory=options.memory,
+        device=options.device,
+        dtype=DTYPES[options.dtype],
+        solver=options.solver,
+        deterministic=options.deterministic,
+    )
+    held = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
+    console.pairs(
+        f"{options.table}: {encoding.target} from {len(names)} input{'s' if len(names) > 1 else ''}",
+        [
+            ("rows", f"{len(encoded.rows):,} of {table.rows:,}{held}" if held or len(encoded.rows) < table.rows
+             else f"{table.rows:,}"),
+            ("inputs", _listed(names)),
+            ("kernel", options.expression.text if options.expression else describe_default(len(names), len(codes))),
+        ],
+    )  # fmt: skip
+    return Prepared(table, encoding, encoded, train, test, scaling, gp, built.has_starts, plan)
+
+
+def describe_default(count: int, codes: int) -> str:
+    """The default kernel in words."""
+    real = "Matern-5/2, a lengthscale per numeric column" if codes < count else ""
+    return " times ".join(filter(None, (real, "Categorical, one per column of categories" if codes else "")))
+
+
+def _check_device(device: str) -> None:
+    try:
+        wanted = "cpu" if device == "auto" else torch.device(device).type
+    except RuntimeError as error:
+        raise DomainError(f"`--device` must be auto, cpu or cuda, got {device!r} ({str(error)[:100]})") from None
+    if wanted not in ("cpu", "cuda"):
+        raise DomainError(f"`--device` must be auto, cpu or cuda, got {device!r}; float64 is computed on these")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailableError(f"`--device` is {device!r}, but torch finds no CUDA device; use auto or cpu")
+
+
+def _split(options: FitOptions, table: Table, data: EncodedTable) -> tuple[_Rows, _Rows | None]:
+    """Positions in the encoded rows of what is fitted and what is held out."""
+    if options.split is not None:
+        _, held = read_split(options.split, table.rows, table_path=table.path)
+        is_test = np.isin(data.rows, held)  # a split speaks of rows of the file, of which some may have been dropped
+        if is_test.all() or not is_test.any():
+            raise DomainError(
+                f"`--split` must leave rows on both sides, got {int(is_test.sum())} test rows among the "
+                f"{len(is_test)} rows without missing values; choose another split"
+            )
+        return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    if options.test_fraction is not None:
+        return split_rows(len(data.rows), options.test_fraction, options.seed)
+    return np.arange(len(data.rows)), None
+
+
+def _unused(built: BuiltKernel, count: int) -> list[int]:
+    used: set[int] = set()
+    for leaf in built.kernel.leaves():
+        dims: Any = getattr(leaf, "active_dims", None)
+        if type(leaf).__name__ != "Constant":
+            used.update(range(count) if dims is None else dims)
+    return [j for j in range(count) if j not in used]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12:,} more" if len(names) > 12 else "")
