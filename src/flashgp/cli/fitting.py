@@ -6,8 +6,8 @@ from typing import Any
 
 from flashgp.foundations.errors import FitInterrupted
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.inference.gp import GP
 from flashgp.inference.fit import fit
+from flashgp.inference.gp import GP
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
 from flashgp.plots.axes import require_matplotlib

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
-from flashgp.inference.replicates import equal_rows
 from flashgp.inference.gp import GP
 from flashgp.inference.plan import plan_for
+from flashgp.inference.replicates import equal_rows
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
 from flashgp.planner.plan import Plan
