@@ -33,12 +33,13 @@ from problems import kept, matern_gradient
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import BackendUnavailableError
-from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import readable_bytes, readable_seconds
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.training.history import Factors
 from flashgp.inference.training.initial import DataFacts, role_starts
-from flashgp.inference.training.lbfgs import start_vectors
-from flashgp.inference.training.stochastic_objective import MOST_ITERATIONS, RANK, LargeObjective
+from flashgp.inference.training.objective import Problem
+from flashgp.inference.training.settings import StochasticSettings
+from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 MOST_ERROR, LEAST_RATIO = 0.05, 20.0  # what was to be reached
@@ -124,23 +125,22 @@ def _prior() -> fgp.GP:
     return fgp.GP(kernel, fgp.means.Constant(), fgp.likelihoods.Gaussian(0.1))
 
 
-def _objective(x: torch.Tensor, y: torch.Tensor, seed: int, stored: bool) -> tuple[LargeObjective, Any]:
+def _objective(x: torch.Tensor, y: torch.Tensor, seed: int, stored: bool) -> tuple[EstimatedLogJoint, Any]:
     """What `fit` makes of many rows, and the vector it starts from; without priors, which are exact either way."""
     gp = _prior()
     roles = role_starts(gp, DataFacts.of(x, y, None))
     plan = fgp.plan(gp, n=len(x), d=D)
-    objective = LargeObjective(
-        gp, x, y, DirectSettings(TorchTiles()), roles, False, stored=stored, seed=seed,
-        factor_passes=plan.training_factor_passes or MOST_ITERATIONS, rank=plan.training_rank or RANK,
-    )  # fmt: skip
-    given = {name: parameter.value.detach().clone() for name, parameter in named_parameter_objects(gp)}
-    return objective, start_vectors(objective, roles, given, 1, "data", seed)[0]
+    passes, rank = plan.training_factor_passes or None, plan.training_rank or None
+    options = EstimateOptions(stored=stored, seed=seed, factor_passes=passes, rank=rank)
+    problem = Problem(gp, x, y, DirectSettings(TorchTiles()), roles)
+    objective = EstimatedLogJoint(problem, StochasticSettings(), options)
+    return objective, objective.parameters.starts(1, from_data=True, spread=1.0, seed=seed)[0]
 
 
 def _start(x: torch.Tensor, y: torch.Tensor) -> Values:
     objective, theta = _objective(x, y, 0, False)
-    objective.assign(theta)
-    gp = objective.gp
+    objective.parameters.assign(theta)
+    gp = objective.problem.prior
     return Values(
         gp.kernel.kernel.lengthscale.value.detach().numpy().copy(), float(gp.kernel.variance.value.detach()),
         float(gp.likelihood.noise_variance.value.detach()), float(gp.mean.value.value.detach()),
@@ -151,24 +151,30 @@ def _ours(stored: bool) -> Callable[[torch.Tensor, torch.Tensor, int], Steps]:
     def steps(x: torch.Tensor, y: torch.Tensor, repeats: int) -> Steps:
         objective, theta = _objective(x[:WARM_ROWS], y[:WARM_ROWS], 0, stored)
         objective(theta)
-        compile_seconds = objective.settings.workspace.compile_seconds
+        compile_seconds = objective.problem.direct.workspace.compile_seconds
         gradients, seconds, passes, events = [], [], [], []
         with PeakMeter() as meter:
             for seed in range(repeats):
                 objective, theta = _objective(x, y, seed, stored)
                 began = time.perf_counter()
-                _, gradient = objective(theta)
-                compiled = objective.settings.workspace.compile_seconds
+                gradient = objective(theta).gradient
+                compiled = objective.problem.direct.workspace.compile_seconds
                 seconds.append(time.perf_counter() - began - compiled)
                 compile_seconds += compiled
                 gradients.append(-_ordered(objective, gradient))  # of the likelihood, not of what is minimised
                 passes.append(objective.passes)
-                events += [event for event in objective.settings.workspace.events if event not in events]
-        plan = fgp.plan(objective.gp, n=len(x), d=D)
+                events += [event for event in objective.problem.direct.workspace.events if event not in events]
+        plan = fgp.plan(objective.problem.prior, n=len(x), d=D)
         entries = {
+<<<<<<< HEAD
             "passes": passes, "probes": objective.probes, "factored": objective.factored,
             "events": list(map(str, events)),
             "largest_residual": objective.residual, "backend": objective.settings.workspace.backend,
+=======
+            "passes": passes, "probes": objective.probes, "events": events,
+            "factored": objective.factors is not Factors.NONE,
+            "largest_residual": objective.residual, "backend": objective.problem.direct.workspace.backend,
+>>>>>>> ee9aaf6 (Split training into objectives, searches and settings)
             "predicted_step_seconds": plan.fit_step_seconds, "planned_training": plan.training,
         }  # fmt: skip
         return Steps(_start(x, y), gradients, seconds, compile_seconds, meter.peak_bytes, meter.method, entries)
@@ -176,12 +182,12 @@ def _ours(stored: bool) -> Callable[[torch.Tensor, torch.Tensor, int], Steps]:
     return steps
 
 
-def _ordered(objective: LargeObjective, gradient: Any) -> Any:
+def _ordered(objective: EstimatedLogJoint, gradient: Any) -> Any:
     """By lengthscales, variance, noise variance, mean."""
     parts = {"lengthscale": gradient[:0], "variance": gradient[:0], "noise": gradient[:0], "mean": gradient[:0]}
-    for slot in objective.slots:
+    for slot in objective.parameters.slots:
         names = [name for name in ("lengthscale", "noise", "mean", "variance") if name in slot.name]
-        parts[names[0]] = gradient[slot.start : slot.stop]
+        parts[names[0]] = gradient[slot.entries]
     return numpy.concatenate([parts[name] for name in ("lengthscale", "variance", "noise", "mean")])
 
 

@@ -104,14 +104,14 @@ def reference(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 def inside_fit(x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any]:
     """The same step as `fit` calls it: flat vector in, value and flat gradient out."""
     from flashgp.inference.exact.likelihood import DirectSettings
-    from flashgp.inference.training.objective import FlatObjective
+    from flashgp.inference.training.objective import LogJoint, Problem
     from flashgp.pairwise.torch.tiles import TorchTiles
 
     d = x.shape[-1]
     gp = fgp.GP(VARIANCE * fgp.kernels.SquaredExponential(torch.full((d,), LENGTHSCALE, dtype=torch.float64)),
                 likelihood=fgp.likelihoods.Gaussian(NOISE))  # fmt: skip
-    objective = FlatObjective(gp, x, y, DirectSettings(TorchTiles(), x.dtype), {}, weak=False)
-    theta = objective.vector()
+    objective = LogJoint(Problem(gp, x, y, DirectSettings(TorchTiles(), x.dtype)))
+    theta = objective.parameters.values()
     return lambda: objective(theta)
 
 

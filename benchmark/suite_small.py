@@ -1,4 +1,4 @@
-"""Where small paths pay: one objective on NumPy and on the portable backend, four starts batched or one by one."""
+"""Where small paths pay: one objective on NumPy and on the portable backend."""
 
 import sys
 from collections.abc import Sequence
@@ -12,15 +12,13 @@ import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.inference.exact import likelihood, small
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.training.objective import FlatObjective
+from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 COLUMNS = [
     {"key": "work", "title": "n"},
     {"key": "numpy_seconds", "title": "NumPy", "format": "seconds"},
     {"key": "torch_seconds", "title": "portable backend", "format": "seconds"},
-    {"key": "four_seconds", "title": "four vectors, one by one", "format": "seconds"},
-    {"key": "batch_seconds", "title": "four vectors, one batch", "format": "seconds"},
 ]
 
 
@@ -28,31 +26,28 @@ def row_of(n: int, repeats: int) -> dict[str, Any]:
     x, y = smooth_data(n, 6, torch.float64)
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(6)))
 
-    def objective_of(rows: int) -> FlatObjective:
+    def objective_of(rows: int) -> LogJoint:
         """The objective with NumPy up to that many rows."""
         with mock.patch.object(small, "MAX_NUMPY_ROWS", rows):
-            return FlatObjective(gp, x, y, DirectSettings(TorchTiles()), {}, weak=False)
+            return LogJoint(Problem(gp, x, y, DirectSettings(TorchTiles())))
 
     objective, portable = objective_of(10**6), objective_of(0)
-    theta = objective.vector()
-    four = [theta + 0.01 * k for k in range(4)]
+    theta = objective.parameters.values()
 
     def by_torch() -> Any:
         with mock.patch.object(likelihood, "MAX_NUMPY_ROWS", 0):
-            return [portable(theta)]
+            return portable(theta)
 
     timed = interleaved(
         {
-            "numpy": lambda: [objective(theta)],
+            "numpy": lambda: objective(theta),
             "torch": by_torch,
-            "four": lambda: [objective(t) for t in four],
-            "batch": lambda: objective.together(four),
         },
         repeats,
         3,
     )
     route_seconds = {name: timed[name].seconds for name in ("numpy", "torch")}
-    values = [timed[name].result[0][0] for name in route_seconds]
+    values = [timed[name].result.value for name in route_seconds]
     assert max(values) - min(values) <= 1e-10 * abs(values[0]), "the routes disagree"
     return {"work": n, **{f"{name}_seconds": timed[name].seconds for name in timed}}
 

@@ -15,7 +15,8 @@ from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.predict import prediction
-from flashgp.inference.training import lbfgs as search
+from flashgp.inference.training.settings import SearchSettings
+from flashgp.inference.training.train import FitSettings
 from flashgp.pairwise.torch import tile_job
 from flashgp.planner import variances
 from inference.allocations import Allocations
@@ -210,6 +211,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, fail_at: int | None) -> list[Worksp
     return used
 
 
+SHORT = FitSettings(search=SearchSettings(subset_iterations=1))
 CALLS: dict[str, Callable[[fgp.GP, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "condition": lambda gp, x, y: gp.condition(x, y).representer_weights,
     "predict": lambda gp, x, y: gp.condition(x, y).predict(x).variance,
@@ -217,7 +219,9 @@ CALLS: dict[str, Callable[[fgp.GP, torch.Tensor, torch.Tensor], torch.Tensor]] =
     "gradient": lambda gp, x, y: torch.autograd.grad(
         gp.log_marginal_likelihood(x, y), gp.likelihood.noise_variance.raw
     )[0],
-    "fit": lambda gp, x, y: torch.tensor(fgp.fit(gp, x, y, starts=1, max_iterations=1).history[-1].theta, dtype=F64),
+    "fit": lambda gp, x, y: torch.tensor(
+        fgp.fit(gp, x, y, starts=1, max_iterations=1, settings=SHORT).history[-1].theta, dtype=F64
+    ),
 }
 
 
@@ -227,7 +231,6 @@ def test_memory_running_out_at_every_request(call: str, monkeypatch: pytest.Monk
 
     A tile that could not be had is no error: half of it is taken, and the result is the same but for rounding.
     """
-    monkeypatch.setattr(search, "SUBSET_ITERATIONS", 1)
     x, y = data(520, 2)  # a gradient asks the workspace from more than one tile on
     gp = model()
     before = [p.detach().clone() for p in gp.parameters()]

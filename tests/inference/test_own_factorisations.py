@@ -14,7 +14,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.predict import prior_draws
 from flashgp.inference.training.fisher_information import fisher_information
-from flashgp.inference.training.objective import FlatObjective
+from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.linalg import routing
 from flashgp.linalg.decision import Speeds
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -112,8 +112,8 @@ def test_draws_by_pivots(away: Callable[[], Carried]) -> None:
 
 def test_simulated_scores(away: Callable[[], Carried]) -> None:
     x, y = data(15)
-    objective = FlatObjective(model(), x, y, DirectSettings(TorchTiles()), {}, weak=False)
-    theta = objective.vector()
+    objective = LogJoint(Problem(model(), x, y, DirectSettings(TorchTiles())))
+    theta = objective.parameters.values()
     wanted = fisher_information(objective, theta, 10, 0)
     carried = away()
     assert numpy.array_equal(fisher_information(objective, theta, 10, 0), wanted)

@@ -15,6 +15,8 @@ from flashgp import likelihoods as lik
 from flashgp import means as m
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.training.settings import SearchSettings
+from flashgp.inference.training.train import FitSettings
 from flashgp.likelihoods.replicated import repeated
 from inference.plain_gp import F64, PlainGP, data, relative
 
@@ -76,7 +78,7 @@ def test_every_answer_is_that_of_all_rows(name: str) -> None:
 def test_the_objective_of_fit_is_that_of_all_rows(name: str, mean: torch.nn.Module) -> None:
     """Value and gradient by every parameter, eq. (M-87); a linear mean takes the general path, a constant the small."""
     from flashgp.inference.exact.likelihood import DirectSettings
-    from flashgp.inference.training.objective import FlatObjective
+    from flashgp.inference.training.objective import LogJoint, Problem
     from flashgp.pairwise.torch.tiles import TorchTiles
 
     x, y = table()
@@ -88,12 +90,12 @@ def test_the_objective_of_fit_is_that_of_all_rows(name: str, mean: torch.nn.Modu
         return
     rows = join(gp, x, y, group)
     part = fgp.GP(gp.kernel, gp.mean, rows.likelihood)
-    objective = FlatObjective(part, rows.x, rows.y, DirectSettings(TorchTiles()), {}, weak=False)
-    value, gradient = objective(objective.vector())
+    objective = LogJoint(Problem(part, rows.x, rows.y, DirectSettings(TorchTiles())))
+    found = objective(objective.parameters.values())
     exact = PlainGP(gp, x, y).log_marginal_likelihood()
-    wanted = torch.autograd.grad(exact, [slot.tensor for slot in objective.slots])
-    assert value == pytest.approx(-exact.item(), rel=1e-12)
-    assert relative(torch.from_numpy(gradient), -torch.cat([g.reshape(-1) for g in wanted])) < 1e-11
+    wanted = torch.autograd.grad(exact, objective.parameters.tensors)
+    assert found.value == pytest.approx(-exact.item(), rel=1e-12)
+    assert relative(torch.from_numpy(found.gradient), -torch.cat([g.reshape(-1) for g in wanted])) < 1e-11
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -130,15 +132,13 @@ def test_fit_finds_the_optimum_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.history[-1].value == pytest.approx(full.history[-1].value, abs=1e-3)
 
 
-def test_a_start_chosen_on_some_rows_keeps_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.inference.training.fit.BATCHED_PAIRS", 1)
-    for module in ("fit", "search"):
-        monkeypatch.setattr(f"flashgp.inference.{module}.SUBSET_ROWS", 30)
+def test_a_start_chosen_on_some_rows_keeps_what_they_say() -> None:
     generator = torch.Generator().manual_seed(1)
     places = torch.rand(40, 1, generator=generator, dtype=F64)
     x = torch.cat([places] * 4)
     y = torch.sin(6 * x[:, 0]) + 0.3 * torch.randn(160, generator=generator, dtype=F64)
-    found = fgp.fit(fgp.GP(1.0 * k.RBF()), x, y, starts=3, max_iterations=15)
+    settings = FitSettings(search=SearchSettings(all_rows_pairs=1, subset_rows=30))
+    found = fgp.fit(fgp.GP(1.0 * k.RBF()), x, y, starts=3, max_iterations=15, settings=settings)
     assert Event(EventKind.SUBSET_FIT, starts=3, subset=30, rows=40) in found.report.events
     assert 0.05 < found.gp.likelihood.noise_variance.value.item() < 0.15
 

@@ -10,11 +10,12 @@ import torch
 from flashgp.foundations.report import Report
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.training.fit import fit_prior
-from flashgp.inference.training.history import Evaluation, Progress
+from flashgp.inference.training.fit import FitOptions, fit_prior
+from flashgp.inference.training.history import HistoryEntry, Progress
+from flashgp.inference.training.train import FitSettings
 from flashgp.planner.plan import Plan
 
-__all__ = ["Evaluation", "Fit", "Progress", "fit"]
+__all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit"]
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Fit:
 
     gp: GP
     posterior: Posterior
-    history: list[Evaluation]
+    history: list[HistoryEntry]
     report: Report
     interrupted: bool = False
 
@@ -54,6 +55,7 @@ def fit(
     deterministic: bool = False,
     checkpoint: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
+    settings: FitSettings | None = None,
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
@@ -75,6 +77,7 @@ def fit(
         checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
             the same one as far as their solves are exact, since these begin anew where they would start warm.
         progress: called after every evaluation.
+        settings: numbers that tune the search, and its objective.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in the posterior's solve
         gives the best weights so far, labelled with the bound they reached, where the solve is iterative.
     Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated;
@@ -83,9 +86,9 @@ def fit(
         checkpoint, goes on from there.
     Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
     """
-    fitted = fit_prior(
-        gp, x, y, starts=starts, initial=initial, priors=priors, max_iterations=max_iterations, time_limit=time_limit,
-        memory=memory, device=device, dtype=dtype, plan=plan, tolerance=tolerance, jitter=jitter, seed=seed,
-        deterministic=deterministic, checkpoint=checkpoint, progress=progress,
+    options = FitOptions(
+        starts, initial, priors, max_iterations, time_limit, memory, device, dtype, plan, tolerance, jitter, seed,
+        deterministic, checkpoint, progress, settings or FitSettings(),
     )  # fmt: skip
+    fitted = fit_prior(gp, x, y, options)
     return Fit(cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted)

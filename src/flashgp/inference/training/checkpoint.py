@@ -18,8 +18,6 @@ from flashgp.foundations.errors import DomainError, FlashGPWarning
 
 __all__ = ["EvaluationLog", "fingerprint"]
 
-SECONDS_BETWEEN_WRITES = 1.0
-
 
 def fingerprint(*parts: object) -> str:
     """A hash of arrays (their bytes) and other values (their text)."""
@@ -35,24 +33,24 @@ def fingerprint(*parts: object) -> str:
 
 
 class EvaluationLog:
-    """Remembers evaluations round by round; replays those of an earlier, interrupted process.
+    """Remembers evaluations in order; replays those of an earlier, interrupted process.
 
-    A round is what was evaluated together: in a batch, bits may depend on the company, so that a log holds whole
-    rounds only. A trial that could not be factorised is logged with value +inf.
+    A vector without an evaluation is logged with value +inf.
 
     Args:
-        path: the checkpoint file, or None to keep the log in memory only.
-        mark: the fingerprint of data, model and settings.
+        path: the checkpoint file, or None to keep no log.
+        mark: the fingerprint of data, model and options.
+        seconds_between_writes: of a log that grows.
     Raises: DomainError when the file belongs to other data, another model, or is not a checkpoint.
     """
 
-    def __init__(self, path: Path | None, mark: str) -> None:
-        self.path, self.mark = path, mark
-        self.rounds: list[list[tuple[str, numpy.ndarray, float, numpy.ndarray]]] = []
+    def __init__(self, path: Path | None, mark: str, seconds_between_writes: float = 1.0) -> None:
+        self.path, self.mark, self.seconds_between_writes = path, mark, seconds_between_writes
+        self.entries: list[tuple[str, numpy.ndarray, float, numpy.ndarray]] = []
         self.replayed = 0
         self._cursor: dict[str, int] = {}
         self._written = time.monotonic()
-        self._told = False  # whether a warning has said that the disk takes nothing
+        self._warned = False  # that the file cannot be written
         self._old: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             raise DomainError(
@@ -70,34 +68,30 @@ class EvaluationLog:
             return None
         logged, value, gradient = old[at]
         if not numpy.array_equal(logged, theta):
-            self._old.clear()  # the trajectory has changed (another version): the rest is of no use
+            self._old.clear()  # another version took other steps: the rest is of no use
             return None
         self._cursor[run] = at + 1
         self.replayed += 1
         return value, gradient
 
-    def add_round(self, evaluations: list[tuple[str, numpy.ndarray, float, numpy.ndarray]]) -> None:
-        """Log (run, vector, value, gradient) of all that was evaluated together, in one step that nothing can split."""
+    def add(self, run: str, theta: numpy.ndarray, value: float, gradient: numpy.ndarray) -> None:
+        """Log one evaluation, in one step that nothing can split."""
         if self.path is None:
             return
-        self.rounds.append([(run, theta.copy(), value, gradient.copy()) for run, theta, value, gradient in evaluations])
-        if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
+        self.entries.append((run, theta.copy(), value, gradient.copy()))
+        if time.monotonic() - self._written > self.seconds_between_writes:
             try:
                 self.write()
             except OSError as error:  # a full disk must not cost the fit
                 self._written = time.monotonic()
-                self._tell(error)
-
-    def _tell(self, error: OSError) -> None:
-        """A warning, once: a process that is killed now loses more than it was told to."""
-        if not self._told:
-            self._told = True
-            warnings.warn(
-                f"`checkpoint` could not be written ({error}); the fit goes on and tries again, but what it finds "
-                "until then would not be resumed: make room",
-                FlashGPWarning,
-                stacklevel=2,
-            )
+                if not self._warned:
+                    self._warned = True
+                    warnings.warn(
+                        f"`checkpoint` could not be written ({error}); the fit goes on and tries again, but what it "
+                        "finds until then would not be resumed: make room",
+                        FlashGPWarning,
+                        stacklevel=2,
+                    )
 
     def write(self) -> None:
         """Put the log on disk; nothing without a path, or while the file there still knows more."""
@@ -106,9 +100,8 @@ class EvaluationLog:
         from safetensors.numpy import save
 
         runs: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
-        for one in self.rounds:
-            for run, theta, value, gradient in one:
-                runs.setdefault(run, []).append((theta, value, gradient))
+        for run, theta, value, gradient in self.entries:
+            runs.setdefault(run, []).append((theta, value, gradient))
         arrays = {}
         for run, entries in runs.items():
             arrays[f"{run}/theta"] = numpy.stack([e[0] for e in entries])
@@ -127,7 +120,7 @@ class EvaluationLog:
             mark = header["mark"]
             runs = sorted({name.split("/")[0] for name in arrays})
             logs = {
-                run: [
+                run.replace(" woken 0", " 0, lengthscales reset"): [  # as older versions named it
                     (t, float(v), g)
                     for t, v, g in zip(
                         arrays[f"{run}/theta"], arrays[f"{run}/value"], arrays[f"{run}/gradient"], strict=True

@@ -21,28 +21,31 @@ import numpy
 
 __all__ = ["Trend"]
 
-LEAST_RATIO = 1.5  # of two numbers of rows
-FURTHEST = 2.0  # times the way between two optima
-
 
 class Trend:
-    """The optima of the last two numbers of rows. Args: theta, (p,), of `rows` rows. Fields: theta, rows: the last."""
+    """The optima of the last two numbers of rows.
 
-    def __init__(self, theta: numpy.ndarray, rows: int) -> None:
-        self.theta, self.rows = theta, rows
+    Args:
+        theta: (p,), of `rows` rows.
+        min_ratio: of two numbers of rows that say anything.
+        max_step: in ways between two optima.
+    Fields: theta, rows: the last.
+    """
+
+    def __init__(self, theta: numpy.ndarray, rows: int, min_ratio: float = 1.5, max_step: float = 2.0) -> None:
+        self.theta, self.rows, self.min_ratio, self.max_step = theta, rows, min_ratio, max_step
         self._before: tuple[numpy.ndarray, int] | None = None
 
     def add(self, theta: numpy.ndarray, rows: int) -> None:
         """The optimum of more rows."""
-        if rows >= LEAST_RATIO * self.rows:
+        if rows >= self.min_ratio * self.rows:
             self._before = self.theta, self.rows
         self.theta, self.rows = theta, rows
 
-    def ahead(self, rows: int, curvature: numpy.ndarray, probes: int, reach: numpy.ndarray) -> numpy.ndarray:
+    def extrapolate(self, rows: int, curvature: numpy.ndarray, probes: int, reach: numpy.ndarray) -> numpy.ndarray:
         """Where the optimum of more rows may be, eq. (M-122), (p,); the last one itself where nothing tells.
 
-        Args: curvature: at the last one, of its rows, (p, p), nats; probes: of each gradient; reach: how far it may be
-            ahead, (p,).
+        Args: curvature: at the last one, of its rows, (p, p), nats; probes: of each gradient; reach: of the step, (p,).
         """
         if self._before is None:
             return self.theta
@@ -52,5 +55,5 @@ class Trend:
         chance = len(drift) * (ratio - 1.0 + (1.0 + ratio) / probes)
         if not seen > chance:
             return self.theta
-        step = (1.0 - chance / seen) * min(FURTHEST, math.log(rows / self.rows) / math.log(ratio))
+        step = (1.0 - chance / seen) * min(self.max_step, math.log(rows / self.rows) / math.log(ratio))
         return self.theta + (step * drift).clip(-reach, reach)

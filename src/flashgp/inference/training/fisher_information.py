@@ -17,7 +17,7 @@ import torch
 
 from flashgp import linalg
 from flashgp.inference.exact.likelihood import factorise_covariance
-from flashgp.inference.training.objective import FlatObjective
+from flashgp.inference.training.objective import LogJoint
 from flashgp.pairwise.cpu.backend import CpuTiles
 
 __all__ = ["fisher_information"]
@@ -26,41 +26,42 @@ REPEATS_SEED = 2**33  # added to a seed for the draws of what repeated rows say
 SHRINKAGE = 0.1  # towards the diagonal: so few draws know small eigenvalues badly
 
 
-def fisher_information(objective: FlatObjective, theta: numpy.ndarray, draws: int, seed: int) -> numpy.ndarray:
+def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, seed: int) -> numpy.ndarray:
     """The Fisher information at a flat vector, (p, p), positive definite, without the curvature of priors.
 
     Args:
         objective: of the rows that count, exact; draws: simulated data sets, several times p.
     Raises: NotPositiveDefiniteError. Cost: n^3 / 3 flops and `draws` passes over the pairs.
     """
-    objective.assign(theta)
-    gp, settings, form = objective.gp, objective.settings, objective.gp.kernel.form
+    objective.parameters.assign(theta)
+    problem, size = objective.problem, objective.parameters.size
+    prior, direct, form = problem.prior, problem.direct, problem.prior.kernel.form
     with torch.no_grad():
-        residual, noise, rows, values = gp.likelihood_inputs(objective.x, objective.y)
-        lower = factorise_covariance(settings, form, values, rows, noise).lower.double()
-        repeats = gp.likelihood.beyond_information(lower.device, residual.shape[-1])
+        residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
+        lower = factorise_covariance(direct, form, values, rows, noise).lower.double()
+        repeats = prior.likelihood.beyond_information(lower.device, residual.shape[-1])
     generator = torch.Generator().manual_seed(seed)
-    size = (*residual.shape, draws)
-    normal = torch.randn(size, generator=generator, dtype=torch.float64).to(lower.device).flatten(1)
+    shape = (*residual.shape, draws)
+    normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(lower.device).flatten(1)
     weights = linalg.solve_triangular(lower.mT, normal, upper=True, device=linalg.own_device(lower))
-    weights = weights.unflatten(1, size[1:])
+    weights = weights.unflatten(1, shape[1:])
     spread = None
-    if repeats is not None:  # a stream of its own: these draws are independent of those of a
-        own = torch.Generator().manual_seed(seed + REPEATS_SEED)
-        draws_of_repeats = torch.randn((draws, len(repeats)), generator=own, dtype=torch.float64)
+    if repeats is not None:  # their own generator: these draws are independent of those of a
+        generator = torch.Generator().manual_seed(seed + REPEATS_SEED)
+        draws_of_repeats = torch.randn((draws, len(repeats)), generator=generator, dtype=torch.float64)
         spread = repeats.sqrt() * draws_of_repeats.to(repeats.device)
     # Compiled loops: as many passes as this are worth their compile at any size.
-    backend = CpuTiles.for_every_size() if lower.device.type == "cpu" else settings.backend
-    scores = numpy.empty((draws, objective.size))
+    backend = CpuTiles.for_every_size() if lower.device.type == "cpu" else direct.backend
+    scores = numpy.empty((draws, size))
     for k in range(draws):
         one = weights[..., k]
         with torch.enable_grad():
-            residual, noise, rows, values = gp.likelihood_inputs(objective.x, objective.y)
+            residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
             inputs = (residual, noise, *rows.tensors, *values)
             with torch.no_grad():
                 pulled = backend.bilinear_gradient(
                     form, [v.detach() for v in values], rows.detach(), None, 0.5 * one, one,
-                    workspace=settings.workspace,
+                    workspace=direct.workspace,
                 )  # fmt: skip
             by_noise = 0.5 * one.square().sum(-1)
             by_noise = by_noise if spread is None else by_noise + spread[k]  # of that covariance, as (M-109) wants it
@@ -69,4 +70,4 @@ def fisher_information(objective: FlatObjective, theta: numpy.ndarray, draws: in
     centred = scores - scores.mean(axis=0)
     found = centred.T @ centred / max(1, draws - 1)
     found = (1.0 - SHRINKAGE) * found + SHRINKAGE * numpy.diag(numpy.diag(found))
-    return found + 1e-6 * max(float(numpy.trace(found)) / max(1, objective.size), 1e-6) * numpy.eye(objective.size)
+    return found + 1e-6 * max(float(numpy.trace(found)) / max(1, size), 1e-6) * numpy.eye(size)

@@ -2,20 +2,21 @@
 
 The value of the likelihood of many rows costs more than its gradient, and both are estimates. So steps are judged by
 gradients: the curvature B starts as the Fisher information of a subset of the rows, scaled to all of them, eq.
-(M-104), and learns from every step (BFGS, with Powell's damping). Where gradients are dear it learns from the first one
-in all directions: fewer rows see less, so that B is too soft, by a factor of 1 to STIFFEST over all searches, of which
-each may take back what others have put on. A step p is taken back along itself where the slope has turned uphill by
-more than TURN of what it was downhill, or where the gradient has become WILD times as large.
+(M-104), and learns from every step (BFGS, with Powell's damping). Where gradients are expensive the first step scales
+all of B: fewer rows see less curvature, by a factor between 1 and `max_curvature_scale` over all searches of a fit. A
+step p is taken back along itself where the slope has turned uphill by more than `turn` of what it was downhill, or
+where the gradient has become `wild` times as large.
 
     p = argmin g^T p + 1/2 p^T B p over |p_i| <= reach_i,  expected decrease  -g^T p - 1/2 p^T B p  (nats)    (M-105)
 
-Every entry has a reach of its own, since the model holds near by only: a parameter on a plateau, which would run away,
-does not shorten the steps of those that know where they go.
+Every entry has a reach of its own, since the model holds only locally: a parameter on a plateau, which would run away,
+does not shorten the steps of the others.
 
 Sources: Nocedal & Wright (2006), Numerical Optimization, section 18.3 (damped BFGS); Oren & Luenberger (1974),
 Self-scaling variable metric algorithms, for the first step.
 """
 
+import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,173 +24,180 @@ from dataclasses import dataclass
 import numpy
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
+from flashgp.inference.training.settings import ScoringSettings
 
-__all__ = ["LARGEST_REACH", "STIFFEST", "Descent", "descend"]
+__all__ = ["Curvature", "Descent", "DescentStop", "damped_bfgs", "descend"]
 
-FIRST_REACH, LARGEST_REACH = 0.3, 0.6  # of a step in any entry, in its unit: factors of 1.35 and 1.8 if positive
-TURN = 0.7
-TRIALS = 6  # of one step
-WILD = 5.0  # times the largest entry of the last gradient: a step that has left the region it knows
-DAMPING = 0.2
-STIFFEST = 3.0  # times as stiff first steps make a model: its promise may be too small by this factor
+Array = numpy.ndarray
+Gradient = Array | NotPositiveDefiniteError | ConvergenceError
 
-Ask = Callable[[numpy.ndarray], "numpy.ndarray | NotPositiveDefiniteError | ConvergenceError"]
+
+class DescentStop(enum.Enum):
+    """Why a descent ended: one more step promises too little; the limit of gradients; no step made it better."""
+
+    CONVERGED = "converged"
+    GRADIENTS = "limit of gradients"
+    NO_STEP = "no step improves"
+
+
+@dataclass
+class Curvature:
+    """A quadratic model of the objective, as it is learned.
+
+    Args:
+        matrix: (p, p), positive definite, nats.
+        scale: by which first steps, of all searches, have scaled it, 1 to `max_curvature_scale`.
+        scaled: whether the first step of this search is done, or need not scale it.
+    """
+
+    matrix: Array
+    scale: float = 1.0
+    scaled: bool = False
+
+    def learn(self, step: Array, change: Array, settings: ScoringSettings, *, wild: bool) -> None:
+        """From a step along which the gradient changed so much; a wild one says nothing of other directions."""
+        if not self.scaled and not wild:
+            size, seen = float(step @ self.matrix @ step), float(step @ change)
+            if size > 0.0 and 0.0 < seen < math.inf:
+                scale = min(settings.max_curvature_scale, max(1.0, self.scale * seen / size))
+                self.matrix, self.scale = self.matrix * (scale / self.scale), scale
+        self.scaled = True
+        self.matrix = damped_bfgs(self.matrix, step, change, settings.damping)
 
 
 @dataclass(frozen=True)
 class Descent:
     """Where a descent ended: theta, gradient and curvature there, evaluations made, the decrease in nats that one more
-    step would bring by its model, whether it ended since that is little enough, and the stiffness: how much stiffer the
-    first steps of all searches have made the curvature, beside what BFGS has learned of it."""
+    step would bring by its model, and why it ended."""
 
-    theta: numpy.ndarray
-    gradient: numpy.ndarray
-    curvature: numpy.ndarray
+    theta: Array
+    gradient: Array
+    curvature: Curvature
     evaluations: int
     expected: float
-    converged: bool
-    stiffness: float = 1.0
+    stop: DescentStop
+
+    @property
+    def converged(self) -> bool:
+        return self.stop is DescentStop.CONVERGED
 
 
 def descend(
-    ask: Ask,
-    start: numpy.ndarray,
-    curvature: numpy.ndarray,
-    low: numpy.ndarray,
-    high: numpy.ndarray,
+    ask: Callable[[Array], Gradient],
+    start: Array,
+    curvature: Curvature,
+    bounds: tuple[Array, Array],
     *,
-    enough: float,
-    max_evaluations: int,
-    stiffness: float = 1.0,
-    stiffens: Callable[[], bool] = lambda: True,
-    accepted: Callable[[numpy.ndarray], None] = lambda theta: None,
+    sufficient: float,
+    settings: ScoringSettings = ScoringSettings(),  # noqa: B008 - frozen
+    scales: Callable[[], bool] = lambda: True,
+    accepted: Callable[[Array], None] = lambda theta: None,
 ) -> Descent:
     """Minimise a function of p numbers from its gradient.
 
     Args:
-        ask: the gradient at a vector, or the error why there is none; start (p,); curvature (p, p), positive definite.
-        low, high: bounds, infinite for none; enough: nats; the descent ends when one more step promises less.
-        max_evaluations: gradients asked for at most, of which the last is where it ends if the slope says that it
-            gained; stiffness: how much stiffer `curvature` is made already, 1 to STIFFEST; stiffens: whether the first
-            step may change that, asked once the gradient at the start is there: cheap gradients need not; accepted:
-            told every vector that the descent goes on from.
-    Raises: the error of `ask` if it fails at the start. Cost: one gradient per step, seldom two; p^3 flops.
+        ask: the gradient at a vector, or the error why there is none.
+        start: (p,).
+        curvature: the model to begin with; it is not changed.
+        bounds: lower and upper, (p,) each, infinite for none.
+        sufficient: nats; the descent ends when one more step promises less.
+        settings: of `max_gradients`, the last is where it ends if the slope says that it gained.
+        scales: whether the first step may scale the curvature, asked once the first gradient is there.
+        accepted: called with every vector that the descent goes on from.
+    Raises: the error of `ask` if it fails at the start.
+    Cost: one gradient per step, seldom two; p^3 flops.
     """
+    low, high = bounds
     theta = numpy.clip(start, low, high)
     answer = _asked(ask, theta)
     if not isinstance(answer, numpy.ndarray):
         raise answer
     gradient, evaluations = answer, 1
-    model = _Curvature(curvature.copy(), stiffness, measured=not stiffens())
+    model = Curvature(curvature.matrix.copy(), curvature.scale, scaled=not scales())
     accepted(theta)
-    scale = numpy.sqrt(numpy.diag(curvature))  # of the gradient, entry by entry
-    reach, given_up = numpy.full(len(theta), FIRST_REACH), False
+    size = numpy.sqrt(numpy.diag(curvature.matrix))  # of the gradient, entry by entry
+    reach, stuck = numpy.full(len(theta), settings.first_reach), False
     while True:
-        least, most = numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
-        move, expected = _newton_step(gradient, model.matrix, least, most)
-        if given_up or expected <= enough or evaluations >= max_evaluations:
-            ended = not given_up and expected <= enough
-            return Descent(theta, gradient, model.matrix, evaluations, expected, ended, model.stiffness)
-        given_up = True
-        for _ in range(TRIALS):
+        move, expected = _newton_step(
+            gradient, model.matrix, numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
+        )
+        if stuck or expected <= sufficient or evaluations >= settings.max_gradients:
+            stop = DescentStop.GRADIENTS if evaluations >= settings.max_gradients else DescentStop.NO_STEP
+            stop = DescentStop.CONVERGED if not stuck and expected <= sufficient else stop
+            return Descent(theta, gradient, model, evaluations, expected, stop)
+        stuck = True
+        for _ in range(settings.max_trials):
             trial = numpy.clip(theta + move, low, high)
             answer = _asked(ask, trial)
             evaluations += 1
             step = trial - theta
             if isinstance(answer, numpy.ndarray):
-                wild = bool(numpy.abs(answer / scale).max() > WILD * numpy.abs(gradient / scale).max())
-                model.learn(step, answer - gradient, wild=wild)
-                reach = _reach(reach, step, gradient, answer)
+                wild = bool(numpy.abs(answer / size).max() > settings.wild * numpy.abs(gradient / size).max())
+                model.learn(step, answer - gradient, settings, wild=wild)
+                reach = _reach(reach, step, gradient, answer, settings)
                 before, after = -float(gradient @ step), float(answer @ step)
-                last = evaluations >= max_evaluations  # then a step that gains is good enough
-                if after <= (before if last else TURN * before) and not wild:
-                    theta, gradient, given_up = trial, answer, False
+                last = evaluations >= settings.max_gradients  # then a step that gains is good enough
+                if after <= (before if last else settings.turn * before) and not wild:
+                    theta, gradient, stuck = trial, answer, False
                     accepted(theta)
                     break
-                move = step * (0.5 if after <= TURN * before else before / (before + after))
+                move = step * (0.5 if after <= settings.turn * before else before / (before + after))
             else:
                 move = 0.5 * move  # gone where nothing can be computed
-            if evaluations >= max_evaluations:
+            if evaluations >= settings.max_gradients:
                 break
 
 
-def _asked(ask: Ask, theta: numpy.ndarray) -> "numpy.ndarray | NotPositiveDefiniteError | ConvergenceError":
+def _asked(ask: Callable[[Array], Gradient], theta: Array) -> Gradient:
     answer = ask(theta)
     if isinstance(answer, numpy.ndarray) and not numpy.isfinite(answer).all():
         return NotPositiveDefiniteError("the gradient has entries that are not finite there")
     return answer
 
 
-@dataclass
-class _Curvature:
-    """B as it is learned, (M-105). Fields: matrix (p, p); stiffness; measured, whether a step has said what that is."""
-
-    matrix: numpy.ndarray
-    stiffness: float
-    measured: bool
-
-    def learn(self, step: numpy.ndarray, change: numpy.ndarray, *, wild: bool) -> None:
-        """From a step along which the gradient changed so much; a wild one says nothing of other directions."""
-        if not self.measured and not wild:
-            stiffness = _stiffer(self.matrix, step, change, self.stiffness)
-            self.matrix, self.stiffness = self.matrix * (stiffness / self.stiffness), stiffness
-        self.measured = True
-        self.matrix = _updated(self.matrix, step, change)
-
-
-def _newton_step(
-    gradient: numpy.ndarray, model: numpy.ndarray, least: numpy.ndarray, most: numpy.ndarray
-) -> tuple[numpy.ndarray, float]:
+def _newton_step(gradient: Array, model: Array, low: Array, high: Array) -> tuple[Array, float]:
     """The step in a box that minimises the quadratic model, and what it promises."""
     from scipy.optimize import lsq_linear
 
-    free = ~(((least >= 0.0) & (gradient > 0)) | ((most <= 0.0) & (gradient < 0))) & (least < most)
+    free = ~(((low >= 0.0) & (gradient > 0)) | ((high <= 0.0) & (gradient < 0))) & (low < high)
     move = numpy.zeros_like(gradient)
     if not free.any():
         return move, 0.0
     root = numpy.linalg.cholesky(model[numpy.ix_(free, free)])
     aim = -numpy.linalg.solve(root, gradient[free])
     newton = numpy.linalg.solve(root.T, aim)
-    inside = ((newton >= least[free]) & (newton <= most[free])).all()
+    inside = ((newton >= low[free]) & (newton <= high[free])).all()
     # |root^T p - aim|^2 is twice the model and a constant.
-    move[free] = newton if inside else lsq_linear(root.T, aim, (least[free], most[free]), method="bvls").x
+    move[free] = newton if inside else lsq_linear(root.T, aim, (low[free], high[free]), method="bvls").x
     return move, -float(gradient @ move + 0.5 * move @ model @ move)
 
 
-def _reach(reach: numpy.ndarray, step: numpy.ndarray, before: numpy.ndarray, after: numpy.ndarray) -> numpy.ndarray:
+def _reach(reach: Array, step: Array, before: Array, after: Array, settings: ScoringSettings) -> Array:
     """How far the next step may go, entry by entry: half as far where this one has gone beyond a minimum, and further
     where it went as far as it might and is still going down."""
     downhill, still = -before * step, -after * step
-    beyond = (still < -TURN * downhill.clip(0.0)) & (numpy.abs(step) > 0.25 * reach)
+    beyond = (still < -settings.turn * downhill.clip(0.0)) & (numpy.abs(step) > 0.25 * reach)
     further = (still > 0.0) & (numpy.abs(step) >= 0.99 * reach)
-    return numpy.where(beyond, 0.5 * numpy.abs(step), numpy.where(further, 2.0 * reach, reach)).clip(max=LARGEST_REACH)
+    longer = numpy.where(beyond, 0.5 * numpy.abs(step), numpy.where(further, 2.0 * reach, reach))
+    return longer.clip(max=settings.max_reach)
 
 
-def _stiffer(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray, stiffness: float) -> float:
-    """The stiffness after a step: that of the model times the curvature along the step, of that of the model, within 1
-    to STIFFEST. Where the gradient has not grown along the step nothing can be said."""
-    size, seen = float(step @ model @ step), float(step @ change)
-    if not (size > 0.0 and 0.0 < seen < math.inf):
-        return stiffness
-    return min(STIFFEST, max(1.0, stiffness * seen / size))
-
-
-def _updated(model: numpy.ndarray, step: numpy.ndarray, change: numpy.ndarray) -> numpy.ndarray:
+def damped_bfgs(model: Array, step: Array, change: Array, damping: float) -> Array:
     """The curvature after a step along which the gradient changed so much: BFGS, damped so that it stays positive; as
     it was where rounding makes it anything else."""
     pushed = model @ step
     size, seen = float(step @ pushed), float(step @ change)
     if not size > 0.0 or not math.isfinite(seen):
         return model
-    share = 1.0 if seen >= DAMPING * size else (1.0 - DAMPING) * size / (size - seen)
+    share = 1.0 if seen >= damping * size else (1.0 - damping) * size / (size - seen)
     change = share * change + (1.0 - share) * pushed
-    with numpy.errstate(over="ignore", invalid="ignore"):  # which the look at it finds
+    with numpy.errstate(over="ignore", invalid="ignore"):  # checked below
         learned = model - numpy.outer(pushed, pushed) / size + numpy.outer(change, change) / float(step @ change)
     return learned if _is_positive_definite(learned) else model
 
 
-def _is_positive_definite(matrix: numpy.ndarray) -> bool:
-    """So that Cholesky's method works on it and on its principal submatrices, whose eigenvalues lie between its own.
+def _is_positive_definite(matrix: Array) -> bool:
+    """So that the Cholesky factorisation of it and of its principal submatrices, whose eigenvalues interlace, succeeds.
 
     Source: Higham (2002), Accuracy and Stability of Numerical Algorithms, theorem 10.7.
     """
@@ -197,5 +205,5 @@ def _is_positive_definite(matrix: numpy.ndarray) -> bool:
     if not (numpy.isfinite(matrix).all() and (diagonal > 0.0).all()):
         return False
     root = numpy.sqrt(diagonal)
-    least = numpy.linalg.eigvalsh(matrix / root / root[:, None])[0]
-    return bool(least > len(root) * (len(root) + 1) * numpy.finfo(float).eps)
+    smallest = numpy.linalg.eigvalsh(matrix / root / root[:, None])[0]
+    return bool(smallest > len(root) * (len(root) + 1) * numpy.finfo(float).eps)

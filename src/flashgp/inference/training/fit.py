@@ -1,21 +1,20 @@
 """fit: maximise the log joint by L-BFGS-B, from starts the data suggest; resumable, interruptible, repeatable.
 
-Small problems run several starts in lockstep, one joint evaluation at a time; large ones fit their starts to a subset
-first and go on from the best. The log of evaluations is the checkpoint (docs/design.md, fit).
+Small problems run several starts on all rows; large ones fit their starts to a subset first and go on from the best
+(train.py). The log of evaluations is the checkpoint (docs/design.md, fit).
 """
 
-import logging
-import math
+import dataclasses
 import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy
 import torch
+from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import exact_precision, ordinary_tensors
@@ -29,9 +28,9 @@ from flashgp.foundations.errors import (
     ShapeError,
 )
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import stretch
-from flashgp.foundations.report import Report, counted, readable_bytes
+from flashgp.foundations.report import Report, readable_bytes
 from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
@@ -41,34 +40,63 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.state import State
-from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.checkpoint import EvaluationLog, fingerprint
-from flashgp.inference.training.history import Evaluation, Progress, Recorder, TimeUp
-from flashgp.inference.training.initial import DataFacts, RoleStart, role_starts
-from flashgp.inference.training.lbfgs import (
-    SUBSET_ROWS,
-    best_of,
-    best_on_subset,
-    bounds_of,
-    minimise,
-    start_vectors,
-    vector_of,
-    wake,
-)
-from flashgp.inference.training.objective import FlatObjective
-from flashgp.inference.training.stochastic import fit_many_rows
-from flashgp.inference.training.stochastic_objective import MOST_ITERATIONS, LargeObjective
+from flashgp.inference.training.history import HistoryEntry, Progress, Recorder, Stage
+from flashgp.inference.training.initial import DataFacts, role_starts
+from flashgp.inference.training.objective import Problem
+from flashgp.inference.training.stochastic_objective import EstimateOptions
+from flashgp.inference.training.train import FitSettings, Schedule, Stop, Trained, train
 from flashgp.likelihoods.replicated import ReplicatedGaussian
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
-__all__ = ["Fitted", "fit_prior"]
+__all__ = ["FitOptions", "Fitted", "fit_prior"]
 
-log = logging.getLogger("flashgp.fit")
 
-BATCHED_PAIRS = 2**20  # starts run together while starts * n^2 stays below this (docs/decisions/0004)
-DEFAULT_STARTS = 4
-ANSWER_SHARE = 0.1  # of a time limit, that the posterior of the parameters found gets at least
+@dataclass(frozen=True)
+class FitOptions:
+    """What `flashgp.fit` is asked for beside prior and data; the fields are its arguments.
+
+    Raises: DomainError for values of the wrong kind.
+    """
+
+    starts: int | None = None
+    initial: str = "data"
+    priors: str = "weak"
+    max_iterations: int = 200
+    time_limit: float | None = None
+    memory: str | int | None = None
+    device: str | torch.device | None = None
+    dtype: torch.dtype | None = None
+    plan: Plan | None = None
+    tolerance: float = 1e-3
+    jitter: float | None = None
+    seed: int = 0
+    deterministic: bool = False
+    checkpoint: str | Path | None = None
+    progress: Callable[[Progress], None] | None = None
+    settings: FitSettings = field(default_factory=FitSettings)
+
+    def __post_init__(self) -> None:
+        def whole(value: Any, smallest: int) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+
+        def positive(value: Any) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+        for name, holds, wanted in (
+            ("starts", self.starts is None or whole(self.starts, 1), "None or a positive integer"),
+            ("initial", self.initial in ("data", "given"), "'data' or 'given'"),
+            ("priors", self.priors in ("weak", "given"), "'weak' or 'given'"),
+            ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
+            ("time_limit", self.time_limit is None or positive(self.time_limit), "positive seconds or None"),
+            ("tolerance", positive(self.tolerance), "positive, in standard deviations of an observation"),
+            ("seed", whole(self.seed, 0), "0 or a positive integer"),
+        ):
+            if not holds:
+                raise DomainError(
+                    f"`{name}` must be {wanted}, got {getattr(self, name)!r}; leave it out for the default"
+                )
 
 
 @dataclass(frozen=True)
@@ -77,208 +105,122 @@ class Fitted:
 
     prior: Prior
     state: State
-    history: list[Evaluation]
+    history: list[HistoryEntry]
     report: Report
     interrupted: bool
 
 
 @ordinary_tensors
 @exact_precision
-@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
-def fit_prior(
-    gp: Prior,
-    x: Any,
-    y: Any,
-    *,
-    starts: int | None = None,
-    initial: Literal["data", "given"] = "data",
-    priors: Literal["weak", "given"] = "weak",
-    max_iterations: int = 200,
-    time_limit: float | None = None,
-    memory: str | int | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    plan: Plan | None = None,
-    tolerance: float = 1e-3,
-    jitter: float | None = None,
-    seed: int = 0,
-    deterministic: bool = False,
-    checkpoint: str | Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Fitted:
+@deterministic_where(lambda prior, x, y, options: options.deterministic)
+def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     """See `flashgp.fit`."""
     began = time.perf_counter()
-    _check_options(starts, initial, priors, max_iterations, time_limit, tolerance, seed)
+    settings, seed, limit = options.settings, options.seed, options.time_limit
     promoted = promotions(x=x, y=y)
     x = check_points(x, "x")
-    y = check_targets(y, "y", x, gp.outputs)
+    y = check_targets(y, "y", x, prior.outputs)
     x, y = in_own_memory(x), in_own_memory(y)
-    group = equal_rows(gp, x, y)
-    n = x.shape[-2] if group is None else int(group.max()) + 1
+    group = equal_rows(prior, x, y)
+    prior, plan = prior.released(), _plan(prior, x, y, group, options)
+    problem = _problem(prior, x, y, group, plan, options)
+    mark = fingerprint(
+        problem.x.cpu().numpy(), problem.y.cpu().numpy(), *_marks(problem.prior), options.starts, options.initial,
+        options.priors, options.max_iterations, seed, plan.dtype, plan.training, options.jitter, 3,
+        *(["deterministic"] if options.deterministic else []),
+    )  # fmt: skip
+    path = None if options.checkpoint is None else Path(options.checkpoint)
+    recorder = Recorder(EvaluationLog(path, mark, settings.seconds_between_writes), options.progress, began=began)
+    if limit is not None:
+        recorder.deadline = limit - min(plan.seconds, settings.answer_share * limit)
+    estimate = None
+    if plan.training != "exact" and options.jitter is None and not prior.is_batch(x, y):  # of one system as it is
+        estimate = EstimateOptions(
+            stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
+            rank=plan.training_rank, deadline=began + recorder.deadline,
+        )  # fmt: skip
+    schedule = Schedule(options.starts, options.initial == "data", options.max_iterations, seed, plan.batch)
+    trained = train(problem, schedule, settings, recorder, estimate)
+    report = Report(events=promoted)
+    _describe(report, recorder, trained, options)
+    left = None if limit is None else max(limit - (time.perf_counter() - began), settings.answer_share * limit)
+    cut: list[Event] = []
+    conditioning = ConditionSettings(
+        SolveSettings(seed, options.deterministic, options.tolerance), time_limit=left, plan=plan,
+        device=options.device, jitter=options.jitter, float32_factor=not trained.rough_factors,
+        interrupted=lambda: cut.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
+    )  # fmt: skip
+    try:
+        state = _with_an_answer(prior, x, y, conditioning)
+    except KeyboardInterrupt as stop:
+        raise FitInterrupted(_without_answer(path), gp=prior, history=recorder.history) from stop
+    report.events += cut[:1]
+    interrupted = bool(cut) or trained.stop is not Stop.FINISHED
+    _complete(report, recorder, state, plan, problem.direct.workspace)
+    if not interrupted and report.route == plan.route:
+        log_run("fit", plan, report.predicted_seconds or 0.0, report.seconds or 0.0)
+    return Fitted(prior, state, recorder.history, report, interrupted)
+
+
+def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: FitOptions) -> Plan:
+    """The plan given, checked, or made. Raises: ShapeError without rows; MemoryBudgetError if training does not fit."""
+    rows, plan = x.shape[-2], options.plan
+    distinct = rows if group is None else int(group.max()) + 1
     if plan is not None:
-        check_plan(plan, gp, x, memory, dtype, planned_device(plan, device, x), distinct=n, jitter=jitter)
-    if x.shape[-2] == 0:
+        device = planned_device(plan, options.device, x)
+        check_plan(plan, prior, x, options.memory, options.dtype, device, distinct=distinct, jitter=options.jitter)
+    if rows == 0:
         raise ShapeError(
             f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
         )
-    gp = gp.released()
     if plan is None:
-        where = x.device if device is None else device
         plan = plan_for(
-            gp, x.shape[-2], x.shape[-1], distinct=n, batch=x.shape[:-2].numel(), memory=memory, device=where,
-            dtype=dtype, factored=jitter is not None or gp.is_batch(x, y), deterministic=deterministic,
+            prior, rows, x.shape[-1], distinct=distinct, batch=x.shape[:-2].numel(), memory=options.memory,
+            device=x.device if options.device is None else options.device, dtype=options.dtype,
+            factored=options.jitter is not None or prior.is_batch(x, y), deterministic=options.deterministic,
         )  # fmt: skip
     if plan.training_bytes > plan.available_bytes:
         raise MemoryBudgetError(
-            f"fitting {x.shape[-2]:,} rows needs {readable_bytes(plan.training_bytes)} with "
+            f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "
             f"{readable_bytes(plan.available_bytes)} available; pass a larger memory=, or condition with given "
             f"hyperparameters, which needs {readable_bytes(plan.peak_bytes)}",
             needed_bytes=plan.training_bytes,
             available_bytes=plan.available_bytes,
         )
-    target = planned_device(plan, device, x)
+    return plan
+
+
+def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Plan, options: FitOptions) -> Problem:
+    """What is searched: the rows that differ, on their device, with what they say about the parameters."""
+    target = planned_device(plan, options.device, x)
     with stretch("transfers"):
-        work_x, work_y = x.detach().to(target), y.detach().to(target)
-    own = gp.likelihood
+        x, y = x.detach().to(target), y.detach().to(target)
+    own = prior.likelihood
     counts = 1.0 + own.excess if isinstance(own, ReplicatedGaussian) else None
-    facts = DataFacts.of(work_x, work_y, gp.outputs, counts)
-    if group is not None:  # the rows that differ, until the posterior
-        replicates = join(gp, work_x, work_y, group.to(target))
-        work_x, work_y, gp.likelihood = replicates.x, replicates.y, replicates.likelihood
-    roles = role_starts(gp, facts)
-    given = {name: p.value.detach().clone() for name, p in named_parameter_objects(gp)}
-    workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)))
+    facts = DataFacts.of(x, y, prior.outputs, counts)
+    if group is not None:
+        replicates = join(prior, x, y, group.to(target))
+        x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)
     # Of the exact gradient's factor; estimated gradients round their products only.
-    dtype_of_training = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
-    settings = DirectSettings(
-        TorchTiles(), dtype_of_training, jitter, repair=lambda: gp.repairable(work_x, work_y), workspace=workspace
+    dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
+    workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)))
+    direct = DirectSettings(
+        TorchTiles(), dtype, options.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
-    objective = FlatObjective(gp, work_x, work_y, settings, roles, weak=priors == "weak")
-    search_limit = math.inf if time_limit is None else time_limit - min(plan.seconds, ANSWER_SHARE * time_limit)
-    large = None
-    if plan.training != "exact" and jitter is None and not gp.is_batch(x, y):  # estimates are of one system as it is
-        large = LargeObjective(
-            gp, work_x, work_y, settings, roles, priors == "weak", stored=plan.training == "stored", seed=seed,
-            factor_passes=plan.training_factor_passes or MOST_ITERATIONS, rank=plan.training_rank,
-            deadline=began + search_limit,
-        )  # fmt: skip
-    small = (starts or DEFAULT_STARTS) * plan.batch * n * n <= BATCHED_PAIRS
-    count = starts if starts is not None else (DEFAULT_STARTS if objective.batchable and initial == "data" else 1)
-    mark = fingerprint(
-        work_x.cpu().numpy(), work_y.cpu().numpy(), *_marks(gp),
-        starts, initial, priors, max_iterations, seed, plan.dtype, plan.training, jitter, 3,
-        *(["deterministic"] if deterministic else []),
-    )  # fmt: skip
-    recorder = Recorder(
-        EvaluationLog(Path(checkpoint) if checkpoint is not None else None, mark),
-        progress,
-        deadline=search_limit,
-        expected=max_iterations * ((count if small else 1) + (count > 1)),
-        began=began,
-    )
-    report = Report(events=promoted)
-    interrupted = False
+    return Problem(prior, x, y, direct, role_starts(prior, facts), options.priors == "weak")
+
+
+def _with_an_answer(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings) -> State:
+    """The state: after its limit no other method takes over, but a fit has to have an answer."""
     try:
-        thetas = start_vectors(objective, roles, given, count, initial, seed)
-        if (len(thetas) > 1 and not small) or large is not None:
-            recorder.phase = "choosing a start on a subset"
-            thetas = [best_on_subset(gp, work_x, work_y, settings, roles, priors == "weak", thetas, seed, recorder)]
-            report.events.append(Event(EventKind.SUBSET_FIT, starts=count, subset=min(SUBSET_ROWS, n), rows=n))
-        if large is not None:
-            with quiet_openblas():
-                fit_many_rows(
-                    gp, work_x, work_y, settings, large, roles, priors == "weak", thetas[0],
-                    max_iterations=max_iterations, waking=count > 1, seed=seed, recorder=recorder, report=report,
-                )  # fmt: skip
-        else:
-            recorder.phase = "fitting"
-            minimise(objective, roles, thetas, max_iterations, recorder, "start")
-            if count > 1:
-                recorder.phase = "waking columns"
-                wake(objective, roles, max_iterations, recorder, report)
-    except (KeyboardInterrupt, TimeUp) as stop:
-        interrupted = True
-        report.events.append(
-            Event(EventKind.FIT_INTERRUPTED)
-            if isinstance(stop, KeyboardInterrupt)
-            else Event(EventKind.FIT_TIME_UP, limit=time_limit)
-        )
-    try:
-        recorder.evaluations.write()
-    except OSError as error:  # a full disk must not cost the fit
-        report.events.append(Event(EventKind.CHECKPOINT_FAILED, error=str(error)))
-        warnings.warn(
-            f"`checkpoint` could not be written ({error}); the fit itself is complete", FlashGPWarning, stacklevel=2
-        )
-    best = best_of(recorder, "start") if large is None else recorder.reached
-    for label in ("middle", "subset"):
-        best = best_of(recorder, label) if best is None else best
-    if best is None:
-        if interrupted and not recorder.failures:
-            best = vector_of(objective, given)
-        else:
-            raise NotPositiveDefiniteError(
-                "no start of `fit` gave a positive definite covariance matrix in "
-                f"{counted(recorder.failures, 'evaluation')}; scale the inputs, add noise, or pass jitter=",
-                jitters=settings.jitters,
-            )
-    objective.assign(best)
-    _describe(report, recorder, objective, roles, best, estimated=large is not None)
-    gp.likelihood = own
-    left = None if time_limit is None else max(time_limit - (time.perf_counter() - began), ANSWER_SHARE * time_limit)
-
-    cut: list[Event] = []
-
-    def answered(limit: float | None) -> State:
-        settings = ConditionSettings(
-            SolveSettings(seed, deterministic, tolerance), time_limit=limit, plan=plan, device=device, jitter=jitter,
-            interrupted=lambda: cut.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
-            float32_factor=large is None or not large.rough_factors,
-        )  # fmt: skip
-        return condition(gp, x, y, settings)
-
-    try:
-        state = _with_an_answer(answered, left)
-    except KeyboardInterrupt as stop:
-        raise FitInterrupted(_without_answer(checkpoint), gp=gp, history=recorder.history) from stop
-    report.events += cut[:1]
-    interrupted = interrupted or bool(cut)
-    for name in (
-        "route",
-        "device",
-        "dtype",
-        "relative_residual",
-        "error_bound",
-        "jitter",
-        "predicted_bytes",
-    ):
-        setattr(report, name, getattr(state.report, name))
-    report.plan = plan
-    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, state.report.backend))))
-    report.events += [event for event in workspace.events if event not in state.report.events]
-    report.events += state.report.events
-    report.peak_bytes = max(workspace.peak_bytes, state.report.peak_bytes or 0)
-    report.iterations = len(recorder.history)
-    on_all_rows = sum(e.start.startswith("start") for e in recorder.history)
-    report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
-    report.compile_seconds = workspace.compile_seconds or None
-    report.seconds = time.perf_counter() - began - workspace.compile_seconds
-    if not interrupted and report.route == plan.route:
-        log_run("fit", plan, report.predicted_seconds, report.seconds)
-    return Fitted(gp, state, recorder.history, report, interrupted)
-
-
-def _with_an_answer(answered: Callable[[float | None], State], limit: float | None) -> State:
-    """The posterior: after its limit no other method takes over, but a fit has to have an answer."""
-    try:
-        return answered(limit)
+        return condition(prior, x, y, settings)
     except (NotPositiveDefiniteError, MemoryBudgetError):
-        if limit is None:
+        if settings.time_limit is None:
             raise
-    return answered(None)
+    return condition(prior, x, y, dataclasses.replace(settings, time_limit=None))
 
 
-def _without_answer(checkpoint: str | Path | None) -> str:
+def _without_answer(checkpoint: Path | None) -> str:
     """What Ctrl-C has left, in words."""
     again = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
     return (
@@ -287,44 +229,14 @@ def _without_answer(checkpoint: str | Path | None) -> str:
     )
 
 
-def _check_options(
-    starts: Any, initial: Any, priors: Any, max_iterations: Any, time_limit: Any, tolerance: Any, seed: Any
-) -> None:
-    """Every option before any work."""
-
-    def whole(value: Any, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    def positive(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-    advice = "leave it out for the default"
-    if starts is not None and not whole(starts, 1):
-        raise DomainError(f"`starts` must be None or a positive integer, got {starts!r}; {advice}")
-    if initial not in ("data", "given"):
-        raise DomainError(f"`initial` must be 'data' or 'given', got {initial!r}; {advice}")
-    if priors not in ("weak", "given"):
-        raise DomainError(f"`priors` must be 'weak' or 'given', got {priors!r}; {advice}")
-    if not whole(max_iterations, 1):
-        raise DomainError(f"`max_iterations` must be a positive integer, got {max_iterations!r}; {advice}")
-    if time_limit is not None and not positive(time_limit):
-        raise DomainError(f"`time_limit` must be positive seconds or None, got {time_limit!r}; {advice}")
-    if not positive(tolerance):
-        raise DomainError(
-            f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; {advice}"
-        )
-    if not whole(seed, 0):
-        raise DomainError(f"`seed` must be 0 or a positive integer, got {seed!r}; {advice}")
-
-
-def _marks(gp: Prior) -> list[object]:
+def _marks(prior: Prior) -> list[object]:
     """All that tells one model from another, for the fingerprint: structure, values, domains, priors."""
     marks: list[object] = [
-        gp.outputs,
-        gp.kernel.form.profile.key,
-        sorted(n for n, p in gp.named_parameters() if p.requires_grad),
+        prior.outputs,
+        prior.kernel.form.profile.key,
+        sorted(n for n, p in prior.named_parameters() if p.requires_grad),
     ]
-    for name, module in gp.named_modules():
+    for name, module in prior.named_modules():
         describe = getattr(module, "structure", None)
         marks.append((name, describe() if callable(describe) else type(module).__qualname__))
         if isinstance(module, Parameter):
@@ -332,38 +244,54 @@ def _marks(gp: Prior) -> list[object]:
             if module.prior is not None:
                 marks.append(type(module.prior).__qualname__)
                 marks += [getattr(module.prior, k).numpy(force=True) for k in sorted(module.prior.arg_constraints)]
-    for name, tensor in sorted(gp.state_dict().items()):
+    for name, tensor in sorted(prior.state_dict().items()):
         marks += [name, tensor.numpy(force=True)]
     return marks
 
 
-def _describe(
-    report: Report,
-    recorder: Recorder,
-    objective: FlatObjective,
-    roles: dict[Any, RoleStart],
-    best: numpy.ndarray,
-    estimated: bool,
-) -> None:
-    """Everything about the optimisation that the user should know."""
+def _describe(report: Report, recorder: Recorder, trained: Trained, options: FitOptions) -> None:
+    """What the user should know about the search; the checkpoint is written."""
+    report.events += recorder.events
+    if trained.stop is Stop.INTERRUPTED:
+        report.events.append(Event(EventKind.FIT_INTERRUPTED))
+    if trained.stop is Stop.TIME_LIMIT:
+        report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.time_limit))
+    try:
+        recorder.evaluations.write()
+    except OSError as error:  # a full disk must not cost the fit
+        report.events.append(Event(EventKind.CHECKPOINT_FAILED, error=str(error)))
+        warnings.warn(
+            f"`checkpoint` could not be written ({error}); the fit itself is complete", FlashGPWarning, stacklevel=3
+        )
     if recorder.failures:
-        report.events.append(Event(EventKind.POINTS_REJECTED, points=recorder.failures, estimated=estimated))
+        report.events.append(Event(EventKind.POINTS_REJECTED, points=recorder.failures, estimated=trained.estimated))
     if recorder.evaluations.replayed:
-        replayed = recorder.evaluations.replayed
-        report.events.append(Event(EventKind.RESUMED, evaluations=replayed, estimated=estimated))
-    if objective.settings.jitters:
-        report.events.append(Event(EventKind.FIT_JITTER, attempts=len(objective.settings.jitters)))
-    for (low, high), slot_name, value in zip(
-        bounds_of(objective, roles), _entry_names(objective), best.tolist(), strict=True
+        report.events.append(
+            Event(EventKind.RESUMED, evaluations=recorder.evaluations.replayed, estimated=trained.estimated)
+        )
+    jitters = trained.objective.problem.direct.jitters
+    if jitters:
+        report.events.append(Event(EventKind.FIT_JITTER, attempts=len(jitters)))
+    low, high = trained.objective.parameters.bounds()
+    for name, at_bound in zip(
+        trained.objective.parameters.names(), (trained.theta <= low) | (trained.theta >= high), strict=True
     ):
-        if (low is not None and value <= low) or (high is not None and value >= high):
-            report.events.append(Event(EventKind.ON_BOUND, parameter=slot_name))
+        if at_bound:
+            report.events.append(Event(EventKind.ON_BOUND, parameter=name))
 
 
-def _entry_names(objective: FlatObjective) -> list[str]:
-    names = []
-    for slot in objective.slots:
-        name = slot.name.removesuffix(".raw")
-        size = slot.stop - slot.start
-        names += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
-    return names
+def _complete(report: Report, recorder: Recorder, state: State, plan: Plan, workspace: Workspace) -> None:
+    """The fields of a fit's report, of the search and of the answer."""
+    answer = state.report
+    for name in ("route", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
+        setattr(report, name, getattr(answer, name))
+    report.plan = plan
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, answer.backend))))
+    report.events += [event for event in workspace.events if event not in answer.events]
+    report.events += answer.events
+    report.peak_bytes = max(workspace.peak_bytes, answer.peak_bytes or 0)
+    report.iterations = len(recorder.history)
+    on_all_rows = sum(count for run, count in recorder.counts.items() if run.stage is Stage.ALL_ROWS)
+    report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

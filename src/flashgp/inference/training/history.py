@@ -1,5 +1,6 @@
 """The history of a fit: what was evaluated, what a progress callback sees, the log that makes it resumable."""
 
+import enum
 import logging
 import math
 import time
@@ -9,18 +10,48 @@ from typing import Literal
 
 import numpy
 
-from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.events import Event
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.lockstep import Outcome
 
-__all__ = ["Evaluation", "Progress", "Recorder", "TimeUp"]
+__all__ = ["Factors", "HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Stage", "TimeUp"]
 
 log = logging.getLogger("flashgp.fit")
 Measure = Literal["log joint", "gain"]
 
 
+class Stage(enum.Enum):
+    """The rows of a run: a subset that chooses a start, the first rows of many, a part of them, all."""
+
+    SUBSET = "subset"
+    FIRST_ROWS = "middle"
+    PART = "part"
+    ALL_ROWS = "start"
+
+
+class Factors(enum.Enum):
+    """What estimated gradients are solved with: no factor, one in float32, one whose first columns are float64."""
+
+    NONE = ""
+    SINGLE = ", by factors"
+    HEADED = ", by factors with a float64 head"
+
+
 @dataclass(frozen=True)
-class Evaluation:
+class Run:
+    """One search: its stage and number (of a start, or of rows), and how it differs; its text names it in histories
+    and checkpoints."""
+
+    stage: Stage
+    number: int = 0
+    reset: bool = False
+    factors: Factors = Factors.NONE
+
+    def __str__(self) -> str:
+        return f"{self.stage.value} {self.number}{', lengthscales reset' * self.reset}{self.factors.value}"
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
     """One evaluation of the objective: run, counter within it, seconds since the beginning, value (nats), largest
     gradient entry, the unconstrained vector, and what the value is.
 
@@ -42,7 +73,7 @@ class Evaluation:
 class Progress:
     """What a progress callback sees: phase, evaluations so far, run, best value, largest gradient entry of the latest
     evaluation, seconds so far, an upper estimate of the seconds left (None at first), fraction done, and what the best
-    value is of: the log joint of the phase's rows, or its gain in this run (see Evaluation)."""
+    value is of: the log joint of the phase's rows, or its gain in this run (see HistoryEntry)."""
 
     phase: str
     evaluation: int
@@ -61,59 +92,64 @@ class TimeUp(Exception):  # noqa: N818 - not an error
 
 @dataclass
 class Recorder:
-    """Counts, logs and reports evaluations of all phases. reached: where the last phase that is done ended."""
+    """Counts, logs and reports evaluations of all stages.
+
+    Fields: best, (value, vector) of each run; counts, evaluations of each run; failures, vectors without one; phase;
+    reached, where the last finished stage of a search by estimated gradients ended; events, for the report.
+    """
 
     evaluations: EvaluationLog
-    progress: Callable[[Progress], None] | None
-    deadline: float
-    expected: int
+    progress: Callable[[Progress], None] | None = None
+    deadline: float = math.inf
+    expected: int = 1
     began: float = field(default_factory=time.perf_counter)
-    history: list[Evaluation] = field(default_factory=list)
-    best: dict[str, tuple[float, numpy.ndarray]] = field(default_factory=dict)
+    history: list[HistoryEntry] = field(default_factory=list)
+    best: dict[Run, tuple[float, numpy.ndarray]] = field(default_factory=dict)
+    counts: dict[Run, int] = field(default_factory=dict)
     failures: int = 0
     phase: str = ""
     reached: numpy.ndarray | None = None
+    events: list[Event] = field(default_factory=list)
 
-    def record_round(self, outcomes: list[tuple[str, numpy.ndarray, Outcome]], measure: Measure = "log joint") -> None:
-        """What was evaluated together: logged whole before anything can interrupt, then told one by one."""
-        self.evaluations.add_round(
-            [
-                (run, theta, math.inf, numpy.zeros_like(theta))
-                if isinstance(outcome, NotPositiveDefiniteError)
-                else (run, theta, *outcome)
-                for run, theta, outcome in outcomes
-            ]
-        )
-        for run, theta, outcome in outcomes:
-            self._record(run, theta, outcome, measure)
+    def best_of(self, stage: Stage) -> tuple[Run, float, numpy.ndarray] | None:
+        """The run of a stage with the lowest value, that value and its vector; None where none was evaluated."""
+        runs = [run for run in self.best if run.stage is stage]
+        best = min(runs, key=lambda run: self.best[run][0], default=None)
+        return None if best is None else (best, *self.best[best])
 
-    def _record(self, run: str, theta: numpy.ndarray, outcome: Outcome, measure: Measure) -> None:
-        if isinstance(outcome, NotPositiveDefiniteError):
-            self.failures += 1
-            return
-        value, gradient = outcome
+    def note(self, event: Event) -> None:
+        """An event for the report, once."""
+        if event not in self.events:
+            self.events.append(event)
+
+    def record_failure(self, run: Run, theta: numpy.ndarray) -> None:
+        """A vector without an evaluation."""
+        self.evaluations.add(str(run), theta, math.inf, numpy.zeros_like(theta))
+        self.failures += 1
+
+    def record(
+        self, run: Run, theta: numpy.ndarray, value: float, gradient: numpy.ndarray, measure: Measure = "log joint"
+    ) -> None:
+        """One evaluation: logged before anything can interrupt, then reported. Raises: TimeUp."""
+        self.evaluations.add(str(run), theta, value, gradient)
         norm = float(numpy.abs(gradient).max(initial=0.0))
         seconds = time.perf_counter() - self.began
-        index = sum(1 for e in self.history if e.start == run) if len(self.history) < 10_000 else len(self.history)
-        self.history.append(Evaluation(run, index, seconds, -value, norm, tuple(theta.tolist()), measure))
+        index = self.counts.get(run, 0)
+        self.counts[run] = index + 1
+        self.history.append(HistoryEntry(str(run), index, seconds, -value, norm, tuple(theta.tolist()), measure))
         if run not in self.best or value < self.best[run][0]:
             self.best[run] = (value, theta.copy())
         if self.progress is not None or log.isEnabledFor(logging.DEBUG):
-            self._tell(run, norm, seconds, measure)
-        self.check_time()
-
-    def check_time(self) -> None:
-        """Raises: TimeUp."""
+            self._report(run, norm, seconds, measure)
         if time.perf_counter() - self.began > self.deadline:
             raise TimeUp
 
-    def _tell(self, run: str, norm: float, seconds: float, measure: Measure) -> None:
+    def _report(self, run: Run, norm: float, seconds: float, measure: Measure) -> None:
         done = len(self.history)
         fraction = min(1.0, done / max(1, self.expected))
-        label = run.split(" ")[0]
-        alike = [run] if measure == "gain" else [key for key in self.best if key.split(" ")[0] == label]
-        best = -min(self.best[key][0] for key in alike)
+        comparable = [run] if measure == "gain" else [other for other in self.best if other.stage is run.stage]
+        best = -min(self.best[other][0] for other in comparable)
         eta = seconds / done * max(0, self.expected - done) if done > 2 else None
         log.debug("%s: evaluation %d, best %s %.4f, gradient %.2e", run, done, measure, best, norm)
         if self.progress is not None:
-            self.progress(Progress(self.phase, done, run, best, norm, seconds, eta, fraction, measure))
+            self.progress(Progress(self.phase, done, str(run), best, norm, seconds, eta, fraction, measure))

@@ -15,7 +15,7 @@ from flashgp.inference.online.update import carried_on
 from flashgp.inference.plan import plan_for
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.state import State
-from flashgp.inference.training.fit import fit_prior
+from flashgp.inference.training.fit import FitOptions, fit_prior
 from flashgp.inference.training.history import Progress
 
 __all__ = ["refined"]
@@ -45,9 +45,9 @@ def refined(
     )  # fmt: skip
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
-    found = fit_prior(
-        post.prior, post.x, post.y, starts=1, initial="given", priors=priors, max_iterations=steps,
-        time_limit=time_limit, plan=plan, seed=post.settings.seed, deterministic=post.settings.deterministic,
-        progress=progress,
+    options = FitOptions(
+        starts=1, initial="given", priors=priors, max_iterations=steps, time_limit=time_limit, plan=plan,
+        seed=post.settings.seed, deterministic=post.settings.deterministic, progress=progress,
     )  # fmt: skip
+    found = fit_prior(post.prior, post.x, post.y, options)
     return carried_on(found.state, replace(post.online, refined=post.online.refined + 1))

@@ -24,8 +24,11 @@ The random numbers stay while parameters move (the pivots of P too), so that the
 them; `refresh` draws new ones.
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -35,13 +38,11 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
-from flashgp.foundations.parameters import Parameter
-from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.prior import Prior
 from flashgp.inference.system import CovarianceSystem
-from flashgp.inference.training.history import TimeUp
-from flashgp.inference.training.initial import RoleStart
-from flashgp.inference.training.objective import FlatObjective
+from flashgp.inference.threads import one_thread
+from flashgp.inference.training.history import Factors, TimeUp
+from flashgp.inference.training.objective import Estimate, Evaluation, LogJoint, Problem
+from flashgp.inference.training.settings import StochasticSettings
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import pulled_back
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner, CholeskySolver
@@ -52,162 +53,175 @@ from flashgp.solvers.preconditioners.candidate import Outcome, Second, making_pa
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
 
-__all__ = ["MOST_ITERATIONS", "PROBES", "LargeObjective"]
-
-PROBES, MOST_PROBES = 8, 64  # of one gradient; more on few rows, where they cost little and a likelihood may be flat
-FACTOR_PROBES = 32  # at least, with a factor: they cost little beside it
-PROBED_ROWS = 2**17  # probes times rows of all but the largest problems
-RANK = 512  # of the preconditioner at most
-TRAINING_ERROR = 0.03  # of a solve while training: |e|_A over sqrt(n)
-WINDOW = 40  # iterations within which the error must halve
-MOST_ITERATIONS = 10_000
-PRECISE_PASSES = 8  # float32 passes that one in float64 takes as long as
-TRAINING_SLACK = 4.0  # a gradient wants an estimate of its error: the bound (M-83) of a factor is a thousand times that
-HEAD_AFTER = 8  # iterations of a solve with a float32 factor, about what a float64 head costs
-# Iterations of a gradient's solve with a float32 factor. It is a loose one, of a digit or two; the weights' solve takes
-# six digits and more, so that each of these becomes five or so there, or it stagnates, and every variance has to be
-# corrected: beyond so many a float64 factor is quicker, where it fits.
-ROUGH_CORRECTIONS = 2
-EXACT_RESIDUAL = 1e-9  # relative: no less is asked for, also where there is no noise to bound the error by
-ROUGH_RESIDUAL = 1e-2  # beyond which a gradient that has to do says so
-USELESS_RESIDUAL = 0.5  # an answer with a larger one is no answer
+__all__ = ["EstimateOptions", "EstimatedLogJoint"]
 
 
-class _RoughSystem(CovarianceSystem):
-    """The same, whose float64 products are rounded to float32 too: enough while training, and as quick.
+@dataclass(frozen=True)
+class EstimateOptions:
+    """What the plan and the caller say of estimated gradients.
 
-    Fields: rough, whether they are.
+    Args:
+        stored: whether solves keep K as float32 tiles or recompute them in every product.
+        seed: of the probes.
+        factor_passes: passes over the pairs that take as long as a float32 factor, by the plan's rates (a clock would
+            make the result depend on what else runs); None where no factor fits.
+        rank: of the preconditioner at most; None for `max_rank`.
+        deadline: of all work, a time of `time.perf_counter`.
+        probes: None for as many as the number of rows suggests.
     """
 
-    rough = True
+    stored: bool
+    seed: int = 0
+    factor_passes: int | None = None
+    rank: int | None = None
+    deadline: float = math.inf
+    probes: int | None = None
+
+
+class _RoundedSystem(CovarianceSystem):
+    """The same with float64 products rounded to float32 too: enough while training, and as quick.
+
+    Fields: rounded, whether they are.
+    """
+
+    rounded = True
 
     def multiply(self, v: Tensor) -> Tensor:
-        if v.dtype != torch.float64 or not self.rough:
+        if v.dtype != torch.float64 or not self.rounded:
             return super().multiply(v)
         size = v.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
         return super().multiply((v / size).float()).double() * size
 
 
-class LargeObjective(FlatObjective):
-    """The gradient of minus the log joint of many rows; its value is not computed (NaN).
+class EstimatedLogJoint(LogJoint):
+    """The gradient of minus the log joint of many rows, estimated; its value is not computed.
 
-    Args: as FlatObjective; stored: whether solves keep K as float32 tiles or recompute them in every product;
-        seed: of the probes; rank: most columns of the preconditioner; factor_passes: passes over the pairs that take as
-        long as a float32 factor, by the plan's rates (a clock would make the result depend on what else runs),
-        MOST_ITERATIONS where it does not fit; deadline: of all work, a time of `time.perf_counter`.
-    Fields: iterations and passes over the pairs of all solves so far; residual, the largest relative one of the last;
-    factored, whether a factor has taken over; headed, whether its first columns are float64, since float32 alone was
-    too rough; corrections, the iterations of the last solve with a factor of float32 alone.
+    Args:
+        problem: of one table.
+        settings: numbers that tune it.
+        options: what the plan says.
+    Fields: probes, of one gradient; iterations and passes over the pairs of all solves so far; residual, the largest
+        relative one of the last solve; factors, what solves take; corrections, iterations of the last solve with a
+        float32 factor.
     """
 
-    def __init__(
-        self,
-        gp: Prior,
-        x: Tensor,
-        y: Tensor,
-        settings: DirectSettings,
-        roles: Mapping[Parameter, RoleStart],
-        weak: bool,
-        *,
-        stored: bool,
-        seed: int,
-        probes: int | None = None,
-        rank: int = RANK,
-        factor_passes: int = MOST_ITERATIONS,
-        deadline: float = math.inf,
-    ) -> None:
-        super().__init__(gp, x, y, settings, roles, weak)
+    def __init__(self, problem: Problem, settings: StochasticSettings, options: EstimateOptions) -> None:
+        super().__init__(problem)
         self._small = None
-        self.stored, self.seed, self.deadline = stored, seed, deadline
-        self.probes = min(MOST_PROBES, max(PROBES, PROBED_ROWS // max(1, self.rows))) if probes is None else probes
-        self.factor_passes, self.rank = factor_passes, rank
+        self.settings, self.options, self._limits = settings, options, settings.estimate
+        few = max(self._limits.min_probes, self._limits.probed_rows // max(1, self.rows))
+        self.probes = min(self._limits.max_probes, few) if options.probes is None else options.probes
         self.iterations, self.passes, self.residual = 0, 0.0, 0.0
+        self.factors, self.corrections = Factors.NONE, 0
         self._draws = 0
         self._anchor: numpy.ndarray | None = None
         self._pivots: Tensor | None = None
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
-        self._last: Tensor | None = None
-        self._near: Outcome = "untried"  # of near rows as preconditioner, in the gradients so far
-        self._gain = 1.0  # iterations of the low rank that one with near rows does the work of
-        self.factored = self.headed = False
-        self.corrections = 0
+        self._solution: Tensor | None = None  # of the last solve, where the next one begins
+        self._vecchia: Outcome = "untried"  # as preconditioner, in the gradients so far
+        self._gain = 1.0  # iterations with the low rank that one with Vecchia's does the work of
+
+    @property
+    def estimate(self) -> Estimate:
+        """What a gradient is uncertain about now."""
+        factored = self.factors is not Factors.NONE
+        gain = self.settings.negligible_gain_by_factors if factored else self.settings.negligible_gain
+        return Estimate(self.parameters.size / (2.0 * self.probes), gain * self.rows)
 
     @property
     def rough_factors(self) -> bool:
         """Whether a float32 factor near these parameters is known to fail, or to need many corrections."""
-        return self.headed or self.corrections > ROUGH_CORRECTIONS
+        return self.factors is Factors.HEADED or self.corrections > self._limits.rough_corrections
 
-    def take_factors(self, *, headed: bool = False) -> None:
+    def use_factors(self, factors: Factors = Factors.SINGLE) -> None:
         """Gradients by factors from now on, and with more probes: each costs n^2 beside the factor's n^3 / 3."""
-        self.headed = self.headed or headed
-        if self.factored:
+        if factors is Factors.NONE or self.factors is Factors.HEADED:
             return
-        self.factored = True
-        if self.probes < FACTOR_PROBES:
-            self.probes, self._last = FACTOR_PROBES, None
+        self.factors = factors
+        if self.probes < self._limits.factor_probes:
+            self.probes, self._solution = self._limits.factor_probes, None
+
+    def on_part(self, rows: int) -> "EstimatedLogJoint":
+        """The same of a random subset of the rows, with the factors that this one has come to.
+
+        A factor is worth fewer passes there, n^3 against n^2; none where none fits for all rows.
+        """
+        passes = self.options.factor_passes
+        if passes is not None:
+            passes = max(self.settings.min_factor_passes, int(passes * (rows / self.rows)))
+        options = dataclasses.replace(self.options, factor_passes=passes, probes=None)
+        part = type(self)(self.problem.subset(rows, self.options.seed), self.settings, options)
+        part.use_factors(self.factors)
+        return part
 
     def refresh(self, anchor: numpy.ndarray) -> None:
         """New probes from the next gradient on; the pivots of the preconditioner are drawn at the vector `anchor`, so
         that they do not depend on which gradient is computed first (those of a resumed fit are read, not computed)."""
         self._draws += 1
-        if self._near == "lost":  # here, and perhaps won elsewhere
-            self._near = "untried"
+        if self._vecchia == "lost":  # here, and perhaps won elsewhere
+            self._vecchia = "untried"
         self._anchor, self._pivots = anchor.copy(), None
-        if self._last is not None:
-            self._last[:, -self.probes :] = 0.0
+        if self._solution is not None:
+            self._solution[:, -self.probes :] = 0.0
 
-    def _evaluated(self, theta: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        if self._pivots is None:
-            anchor = theta if self._anchor is None else self._anchor
-            partial = self._drawn(anchor)
-            self._pivots = partial.pivots
-            self._ready = partial if numpy.array_equal(anchor, theta) else None
-        return super()._evaluated(theta)
+    def __call__(self, theta: numpy.ndarray) -> Evaluation:
+        with one_thread(self.rows):
+            if self._pivots is None:
+                anchor = theta if self._anchor is None else self._anchor
+                partial = self._drawn(anchor)
+                self._pivots = partial.pivots
+                self._ready = partial if numpy.array_equal(anchor, theta) else None
+            return dataclasses.replace(super().__call__(theta), estimate=self.estimate)
 
     def _drawn(self, theta: numpy.ndarray) -> PartialCholesky:
         """The partial factor whose pivots all gradients share until they are refreshed."""
-        self.assign(theta)
+        self.parameters.assign(theta)
         with torch.no_grad():
-            _, noise, rows, values = self.gp.likelihood_inputs(self.x, self.y)
+            _, noise, rows, values = self.problem.prior.likelihood_inputs(self.problem.x, self.problem.y)
             return self._low_rank(self._system(rows, values, noise, stored=False), None)
 
-    def _system(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, *, stored: bool) -> "_RoughSystem":
-        workspace = self.settings.workspace
-        operator = CovarianceOperator(self.gp.kernel.form, theta, rows, None, torch.float32, workspace)
-        return _RoughSystem(operator, noise.expand(rows.count), workspace=workspace, stored=stored)
+    def _note(self, kind: EventKind, **fields: Any) -> None:
+        self.problem.direct.workspace.note(Event(kind, **fields))
+
+    def _operator(self, rows: Rows, theta: Sequence[Tensor]) -> CovarianceOperator:
+        form, workspace = self.problem.prior.kernel.form, self.problem.direct.workspace
+        return CovarianceOperator(form, theta, rows, None, torch.float32, workspace)
+
+    def _system(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, *, stored: bool) -> "_RoundedSystem":
+        workspace = self.problem.direct.workspace
+        return _RoundedSystem(self._operator(rows, theta), noise.expand(rows.count), workspace=workspace, stored=stored)
 
     def _low_rank(self, system: System, pivots: Tensor | None) -> PartialCholesky:
-        limit = min(self.rank, max(1, system.count // 4))
-        return partial_cholesky(system, limit=limit, seed=self.seed + self._draws, pivots=pivots)
+        rank = self._limits.max_rank if self.options.rank is None else self.options.rank
+        limit = min(rank, max(1, system.count // 4))
+        return partial_cholesky(system, limit=limit, seed=self.options.seed + self._draws, pivots=pivots)
 
     def likelihood(
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
-    ) -> tuple[float, list[Tensor | None]]:
-        """(NaN, the estimated gradient by residual, noise, tensors of the rows and theta).
+    ) -> tuple[None, list[Tensor | None]]:
+        """(None, the estimated gradient by residual, noise, tensors of the rows and theta).
 
-        Raises: ConvergenceError if the solves got nowhere.
+        Raises: ConvergenceError if the solves got nowhere; TimeUp.
         """
         residual, noise, *rest = tensors
         split = len(rows.tensors)
         rows, theta = rows.rebuilt(rest[:split]), rest[split:]
-        if not self.factored:
-            found = self._by_iteration(rows, theta, noise, residual)
-            if found is not None:
-                return math.nan, self._slopes(rows, theta, *found)
+        other = self._by_iteration(rows, theta, noise, residual) if self.factors is Factors.NONE else None
+        if other is None and self.factors is Factors.NONE:
             # A factor takes no longer than what has been spent, and does not mind the spectrum.
-            self.take_factors()
-            self.settings.workspace.note(Event(EventKind.GRADIENTS_BY_FACTORS))
-        return math.nan, self._slopes(rows, theta, *self._by_factor(rows, theta, noise, residual))
+            self.use_factors()
+            self._note(EventKind.GRADIENTS_BY_FACTORS)
+        if other is None:
+            other = self._by_factor(rows, theta, noise, residual)
+        return None, self._slopes(rows, theta, other)
 
     def _generator(self) -> torch.Generator:
         """The same numbers whatever the parameters: only then is the estimate a smooth function of them."""
-        return torch.Generator().manual_seed(self.seed + self._draws)
+        return torch.Generator().manual_seed(self.options.seed + self._draws)
 
-    def _by_iteration(
-        self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """K^-1 of residual and probes, and P^-1 of the probes; None where a factor would have been quicker."""
-        system = self._system(rows, theta, noise, stored=self.stored)
+    def _by_iteration(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor | None:
+        """Solves for residual and probes; P^-1 of the probes, or None where a factor would have been quicker."""
+        system = self._system(rows, theta, noise, stored=self.options.stored)
         partial, self._ready = self._ready or self._low_rank(system, self._pivots), None
         level = system.noise + partial.left.mean()  # what P leaves out is spread over its diagonal: (M-102)
         preconditioner = LowRank(partial, system.noise)
@@ -217,132 +231,130 @@ class LargeObjective(FlatObjective):
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
         before = self.iterations
-        began_with = self._near == "kept"
-        second = near_rows(system, self.seed, kept=began_with) if self._near in ("untried", "kept") else None
+        began_with = self._vecchia == "kept"
+        second = near_rows(system, self.options.seed, kept=began_with) if self._vecchia in ("untried", "kept") else None
         making = making_passes(self.rows) if second is not None and began_with else 0.0
-        for rough in (True, False):
-            system.rough = rough
+        budget = self.options.factor_passes
+        for rounded in (True, False):
+            system.rounded = rounded
             method = PreparedConjugateGradients(
                 system,
                 preconditioner,
                 name=ConjugateGradients.name,
-                first=torch.float32 if rough else torch.float64,
-                window=WINDOW,
+                first=torch.float32 if rounded else torch.float64,
+                window=self._limits.stagnation_window,
                 second=second,
             )
-            left = self.factor_passes - (self.iterations - before) - round(making)
-            stopped = self._solve(method, rhs, left if rough else max(1, left // PRECISE_PASSES))
+            left = (self._limits.max_iterations if budget is None else budget) - (self.iterations - before)
+            left -= round(making)
+            stopped = self._solve(method, rhs, left if rounded else max(1, left // self._limits.precise_passes))
             if stopped in (StopReason.GOAL, StopReason.TIME, StopReason.ITERATIONS):
                 break
-            self.settings.workspace.note(Event(EventKind.GRADIENTS_IN_FLOAT64))
+            self._note(EventKind.GRADIENTS_IN_FLOAT64)
         if second is not None:
             self._remember(second, began_with, self.iterations - before)
         if stopped is not StopReason.GOAL:
-            if self.factor_passes < MOST_ITERATIONS and stopped is not StopReason.TIME:
+            if budget is not None and stopped is not StopReason.TIME:
                 return None
             self._check(stopped)
-        return self._answers, other
+        return other
 
     def _remember(self, second: Second, began_with: bool, iterations: int) -> None:
-        """What the solves of a gradient, in so many iterations, say about near rows for those that follow.
+        """What the solves of a gradient, in so many iterations, say about Vecchia's preconditioner for the next ones.
 
-        Args: began_with: whether they had near rows from the start. With `deterministic` every
-            slow gradient tries them for itself.
+        Args: began_with: whether they had it from the start. With `deterministic` every slow gradient tries it for
+            itself.
         """
-        note, outcome = self.settings.workspace.note, second.outcome
+        outcome = second.outcome
         if outcome == "refused":
-            note(Event(EventKind.GRADIENTS_VECCHIA_REFUSED, error=second.why))
+            self._note(EventKind.GRADIENTS_VECCHIA_REFUSED, error=second.why)
         elif outcome in ("kept", "lost") and not began_with:
-            note(Event(EventKind.GRADIENTS_VECCHIA, kept=outcome == "kept"))
+            self._note(EventKind.GRADIENTS_VECCHIA, kept=outcome == "kept")
             self._gain = second.gain
         if is_deterministic():
             return
-        self._near = outcome
-        # Making them anew for every gradient has to pay: few iterations may be left of solves that start warm.
+        self._vecchia = outcome
+        # Making it anew for every gradient has to pay: few iterations may be left of solves that start warm.
         saved = iterations * (self._gain - 1.0) if iterations else 0.0
         if began_with and outcome == "kept" and saved < making_passes(self.rows):
-            self._near = "untried"
-            note(Event(EventKind.GRADIENTS_NO_VECCHIA))
+            self._vecchia = "untried"
+            self._note(EventKind.GRADIENTS_NO_VECCHIA)
 
-    def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor:
         """The same with P = L L^T, a float32 factor: probes are draws of the model itself, up to its rounding."""
         self._ready = None
         system = self._system(rows, theta, noise, stored=False)
-        system.rough = False
+        system.rounded = False
         factor, method = self._factor(system)
-        factor.slack = min(factor.slack, TRAINING_SLACK)
+        factor.slack = min(factor.slack, self._limits.factor_slack)
         normal = torch.randn(rows.count, self.probes, generator=self._generator(), dtype=torch.float32)
         normal = normal.to(system.device).double()
         probes, other = factor.times(normal), factor.half_solve_transposed(normal)
         before = self.iterations
-        self._check(self._solve(method, torch.cat([residual, probes], dim=-1), MOST_ITERATIONS))
-        if not self.headed:
+        self._check(self._solve(method, torch.cat([residual, probes], dim=-1), self._limits.max_iterations))
+        if self.factors is Factors.SINGLE:
             self.corrections = self.iterations - before
-            if self.corrections > HEAD_AFTER:
-                self._take_head(self.corrections)
-        return self._answers, other
+            if self.corrections > self._limits.head_after:
+                self._use_head(self.corrections)
+        return other
 
     def _factor(
         self, system: CovarianceSystem
     ) -> tuple[CholeskyPreconditioner | HeadedFactor, PreparedConjugateGradients]:
         """A factor that is of the matrix itself, if there is one, and solves with it."""
-        if not self.headed:
+        if self.factors is Factors.SINGLE:
             try:  # without a jitter: to factorise again with one costs as much as the head
                 method = CholeskySolver(torch.float32, jitter=0.0).prepare(system)
             except NotPositiveDefiniteError:
-                self._take_head(None)
+                self._use_head()
             else:
                 assert isinstance(method.preconditioner, CholeskyPreconditioner)
                 return method.preconditioner, method
         method = HeadedCholesky(pivots=self._pivots).prepare(system)
         for event in method.events:
-            self.settings.workspace.note(event)
+            self.problem.direct.workspace.note(event)
         headed = method.preconditioner
         assert isinstance(headed, HeadedFactor)
         return headed, method
 
-    def _take_head(self, corrections: int | None) -> None:
-        self.headed = True
-        self.settings.workspace.note(Event(EventKind.GRADIENTS_HEADED, corrections=corrections))
+    def _use_head(self, corrections: int | None = None) -> None:
+        self.use_factors(Factors.HEADED)
+        self._note(EventKind.GRADIENTS_HEADED, corrections=corrections)
 
     def _solve(self, method: PreparedConjugateGradients, rhs: Tensor, iterations: int) -> StopReason:
-        """A^-1 rhs to the error of (M-106), from the last answers."""
-        goal = Goal(relative=EXACT_RESIDUAL, energy=TRAINING_ERROR * math.sqrt(len(rhs)))
-        limits = Limits(deadline=self.deadline, iterations=iterations)
-        found = method.solve(rhs, goal, start=self._last, limits=limits)
-        self._last = found.value
+        """A^-1 rhs to the error of (M-106), from the last solution."""
+        goal = Goal(relative=self._limits.residual_goal, energy=self._limits.solve_error * math.sqrt(len(rhs)))
+        limits = Limits(deadline=self.options.deadline, iterations=iterations)
+        found = method.solve(rhs, goal, start=self._solution, limits=limits)
+        self._solution = found.value
         self.iterations += found.iterations
         self.passes += found.passes
         self.residual = float(found.relative_residual.max())
         return found.stopped
 
-    @property
-    def _answers(self) -> Tensor:
-        assert self._last is not None
-        return self._last
-
     def _check(self, stopped: StopReason) -> None:
-        """Raises: TimeUp; ConvergenceError for an answer that is none."""
-        if stopped is StopReason.TIME:  # half a solve must not be taken for a gradient, now or when a fit is resumed
+        """Raises: TimeUp; ConvergenceError for a solution that is none."""
+        if (
+            stopped is StopReason.TIME
+        ):  # what is half solved must not be taken for a gradient, now or when a fit is resumed
             raise TimeUp
-        if not self.residual <= USELESS_RESIDUAL:
+        if not self.residual <= self._limits.useless_residual:
             raise ConvergenceError(
                 f"the solves of one gradient ended ({stopped}) with a relative residual of {self.residual:.2g}",
                 iterations=self.iterations,
                 residual=self.residual,
-                tolerance=USELESS_RESIDUAL,
+                tolerance=self._limits.useless_residual,
             )
-        if self.residual > ROUGH_RESIDUAL:
-            self.settings.workspace.note(Event(EventKind.GRADIENTS_ROUGH, reason=stopped, residual=ROUGH_RESIDUAL))
+        if self.residual > self._limits.rough_residual:
+            self._note(EventKind.GRADIENTS_ROUGH, reason=stopped, residual=self._limits.rough_residual)
 
-    def _slopes(self, rows: Rows, theta: Sequence[Tensor], answers: Tensor, other: Tensor) -> list[Tensor | None]:
+    def _slopes(self, rows: Rows, theta: Sequence[Tensor], other: Tensor) -> list[Tensor | None]:
         """The gradient from a = K^-1 r and u = K^-1 z in one block, and w = P^-1 z, eq. (M-102)."""
-        p = self.gp.outputs or 1
-        a, u = answers[:, :p], answers[:, p:]
-        operator = CovarianceOperator(self.gp.kernel.form, theta, rows, None, torch.float32, self.settings.workspace)
-        share = -0.5 * p / u.shape[1]
-        left, right = torch.cat([0.5 * a, share * u], dim=-1), torch.cat([a, other], dim=-1)
+        assert self._solution is not None
+        p = self.problem.prior.outputs or 1
+        a, u = self._solution[:, :p], self._solution[:, p:]
+        operator = self._operator(rows, theta)
+        left, right = torch.cat([0.5 * a, (-0.5 * p / u.shape[1]) * u], dim=-1), torch.cat([a, other], dim=-1)
         slope = (left * right).sum(-1)
-        left, right = left.to(operator.dtype), right.to(operator.dtype)
-        pulled = pulled_back(operator, left, right)
+        pulled = pulled_back(operator, left.to(operator.dtype), right.to(operator.dtype))
         return [-a, slope, *pulled.rows, *pulled.theta]

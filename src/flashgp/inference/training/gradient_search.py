@@ -1,0 +1,143 @@
+"""The search for an optimum by estimated gradients: Fisher scoring, recorded, resumable, from where fewer rows lead."""
+
+import dataclasses
+import logging
+import math
+
+import numpy
+
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.training.extrapolation import Trend
+from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
+from flashgp.inference.training.history import Factors, Recorder, Run
+from flashgp.inference.training.settings import StochasticSettings
+from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
+
+__all__ = ["GradientSearch"]
+
+log = logging.getLogger("flashgp.fit")
+Array = numpy.ndarray
+Point = tuple[Array, float, Array]
+
+
+class GradientSearch:
+    """Descents of an estimated objective, recorded.
+
+    Values are not computed: the history has their gain since the first gradient, integrated along the way by the
+    trapezoid rule.
+
+    Args:
+        objective: of the rows searched.
+        run: its name; the factors that the objective takes are added.
+        recorder: of all evaluations.
+        settings: of which scoring.max_gradients limits one descent.
+        window: lower and upper bounds beside those of the parameters.
+    Fields: evaluations, all so far.
+    """
+
+    def __init__(
+        self,
+        objective: EstimatedLogJoint,
+        run: Run,
+        recorder: Recorder,
+        settings: StochasticSettings,
+        window: tuple[Array, Array],
+    ) -> None:
+        self.objective, self.name, self.recorder, self.settings = objective, run, recorder, settings
+        low, high = objective.parameters.bounds()
+        self.bounds = numpy.maximum(low, window[0]), numpy.minimum(high, window[1])
+        self.unit = objective.parameters.units()
+        self.evaluations = 0
+        self._extrapolated = False  # whether the next vector to go on from is an extrapolation: nobody's optimum
+        self._seen: Point | None = None
+        self._last: Point | None = None
+
+    def follow(self, trend: Trend, curvature: Curvature) -> Descent:
+        """A descent from where fewer rows lead; from their own optimum where there is no gradient there, and says so.
+
+        Args: curvature: of their likelihood, nats.
+        Raises: NotPositiveDefiniteError if there is no gradient at their optimum either.
+        """
+        rows, scoring = self.objective.rows, self.settings.scoring
+        scaled = dataclasses.replace(curvature, matrix=curvature.matrix * (rows / trend.rows))
+        start = trend.extrapolate(
+            rows, curvature.matrix / curvature.scale, self.objective.probes, scoring.max_reach * self.unit
+        )
+        if start is not trend.theta and scoring.max_gradients > 1:
+            start = numpy.clip(start / self.unit, *self.bounds) * self.unit
+            self.objective.refresh(start)
+            self._extrapolated = True
+            try:
+                return self.run(start, scaled)
+            except NotPositiveDefiniteError:
+                self.recorder.note(Event(EventKind.NOT_EXTRAPOLATED, rows=rows))
+            finally:
+                self._extrapolated = False
+        self.objective.refresh(trend.theta)
+        return self.run(trend.theta, scaled)
+
+    def run(self, theta: Array, curvature: Curvature) -> Descent:
+        """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
+        unit, square, settings = self.unit, numpy.outer(self.unit, self.unit), self.settings
+        estimate = self.objective.estimate
+        found = descend(
+            lambda scaled: self._gradient(scaled * unit),
+            theta / unit,
+            dataclasses.replace(curvature, matrix=curvature.matrix * square),
+            self.bounds,
+            sufficient=max(settings.min_gain, settings.step_share * estimate.loss, estimate.negligible_gain),
+            settings=settings.scoring,
+            scales=lambda: self.objective.factors is not Factors.NONE,
+            accepted=lambda scaled: self._accept(scaled * unit),
+        )
+        model = dataclasses.replace(found.curvature, matrix=found.curvature.matrix / square)
+        return dataclasses.replace(found, theta=found.theta * unit, gradient=found.gradient / unit, curvature=model)
+
+    @property
+    def _run(self) -> Run:
+        """The run of the next record; a resumed fit knows by it where factors took over."""
+        return dataclasses.replace(self.name, factors=self.objective.factors)
+
+    def _gradient(self, theta: Array) -> Gradient:
+        """The gradient in scaled units, recalled or computed, and recorded; a failure is recorded too."""
+        known = self.recorder.evaluations.recall(str(self._run), theta)
+        for factors in (Factors.SINGLE, Factors.HEADED):
+            if known is None:
+                known = self.recorder.evaluations.recall(str(dataclasses.replace(self.name, factors=factors)), theta)
+                if known is not None:
+                    self.objective.use_factors(factors)
+        try:
+            if known is None:
+                gradient = self.objective(theta).gradient
+                if not numpy.isfinite(gradient).all():
+                    raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
+            elif known[0] == math.inf:
+                raise NotPositiveDefiniteError("as the checkpoint says")
+            else:
+                gradient = known[1]
+        except (NotPositiveDefiniteError, ConvergenceError) as error:
+            log.debug("%s: no gradient (%s)", self.name, error)
+            if known is None:
+                self.recorder.note(Event(EventKind.POINT_FAILED, run=str(self.name), error=str(error)))
+            self.recorder.record_failure(self._run, theta)
+            return NotPositiveDefiniteError(str(error))
+        value = self._integrated(theta, gradient)
+        self._seen = (theta, value, gradient)
+        self.evaluations += 1
+        self.recorder.record(self._run, theta, value, gradient, "gain")
+        return gradient * self.unit
+
+    def _accept(self, theta: Array) -> None:
+        """Where the descent goes on from: what an interruption returns, unless fewer rows have led there and no step
+        has been taken since, and what values are integrated from."""
+        if not self._extrapolated:
+            self.recorder.reached = theta
+        self._extrapolated, self._last = False, self._seen
+
+    def _integrated(self, theta: Array, gradient: Array) -> float:
+        """Minus the gain at a vector, by the trapezoid rule from the last accepted one."""
+        if self._last is None:
+            return 0.0
+        before, value, slope = self._last
+        return value + 0.5 * float((gradient + slope) @ (theta - before))

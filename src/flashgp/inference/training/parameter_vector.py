@@ -1,0 +1,152 @@
+"""The unconstrained values of all trainable tensors of a prior as one flat vector: bounds, units, starting values."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.inference.training.initial import RoleStart
+
+__all__ = ["ParameterVector", "Slot"]
+
+Array = numpy.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Where one trainable tensor lives in the vector.
+
+    Fields: name; tensor; owner, its Parameter, None for a tensor of a user's own module; role, what the data say about
+    it, if they do; entries.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    owner: Parameter | None
+    role: RoleStart | None
+    entries: slice
+
+    @property
+    def positive(self) -> bool:
+        """Whether the vector has logarithms of its values."""
+        return self.owner is not None and self.owner.domain.kind == "positive"
+
+    def start(self) -> Array | None:
+        """The data's starting value, unconstrained; None where they have none that the parameter may take."""
+        if self.owner is None or self.role is None:
+            return None
+        value = self.role.start.clamp(self.role.lower, self.role.upper)
+        return self.owner.domain.raw(value).reshape(-1).numpy() if self.owner.domain.contains(value) else None
+
+    def bounds(self) -> tuple[float, float]:
+        """What the data think possible, infinite for none."""
+        if self.owner is None or self.role is None or not self.positive:
+            return -math.inf, math.inf
+        floor, lower, upper = self.owner.domain.lower, self.role.lower, self.role.upper
+        # The domain may begin above the data's idea of a lower bound: then a hair above its beginning.
+        low = math.log(lower - floor if lower > floor else 1e-12 * upper)
+        return low, math.log(max(upper - floor, 2e-12 * upper))
+
+
+class ParameterVector:
+    """A flat vector of a prior's trainable tensors, in the order of `named_parameters`.
+
+    Fields: slots; size; foreign, whether some of the tensors are of a user's own module.
+    """
+
+    def __init__(self, prior: nn.Module, roles: Mapping[Parameter, RoleStart]) -> None:
+        owners = {id(p.raw): p for _, p in named_parameter_objects(prior)}
+        self.slots: list[Slot] = []
+        self.size = 0
+        for name, tensor in prior.named_parameters():
+            if tensor.requires_grad:
+                owner, end = owners.get(id(tensor)), self.size + tensor.numel()
+                role = roles.get(owner) if owner is not None else None
+                self.slots.append(Slot(name, tensor, owner, role, slice(self.size, end)))
+                self.size = end
+        self.foreign = any(slot.owner is None for slot in self.slots)
+
+    @property
+    def tensors(self) -> list[nn.Parameter]:
+        return [slot.tensor for slot in self.slots]
+
+    def values(self) -> Array:
+        """The current values, (p,)."""
+        return numpy.concatenate(
+            [numpy.zeros(0), *(t.detach().reshape(-1).double().cpu().numpy() for t in self.tensors)]
+        )
+
+    def assign(self, theta: Array) -> None:
+        """Set the parameters."""
+        flat = torch.from_numpy(theta)
+        with torch.no_grad():
+            for slot in self.slots:
+                slot.tensor.copy_(flat[slot.entries].view(slot.tensor.shape))
+
+    def flat(self, parts: Sequence[Tensor | None]) -> Array:
+        """One part per tensor, zero for None, as a vector."""
+        found = numpy.zeros(self.size)
+        for part, slot in zip(parts, self.slots, strict=False):
+            if part is not None:
+                found[slot.entries] = part.reshape(-1).cpu().numpy()
+        return found
+
+    def starts(self, count: int, *, from_data: bool, spread: float, seed: int) -> list[Array]:
+        """Starting vectors: data-driven, the current values, then random ones around the first."""
+        given = self.values()
+        data = given.copy()
+        for slot in self.slots:
+            if slot.owner is not None:  # by its value, which is what a user gave
+                raw = slot.owner.domain.raw(slot.owner.value.detach()).reshape(-1).cpu().numpy()
+                given[slot.entries] = data[slot.entries] = raw
+            start = slot.start()
+            if start is not None:
+                data[slot.entries] = start
+        found = [data, given][:count] if from_data and not numpy.array_equal(data, given) else [given]
+        generator = numpy.random.default_rng(seed)
+        while len(found) < count:
+            theta = found[0].copy()
+            for slot in self.slots:
+                if slot.positive:
+                    theta[slot.entries] += spread * generator.standard_normal(slot.tensor.numel())
+            found.append(theta)
+        return found
+
+    def bounds(self) -> tuple[Array, Array]:
+        """Lower and upper bounds, (p,) each, infinite for none."""
+        low, high = numpy.empty(self.size), numpy.empty(self.size)
+        for slot in self.slots:
+            low[slot.entries], high[slot.entries] = slot.bounds()
+        return low, high
+
+    def units(self) -> Array:
+        """What one step of the optimiser is in each entry: 1 for logarithms, the scale of y (over that of x) for means.
+
+        Without it a mean of targets of size 1e12 would never move, and one of targets of size 1e-8 nothing else would.
+        Bounds belong to entries of unit 1.
+        """
+        unit = numpy.ones(self.size)
+        for slot in self.slots:
+            if slot.owner is not None and slot.owner.domain.kind == "real" and slot.role and slot.role.unit is not None:
+                unit[slot.entries] = slot.role.unit.reshape(-1).numpy()
+        return unit
+
+    def reach(self, distance: float, *, noise: bool = True) -> Array:
+        """How far each entry may move, (p,): a distance for logarithms, infinite for others, and for noise if asked."""
+        reach = numpy.full(self.size, numpy.inf)
+        for slot in self.slots:
+            if slot.positive and (noise or not slot.name.startswith("likelihood")):
+                reach[slot.entries] = distance
+        return reach
+
+    def names(self) -> list[str]:
+        """The name of every entry."""
+        names = []
+        for slot in self.slots:
+            name, size = slot.name.removesuffix(".raw"), slot.tensor.numel()
+            names += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
+        return names

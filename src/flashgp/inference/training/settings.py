@@ -1,0 +1,138 @@
+"""The numbers that tune training, with their defaults: values that are passed down, for experiments and tests."""
+
+import math
+from dataclasses import dataclass, field
+
+__all__ = ["EstimateSettings", "ScoringSettings", "SearchSettings", "StochasticSettings"]
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Starting values, subsets and L-BFGS-B (docs/decisions/0005).
+
+    Args:
+        default_starts: runs where the caller names no number.
+        all_rows_pairs: all starts run on all rows while starts * n^2 stays below this, else on a subset.
+        subset_rows: rows on which the start of a large problem is chosen.
+        subset_iterations: of L-BFGS-B there, at most.
+        subset_reach: how far a positive parameter may move there, in logarithms: few rows may send a lengthscale to
+            where the gradient of all rows is zero.
+        start_spread: standard deviation of random starts around the first one, in logarithms.
+        min_decrease: nats; L-BFGS-B stops when a step improves the objective by less.
+        max_gradient: or when no entry of the projected gradient is larger.
+        reset_ratio: a lengthscale that ends longer than this times its start is reset in the last run.
+    """
+
+    default_starts: int = 4
+    all_rows_pairs: int = 2**20
+    subset_rows: int = 400
+    subset_iterations: int = 60
+    subset_reach: float = math.log(30.0)
+    start_spread: float = 1.0
+    min_decrease: float = 1e-4
+    max_gradient: float = 1e-2
+    reset_ratio: float = 1.5
+
+
+@dataclass(frozen=True)
+class ScoringSettings:
+    """Fisher scoring (fisher_scoring.py).
+
+    Args:
+        max_gradients: of one search.
+        first_reach, max_reach: of a step in any entry; factors of 1.35 and 1.8 of a positive parameter.
+        turn: a step is taken back where its slope turned uphill by more than this share of what it was downhill.
+        wild: or where the gradient became so many times as large.
+        max_trials: of one step.
+        damping: of BFGS, Powell's.
+        max_curvature_scale: by which first steps may scale the curvature, over all searches of a fit.
+    """
+
+    max_gradients: int = 40
+    first_reach: float = 0.3
+    max_reach: float = 0.6
+    turn: float = 0.7
+    wild: float = 5.0
+    max_trials: int = 6
+    damping: float = 0.2
+    max_curvature_scale: float = 3.0
+
+
+@dataclass(frozen=True)
+class EstimateSettings:
+    """Estimated gradients (stochastic_objective.py).
+
+    Args:
+        min_probes, max_probes: of one gradient; more on few rows, where they cost little.
+        probed_rows: probes times rows, between these two.
+        factor_probes: at least, with a factor: they cost little beside it.
+        max_rank: of the preconditioner.
+        solve_error: at which a solve ends, |e|_A / sqrt(n), (M-106).
+        residual_goal: relative; no less is asked for, also where no noise bounds the error.
+        stagnation_window: iterations within which the error must halve.
+        max_iterations: of a solve with a factor, or without one where none fits.
+        precise_passes: float32 passes that take as long as one in float64.
+        factor_slack: of the error bound (M-83) of a factor, which is a thousand times an estimate of the error.
+        head_after: iterations with a float32 factor that cost as much as a float64 head.
+        rough_corrections: iterations with a float32 factor beyond which the posterior takes a float64 one.
+        rough_residual: beyond which the report says that a gradient was rough.
+        useless_residual: beyond which a solution is no solution.
+    """
+
+    min_probes: int = 8
+    max_probes: int = 64
+    probed_rows: int = 2**17
+    factor_probes: int = 32
+    max_rank: int = 512
+    solve_error: float = 0.03
+    residual_goal: float = 1e-9
+    stagnation_window: int = 40
+    max_iterations: int = 10_000
+    precise_passes: int = 8
+    factor_slack: float = 4.0
+    head_after: int = 8
+    rough_corrections: int = 2
+    rough_residual: float = 1e-2
+    useless_residual: float = 0.5
+
+
+@dataclass(frozen=True)
+class StochasticSettings:
+    """The stages of a fit of many rows (stochastic.py; docs/decisions/0013).
+
+    Args:
+        first_rows: rows fitted with exact gradients before any is estimated.
+        first_decrease: nats; `min_decrease` there.
+        draws_per_parameter, min_draws: simulated scores for the Fisher information.
+        step_share: of the p / (2 S) nats that the estimate costs: a step that promises less is not taken.
+        min_gain: nats; nor one that promises less than this.
+        negligible_gain: nats per row that no prediction shows.
+        negligible_gain_by_factors: the same where a gradient takes a factor.
+        part_ratio: of rows, from one part to the next.
+        part_gradients: of one part, at most.
+        min_part_ratio: rows that follow, over those of a part that is put in because of factors.
+        max_drop: nats per row by which the exact likelihood of the first rows may fall.
+        reach: of a positive parameter from its value on the first rows, in logarithms.
+        min_factor_passes: passes over the pairs of a part before a factor may take over.
+        min_trend_ratio: of two numbers of rows whose optima say where more rows lead, (M-122).
+        max_trend: how far they lead, in ways between these optima.
+    """
+
+    first_rows: int = 2000
+    first_decrease: float = 0.05
+    draws_per_parameter: int = 5
+    min_draws: int = 60
+    step_share: float = 0.5
+    min_gain: float = 0.02
+    negligible_gain: float = 3e-4
+    negligible_gain_by_factors: float = 1e-3
+    part_ratio: int = 4
+    part_gradients: int = 15
+    min_part_ratio: float = 1.5
+    max_drop: float = 0.1
+    reach: float = math.log(30.0)
+    min_factor_passes: int = 10
+    min_trend_ratio: float = 1.5
+    max_trend: float = 2.0
+    scoring: ScoringSettings = field(default_factory=ScoringSettings)
+    estimate: EstimateSettings = field(default_factory=EstimateSettings)

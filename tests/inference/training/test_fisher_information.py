@@ -1,0 +1,68 @@
+"""Fisher information from simulated scores, against its definition."""
+
+import numpy
+import pytest
+import torch
+
+from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.training.fisher_information import fisher_information
+from flashgp.inference.training.objective import LogJoint
+from inference.training.tables import prior, problem, table
+
+
+def test_fisher_information_from_scores():
+    """(M-103), (M-104): 1/2 tr(K^-1 dK_i K^-1 dK_j) for covariance parameters, m'^T K^-1 m' for the mean."""
+    x, y = table(60)
+    gp = prior()
+    exact = LogJoint(problem(gp, x, y))
+    theta = exact.parameters.values()
+    found = fisher_information(exact, theta, 300, 0)
+
+    def matrix(raw: torch.Tensor) -> torch.Tensor:
+        named = {}
+        for slot in exact.parameters.slots:
+            named[slot.name] = raw[slot.entries].reshape(slot.tensor.shape)
+        return gp.at(
+            named,
+            x,
+            y,
+            lambda g: g.kernel.operator(x).to_dense() + torch.diag(g.likelihood.diagonal(60, x.device).expand(60)),
+        )
+
+    slopes = torch.autograd.functional.jacobian(matrix, torch.from_numpy(theta))
+    inverse = torch.linalg.inv(matrix(torch.from_numpy(theta)))
+    wanted = 0.5 * torch.einsum("ab,bci,cd,daj->ij", inverse, slopes, inverse, slopes).detach()
+    for slot in exact.parameters.slots:
+        if slot.name.startswith("mean"):
+            wanted[slot.entries, slot.entries] += inverse.sum().detach()
+    wanted = wanted.numpy()
+    diagonal = numpy.diag(numpy.diag(wanted))
+    wanted = 0.9 * wanted + 0.1 * diagonal
+    scale = numpy.sqrt(numpy.outer(numpy.diag(wanted), numpy.diag(wanted)))
+    assert (numpy.abs(found - wanted) < 0.25 * scale).all()
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_fisher_information_counts_what_repeats_say_about_the_noise(outputs):
+    """(M-109): the information of the joined rows with their factors is that of all rows, which is known."""
+    x, y = table(30, outputs=outputs)
+    times = torch.arange(30) % 6 + 1
+    x, y = x.repeat_interleave(times, 0), y.repeat_interleave(times, 0)
+    y = y + 0.3 * torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gp = prior(outputs=outputs)
+    whole = LogJoint(problem(gp, x, y))
+    wanted = fisher_information(whole, whole.parameters.values(), 400, 0)
+    joined = join(gp, x, y, equal_rows(gp, x, y))
+    gp.likelihood = joined.likelihood
+    few = LogJoint(problem(gp, joined.x, joined.y))
+    assert few.parameters.names() == whole.parameters.names()
+    found = fisher_information(few, few.parameters.values(), 400, 1)
+    scale = numpy.sqrt(numpy.outer(numpy.diag(wanted), numpy.diag(wanted)))
+    # Of 400 draws a variance is known to sqrt(2 / 400), the difference of two to 0.1: four of these.
+    assert (numpy.abs(found - wanted) < 0.4 * scale).all()
+    (noise,) = (i for i, name in enumerate(few.parameters.names()) if name.startswith("likelihood"))
+    variances = gp.likelihood.diagonal(len(joined.x), x.device).expand(len(joined.x)).detach()
+    repeats = gp.likelihood.beyond_information(x.device, outputs or 1)
+    assert torch.allclose(repeats * variances.square(), 0.5 * (outputs or 1) * gp.likelihood.excess)
+    half = 0.5 * (outputs or 1) * (len(x) - 30)
+    assert found[noise, noise] > 0.8 * half, "in the logarithm of the noise variance: half of the excess"

@@ -1,0 +1,43 @@
+"""The seam between objectives and their optimisers: another objective than the log joint, made here."""
+
+import math
+
+import numpy
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.inference.training.objective import Evaluation, Objective
+from flashgp.inference.training.settings import SearchSettings
+from flashgp.inference.training.train import FitSettings
+from inference.plain_gp import data, model
+
+
+class LeaveOneOut(Objective):
+    """Minus the log density of each row given all others, Rasmussen & Williams (2006), eqs. 5.10 to 5.12."""
+
+    def __call__(self, theta: numpy.ndarray) -> Evaluation:
+        self.parameters.assign(theta)
+        prior, x, y = self.problem.prior, self.problem.x, self.problem.y
+        with torch.enable_grad():
+            residual, noise, _, _ = prior.likelihood_inputs(x, y)
+            covariance = prior.kernel.operator(x).to_dense() + torch.diag(noise.expand(len(x)))
+            precision = torch.linalg.inv(covariance)
+            variance = 1.0 / precision.diagonal()
+            error = (precision @ residual)[:, 0] * variance
+            value = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi)).sum()
+            slopes = torch.autograd.grad(value, self.parameters.tensors, allow_unused=True)
+        return Evaluation(value.item(), self.parameters.flat(slopes))
+
+
+@pytest.mark.parametrize("rows", [400, 8])
+def test_an_objective_from_outside_is_minimised(rows: int) -> None:
+    """On all rows, or with a start chosen on some of them."""
+    x, y = data(14)
+    search = SearchSettings(all_rows_pairs=2**20 if rows > 14 else 1, subset_rows=rows)
+    settings = FitSettings(search=search, objective=LeaveOneOut)
+    found = fgp.fit(model(), x, y, priors="given", starts=2, settings=settings)
+    likely = fgp.fit(model(), x, y, priors="given", starts=2)
+    scores = [float(fit.posterior.leave_one_out().log_prob.sum()) for fit in (found, likely)]
+    assert scores[0] > scores[1] + 0.1
+    assert max(e.value for e in found.history if e.start.startswith("start")) == pytest.approx(scores[0], rel=1e-9)
