@@ -166,15 +166,9 @@ def _ours(stored: bool) -> Callable[[torch.Tensor, torch.Tensor, int], Steps]:
                 events += [event for event in objective.problem.direct.workspace.events if event not in events]
         plan = fgp.plan(objective.problem.prior, n=len(x), d=D)
         entries = {
-<<<<<<< HEAD
-            "passes": passes, "probes": objective.probes, "factored": objective.factored,
-            "events": list(map(str, events)),
-            "largest_residual": objective.residual, "backend": objective.settings.workspace.backend,
-=======
-            "passes": passes, "probes": objective.probes, "events": events,
+            "passes": passes, "probes": objective.probes, "events": list(map(str, events)),
             "factored": objective.factors is not Factors.NONE,
             "largest_residual": objective.residual, "backend": objective.problem.direct.workspace.backend,
->>>>>>> ee9aaf6 (Split training into objectives, searches and settings)
             "predicted_step_seconds": plan.fit_step_seconds, "planned_training": plan.training,
         }  # fmt: skip
         return Steps(_start(x, y), gradients, seconds, compile_seconds, meter.peak_bytes, meter.method, entries)
