@@ -84,8 +84,9 @@ def test_what_a_profile_does_not_know_is_built_in() -> None:
 
 # -- the file --------------------------------------------------------------------------------------------------------
 def test_a_profile_survives_its_file() -> None:
-    quiet, busy = replace(own(), others_cores=0.0), replace(own(), others_cores=1.25)
-    for profile in (BUILT_IN, own(), replace(own(), accelerator=None, products=()), quiet, busy):
+    before = json.dumps({**json.loads(own().to_json()), "others_cores": 1.25})
+    assert MachineProfile.from_json(before) == own(), "of a version that watched other work"
+    for profile in (BUILT_IN, own(), replace(own(), accelerator=None, products=())):
         assert MachineProfile.from_json(profile.to_json()) == profile
     text = str(own())
     for part in ("measured", "Cholesky", "7 GFLOP/s float64, 100 float32", machine_key()[0], "G pairs/s"):
@@ -125,11 +126,6 @@ HOSTILE = {
     "not a number": within("cpu", copy_bytes=1e9).replace("1000000000.0", "NaN"),
     "beyond floats": within("cpu", copy_bytes=1e9).replace("1000000000.0", "1e999"),
     "a huge integer": within("cpu", copy_bytes=10**400),
-    "a negative number of others": changed(others_cores=-0.1),
-    "others without end": changed(others_cores=1e9).replace("1000000000.0", "Infinity"),
-    "others that are no number": changed(others_cores=1e9).replace("1000000000.0", "NaN"),
-    "others in words": changed(others_cores="1.2"),
-    "others that are true": changed(others_cores=True),
     "a call": within("cpu", exp="__import__('os').abort()"),
     "products that are no list": changed(products={"0": 1}),
     "a product that is no object": changed(products=[3]),

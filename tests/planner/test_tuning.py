@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations import contention, profile_store
+from flashgp.foundations import profile_store
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import CHOICE, current_profile, machine_key, profile_path
-from flashgp.foundations.run_log import log_run, runs_path, write_runs
 from flashgp.linalg import measuring
 from flashgp.planner import engines, tuning
 from flashgp.planner.engines import Engine
@@ -34,8 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements of a moment, too short to notice other work."""
-    monkeypatch.setattr(contention, "LEAST_SECONDS", float("inf"))
+    """Measurements of a moment."""
     monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(tuning, "POINTS", ((3, 1), (8, 2)))
@@ -246,7 +244,6 @@ def test_only_a_part_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DomainError, match="there is none yet"):
         fgp.tune(only="exp")
     whole = fgp.tune()
-    write_log_entry()
     heard: list[str] = []
     part = fgp.tune(only="exp,qr", progress=lambda what, _: heard.append(what))
     assert heard == ["cpu qr, float64", "cpu qr, float32", "cpu exp", "done"]
@@ -257,7 +254,6 @@ def test_only_a_part_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyP
     kept = [one for one in whole.cpu.operations if one.operation != "qr"]
     assert [one for one in part.cpu.operations if one.operation != "qr"] == kept
     assert len(part.cpu.operations) == len(whole.cpu.operations)
-    assert not runs_path().exists(), "predictions of the old profile"
     assert fgp.tune(only=["products"], keep=False).products != whole.products
     again = fgp.tune(only=("gemm",))
     assert again.cpu.gemm_float64 != whole.cpu.gemm_float64
@@ -265,17 +261,6 @@ def test_only_a_part_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyP
     for wrong in ("svd", "", "exp;qr"):
         with pytest.raises(DomainError, match="`only` must name some of gemm, cholesky"):
             fgp.tune(only=wrong)
-
-
-def write_log_entry() -> None:
-    from types import SimpleNamespace
-
-    plan = SimpleNamespace(
-        profile="measured", route="direct", backend="torch", device="cpu", dtype="float64", n=5, d=1, outputs=1, batch=1
-    )
-    log_run("condition", plan, 1.0, 2.0)
-    write_runs()
-    assert runs_path().exists()
 
 
 def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

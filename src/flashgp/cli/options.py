@@ -260,8 +260,7 @@ class PlanOptions(TableOptions):
 class TuneOptions:
     """Measure this machine in seconds, so that plans predict with its own rates.
 
-    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on. What
-    plans predicted and what runs then took is logged beside it (sizes and seconds only; FLASHGP_RUN_LOG=off for none).
+    The profile is kept in your configuration folder, one file per machine, and used by every plan from then on.
     """
 
     profiles: Annotated[
@@ -275,9 +274,6 @@ class TuneOptions:
         list[str] | None,
         typer.Option("--only", metavar="NAMES", help=f"Measure these parts again, keep the rest: {', '.join(PARTS)}."),
     ] = None
-    check: Annotated[bool, typer.Option("--check", help="Logged seconds beside predicted ones; measure nothing.")] = (
-        False
-    )
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Draw the profile: .png or .html.")] = (
         None
     )
@@ -285,10 +281,8 @@ class TuneOptions:
     def __post_init__(self) -> None:
         if self.profiles and not self.show:
             raise typer.BadParameter("profile files are shown, not measured; give --show before them")
-        if sum(map(bool, (self.show, self.only, self.check))) > 1:
-            raise typer.BadParameter("give one of --show, --only and --check")
-        if self.check and self.out is not None:
-            raise typer.BadParameter("--check has no picture; give --out with --show, or without both")
+        if self.show and self.only:
+            raise typer.BadParameter("give --show or --only, not both")
         unknown = [name for text in self.only or () for name in text.split(",") if name.strip() not in PARTS]
         if unknown:
             raise typer.BadParameter(f"{', '.join(unknown)} is none of {', '.join(PARTS)}", param_hint="--only")

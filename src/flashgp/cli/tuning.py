@@ -1,10 +1,9 @@
-"""`flashgp tune`: measure the machine profile, show profiles beside each other, or check plans by what happened."""
+"""`flashgp tune`: measure the machine profile, or show profiles beside each other."""
 
 import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from flashgp import plots
@@ -14,17 +13,14 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import (
-    LARGEST_BYTES,
+    MAX_BYTES,
     current_profile,
     profile_path,
-    tune_advice,
     tune_command,
     unused_accelerator,
 )
-from flashgp.foundations.quantities import counted, readable_seconds
-from flashgp.foundations.run_log import SWITCH, read_runs
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
-from flashgp.planner.checking import FACTOR, CheckedRun, checked_runs
 from flashgp.planner.crossovers import crossovers
 from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import require_matplotlib
@@ -34,9 +30,6 @@ from .options import TuneOptions
 from .paths import require_writable
 
 __all__ = ["run_tune"]
-
-_MOST_SHOWN = 40  # runs off in the table of --check
-_HEAD = ("what", "plan", "size", "predicted", "took", "times", "runs")
 
 
 def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
@@ -50,8 +43,6 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
             raise DomainError(f"`--out` must end in .png or .html, got {options.out!r}; choose one of them")
         require_writable(options.out, "--out")
         require_matplotlib("--out")
-    if options.check:
-        return _check(console)
     profiles = {os.path.basename(name): _profile_of(name) for name in options.profiles or ()}
     if len(profiles) < len(options.profiles or ()):
         profiles = {name: _profile_of(name) for name in options.profiles or ()}
@@ -79,7 +70,7 @@ def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile
     if options.show:
         profile = current_profile()
         if not profile.measured:
-            console.note(f"these are the built-in rates; {tune_advice()}")
+            console.note(f"these are the built-in rates; `{tune_command()}` measures this machine's")
         gone = unused_accelerator(profile, accelerator() is not None)
         if gone:
             console.note(gone)
@@ -103,9 +94,9 @@ def _profile_of(name: str) -> MachineProfile:
     """Raises: DomainError."""
     try:
         with open(name, "rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-        if len(content) > LARGEST_BYTES:
-            raise DomainError(f"the file has more than {LARGEST_BYTES:,} bytes")
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise DomainError(f"the file has more than {MAX_BYTES:,} bytes")
         return MachineProfile.from_json(content.decode())
     except (OSError, ValueError) as error:
         raise DomainError(
@@ -150,42 +141,3 @@ def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
         ],
     )
     write_page(out, page)
-
-
-# -- predictions and what happened -----------------------------------------------------------------------------------
-def _check(console: Console) -> dict[str, Any]:
-    """Logged seconds beside predicted ones; a table of those farther off than FACTOR."""
-    found = checked_runs(read_runs())
-    off = [one for one in found if one.off]
-    if not found:
-        said = (
-            f"set {SWITCH} to another value than off" if os.environ.get(SWITCH) == "off" else f"run `{tune_command()}`"
-        )
-        console.note(
-            f"no runs are logged for this machine's profile: {said}, then fit, condition, predict or multiply, and "
-            "check again"
-        )
-    else:
-        console.say(
-            f"{len(found) - len(off)} of {counted(len(found), 'kind')} of runs took what was predicted, within "
-            f"{FACTOR:g} times"
-        )
-    if off:
-        console.table(_HEAD, [_row(one) for one in off[:_MOST_SHOWN]], numeric=(3, 4, 5, 6))
-        slow = sum(one.ratio > 1.0 for one in off)
-        console.note(
-            f"{slow} slower and {len(off) - slow} quicker than predicted; `{tune_command()}` measures again, best on "
-            "a machine that does nothing else"
-        )
-    runs = [{**asdict(one.run), "ratio": one.ratio, "off": one.off} for one in found]
-    return {"command": "tune", "path": _path(), "factor": FACTOR, "runs": runs}
-
-
-def _row(one: CheckedRun) -> list[str]:
-    run = one.run
-    size = f"n={run.n:,}" + (f" m={run.m:,}" if run.m != run.n else "") + f" d={run.d} t={run.t}"
-    size += f" batch={run.batch}" if run.batch > 1 else ""
-    plan = f"{run.route}, {run.backend}, {run.dtype}, {run.device}"
-    times = f"{one.ratio:.2f}"
-    return [run.work, plan, size, readable_seconds(run.predicted_seconds), readable_seconds(run.seconds), times,
-            f"{run.count:,}"]  # fmt: skip

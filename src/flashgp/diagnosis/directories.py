@@ -12,13 +12,9 @@ from pathlib import Path
 import torch
 
 from flashgp.diagnosis.findings import Finding
-from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import (
     CHOICE,
     current_profile,
-    kept_profiles,
-    machine_key,
-    placed_otherwise,
     profile_path,
     tune_command,
     unused_accelerator,
@@ -30,7 +26,6 @@ __all__ = ["cache_findings", "profile_findings"]
 
 _MOST_FILES = 10_000  # that are counted
 _LEAST_BYTES = 100 * 2**20  # of a disk that compiled code is to be kept on
-_NAMES = ("processor", "cores", "threads", "torch version")
 
 
 def profile_findings() -> Iterator[Finding]:
@@ -63,20 +58,10 @@ def profile_findings() -> Iterator[Finding]:
                 f"make the accelerator visible again (driver, CUDA_VISIBLE_DEVICES), or run `{tune_command()}` if it "
                 "is gone for good", {"accelerator": profile.accelerator_name},
             )  # fmt: skip
-        if profile.busy:
-            yield Finding(
-                "profile", f"{profile.busy}: rates and predicted seconds are those of what it left", "note",
-                f"run `{tune_command()}` again once the machine is quiet", {"others_cores": profile.others_cores},
-            )  # fmt: skip
     else:
-        placed = placed_otherwise()
-        others = sorted(kept_profiles(), key=lambda one: (one not in placed, len(_differing(one))))
         text = "built-in rates, guesses for two cores: predicted seconds may be far off"
-        if others:
-            text += f"; {counted(len(others), 'profile')} measured otherwise: {'; '.join(_differing(others[0]))}"
-            values |= {"others": len(others), "differing": _differing(others[0])}
-        each = "number of threads and cores" if placed else "machine"
-        yield Finding("profile", text, "note", f"run `{tune_command()}`: seconds, once for each {each}", values)
+        advice = f"run `{tune_command()}`: seconds, once for each machine, number of threads and cores"
+        yield Finding("profile", text, "note", advice, values)
     problem = _unwritable(path.parent)
     if problem:
         yield Finding(
@@ -135,12 +120,3 @@ def _unwritable(path: Path) -> str:
     if not os.path.isdir(there):
         return f"{there} is a file"
     return "" if os.access(there, os.W_OK | os.X_OK) else f"no write access to {there}"
-
-
-def _differing(profile: MachineProfile) -> list[str]:
-    other = (profile.processor, profile.cores, profile.threads, profile.torch_version)
-    return [
-        f"{name} {theirs}, now {ours}"
-        for name, theirs, ours in zip(_NAMES, other, machine_key(), strict=True)
-        if theirs != ours
-    ]

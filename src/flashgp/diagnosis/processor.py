@@ -11,7 +11,7 @@ import torch
 from flashgp.diagnosis.findings import Finding
 from flashgp.foundations import machine
 from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes, memory_limit, text_of
-from flashgp.foundations.placement import BINDING_VARIABLES, launcher_text, placement_events
+from flashgp.foundations.placement import launcher_text, placement_events
 from flashgp.foundations.processors import (
     core_quota,
     core_text,
@@ -27,6 +27,8 @@ __all__ = ["core_findings", "memory_findings", "processor_findings"]
 
 # Instruction sets that matrix arithmetic gains from, as the system lists them (x86 and Arm).
 _FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "sve2", "bf16")
+# With one of these OpenMP pins its threads itself, the calling one included, when torch is loaded.
+BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _LOW_BYTES = 2**30  # a machine with less left than this refuses problems that are small elsewhere
 
 

@@ -2,40 +2,29 @@
 
 The second of the two process-wide values (docs/design.md); it changes how fast results come, and none beyond its
 tolerance. Threads are those of torch, of BLAS libraries and of the compiled loops, which take torch's number. Cores are
-the affinity of all threads that exist, OpenMP's and our workers among them; a thread that starts later inherits that of
-its creator. Only Linux lets a process choose.
-
-Memory is not moved: the system puts a page on the NUMA node of the core that first writes to it, so that what is made
-within the block lies near its cores, and what was made before stays where it is.
+the affinity of all threads that exist; a thread that starts later inherits that of its creator. Only Linux lets a
+process choose. The decision is docs/decisions/0016-branches.md.
 """
 
-import math
 import os
 import platform
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
-from flashgp.foundations import machine
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.lazy_import import load_late, no_forks
+from flashgp.foundations.lazy_import import load_late
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
-from flashgp.foundations.report import counted
+from flashgp.foundations.quantities import counted
 
-__all__ = ["BINDING_VARIABLES", "Placement", "active_placement", "launcher_text", "placement_events", "runtime"]
-
-Result = TypeVar("Result")
-
-# With one of these OpenMP pins its threads itself, the calling one included, when torch is loaded.
-BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+__all__ = ["Placement", "active_placement", "launcher_text", "placement_events", "runtime"]
 
 
 @dataclass(frozen=True)
@@ -47,10 +36,14 @@ class Placement:
     numa_node: int | None = None
 
     def __str__(self) -> str:
-        where = "" if self.cores is None else f" on {'core' if len(self.cores) == 1 else 'cores'} "
-        where += "" if self.cores is None else core_text(self.cores)
+        where = ""
+        if self.cores is not None:
+            where = f" on {'core' if len(self.cores) == 1 else 'cores'} {core_text(self.cores)}"
         where += "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
         return counted(self.threads, "thread") + where
+
+
+_active: list[tuple[Placement, int, int]] = []  # those entered, the innermost last, with process and thread
 
 
 @contextmanager
@@ -61,34 +54,62 @@ def runtime(
 
     Args:
         threads: of torch, BLAS and our compiled loops; where left out, as many as before, and not more than cores.
-        cores: core numbers, "0-3,8" or a list, among those the process may use; numa_node: those of a node instead,
-            as many of them as the process may use.
-    Returns: the Placement, to be printed.
-    Raises: DomainError for cores outside of the process's own (a launcher's binding is never left), for a node without
-        cores of ours, for both at once, and while a runtime of another thread is active: there is one per process.
-        BackendUnavailableError where the system lets no process choose its cores.
+        cores: core numbers, "0-3,8" or a list, among those the process may use.
+        numa_node: those of a node instead, as many of them as the process may use.
+
+    Returns:
+        The Placement, to be printed.
+
+    Raises:
+        DomainError: for cores outside of the process's own, for both cores and a node, and while a runtime of another
+            thread is active: there is one per process.
+        BackendUnavailableError: where the system lets no process choose its cores.
+
     Cost: some milliseconds, and SciPy's linear algebra is loaded, so that its threads count too. Blocks may be nested.
-        Processes started within the block inherit the cores, not the threads.
+
+    Example:
+        >>> with runtime(threads=1) as placement:
+        ...     print(placement)
+        1 thread
     """
     placement = _checked(threads, cores, numa_node)
-    held = _Held(placement, threads)
-    with no_forks():
-        held.enter()
+    here = os.getpid(), threading.get_ident()
+    if _active and _active[-1][1] == here[0] and _active[-1][2] != here[1]:
+        raise DomainError(
+            f"`runtime` is active in another thread ({_active[-1][0]}) and holds for the whole process; enter it once, "
+            "around both, or use a process for each"
+        )
+    load_late("scipy.linalg")
+    from threadpoolctl import ThreadpoolController
+
+    blas = [(one, one.get_num_threads()) for one in ThreadpoolController().select(user_api="blas").lib_controllers]
+    before, masks = torch.get_num_threads(), dict[int, set[int]]()
+    _active.append((placement, *here))
     try:
+        if placement.cores is not None:
+            _place_all(set(placement.cores), masks)
+        if placement.threads != before:
+            torch.set_num_threads(placement.threads)
+        for library, count in blas:
+            library.set_num_threads(placement.threads if threads else min(count, placement.threads))
         yield placement
     finally:
-        with no_forks():
-            held.leave()
+        _active.pop()
+        for library, count in blas:
+            library.set_num_threads(count)
+        if placement.threads != before:
+            torch.set_num_threads(before)
+        _restore(masks, set(placement.cores or ()))
 
 
 def active_placement() -> Placement | None:
     """Where the runtime that is active computes; None without one."""
-    return _active[-1].placement if _active else None
+    return _active[-1][0] if _active else None
 
 
 def placement_events() -> list[Event]:
     """The runtime that a report was made under: one event, or none."""
-    return [Event(EventKind.RUNTIME, placement=str(_active[-1].placement))] if _active else []
+    return [Event(EventKind.RUNTIME, placement=str(_active[-1][0]))] if _active else []
 
 
 def launcher_text() -> str:
@@ -97,19 +118,10 @@ def launcher_text() -> str:
     return "" if not rank else f"LOCAL_RANK {rank}" + (f" of {size}" if size else "")
 
 
-# -- what is asked for -------------------------------------------------------------------------------------------------
 def _checked(threads: int | None, cores: str | Iterable[int] | None, numa_node: int | None) -> Placement:
     if threads is not None:
         threads = check_count(threads, "threads", 1)
-    if cores is not None and numa_node is not None:
-        raise DomainError(
-            f"`cores` and `numa_node` name cores twice, got {cores!r} and {numa_node!r}; give one of them"
-        )
-    chosen = None
-    if cores is not None:
-        chosen = _allowed(parse_cores(cores))
-    elif numa_node is not None:
-        chosen = _of_node(check_count(numa_node, "numa_node", 0))
+    chosen = _chosen(cores, numa_node)
     most = usable_cores() if chosen is None else len(chosen)
     if threads is None:
         threads = torch.get_num_threads() if chosen is None else min(torch.get_num_threads(), most)
@@ -122,181 +134,71 @@ def _checked(threads: int | None, cores: str | Iterable[int] | None, numa_node: 
     return Placement(threads, None if chosen is None else tuple(sorted(chosen)), numa_node)
 
 
-def _allowed(cores: frozenset[int]) -> frozenset[int]:
-    own = _own("cores")
-    if not cores <= own:
+def _chosen(cores: str | Iterable[int] | None, numa_node: int | None) -> frozenset[int] | None:
+    """The cores that are asked for; None for all."""
+    if cores is None and numa_node is None:
+        return None
+    name = "numa_node" if cores is None else "cores"
+    if cores is not None and numa_node is not None:
         raise DomainError(
-            f"`cores` must be among those this process may use, {core_text(own)}{_why_bound()}, got "
-            f"{core_text(cores)}; leave out the others, or start the process with more"
+            f"`cores` and `numa_node` name cores twice, got {cores!r} and {numa_node!r}; give one of them"
         )
-    return cores
-
-
-def _of_node(number: int) -> frozenset[int]:
-    own, nodes = _own("numa_node"), numa_nodes()
-    if not nodes:
-        raise BackendUnavailableError(
-            f"`numa_node` {number} cannot be looked up: this system names no NUMA nodes in /sys/devices/system/node; "
-            "give cores= instead"
-        )
-    found = nodes.get(number, frozenset()) & own
-    if not found:
-        known = ", ".join(f"{node}: {core_text(cores) or 'none'}" for node, cores in nodes.items())
-        raise DomainError(
-            f"`numa_node` must be a node with cores that this process may use, {core_text(own)}{_why_bound()}, got "
-            f"{number}; the nodes and their cores are {known}"
-        )
-    return found
-
-
-def _own(name: str) -> frozenset[int]:
     own = own_cores()
     if own is None:
         raise BackendUnavailableError(
             f"`{name}` needs a system on which a process can choose its cores, which is Linux, and this is "
-            f"{platform.system()}; take threads= alone, or on Windows `start /affinity`"
+            f"{platform.system()}; take threads= alone"
         )
-    if not _tasks():
-        raise BackendUnavailableError(
-            f"`{name}` needs /proc, where the threads of this process stand, and there is none; start the process on "
-            "its cores instead, with `taskset --cpu-list`"
+    if cores is not None:
+        wanted = found = parse_cores(cores)
+        known = ""
+    else:
+        nodes = numa_nodes()
+        wanted = nodes.get(check_count(numa_node, "numa_node", 0), frozenset())
+        found = wanted & own
+        known = "; NUMA nodes: " + (", ".join(f"{node}: {core_text(of)}" for node, of in nodes.items()) or "none")
+    if not found or not found <= own:
+        launcher = f" ({launcher_text()})" if launcher_text() else ""
+        raise DomainError(
+            f"`{name}` must be among the cores this process may use, {core_text(own)}{launcher}, got "
+            f"{core_text(wanted) or numa_node}{known}; leave out the others, or start the process with more"
         )
-    return own
+    return found
 
 
-def _why_bound() -> str:
-    said = [launcher_text(), *(f"{name}={os.environ[name]}" for name in BINDING_VARIABLES if os.environ.get(name))]
-    return f" ({', '.join(filter(None, said))})" if any(said) else ""
+# -- affinity --------------------------------------------------------------------------------------------------------
+def _threads() -> list[int]:
+    """The system's numbers of this process's threads."""
+    return [int(path.name) for path in Path("/proc/self/task").iterdir()]
 
 
-# -- what is set, and what comes back ----------------------------------------------------------------------------------
-_active: list["_Held"] = []  # the runtimes that are entered, the innermost last
-
-
-class _Held:
-    """One entered runtime, and what was before it.
-
-    Fields: asked, the threads that were asked for; threads, of the calling thread; fresh_threads, of one that torch has
-    not seen; libraries, (controller, count) of each BLAS; masks, by thread, and own, that of the calling one; narrowed,
-    what was made of them.
-    """
-
-    def __init__(self, placement: Placement, asked: int | None) -> None:
-        self.placement = placement
-        self.asked = asked
-        self.owner = threading.get_ident()
-        self.threads = self.fresh_threads = 0
-        self.libraries: list[tuple[Any, int]] = []
-        self.masks: dict[int, set[int]] | None = None
-        self.own: set[int] = set()
-        self.narrowed: set[int] = set()
-
-    def enter(self) -> None:
-        if _active and _active[-1].owner != self.owner:
-            raise DomainError(
-                f"`runtime` is active in another thread ({_active[-1].placement}) and holds for the whole process; "
-                "enter it once, around both, or use a process for each"
-            )
-        self.threads, self.fresh_threads = torch.get_num_threads(), _in_new_thread(torch.get_num_threads)
-        self.libraries = [(library, library.get_num_threads()) for library in _blas_libraries()]
-        _active.append(self)
-        try:
-            if self.placement.cores is not None:
-                self.masks, self.own = {}, os.sched_getaffinity(0)
-                self.narrowed = set(self.placement.cores)
-                _place_all(self.narrowed, self.masks)
-            if self.asked or self.placement.threads < self.threads:
-                torch.set_num_threads(self.placement.threads)
-            most = len(self.placement.cores or ()) or math.inf
-            for library, count in self.libraries:
-                library.set_num_threads(self.asked or min(count, most))
-        except OSError as error:
-            self.leave()
-            raise BackendUnavailableError(
-                f"`cores` {core_text(self.narrowed)} could not be taken: this system refuses ({error.strerror or error}"
-                "); start the process on its cores instead, with `taskset --cpu-list`"
-            ) from None
-        except BaseException:
-            self.leave()
-            raise
-
-    def leave(self) -> None:
-        """Undo; a runtime that is left before one inside of it leaves that one what it found, to be undone last."""
-        place = _active.index(self)
-        del _active[place]
-        if place < len(_active):
-            self._hand_over(_active[place])
-            return
-        for library, count in self.libraries:
-            library.set_num_threads(count)
-        torch.set_num_threads(self.threads)  # the calling thread's, and beside it that of threads new to torch
-        if self.fresh_threads != self.threads:
-            _in_new_thread(lambda: torch.set_num_threads(self.fresh_threads))
-        if self.masks is not None:
-            self._restore_masks()
-
-    def _hand_over(self, inner: "_Held") -> None:
-        inner.threads, inner.fresh_threads, inner.libraries = self.threads, self.fresh_threads, self.libraries
-        if self.masks is not None:
-            inner.narrowed = inner.narrowed or self.narrowed
-            inner.masks, inner.own = self.masks, self.own
-
-    def _restore_masks(self) -> None:
-        """Each thread its own cores again; those of the block, who inherited, the cores of the thread that entered."""
-        assert self.masks is not None
-        for task in _tasks():
-            with suppress(OSError):  # it has ended
-                mask = self.masks.get(task)
-                if mask is None and os.sched_getaffinity(task) == self.narrowed:
-                    mask = self.own
-                if mask is not None:
-                    os.sched_setaffinity(task, mask)
-
-
-def _place_all(cores: Collection[int], before: dict[int, set[int]]) -> None:
-    """Put every thread of the process on these cores, and note where it was.
-
-    The calling thread first, then again until no other thread has started meanwhile from one that was not yet placed.
-    """
-    before[threading.get_native_id()] = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    while new := [task for task in _tasks() if task not in before]:
-        for task in new:
-            before[task] = set()
-            with suppress(ProcessLookupError):
-                before[task] = os.sched_getaffinity(task)
-                os.sched_setaffinity(task, cores)
-
-
-def _tasks() -> list[int]:
-    """The system's numbers of this process's threads; empty without /proc."""
+def _place_all(cores: set[int], before: dict[int, set[int]]) -> None:
+    """Put every thread of the process on these cores and note where it was: the calling one first, then again until
+    no other has started meanwhile from one that was not yet placed."""
     try:
-        return [int(path.name) for path in (Path(machine.ROOT) / "proc/self/task").iterdir()]
-    except OSError:
-        return []
+        before[threading.get_native_id()] = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)
+        while new := [thread for thread in _threads() if thread not in before]:
+            for thread in new:
+                before[thread] = set()
+                with suppress(ProcessLookupError):
+                    before[thread] = os.sched_getaffinity(thread)
+                    os.sched_setaffinity(thread, cores)
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"`cores` {core_text(cores)} could not be taken: this system refuses ({error.strerror or error}); start "
+            "the process on its cores instead, with `taskset --cpu-list`"
+        ) from None
 
 
-def _blas_libraries() -> list[Any]:
-    """Controllers of the BLAS libraries of this process, SciPy's included; torch's own follows torch's count."""
-    load_late("scipy.linalg")
-    from threadpoolctl import ThreadpoolController
-
-    return list(ThreadpoolController().select(user_api="blas").lib_controllers)
-
-
-def _in_new_thread(call: Callable[[], Result]) -> Result:
-    """What a call gives in a thread that torch has not seen."""
-    found: list[Result] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def _forget_other_owners() -> None:
-    """In a forked child: the runtime of a thread that is not here can never be left; its cores stay, as inherited."""
-    _active[:] = [held for held in _active if held.owner == threading.get_ident()]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_other_owners)
+def _restore(masks: dict[int, set[int]], cores: set[int]) -> None:
+    """Each thread its own cores again; those of the block, who inherited, the cores of the thread that entered."""
+    if not masks:
+        return
+    own = masks[threading.get_native_id()]
+    with suppress(OSError):
+        for thread in _threads():
+            with suppress(OSError):  # it has ended
+                mask = masks.get(thread) or (own if os.sched_getaffinity(thread) == cores else None)
+                if mask:
+                    os.sched_setaffinity(thread, mask)

@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from flashgp.foundations.contention import MOST_OTHERS
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OperationTime, OperationTimes, operation_flops
-from flashgp.foundations.processors import MOST_CORES
 
 __all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
 
@@ -104,8 +102,7 @@ class MachineProfile:
 
     Fields: name, "built-in" or "measured"; processor (with its family, model and stepping where the system lists them),
     cores, threads and torch_version, whose change makes a measured profile one of another machine; cpu, and accelerator
-    (None where there is none) with its name; products, the rates of K V, any number per backend; others_cores, how many
-    cores other work kept busy while they were measured, None where that is not known.
+    (None where there is none) with its name; products, the rates of K V, any number per backend.
     """
 
     name: str
@@ -117,7 +114,6 @@ class MachineProfile:
     accelerator: DeviceRates | None = None
     accelerator_name: str = ""
     products: tuple[PairRate, ...] = field(default=())
-    others_cores: float | None = None
 
     def __hash__(self) -> int:
         # Of what tells machines apart: every small block looks its engine up by the profile, which has 150 rates.
@@ -126,13 +122,6 @@ class MachineProfile:
     @property
     def measured(self) -> bool:
         return self.name != "built-in"
-
-    @property
-    def busy(self) -> str:
-        """'measured while others kept 1.2 cores busy' where that was too much for the rates; else empty."""
-        if self.others_cores is None or self.others_cores <= MOST_OTHERS:
-            return ""
-        return f"measured while others kept {self.others_cores:.2g} cores busy"
 
     def rates(self, device: torch.device | str) -> DeviceRates:
         """The rates of a device; the built-in ones for an accelerator that was not measured."""
@@ -185,15 +174,15 @@ class MachineProfile:
             newer = isinstance(said, int) and not isinstance(said, bool) and said > SCHEMA
             advice = "a newer FlashGP wrote it" if newer else "run `flashgp tune` again where it was measured"
             raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; {advice}")
-        values = {name: value for name, value in values.items() if name != "schema"}
-        checked = _checked(cls, values, "profile", nested=("cpu", "accelerator", "products", "others_cores"))
+        # Files of before hold what else ran while it was measured.
+        values = {name: value for name, value in values.items() if name not in ("schema", "others_cores")}
+        checked = _checked(cls, values, "profile", nested=("cpu", "accelerator", "products"))
         checked["cpu"] = _checked_rates(values["cpu"], "cpu")
         if values["accelerator"] is not None:
             checked["accelerator"] = _checked_rates(values["accelerator"], "accelerator")
         if not isinstance(values["products"], list):
             raise DomainError("`products` must be a list; run `flashgp tune` again")
         checked["products"] = tuple(PairRate(**_checked(PairRate, one, "products")) for one in values["products"])
-        checked["others_cores"] = _checked_others(values["others_cores"])
         return cls(**checked)
 
     # -- as text ------------------------------------------------------------------------------------------------
@@ -204,8 +193,6 @@ class MachineProfile:
             lines.append(
                 ("machine", f"{self.processor}, {self.cores} cores, {self.threads} threads, torch {self.torch_version}")
             )
-        if self.busy:
-            lines.append(("other work", f"{self.busy}: rates are too slow"))
         lines += _rate_lines("", self.cpu)
         if self.accelerator is not None:
             lines += _rate_lines("accelerator ", self.accelerator)
@@ -225,17 +212,6 @@ class MachineProfile:
         lines = self.lines()
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
-
-
-def _checked_others(value: Any) -> float | None:
-    """Raises: DomainError."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (number and 0.0 <= value < MOST_CORES):
-        raise DomainError(
-            f"`profile.others_cores` must be a number of cores or nothing, got {str(value)[:40]!r}; run `flashgp tune` "
-            "again"
-        )
-    return None if value is None else float(value)
 
 
 def _checked_rates(values: Any, where: str) -> DeviceRates:

@@ -15,7 +15,6 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,38 +23,29 @@ from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.placement import active_placement
-from flashgp.foundations.processors import core_text, own_cores
+from flashgp.foundations.processors import core_text
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
-from flashgp.foundations.report import counted
 from flashgp.foundations.threads import usual_threads
 
 __all__ = [
     "CHOICE",
     "current_profile",
     "keep_profile",
-    "kept_profiles",
     "machine_key",
     "measuring",
-    "placed_otherwise",
     "profile_path",
     "read_profile",
-    "tune_advice",
     "tune_command",
     "unused_accelerator",
 ]
 
-LATER_SCHEMAS = 20  # of newer versions, whose files are looked for
 CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
-LARGEST_BYTES = 2**18
-MOST_PROFILES = 32  # of a folder that are read
+MAX_BYTES = 2**18
 WAIT_SECONDS = 120.0  # for another process that measures; a measurement takes seconds
 
 _NUMBERS = {"cpu family": "family", "model": "model", "stepping": "stepping"}  # of /proc/cpuinfo
-_NAMES_ALONE = 2  # the last schema whose files were found by the processor's name without its numbers
 
 _known: dict[tuple[str, int, int, str], MachineProfile] = {}  # one of the two process-wide values (docs/design.md)
-# Of this machine with other cores or threads, by folder and key: looked up once, because every plan may ask.
-_otherwise: dict[tuple[Path, tuple[str, int, int, str]], tuple[MachineProfile, ...]] = {}
 
 
 def machine_key() -> tuple[str, int, int, str]:
@@ -72,11 +62,8 @@ def _processor() -> str:
 def _processor_of(lines: Mapping[str, str]) -> str:
     """'AMD EPYC (family 25, model 1, stepping 1)': the name, and what tells processors of that name apart."""
     numbers = [f"{said} {lines[name][:20]}" for name, said in _NUMBERS.items() if lines.get(name)]
-    return _processor_name(lines)[:120] + (f" ({', '.join(numbers)})" if numbers else "")
-
-
-def _processor_name(lines: Mapping[str, str]) -> str:
-    return (lines.get("model name") or platform.processor() or platform.machine() or "unknown")[:200]
+    model = lines.get("model name") or platform.processor() or platform.machine() or "unknown"
+    return model[:120] + (f" ({', '.join(numbers)})" if numbers else "")
 
 
 def _processor_lines(path: str = "/proc/cpuinfo") -> dict[str, str]:
@@ -90,12 +77,9 @@ def _processor_lines(path: str = "/proc/cpuinfo") -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def profile_path(schema: int = SCHEMA) -> Path:
+def profile_path() -> Path:
     """The file of this machine's profile. Raises: FileNotFoundError where this user has no folder for it."""
-    processor, *rest = machine_key()
-    if schema <= _NAMES_ALONE:
-        processor = _processor_name(_processor_lines())
-    digest = hashlib.sha256(json.dumps([schema, processor, *rest]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([SCHEMA, *machine_key()]).encode()).hexdigest()[:16]
     return _folder() / f"profile-{digest}.json"
 
 
@@ -137,21 +121,13 @@ def read_profile() -> MachineProfile | None:
     try:
         path = profile_path()
         with open(path, "rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-        if len(content) > LARGEST_BYTES:
-            raise DomainError(f"the file has more than {LARGEST_BYTES:,} bytes")
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise DomainError(f"the file has more than {MAX_BYTES:,} bytes")
         profile = MachineProfile.from_json(content.decode())
         if (profile.processor, profile.cores, profile.threads, profile.torch_version) != machine_key():
             raise DomainError("it was measured on another machine")
     except FileNotFoundError:
-        others = (schema for schema in range(1, SCHEMA + LATER_SCHEMAS) if schema != SCHEMA)
-        if path is not None and any(profile_path(other).exists() for other in others):
-            warnings.warn(
-                "the machine profile kept here was measured by another version of FlashGP and is not read: plans use "
-                f"built-in rates; run `{tune_command()}` again",
-                FlashGPWarning,
-                stacklevel=4,
-            )
         return None
     except (OSError, ValueError) as error:
         warnings.warn(
@@ -169,7 +145,6 @@ def keep_profile(profile: MachineProfile) -> bool:
     Returns: whether it was written.
     """
     _known[machine_key()] = profile
-    _otherwise.clear()
     where = "a file"
     try:
         path = profile_path()
@@ -194,67 +169,13 @@ def unused_accelerator(profile: MachineProfile, there: bool) -> str:
     return f"this process has no accelerator: the profile's rates of {profile.accelerator_name} are not used"
 
 
-# -- profiles of other cores and threads -------------------------------------------------------------------------------
-def kept_profiles() -> list[MachineProfile]:
-    """All in the folder that this version can read, of whatever machine; empty where there is no folder."""
-    try:
-        files = sorted(profile_path().parent.glob("profile-*.json"))
-    except OSError:
-        return []
-    found = []
-    for one in islice(files, MOST_PROFILES):
-        with contextlib.suppress(OSError, ValueError), open(one, "rb") as file:  # of another version, or no profile
-            found.append(MachineProfile.from_json(file.read(LARGEST_BYTES).decode()))
-    return found
-
-
-def placed_otherwise() -> tuple[MachineProfile, ...]:
-    """Profiles kept of this machine with other cores or threads, whose rates say nothing about these."""
-    if os.environ.get(CHOICE) == "built-in":
-        return ()
-    processor, cores, threads, version = key = machine_key()
-    try:
-        where = (_folder(), key)
-    except FileNotFoundError:
-        return ()
-    if where not in _otherwise:
-        _otherwise[where] = tuple(
-            one
-            for one in kept_profiles()
-            if (one.processor, one.torch_version) == (processor, version)
-            and (one.cores, one.threads) != (cores, threads)
-        )
-    return _otherwise[where]
-
-
 def tune_command() -> str:
-    """The command whose profile this process would use: `flashgp tune`, with threads and cores where a plain one would
-    measure others, as the profiles kept or the active `fgp.runtime` show."""
-    _, cores, threads, _ = machine_key()
-    placement, own = active_placement(), own_cores()
-    counts = {one.cores for one in placed_otherwise()}
-    command = "flashgp tune"
-    if placement is not None or counts:
-        command += f" --threads {threads}"
-    if own and (counts - {cores} or (placement is not None and placement.cores is not None)):
-        command += f" --cores {core_text(own)}"
-    return command
-
-
-def tune_advice() -> str:
-    """Why there are no measured rates, and the command that measures them."""
-    others = placed_otherwise()
-    if not others:
-        return f"`{tune_command()}` measures this machine's"
-    _, cores, threads, _ = machine_key()
-    return (
-        f"the profile kept is of {_placed(others[0].threads, others[0].cores)}; `{tune_command()}` measures "
-        f"{_placed(threads, cores)}"
-    )
-
-
-def _placed(threads: int, cores: int) -> str:
-    return f"{counted(threads, 'thread')} on {counted(cores, 'core')}"
+    """The command whose profile this process would use: with the threads and cores of the active `fgp.runtime`."""
+    placement = active_placement()
+    if placement is None:
+        return "flashgp tune"
+    cores = "" if placement.cores is None else f" --cores {core_text(placement.cores)}"
+    return f"flashgp tune --threads {placement.threads}{cores}"
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from flashgp.foundations.events import Event
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.profile_ranges import stretched
 from flashgp.foundations.report import Report
-from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.stored import StoredTiles
 from flashgp.pairwise.backend import Backend, PairGradient
@@ -160,8 +159,6 @@ def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     else:
         out = _as_planned(operator, plan, right.to(plan.torch_dtype), workspace).to(right.dtype)
     products.last = _Run(plan, workspace, time.perf_counter() - began - (workspace.compile_seconds - compiled))
-    if plan is not None:
-        log_run("product", plan, plan.seconds / plan.products, products.last.seconds)
     return out
 
 

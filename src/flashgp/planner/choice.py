@@ -17,7 +17,7 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import tune_advice, tune_command, unused_accelerator
+from flashgp.foundations.profile_store import tune_command, unused_accelerator
 from flashgp.foundations.report import readable_bytes, readable_seconds
 
 __all__ = [
@@ -155,10 +155,12 @@ def profile_notes(
         gone = ""
         if profile.accelerator_name and all(device.type == "cpu" for device in devices):
             gone = unused_accelerator(profile, accelerator() is not None)
-        busy = profile.busy
-        again = f"rates {busy}: run `{tune_command()}` again once the machine is quiet" if busy else ""
-        return tuple(note for note in (gone, again) if note)
-    why = "as deterministic=True asks" if deterministic or is_deterministic() else f"{tune_advice()} in seconds"
+        return (gone,) if gone else ()
+    why = (
+        "as deterministic=True asks"
+        if deterministic or is_deterministic()
+        else f"`{tune_command()}` measures this machine's in seconds"
+    )
     return (f"built-in rates, no measured ones: {why}",)
 
 

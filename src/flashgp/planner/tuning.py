@@ -5,7 +5,6 @@ linalg/measuring.py, products K V for each backend that this installation can ru
 Matern-5/2 kernel.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 
 from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.contention import MOST_OTHERS, OtherWork
-from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import BUILT_IN, DeviceRates, MachineProfile, PairRate
 from flashgp.foundations.profile_store import (
@@ -25,7 +23,6 @@ from flashgp.foundations.profile_store import (
     read_profile,
     tune_command,
 )
-from flashgp.foundations.run_log import forget_runs
 from flashgp.foundations.timing import seconds_of
 from flashgp.kernels.matern import Matern
 from flashgp.linalg.decision import Speeds
@@ -61,7 +58,6 @@ def tune(
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
     Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
-    Warns: FlashGPWarning where others kept cores busy meanwhile; the profile is kept, and its plans say so.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
     """
     return tuned(only, progress, keep)[0]
@@ -73,14 +69,13 @@ def tuned(
     """As `tune`; also whether the profile stands in its file, which it does not where that cannot be written."""
     parts = _parts(only)
     if not keep:
-        return _measured(progress) if parts is None else _measured(progress, parts, _known()), False
+        return _measure(progress) if parts is None else _measure(progress, parts, _known()), False
     with measuring() as waited:
         found = read_profile() if waited and parts is None else None
         if found is not None:
             return found, True
-        profile = _measured(progress) if parts is None else _measured(progress, parts, read_profile() or _known())
+        profile = _measure(progress) if parts is None else _measure(progress, parts, read_profile() or _known())
         kept = keep_profile(profile)
-        forget_runs()
     return profile, kept
 
 
@@ -104,27 +99,6 @@ def _known() -> MachineProfile:
             f"`{tune_command()}` without it once"
         )
     return profile
-
-
-def _measured(
-    progress: Callable[[str, float], None] | None,
-    parts: Sequence[str] = PARTS,
-    known: MachineProfile | None = None,
-) -> MachineProfile:
-    """As `_measure`; says so where the rates are those of a busy machine."""
-    with OtherWork() as others:
-        profile = _measure(progress, parts, known)
-    if others.cores is not None and others.cores > MOST_OTHERS:
-        warnings.warn(
-            f"other work kept {others.cores:.2g} of this process's cores busy while they were measured, and the rates "
-            f"are of what it left; run `{tune_command()}` again once the machine is quiet",
-            FlashGPWarning,
-            stacklevel=4,
-        )
-    # Parts that stay were measured then: a quiet moment for the rest does not mend them.
-    before = None if known is None or set(PARTS) <= set(parts) else known.others_cores
-    busiest = max((cores for cores in (before, others.cores) if cores is not None), default=None)
-    return replace(profile, others_cores=busiest)
 
 
 def _measure(

@@ -22,7 +22,6 @@ from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.placement import placement_events
 from flashgp.foundations.profile_ranges import stretch
 from flashgp.foundations.report import Report
-from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.solve import limits_of, mean_goal, record, unfinished
@@ -138,8 +137,6 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
     report.peak_bytes = workspace.peak_bytes
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
-    if settings.time_limit is None and report.route == plan.route:  # neither cut short nor handed over
-        log_run("condition", plan, plan.seconds, report.seconds)
     workspace.budget_bytes = None  # it was that of conditioning
     return State(
         prior, x, y, rows, theta, residual, factor, report, weights, replicates=replicates, solver=solves,

@@ -26,7 +26,6 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report, readable_bytes, readable_seconds
-from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import TITLE
 from flashgp.inference.predict.few_points import FewPoints
@@ -248,8 +247,6 @@ class Prediction:
                 if self._sampled is not None:
                     self._sampled = tuple(part.expand(self._mean.shape) for part in self._sampled)
         elapsed = time.perf_counter() - started - (workspace.compile_seconds - compiled)
-        if self.report.seconds is None and plan is not None:  # what was computed before is not in this plan
-            log_run("predict", plan, plan.seconds, elapsed)
         self.report.seconds = (self.report.seconds or 0.0) + elapsed
         self.report.compile_seconds = workspace.compile_seconds or None
         self.report.backend = workspace.backend

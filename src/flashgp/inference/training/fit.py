@@ -31,7 +31,6 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import stretch
 from flashgp.foundations.report import Report, readable_bytes
-from flashgp.foundations.run_log import log_run
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
@@ -157,8 +156,6 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     report.events += cut[:1]
     interrupted = bool(cut) or trained.stop is not Stop.FINISHED
     _complete(report, recorder, state, plan, problem.direct.workspace)
-    if not interrupted and report.route == plan.route:
-        log_run("fit", plan, report.predicted_seconds or 0.0, report.seconds or 0.0)
     return Fitted(prior, state, recorder.history, report, interrupted)
 
 
