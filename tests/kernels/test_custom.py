@@ -89,7 +89,7 @@ def test_values_products_and_gradients_are_the_functions(written: Written) -> No
             assert relative_error(one, two) <= GRADIENT, name
 
 
-@pytest.mark.parametrize("written", ALL)
+@pytest.mark.parametrize("written", ALL[::3])
 def test_symmetric_operators(written: Written) -> None:
     """One set of points: both sides of a gradient, the diagonal, and tiles smaller than the matrix."""
     kernel, x, right = written.kernel, points(7, written.d, 1).requires_grad_(), points(7, 2, 4)
@@ -114,7 +114,7 @@ def test_symmetric_operators(written: Written) -> None:
     assert float((values[0] - values[1]) / 2e-6) == pytest.approx(float(slope), rel=1e-7, abs=1e-7)
 
 
-@pytest.mark.parametrize("written", [pytest.param(one, id=one.function.__name__) for one in FUSED])
+@pytest.mark.parametrize("written", [FUSED[0], FUSED[1], FUSED[5], FUSED[12]], ids=lambda w: w.function.__name__)
 def test_second_derivatives_at_equal_points(written: Written) -> None:
     """Finite where plain torch has 0/0, in the points and in the parameters, eq. (M-4)."""
     kernel = written.kernel
@@ -129,7 +129,7 @@ def test_second_derivatives_at_equal_points(written: Written) -> None:
     assert all(g.isfinite().all() for g in again)
 
 
-@pytest.mark.parametrize("written", [FUSED[3], FUSED[6], TILED[0], TILED[3]], ids=lambda w: w.function.__name__)
+@pytest.mark.parametrize("written", [FUSED[3], TILED[0]], ids=lambda w: w.function.__name__)
 def test_functional_derivatives(written: Written) -> None:
     """torch.func through the operator: gradient, forward mode, Hessian, products; equal to those of the function."""
     kernel, x, z, right = written.kernel, points(3, written.d, 1), points(2, written.d, 2), points(2, 1, 3)
