@@ -39,8 +39,8 @@ def regressed(values: Tensor, control: Tensor, known: Tensor) -> Tensor:
 def others(probes: VarianceProbes, factor: Tensor, pivots: Tensor, x_test: Tensor, seed: int) -> dict[str, Tensor]:
     """The three estimates that were not chosen."""
     post = probes.posterior
-    kernel, x = post.gp.kernel, post.x
-    noise = float(post.gp.likelihood.variance(x.device)) * torch.eye(post.count, dtype=F64)
+    kernel, x = post.prior.kernel, post.x
+    noise = float(post.prior.likelihood.variance(x.device)) * torch.eye(post.count, dtype=F64)
     cross, approximate = kernel(x_test, x).to_dense(), factor @ factor.mT + noise
     drawn = torch.cat([draw(x_test) for draw in probes.draws], dim=-1)
     deviations = (drawn - cross @ probes.solutions).square()

@@ -14,6 +14,7 @@ import torch
 import flashgp
 from flashgp.bench import hardware, read_record, records, versions, write_record
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event, EventKind
 
 
 def test_hardware_says_what_it_ran_on() -> None:
@@ -81,12 +82,14 @@ def test_a_record_comes_back_with_its_environment(tmp_path: Path) -> None:
         "dtype": torch.float32,
         "sizes": (1, 2),
         "nothing": None,
+        "events": (Event(EventKind.ROWS_JOINED, rows=12, distinct=7),),
         "met": True,
     }
     written = write_record(path, payload)
     assert read_record(path) == written
     assert {"hardware", "versions", "commit", "threads", "date", "schema"} <= written.keys()
     assert (written["value"], written["count"], written["half"]) == (1.5, 3, 0.5)
+    assert written["events"] == [{"kind": "ROWS_JOINED", "fields": {"distinct": 7, "rows": 12}}]
     assert (written["dtype"], written["sizes"], written["met"]) == ("float32", [1, 2], True)
     assert write_record(path, {"threads": 99})["threads"] == 99, "what the payload says stands"
     assert os.listdir(path.parent) == ["record.json"]

@@ -21,6 +21,7 @@ import torch
 
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event
 
 __all__ = ["commit", "environment", "hardware", "read_record", "versions", "write_record"]
 
@@ -192,6 +193,8 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
     if isinstance(value, torch.dtype | torch.device | os.PathLike):
         return str(value).removeprefix("torch.")
+    if isinstance(value, Event):
+        return _plain(value.to_json(), where)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _plain(value.item(), where)
     raise DomainError(
