@@ -1,6 +1,7 @@
 """A low-rank preconditioner that rows leave and join, eqs. (M-115) and (M-116), against dense algebra."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 MOST = 60
+DOUBLE = replace(DEFAULTS, single=False)
 EPS = torch.finfo(F64).eps
 
 
@@ -187,7 +189,7 @@ def test_few_more_iterations_than_a_fresh_one(table: Table) -> None:
     system = DenseSystem(table.K[rows][:, rows], table.noise[rows])
     fresh = LowRank(partial_cholesky(system, limit=30, share=0.0), system.noise)
     taken = [
-        PreparedConjugateGradients(system, low, name="cg", first=F64).solve(normal(150, 1), Goal(1e-8)).iterations
+        PreparedConjugateGradients(system, low, DOUBLE).solve(normal(150, 1), Goal(1e-8)).iterations
         for low in (table.low, fresh)
     ]
     assert taken[0] <= taken[1] + 3

@@ -5,6 +5,7 @@ Eqs. (M-76), (M-79), (M-80) and (M-83) through their answers and bounds.
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,18 +15,19 @@ from torch import Tensor
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError, ShapeError
 from flashgp.solvers import SOLVERS
 from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Solver, Step
+from flashgp.solvers.settings import DEFAULTS
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 # Settings besides the default, and what the default does not show at a few hundred rows.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "cholesky": [{}, {"dtype": torch.float32}],
     "headed_cholesky": [{"rank": 20}, {}],
-    "conjugate_gradients": [{}, {"first": F64}],
+    "conjugate_gradients": [{}, {"settings": replace(DEFAULTS, single=False)}],
 }
 CASES = [
-    pytest.param(solver(**settings), id=f"{name}{settings or ''}")
+    pytest.param(solver(**settings), id=f"{name}-{number}")
     for name, solver in SOLVERS.items()
-    for settings in VARIANTS.get(name, [{}])
+    for number, settings in enumerate(VARIANTS.get(name, [{}]))
 ]
 ROUNDING = 1e-13  # relative to |A| |x|, of the residual that a bound is made from
 

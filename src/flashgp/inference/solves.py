@@ -14,7 +14,7 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.plan import Plan
 from flashgp.solvers.direct.cholesky import TriangularFactor
-from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner
+from flashgp.solvers.direct.cholesky_solver import REFINEMENT, CholeskyPreconditioner
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, System
 from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
@@ -23,7 +23,6 @@ __all__ = ["PreparedOnce", "Solves", "iterative_method"]
 
 F64 = torch.float64
 PROBE_SEED = 2**32  # added to a seed for the draws of probes
-FACTOR_WINDOW = 50  # iterations within which a solve with a factor must halve its residual
 
 
 class PreparedOnce(Solver):
@@ -75,7 +74,7 @@ class Solves:
     ) -> "Solves":
         """With a factor at hand; reflected: as CholeskyPreconditioner."""
         preconditioner = CholeskyPreconditioner(factor, system, reflected=reflected)
-        ready = PreparedConjugateGradients(system, preconditioner, name="refinement", first=F64, window=FACTOR_WINDOW)
+        ready = PreparedConjugateGradients(system, preconditioner, REFINEMENT, name="refinement")
         return cls(system, PreparedOnce(None, "refinement", ready), seed)
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:

@@ -79,6 +79,9 @@ class LocalSpace(Space):
     def largest(self, part: Tensor) -> Tensor:
         return part
 
+    def count(self, v: Tensor) -> int:
+        return len(v)
+
     def norm(self, v: Tensor) -> Tensor:
         return v.norm(dim=0)
 

@@ -15,7 +15,7 @@ from flashgp.inference.training.history import Factors, TimeUp
 from flashgp.inference.training.settings import EstimateSettings
 from flashgp.planner import conditioning
 from flashgp.solvers.direct import headed_cholesky
-from flashgp.solvers.preconditioners import candidate as second
+from flashgp.solvers.settings import ComparisonSettings, SolveSettings
 from inference.training.tables import objectives, prior, table
 
 
@@ -67,19 +67,15 @@ def test_warm_starts_save_passes():
     assert large.iterations - cold < cold
 
 
-def test_slow_gradients_take_near_rows_and_the_next_begin_with_them(monkeypatch):
+def test_slow_gradients_take_vecchia_and_the_next_begin_with_it():
     """Eq. (M-121): the gradient is that of the low rank with the same probes, and the report says what happened."""
     x, y = table(700, d=2, noise=1e-2)
     gp = prior(d=2, noise=1e-3)
     gp.kernel.kernel.lengthscale.value = torch.full((2,), 0.4, dtype=torch.float64)
-    _, low = objectives(gp, x, y, rank=16)
+    _, low = objectives(gp, x, y, rank=16, limits={"solving": SolveSettings(stagnation_window=40, compare=False)})
     theta = low.parameters.values()
-    with monkeypatch.context() as patch:
-        patch.setattr(second, "WORTHWHILE", math.inf)  # whatever rounding does to so small a solve
-        wanted = low(theta).gradient
-    monkeypatch.setattr(second, "MAKING_PAIRS", 0)  # as if near rows cost nothing, even to so few
-    monkeypatch.setattr(second, "WORTHWHILE", 5)
-    _, large = objectives(gp, x, y, rank=16)
+    wanted = low(theta).gradient
+    _, large = objectives(gp, x, y, rank=16, limits=comparing(0))  # as if Vecchia cost nothing, even to so few
     found = large(theta).gradient
     assert numpy.linalg.norm(found - wanted) < 0.05 * numpy.linalg.norm(wanted)
     said = Event(EventKind.GRADIENTS_VECCHIA, kept=True)
@@ -92,17 +88,20 @@ def test_slow_gradients_take_near_rows_and_the_next_begin_with_them(monkeypatch)
     assert large.iterations - first <= first // 3
 
 
-def slow_objective():
+def comparing(making_pairs):
+    comparison = ComparisonSettings(min_left=5, making_pairs=making_pairs)
+    return {"solving": SolveSettings(stagnation_window=40, comparison=comparison)}
+
+
+def slow_objective(making_pairs):
     x, y = table(700, d=2, noise=1e-2)
     gp = prior(d=2, noise=1e-3)
     gp.kernel.kernel.lengthscale.value = torch.full((2,), 0.4, dtype=torch.float64)
-    return objectives(gp, x, y, rank=16)[1]
+    return objectives(gp, x, y, rank=16, limits=comparing(making_pairs))[1]
 
 
-def test_after_a_gradient_that_needed_no_near_rows_a_slow_one_takes_them_again(monkeypatch):
-    monkeypatch.setattr(second, "WORTHWHILE", 5)
-    monkeypatch.setattr(second, "MAKING_PAIRS", 15_000)
-    large = slow_objective()
+def test_after_a_gradient_that_needed_no_vecchia_a_slow_one_takes_it_again():
+    large = slow_objective(15_000)
     theta, taken = large.parameters.values(), []
     for refreshed in (False, False, True):
         if refreshed:
@@ -112,15 +111,13 @@ def test_after_a_gradient_that_needed_no_near_rows_a_slow_one_takes_them_again(m
         taken.append(large.iterations - before)
         assert large._vecchia == ("untried" if taken[-1] == 0 else "kept")
     assert taken[1] == 0  # warm
-    assert taken[2] < 60, taken  # without near rows, 145
+    assert taken[2] < 60, taken  # without Vecchia, 145
     assert Event(EventKind.GRADIENTS_NO_VECCHIA) in large.problem.direct.workspace.events
 
 
-def test_with_deterministic_gradients_say_that_they_took_near_rows_and_nothing_follows(monkeypatch):
-    monkeypatch.setattr(second, "WORTHWHILE", 5)
-    monkeypatch.setattr(second, "MAKING_PAIRS", 0)
+def test_with_deterministic_gradients_say_that_they_took_vecchia_and_nothing_follows():
     with deterministically(True):
-        large = slow_objective()
+        large = slow_objective(0)
         for shift in (0.0, 0.2):
             large(large.parameters.values() + shift)
             assert large._vecchia == "untried"

@@ -35,7 +35,7 @@ from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Limits, Solution
-from flashgp.solvers.preconditioners.candidate import near_rows
+from flashgp.solvers.preconditioners.candidate import Compared, vecchia
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.low_rank_update import MOST_RANK_GROWTH, carried
 
@@ -121,7 +121,7 @@ def updated_by_solves(post: State, change: Change, learned: UpdateState) -> Upda
     usual = learned.usual_iterations
     if usual is None and not any(_ended_early(event) for event in post.report.events):
         usual = post.report.iterations
-    if _near_rows_were_kept(old):
+    if _vecchia_was_kept(old):
         usual = None  # it was of another preconditioner than the one that is carried over
     stopping = mean_goal(system, post.settings.tolerance)
     solution: Solution | None = None
@@ -275,24 +275,24 @@ def _carried_over(post: State, old: Solves, change: Change, border: Tensor, syst
     ready = old.method.ready
     staying, device = change.staying(post.distinct), change.noise.device
     grown = torch.zeros(staying, dtype=torch.bool, device=device) if change.added is None else change.added > 0
-    if not (isinstance(ready, PreparedConjugateGradients) and isinstance(ready.preconditioner, LowRank)):
+    low = ready.preconditioner.bounding if isinstance(ready, PreparedConjugateGradients) else None
+    if not (isinstance(ready, PreparedConjugateGradients) and isinstance(low, LowRank)):
         return None
-    low = ready.preconditioner
     anchors = post.rows.take(low.pivots) if old.anchors is None else old.anchors
     found = _low_rank(post, low, anchors, change, grown, border, system)
     if found is None:
         return None
     low, anchors = found
-    ready = PreparedConjugateGradients(
-        system, low, name=ready.name, first=ready.first, window=ready.window, second=near_rows(system, old.seed)
-    )
+    candidate = vecchia(system, old.seed, ready.settings)
+    preconditioner = low if candidate is None else Compared(low, candidate)
+    ready = PreparedConjugateGradients(system, preconditioner, ready.settings, name=ready.name)
     return Solves(system, PreparedOnce(None, ready.name, ready), old.seed, anchors)
 
 
-def _near_rows_were_kept(old: Solves) -> bool:
+def _vecchia_was_kept(old: Solves) -> bool:
     ready = old.method.ready
-    second = ready.second if isinstance(ready, PreparedConjugateGradients) else None
-    return second is not None and second.outcome == "kept"
+    preconditioner = ready.preconditioner if isinstance(ready, PreparedConjugateGradients) else None
+    return isinstance(preconditioner, Compared) and preconditioner.candidate.outcome == "kept"
 
 
 def _low_rank(

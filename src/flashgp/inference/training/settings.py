@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from flashgp.solvers.settings import SolveSettings
+
 __all__ = ["EstimateSettings", "ScoringSettings", "SearchSettings", "StochasticSettings"]
 
 
@@ -66,10 +68,9 @@ class EstimateSettings:
         min_probes, max_probes: of one gradient; more on few rows, where they cost little.
         probed_rows: probes times rows, between these two.
         factor_probes: at least, with a factor: they cost little beside it.
-        max_rank: of the preconditioner.
+        solving: of the solves.
         solve_error: at which a solve ends, |e|_A / sqrt(n), (M-106).
         residual_goal: relative; no less is asked for, also where no noise bounds the error.
-        stagnation_window: iterations within which the error must halve.
         max_iterations: of a solve with a factor, or without one where none fits.
         precise_passes: float32 passes that take as long as one in float64.
         factor_slack: of the error bound (M-83) of a factor, which is a thousand times an estimate of the error.
@@ -83,10 +84,9 @@ class EstimateSettings:
     max_probes: int = 64
     probed_rows: int = 2**17
     factor_probes: int = 32
-    max_rank: int = 512
+    solving: SolveSettings = field(default_factory=lambda: SolveSettings(stagnation_window=40))
     solve_error: float = 0.03
     residual_goal: float = 1e-9
-    stagnation_window: int = 40
     max_iterations: int = 10_000
     precise_passes: int = 8
     factor_slack: float = 4.0

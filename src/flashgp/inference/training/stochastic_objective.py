@@ -27,7 +27,7 @@ them; `refresh` draws new ones.
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -47,9 +47,9 @@ from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import pulled_back
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner, CholeskySolver
 from flashgp.solvers.direct.headed_cholesky import HeadedCholesky, HeadedFactor
-from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
+from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Goal, Limits, System
-from flashgp.solvers.preconditioners.candidate import Outcome, Second, making_passes, near_rows
+from flashgp.solvers.preconditioners.candidate import CandidatePreconditioner, Compared, Outcome, making_passes, vecchia
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
 
@@ -65,7 +65,7 @@ class EstimateOptions:
         seed: of the probes.
         factor_passes: passes over the pairs that take as long as a float32 factor, by the plan's rates (a clock would
             make the result depend on what else runs); None where no factor fits.
-        rank: of the preconditioner at most; None for `max_rank`.
+        rank: of the preconditioner at most; None for that of the settings.
         deadline: of all work, a time of `time.perf_counter`.
         probes: None for as many as the number of rows suggests.
     """
@@ -192,7 +192,7 @@ class EstimatedLogJoint(LogJoint):
         return _RoundedSystem(self._operator(rows, theta), noise.expand(rows.count), workspace=workspace, stored=stored)
 
     def _low_rank(self, system: System, pivots: Tensor | None) -> PartialCholesky:
-        rank = self._limits.max_rank if self.options.rank is None else self.options.rank
+        rank = self._limits.solving.low_rank.max_rank if self.options.rank is None else self.options.rank
         limit = min(rank, max(1, system.count // 4))
         return partial_cholesky(system, limit=limit, seed=self.options.seed + self._draws, pivots=pivots)
 
@@ -224,59 +224,55 @@ class EstimatedLogJoint(LogJoint):
         system = self._system(rows, theta, noise, stored=self.options.stored)
         partial, self._ready = self._ready or self._low_rank(system, self._pivots), None
         level = system.noise + partial.left.mean()  # what P leaves out is spread over its diagonal: (M-102)
-        preconditioner = LowRank(partial, system.noise)
-        spread = preconditioner.with_noise(partial, level)
+        low = LowRank(partial, system.noise)
+        spread = low.with_noise(partial, level)
         probes = spread.sample(self._generator(), self.probes)
         other = spread.solve(probes)
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
         before = self.iterations
         began_with = self._vecchia == "kept"
-        second = near_rows(system, self.options.seed, kept=began_with) if self._vecchia in ("untried", "kept") else None
-        making = making_passes(self.rows) if second is not None and began_with else 0.0
+        solving, candidate = self._limits.solving, None
+        if solving.compare and self._vecchia in ("untried", "kept"):
+            candidate = vecchia(system, self.options.seed, solving, kept=began_with)
+        making = making_passes(self.rows, solving.comparison) if candidate is not None and began_with else 0.0
+        preconditioner = low if candidate is None else Compared(low, candidate)
         budget = self.options.factor_passes
         for rounded in (True, False):
             system.rounded = rounded
-            method = PreparedConjugateGradients(
-                system,
-                preconditioner,
-                name=ConjugateGradients.name,
-                first=torch.float32 if rounded else torch.float64,
-                window=self._limits.stagnation_window,
-                second=second,
-            )
+            method = PreparedConjugateGradients(system, preconditioner, replace(solving, single=rounded))
             left = (self._limits.max_iterations if budget is None else budget) - (self.iterations - before)
             left -= round(making)
             stopped = self._solve(method, rhs, left if rounded else max(1, left // self._limits.precise_passes))
             if stopped in (StopReason.GOAL, StopReason.TIME, StopReason.ITERATIONS):
                 break
             self._note(EventKind.GRADIENTS_IN_FLOAT64)
-        if second is not None:
-            self._remember(second, began_with, self.iterations - before)
+        if candidate is not None:
+            self._remember(candidate, began_with, self.iterations - before)
         if stopped is not StopReason.GOAL:
             if budget is not None and stopped is not StopReason.TIME:
                 return None
             self._check(stopped)
         return other
 
-    def _remember(self, second: Second, began_with: bool, iterations: int) -> None:
+    def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int) -> None:
         """What the solves of a gradient, in so many iterations, say about Vecchia's preconditioner for the next ones.
 
         Args: began_with: whether they had it from the start. With `deterministic` every slow gradient tries it for
             itself.
         """
-        outcome = second.outcome
+        outcome = candidate.outcome
         if outcome == "refused":
-            self._note(EventKind.GRADIENTS_VECCHIA_REFUSED, error=second.why)
+            self._note(EventKind.GRADIENTS_VECCHIA_REFUSED, error=candidate.why)
         elif outcome in ("kept", "lost") and not began_with:
             self._note(EventKind.GRADIENTS_VECCHIA, kept=outcome == "kept")
-            self._gain = second.gain
+            self._gain = candidate.gain
         if is_deterministic():
             return
         self._vecchia = outcome
         # Making it anew for every gradient has to pay: few iterations may be left of solves that start warm.
         saved = iterations * (self._gain - 1.0) if iterations else 0.0
-        if began_with and outcome == "kept" and saved < making_passes(self.rows):
+        if began_with and outcome == "kept" and saved < making_passes(self.rows, self._limits.solving.comparison):
             self._vecchia = "untried"
             self._note(EventKind.GRADIENTS_NO_VECCHIA)
 

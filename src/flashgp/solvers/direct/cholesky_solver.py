@@ -8,7 +8,7 @@ the factor, is of A plus a shift (M-31); the system that is solved is the given 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ from flashgp.solvers.direct.cholesky import TriangularFactor, factorise
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Solver, System
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
+from flashgp.solvers.settings import DEFAULTS
 
-__all__ = ["CholeskyPreconditioner", "CholeskySolver"]
+__all__ = ["REFINEMENT", "CholeskyPreconditioner", "CholeskySolver"]
 
 F64 = torch.float64
 ENTRIES = 64.0  # units in the last place by which an entry of K may be off, relative to the variance
-WINDOW = 50  # iterations within which the residual must halve: a factor that is worth its n^3 needs a few
+# With float64 products; a factor that is worth its n^3 halves the residual within a few iterations.
+REFINEMENT = replace(DEFAULTS, single=False, stagnation_window=50)
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,7 @@ class CholeskySolver(Solver):
         shift = float(factor.jitter)
         events = [Event(EventKind.FACTOR_SHIFTED, solver=self.name, shift=shift)] if shift else []
         preconditioner = CholeskyPreconditioner(factor, system)
-        return PreparedConjugateGradients(
-            system, preconditioner, name=self.name, first=F64, window=WINDOW, events=events
-        )
+        return PreparedConjugateGradients(system, preconditioner, REFINEMENT, name=self.name, events=events)
 
 
 def rounding_slack(system: System, trace: float, dtype: torch.dtype, jitter: float) -> float:

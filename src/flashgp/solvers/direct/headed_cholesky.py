@@ -16,7 +16,7 @@ from torch import Tensor
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_ranges import stretched
 from flashgp.solvers.direct.cholesky import Factor, factorise
-from flashgp.solvers.direct.cholesky_solver import WINDOW, rounding_slack, solve_scaled
+from flashgp.solvers.direct.cholesky_solver import REFINEMENT, rounding_slack, solve_scaled
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Solver, System
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
@@ -49,7 +49,7 @@ class HeadedCholesky(Solver):
         factor = HeadedFactor(system, pivots)
         events = [Event(EventKind.FACTOR_SHIFTED, solver=self.name, shift=float(factor.jitter))]
         return PreparedConjugateGradients(
-            system, factor, name=self.name, first=F64, window=WINDOW, events=events if factor.jitter else []
+            system, factor, REFINEMENT, name=self.name, events=events if factor.jitter else []
         )
 
 

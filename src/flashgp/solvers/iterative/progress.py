@@ -20,18 +20,18 @@ __all__ = ["Progress", "noise_bound", "product"]
 F64 = torch.float64
 
 
-def noise_bound(noise: Tensor, residual: Tensor) -> Tensor:
+def noise_bound(system: System, residual: Tensor) -> Tensor:
     """|r| / sqrt(min noise) per column, (t,), eq. (M-76): inf where there is no noise, 0 for r = 0."""
-    size = residual.norm(dim=0)
-    least = float(noise.min()) ** 0.5 if len(noise) else 1.0
-    return torch.where(size > 0.0, size / least, 0.0)
+    size = system.space.norm(residual)
+    smallest = -float(system.space.max(-system.noise))
+    return torch.where(size > 0.0, size / smallest**0.5, 0.0)
 
 
 def product(system: System, v: Tensor, dtype: torch.dtype) -> Tensor:
     """A v in that dtype for v (n, t), float64; columns are brought to size 1 first, which float32 needs."""
     if dtype == F64:
         return system.multiply(v)
-    size = v.abs().amax(0).clamp_min(torch.finfo(F64).tiny)
+    size = system.space.max(v.abs()).clamp_min(torch.finfo(F64).tiny)
     return system.multiply((v / size).to(dtype)).double() * size
 
 
@@ -39,7 +39,8 @@ class Progress:
     """What is known about a solve in scaled units: each right-hand side has norm 1.
 
     Args:
-        start: as in `Prepared.solve`; bound: of |e|_A from residuals (n, t) in scaled units, (t,).
+        bound: of |e|_A from residuals (n, t) in scaled units, (t,).
+        events: of the preparation.
     Fields: rhs, value (best so far), residual (of that value), (n, t), scaled; scale (t,); relative and energy (t,),
     of the best values, energy in the caller's units; iterations; passes; events.
     """
@@ -48,29 +49,31 @@ class Progress:
         self,
         name: str,
         system: System,
-        rhs: Tensor,
         goal: Goal,
         limits: Limits,
-        start: Tensor | None,
         bound: Callable[[Tensor], Tensor],
         events: Sequence[Event] = (),
     ) -> None:
         self.began = time.perf_counter()
         self.name, self.system, self.goal, self.limits, self.bound = name, system, goal, limits, bound
+        self.space = system.space
         self.iterations, self.passes, self.events = 0, 0.0, list(events)
         self.pass_seconds = 0.0
-        _check_shape("rhs", rhs, system.count)
-        check_residual(name, 0, rhs, "`rhs`")
-        largest = rhs.abs().amax(0) if system.count else rhs.new_zeros(rhs.shape[1])
+
+    def begin(self, rhs: Tensor, start: Tensor | None) -> None:
+        """From zeros, or from a start where that is better. Raises: ShapeError; ConvergenceError."""
+        _check_shape("rhs", rhs, self.system.count)
+        check_residual(self.name, 0, rhs, "`rhs`")
+        largest = self.space.max(rhs.abs()).clamp_min(0.0)
         safe = torch.where(largest > 0.0, largest, 1.0)
-        self.scale = torch.where(largest > 0.0, safe * (rhs / safe).norm(dim=0), 1.0)
+        self.scale = torch.where(largest > 0.0, safe * self.space.norm(rhs / safe), 1.0)
         self.rhs = rhs / self.scale
         self.value = torch.zeros_like(self.rhs)
         self.residual = self.rhs.clone()
         self.relative, self.energy = self._sizes(self.residual, slice(None))
         if start is not None:
-            _check_shape("start", start, system.count, rhs.shape[1])
-            check_residual(name, 0, start, "`start`")
+            _check_shape("start", start, self.system.count, rhs.shape[1])
+            check_residual(self.name, 0, start, "`start`")
             guess = start / self.scale
             self.record(slice(None), guess, self.true_residual(slice(None), guess))
 
@@ -106,15 +109,15 @@ class Progress:
 
     def met(self, columns: Tensor, residual: Tensor, bound: Tensor | None = None) -> Tensor:
         """Which columns would meet the goal with these residuals; a bound of |e|_A, scaled, may be at hand."""
-        relative = residual.norm(dim=0)
-        energy = noise_bound(self.system.noise, residual)
+        relative = self.space.norm(residual)
+        energy = noise_bound(self.system, residual)
         energy = energy if bound is None else torch.minimum(energy, bound)
         return self.goal.met(relative, energy * self.scale[columns])
 
     def excess(self, columns: Tensor, residual: Tensor, bound: Tensor) -> float:
         """How many times too large the residuals are, with a bound of |e|_A, scaled."""
-        energy = torch.minimum(noise_bound(self.system.noise, residual), bound) * self.scale[columns]
-        merit = self._merit(residual.norm(dim=0), energy)
+        energy = torch.minimum(noise_bound(self.system, residual), bound) * self.scale[columns]
+        merit = self._merit(self.space.norm(residual), energy)
         return float(merit.max()) if len(merit) else 0.0
 
     # -- what ends a solve ---------------------------------------------------------------------------------------
@@ -165,8 +168,8 @@ class Progress:
 
     def _sizes(self, residual: Tensor, columns: Tensor | slice) -> tuple[Tensor, Tensor]:
         """|r| / |b| and the bound of |e|_A, the latter in the caller's units."""
-        energy = torch.minimum(noise_bound(self.system.noise, residual), self.bound(residual))
-        return residual.norm(dim=0), energy * self.scale[columns]
+        energy = torch.minimum(noise_bound(self.system, residual), self.bound(residual))
+        return self.space.norm(residual), energy * self.scale[columns]
 
     def _merit(self, relative: Tensor, energy: Tensor) -> Tensor:
         """How far from the goal: at most 1 where it is met; smaller is better."""

@@ -1,4 +1,4 @@
-"""A second preconditioner of conjugate gradients: when a solve is slow enough to try it, and which of the two is kept.
+"""A slow solve compares its preconditioner with a candidate, the Vecchia preconditioner, and keeps the quicker one.
 
 Which one is quick depends on the spectrum, which nobody knows beforehand. Both are compared by what an iteration leaves
 of the residual, which is of neither of them. Iterations are counted, no clock is read: what is computed must not depend
@@ -16,61 +16,64 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
+from flashgp.foundations.events import EventKind, Obstacle, StopReason
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import readable_bytes
 from flashgp.foundations.workspace import ran_out_of_memory
 from flashgp.solvers.iterative.contract import System
-from flashgp.solvers.preconditioners.preconditioner import Preconditioner
+from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
+from flashgp.solvers.preconditioners.preconditioner import Comparison, Preconditioner, SolveState
 from flashgp.solvers.preconditioners.vecchia import Vecchia, making_bytes
-from flashgp.solvers.settings import DEFAULTS
+from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, SolveSettings, VecchiaSettings
 
-__all__ = [
-    "LOOK", "TRIAL", "Outcome", "Second", "Trial", "is_slow", "lately", "making_passes",
-    "near_rows", "usually",
-]  # fmt: skip
+__all__ = ["CandidatePreconditioner", "Compared", "ComparisonRun", "Outcome", "low_rank", "making_passes", "vecchia"]
 
-# Every LOOK iterations what is left of them is estimated; where more than WORTHWHILE and twice the price of making the
-# second one seem left, that has a TRIAL. It is kept if an iteration leaves at most QUICK of the residual, and no more
-# than two of the first one do.
-LOOK, WORTHWHILE, TRIAL, QUICK = 20, 60, 8, 0.7
-STANDING = 0.97  # of the residual left by an iteration that gains nothing: a digit in 76 of them
-GROWN = 4.0  # times the residual before: no plateau
-MAKING_PAIRS = 340_000  # of a pass over the pairs that take as long as making near rows does for one row
-LARGEST_PLACE = 1e150  # squares of it are still numbers
+MAX_COORDINATE = 1e150  # squares of it are still numbers
 
 Outcome = Literal["untried", "refused", "lost", "kept"]
 
 _MAKING = threading.RLock()  # two threads that make the same one would take the memory of both
 
 
-class Second:
-    """The second preconditioner of one system, made when it is first wanted.
+class CandidatePreconditioner:
+    """Another preconditioner of one system, made when it is first wanted.
 
-    With `deterministic` a solve must not depend on what was asked before: every one that is slow has a trial of its
-    own, at the full price.
+    With `deterministic` a solve must not depend on what was asked before: every one that is slow makes a comparison of
+    its own, at the full price.
 
-    Args: make: raises MemoryBudgetError or DomainError where it cannot be made; count, of rows; kept: take it at once,
-        a trial elsewhere was won.
-    Fields: outcome, of the last trial; why, of a refusal; gain, iterations of the first one that one of this does the
-        work of, by the trial; 1 without one.
+    Args:
+        make: raises MemoryBudgetError or DomainError where it cannot be made.
+        count: of rows.
+        kept: take it at once, a comparison elsewhere was won.
+    Fields: outcome, of the last comparison; why, of a refusal; gain, iterations of the first one that one of this does
+    the work of, by the comparison; 1 without one.
     """
 
-    def __init__(self, make: Callable[[], Preconditioner], count: int, *, kept: bool = False) -> None:
-        self._make, self.count = make, count
+    def __init__(
+        self,
+        make: Callable[[], Preconditioner],
+        count: int,
+        *,
+        kept: bool = False,
+        settings: ComparisonSettings = DEFAULTS.comparison,
+    ) -> None:
+        self._make, self.count, self.settings = make, count, settings
         self._made: Preconditioner | None = None
         self.outcome: Outcome = "kept" if kept else "untried"
-        self.why, self.gain, self._rough = "", 1.0, False
+        self.why, self.gain, self._rounded = "", 1.0, False
 
     @property
     def price(self) -> float:
         """Passes over the pairs that take as long as making it does; 0 once it is made."""
-        return 0.0 if self._made is not None and not is_deterministic() else making_passes(self.count)
+        made = self._made is not None and not is_deterministic()
+        return 0.0 if made else making_passes(self.count, self.settings)
 
     def may_be_tried(self, dtype: torch.dtype) -> bool:
-        """By a solve that has not, with products of that precision: again only where float32 lost the last trial."""
+        """By a solve that has not, with products of that precision: again only where float32 lost the last one."""
         if self.outcome in ("untried", "refused") or is_deterministic():
             return self.outcome != "refused"
-        return self.outcome == "lost" and self._rough and dtype == torch.float64
+        return self.outcome == "lost" and self._rounded and dtype == torch.float64
 
     def made(self) -> Preconditioner | None:
         """It, made if it is not; None where it cannot be, and `why`."""
@@ -84,119 +87,231 @@ class Second:
                     self.outcome, self.why = "refused", str(error)
             return self._made
 
-    def begun_with(self) -> Preconditioner | None:
-        """What a solve begins with instead of the first one, if it does."""
-        return self.made() if self.outcome == "kept" and not is_deterministic() else None
-
-    def settle(self, rate: float, first: float, *, rough: bool = False) -> bool:
+    def settle(self, rate: float, first: float, *, rounded: bool = False) -> bool:
         """Whether it is kept, by what an iteration leaves of the residual with it and with the first one.
 
-        For later solves too; one that lost leaves its memory to them. rough: whether products in float32 lost it.
+        For later solves too; one that lost leaves its memory to them. rounded: whether float32 products lost it.
         """
-        kept = rate <= QUICK and rate <= first**2
-        self.outcome, self._rough = "kept" if kept else "lost", rough
-        if not kept and not rough:
+        kept = rate <= self.settings.max_rate and rate <= first**2
+        self.outcome, self._rounded = "kept" if kept else "lost", rounded
+        if not kept and not rounded:
             self._made = None
         self.gain = math.inf if first >= 1.0 or rate <= 0.0 else math.log(max(rate, 1e-300)) / math.log(first)
         return kept
 
 
-class Trial:
-    """The trial of one solve. Args and fields: rate, what an iteration of the first one left of the residual.
+class Compared(Preconditioner):
+    """A preconditioner that bounds errors, and a candidate that slow solves compare it with."""
 
-    Once it is `begun`, running; dtype, of the products before.
+    def __init__(self, first: Preconditioner, candidate: CandidatePreconditioner) -> None:
+        self.first, self.candidate = first, candidate
+        self.slack, self.exact, self.rank = first.slack, first.exact, first.rank
+
+    @property
+    def log_determinant(self) -> float:
+        return self.first.log_determinant
+
+    def half_solve(self, v: Tensor) -> Tensor:
+        return self.first.half_solve(v)
+
+    def half_solve_transposed(self, v: Tensor) -> Tensor:
+        return self.first.half_solve_transposed(v)
+
+    @property
+    def bounding(self) -> Preconditioner:
+        return self.first
+
+    def comparison(self) -> "ComparisonRun":
+        return ComparisonRun(self.candidate)
+
+
+class ComparisonRun(Comparison):
+    """The comparison of one solve.
+
+    Every `interval` iterations what is left of them is estimated; where more than `min_left` and twice the price of the
+    candidate seem left, it has `length` iterations.
     """
 
-    def __init__(self, rate: float) -> None:
-        self.rate, self.running = rate, False
+    def __init__(self, candidate: CandidatePreconditioner) -> None:
+        self.candidate, self.settings = candidate, candidate.settings
+        self.due = self.running = False
+        self.sizes: list[float] = []
+        self.tried: set[torch.dtype] = set()  # with products of which a comparison is over
 
-    def begin(self, columns: Tensor, relative: Tensor, size: float, iterations: int, dtype: torch.dtype) -> None:
-        """It begins, or begins anew with sharper products.
+    def begin_with(self) -> Preconditioner | None:
+        kept = self.candidate.outcome == "kept" and not is_deterministic()
+        return self.candidate.made() if kept else None
 
-        Args: columns of the solve that are open; relative: true residuals of all columns, best so far; size, of the
-            residual it goes on from; iterations, before the trial.
-        """
-        self.running, self.columns, self.dtype = True, columns, dtype
-        self._before, self._size, self._began = relative[columns].clone(), size, iterations
+    def reset(self, size: float) -> None:
+        self.sizes = [size]
 
-    def iterations(self, now: int) -> int:
-        """How many of its own, after so many of the solve."""
-        return now - self._began if self.running else 0
+    def observe(self, size: float) -> None:
+        self.sizes.append(size)
 
-    def outcome(self, relative: Tensor, still: Tensor, now: int) -> float:
+    def wants_residual(self, solve: SolveState) -> bool:
+        if self.due or self.running:
+            return self.is_over(solve.iterations)
+        candidate, settings, count = self.candidate, self.settings, len(self.sizes) - 1
+        if solve.dtype in self.tried or not candidate.may_be_tried(solve.dtype):
+            return False
+        if not count or count % settings.interval:
+            return False
+        if self.recent_rate(settings.interval // 2) >= 1.0 and solve.dtype != torch.float64:
+            return False  # rounding may be to blame, which would judge the other one too: float64 comes first
+        rate = self.rate()
+        if not is_slow(rate, solve.excess(), candidate.price, settings):
+            return False
+        if not solve.has_room_for(settings.length, candidate.price):
+            return False
+        self.due, self.first_rate = True, rate
+        return True
+
+    def decide(self, solve: SolveState) -> None:
+        if self.due:
+            self.due = False
+            made = self.candidate.made() if len(solve.columns) else None
+            if made is not None:
+                self.begin(solve, solve.dtype)
+                solve.use(made, solve.dtype)
+            elif self.candidate.why:
+                solve.note(EventKind.PRECONDITIONER_REFUSED, error=self.candidate.why)
+        elif self.running and (self.is_over(solve.iterations) or not len(solve.columns)) and not self._settled(solve):
+            solve.use(None, self.dtype)
+            if torch.float64 not in self.tried:
+                solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
+
+    def sharpened(self, solve: SolveState) -> None:
+        if self.running and len(solve.columns):  # what float32 made of it does not count
+            self.begin(solve, self.dtype)
+
+    def averts(self, solve: SolveState, obstacle: Obstacle, otherwise: StopReason) -> bool:
+        """Unless the candidate has won by then, down to rounding: from the best values with the first one."""
+        if not self.running or self._settled(solve, obstacle, otherwise is StopReason.DIVERGED):
+            return False
+        solve.restart(self.dtype)
+        return True
+
+    def end(self, solve: SolveState) -> None:
+        if self.running:
+            solve.note(EventKind.PRECONDITIONER_UNDECIDED, rate=self.first_rate)
+        self.due = self.running = False
+
+    def begin(self, solve: SolveState, dtype: torch.dtype) -> None:
+        """It begins, or begins anew with sharper products. Args: dtype, to go back to."""
+        self.running, self.columns, self.dtype = True, solve.columns, dtype
+        self._before, self._size, self._began = solve.relative[solve.columns].clone(), solve.size(), solve.iterations
+
+    def is_over(self, iterations: int) -> bool:
+        return self.running and iterations - self._began >= self.settings.length
+
+    def candidate_rate(self, solve: SolveState) -> float:
         """What an iteration left of the residual, by true ones of the same columns: the best so far, so that what came
         after rounding had the last word does not count. 1 where nothing was gained.
 
-        Columns that are done stay where they met the goal: only those that are `still` open count. Where none is, the
-        one that has come furthest has taken part in all iterations.
+        Columns that are done stay where they met the goal: only those that are still open count. Where none is, the one
+        that has come furthest has taken part in all iterations.
         """
-        count = self.iterations(now)
+        count = solve.iterations - self._began
         if not count:
             return 1.0
-        left = relative[self.columns] / self._before.clamp(min=torch.finfo(torch.float64).tiny)
-        open_yet = torch.isin(self.columns, still)
-        return float(left[open_yet].max() if bool(open_yet.any()) else left.min()) ** (1.0 / count)
+        left = solve.relative[self.columns] / self._before.clamp(min=torch.finfo(torch.float64).tiny)
+        still = torch.isin(self.columns, solve.open)
+        return float(left[still].max() if bool(still.any()) else left.min()) ** (1.0 / count)
 
-    def blames_rounding(self, rate: float, size: float) -> bool:
-        """Whether float32 products, not the preconditioner, may have lost it: both stood still, and the residual of
-        its last value is much above those it began with. Args: rate, its own; size, of that residual."""
-        standing = min(rate, self.rate) > STANDING and self.dtype == torch.float32
-        return standing and size > GROWN * self._size
+    def _settled(self, solve: SolveState, obstacle: Obstacle | None = None, failed: bool = False) -> bool:
+        """Whether the candidate has won, by the true residuals, unless it failed; and what ended the comparison."""
+        rate = 1.0 if failed else self.candidate_rate(solve)
+        # Float32 products, not the candidate, may have lost it: both stood still, and the residual has grown.
+        standing = min(rate, self.first_rate) > self.settings.standing and self.dtype == torch.float32
+        rounded = solve.dtype != torch.float64 and standing and solve.size() > self.settings.growth * self._size
+        self.tried |= {torch.float32} if rounded else {torch.float32, torch.float64}
+        kept = self.candidate.settle(rate, self.first_rate, rounded=rounded)
+        self.running = False
+        again = not kept and solve.dtype != self.dtype
+        solve.note(
+            EventKind.PRECONDITIONER_COMPARED, rate=self.first_rate, candidate_rate=rate, obstacle=obstacle, kept=kept,
+            float32_again=again,
+        )  # fmt: skip
+        return kept
+
+    def recent_rate(self, iterations: int) -> float:
+        """What each of the last iterations has left of the residual."""
+        return contraction(self.sizes, iterations)
+
+    def rate(self) -> float:
+        """The same of twice as many where the last ones gained hardly anything and those before them more: conjugate
+        gradients have plateaus, also just before they end."""
+        rate = self.recent_rate(self.settings.interval // 2)
+        return rate if rate <= self.settings.standing else min(rate, self.recent_rate(self.settings.interval))
 
 
-def lately(sizes: Sequence[float], iterations: int = LOOK // 2) -> float:
-    """What each of the last iterations has left of the residual, of sizes before and after each of them."""
+def contraction(sizes: Sequence[float], iterations: int) -> float:
+    """What each of the last iterations has left of residuals, of sizes before and after each of them."""
     before, now = sizes[-1 - iterations], sizes[-1]
     return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
 
 
-def usually(sizes: Sequence[float]) -> float:
-    """The same of twice as many where the last ones gained hardly anything and those before them more: conjugate
-    gradients have plateaus, also just before they end."""
-    rate = lately(sizes)
-    return rate if rate <= STANDING else min(rate, lately(sizes, LOOK))
+def is_slow(rate: float, excess: float, price: float, settings: ComparisonSettings) -> bool:
+    """Whether so many iterations are left that a candidate is worth a comparison.
 
-
-def is_slow(rate: float, excess: float, price: float) -> bool:
-    """Whether so many iterations are left that another preconditioner is worth a trial.
-
-    Args: rate: what an iteration leaves of the residual; excess: how many times too large that is; price: of making
-        the other one, in passes over the pairs.
+    Args:
+        rate: what an iteration leaves of the residual.
+        excess: how many times too large that is.
+        price: of making the candidate, in passes over the pairs.
     """
     if excess <= 1.0:
         return False
     left = -math.log(excess) / math.log(rate) if 0.0 < rate < 1.0 else math.inf if rate >= 1.0 else 0.0
-    return left > WORTHWHILE + 2.0 * price
+    return left > settings.min_left + 2.0 * price
 
 
-def making_passes(count: int) -> float:
-    """Passes over the pairs of so many rows that take as long as making near rows for them."""
-    return MAKING_PAIRS / max(1, count)
+def making_passes(count: int, settings: ComparisonSettings = DEFAULTS.comparison) -> float:
+    """Passes over the pairs of so many rows that take as long as making the Vecchia preconditioner for them."""
+    return settings.making_pairs / max(1, count)
 
 
-# -- near rows -------------------------------------------------------------------------------------------------------
-def near_rows(system: System, seed: int, *, kept: bool = False) -> Second | None:
-    """Near rows as the second one; None where it cannot be told which rows are near. kept: as in `Second`."""
+# -- low rank and Vecchia --------------------------------------------------------------------------------------------
+def low_rank(system: System, rank: int | None, seed: int, settings: SolveSettings) -> Preconditioner:
+    """The low rank of a system, compared with the Vecchia preconditioner where settings say so.
+
+    Args: rank: columns at most; None for that of the settings.
+    Cost: n k evaluations and 4 n k^2 flops.
+    """
+    most = min(settings.low_rank.max_rank, max(1, system.space.count(system.noise) // 4)) if rank is None else rank
+    partial = partial_cholesky(system, limit=most, seed=seed, settings=settings.low_rank)
+    first = LowRank(partial, system.noise, settings.low_rank)
+    candidate = vecchia(system, seed, settings) if settings.compare else None
+    return first if candidate is None else Compared(first, candidate)
+
+
+def vecchia(
+    system: System, seed: int, settings: SolveSettings = DEFAULTS, *, kept: bool = False
+) -> CandidatePreconditioner | None:
+    """The Vecchia preconditioner as a candidate; None where no distance tells which rows are near.
+
+    Args: kept: as in `CandidatePreconditioner`.
+    """
     if not system.has_scaled_inputs:
         return None
-    return Second(functools.partial(_near_rows, system, seed), system.count, kept=kept)  # which can be pickled
+    make = functools.partial(_vecchia, system, seed, settings.vecchia)  # which can be pickled
+    return CandidatePreconditioner(make, system.count, kept=kept, settings=settings.comparison)
 
 
-def _near_rows(system: System, seed: int) -> Preconditioner:
+def _vecchia(system: System, seed: int, settings: VecchiaSettings) -> Preconditioner:
     """Raises: MemoryBudgetError; DomainError for inputs that are too large to be compared."""
-    needed = making_bytes(system.count, DEFAULTS.vecchia)
-    free = available_bytes(system.device)
+    needed, free = making_bytes(system.count, settings), available_bytes(system.device)
     if needed > free:
         raise MemoryBudgetError(
-            f"near rows need {readable_bytes(needed)} while they are made, with {readable_bytes(free)} free; free "
-            "memory, or pass a larger memory=",
+            f"the Vecchia preconditioner needs {readable_bytes(needed)} while it is made, with {readable_bytes(free)} "
+            "free; free memory, or pass a larger memory=",
             needed_bytes=needed,
             available_bytes=free,
         )
-    places = system.scaled_inputs()
-    assert places is not None
-    if places.numel() and not float(places.abs().max()) < LARGEST_PLACE:
+    points = system.scaled_inputs()
+    assert points is not None
+    if points.numel() and not float(points.abs().max()) < MAX_COORDINATE:
         raise DomainError(
-            f"`x` over lengthscales must stay below {LARGEST_PLACE:g} for near rows, got larger or none; scale the data"
+            f"`x` over lengthscales must stay below {MAX_COORDINATE:g} for the Vecchia preconditioner, got larger or "
+            "none; scale the data"
         )
-    return Vecchia(system, places, seed=seed)
+    return Vecchia(system, points, settings, seed=seed)

@@ -1,25 +1,31 @@
 """What block conjugate gradients ask of P = L L^T, a matrix near A that is cheap to solve with.
 
-Two half solves instead of one solve: with Ã = L^-1 A L^-T all orthogonality is the Euclidean one, so that Householder
-QR serves, and |L^-1 r| is sqrt(r^T P^-1 r), which bounds the error wherever A >= P / slack, eq. (M-79).
+Two half solves instead of one solve: with L^-1 A L^-T all orthogonality is the Euclidean one, so that Householder QR
+serves, and |L^-1 r| is sqrt(r^T P^-1 r), which bounds the error wherever A >= P / slack, eq. (M-79).
 """
 
 from abc import ABC, abstractmethod
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-__all__ = ["Preconditioner"]
+from flashgp.foundations.events import EventKind, Obstacle, StopReason
+
+__all__ = ["Comparison", "Preconditioner", "SolveState"]
 
 
 class Preconditioner(ABC):
     """P = L L^T.
 
     Fields: slack, a number with A >= P / slack in the positive definite order, inf where none is known: then
-    |e|_A <= sqrt(slack) |L^-1 r|, eq. (M-79); exact, whether half solves are as accurate as float64.
+    |e|_A <= sqrt(slack) |L^-1 r|, eq. (M-79); exact, whether half solves are as accurate as float64; rank, columns of
+    a low rank in it.
     """
 
     slack: float
     exact: bool
+    rank: int = 0
 
     @property
     @abstractmethod
@@ -33,3 +39,83 @@ class Preconditioner(ABC):
     @abstractmethod
     def half_solve_transposed(self, v: Tensor) -> Tensor:
         """L^-T v for v (n, t), float64."""
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P^-1 v for v (n, t), float64."""
+        return self.half_solve_transposed(self.half_solve(v))
+
+    @property
+    def bounding(self) -> "Preconditioner":
+        """The one that bounds errors, where several take turns."""
+        return self
+
+    def comparison(self) -> "Comparison":
+        """Of one solve with this one."""
+        return Comparison()
+
+
+class SolveState(Protocol):
+    """What a comparison sees of a solve, and does to it.
+
+    Fields: dtype, of products; columns, that are open; iterations; relative, true residuals of all columns, best so
+    far; open, columns that have not met the goal.
+    """
+
+    dtype: torch.dtype
+    columns: Tensor
+
+    @property
+    def iterations(self) -> int: ...
+    @property
+    def relative(self) -> Tensor: ...
+    @property
+    def open(self) -> Tensor: ...
+    def size(self) -> float:
+        """The largest |r| / |b| of the open columns, by the recurrence."""
+
+    def excess(self) -> float:
+        """How many times too large the residuals are."""
+
+    def has_room_for(self, iterations: int, passes: float) -> bool:
+        """Whether these seem to fit before the deadline and the limit."""
+
+    def note(self, kind: EventKind, **fields: Any) -> None: ...
+    def use(self, preconditioner: Preconditioner | None, dtype: torch.dtype) -> None:
+        """Go on from the values so far; None for the first preconditioner."""
+
+    def restart(self, dtype: torch.dtype) -> None:
+        """Go on from the best values with the first preconditioner."""
+
+    def sharpen(self, obstacle: Obstacle, otherwise: StopReason) -> StopReason | None:
+        """Go on with float64 products from the best values; where they are, why the solve ends."""
+
+
+class Comparison:
+    """Whether another preconditioner takes over in one solve; here none does."""
+
+    def begin_with(self) -> Preconditioner | None:
+        """What the solve begins with in place of the first one."""
+        return None
+
+    def reset(self, size: float) -> None:
+        """Progress counts from this residual on."""
+
+    def observe(self, size: float) -> None:
+        """The residual after an iteration."""
+
+    def wants_residual(self, solve: SolveState) -> bool:
+        """Whether the true residual is wanted now, to begin or to end a comparison."""
+        return False
+
+    def decide(self, solve: SolveState) -> None:
+        """After the true residual is known."""
+
+    def sharpened(self, solve: SolveState) -> None:
+        """Products have become float64."""
+
+    def averts(self, solve: SolveState, obstacle: Obstacle, otherwise: StopReason) -> bool:
+        """Whether what would end the solve ends a comparison alone."""
+        return False
+
+    def end(self, solve: SolveState) -> None:
+        """The solve ends."""
