@@ -29,7 +29,7 @@ from tables import markdown_table
 from flashgp.bench import environment, read_record, write_record
 from flashgp.bench.records import dumps
 from flashgp.foundations.errors import BackendUnavailableError, MemoryBudgetError
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 ENDING_SECONDS = 30.0  # for a process that has given its entry to end by itself
 LINE_SECONDS = 30.0  # between the lines of a cell that says how far it is

@@ -24,7 +24,7 @@ import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.machine import parse_bytes
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 
 D, LENGTHSCALE, NOISE = 8, 0.5 * 8**0.5, 0.01
 RMSE_MARGIN, NLL_MARGIN = 0.002, 0.01  # between two budgets, of the same answer

@@ -29,7 +29,7 @@ from problems import Reference, Table, drawn_table, kept
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.predict.variance_samples import variance_probes
 
 D, LENGTHSCALE = 8, 0.5 * 8**0.5

@@ -27,7 +27,7 @@ from problems import Reference
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.exact.small import SmallModel
 from flashgp.operators.multiplication import LEAST_PAIRS
 

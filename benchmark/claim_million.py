@@ -27,7 +27,7 @@ from problems import drawn_table
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 NOISE, SEED = 0.01, 0
 LENGTHSCALES = {3: 0.1, 8: 0.5 * 8**0.5}

@@ -41,7 +41,7 @@ from problems import drawn_table
 import flashgp as fgp
 from flashgp.bench.suites.online import GPyTorchModel
 from flashgp.foundations.errors import BackendUnavailableError
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.solvers.growing.rotations import rotations
 
 D, LENGTHSCALE, NOISE = 4, 0.5 * 4**0.5, 0.01

@@ -21,7 +21,7 @@ from cells import Cell, Claim, Entry, main_of, options_of
 from problems import drawn_table
 
 import flashgp as fgp
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.exact.solve import mean_goal
 from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients

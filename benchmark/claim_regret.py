@@ -33,7 +33,7 @@ from common import smooth_data
 
 import flashgp as fgp
 from flashgp.foundations.profile_store import current_profile
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.pairwise.torch.tiles import tile_pairs
 from flashgp.planner.conditioning import PATIENCE_SECONDS
 from flashgp.planner.tuning import TILES

@@ -33,7 +33,7 @@ from problems import kept, matern_gradient
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import BackendUnavailableError
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.history import Factors
 from flashgp.inference.training.initial import DataFacts, role_starts

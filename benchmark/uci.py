@@ -31,7 +31,7 @@ from uci_types import Cell
 from flashgp.bench import read_record
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.machine import parse_bytes
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 TITLE = "Published sets: exact GPs trained on all rows, means over splits"
 # A cell that runs this much longer than its time limit for training, and a minute, is ended: predictions take time too.

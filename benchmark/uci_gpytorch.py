@@ -18,7 +18,7 @@ from uci_types import Answer, Cell
 import flashgp as fgp
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.machine import available_bytes, parse_bytes
-from flashgp.foundations.report import readable_bytes
+from flashgp.foundations.quantities import readable_bytes
 
 ADAM_RATE = 0.1
 # n x n matrices alive at once, the most of training and prediction, by the operating system's own count: at its

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashgp.foundations.report import readable_bytes
+from flashgp.foundations.quantities import readable_bytes
 
 COLUMNS = [
     {"key": "set", "title": "set"},

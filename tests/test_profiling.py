@@ -15,7 +15,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations import profile_ranges as ranges
-from flashgp.foundations.profile_ranges import Stretch, recording, stretch
+from flashgp.foundations.profile_ranges import ProfileRange, profile_range, recording
 from flashgp.profiling import Profile, attributed, take_profile
 from test_cli import HEAD, columns, run, write
 
@@ -23,13 +23,13 @@ F64 = torch.float64
 PRODUCTS, FACTOR, SOLVES, TRANSFERS = ranges.KINDS
 
 
-def seconds_of(*stretches: tuple[Any, int, float, float]) -> dict[str, float]:
-    made = [Stretch(kind, thread, int(a * 1e9), int(b * 1e9)) for kind, thread, a, b in stretches]
+def seconds_of(*ranges: tuple[Any, int, float, float]) -> dict[str, float]:
+    made = [ProfileRange(kind, thread, int(a * 1e9), int(b * 1e9)) for kind, thread, a, b in ranges]
     return {kind: round(s, 9) for kind, s in attributed(made, 0)[0].items() if s}
 
 
 @pytest.mark.parametrize(
-    ("stretches", "expected"),
+    ("ranges", "expected"),
     [
         ([], {}),
         ([(FACTOR, 0, 1, 4)], {FACTOR: 3.0}),
@@ -42,19 +42,21 @@ def seconds_of(*stretches: tuple[Any, int, float, float]) -> dict[str, float]:
         ([(PRODUCTS, 7, 0, 4), (SOLVES, 8, 1, 3)], {PRODUCTS: 2.0, SOLVES: 2.0}),
     ],
 )
-def test_every_moment_belongs_to_the_innermost_range(stretches: list[Any], expected: dict[str, float]) -> None:
+def test_every_moment_belongs_to_the_innermost_range(ranges: list[Any], expected: dict[str, float]) -> None:
     # Two that begin and end together: recorded in the order in which they ended, the inner one first.
-    assert seconds_of(*stretches) == expected
+    assert seconds_of(*ranges) == expected
 
 
 def test_calls_are_counted() -> None:
-    _, calls = attributed([Stretch(FACTOR, 0, 1, 1), Stretch(FACTOR, 1, 1, 2), Stretch(SOLVES, 0, 3, 4)], 0)
+    _, calls = attributed(
+        [ProfileRange(FACTOR, 0, 1, 1), ProfileRange(FACTOR, 1, 1, 2), ProfileRange(SOLVES, 0, 3, 4)], 0
+    )
     assert (calls[FACTOR], calls[SOLVES], calls[PRODUCTS]) == (2, 1, 0)
 
 
 def test_shares_add_up_and_waiting_is_idle() -> None:
     def work() -> int:
-        with stretch("transfers"):
+        with profile_range("transfers"):
             time.sleep(0.02)
         time.sleep(0.1)
         return 7
@@ -92,7 +94,7 @@ def test_an_error_passes_and_leaves_nothing_open() -> None:
 def kinds_in(work: Any) -> set[str]:
     with recording() as record:
         work()
-    return {one.kind for one in record.stretches if one.thread == threading.get_ident()}
+    return {one.kind for one in record.ranges if one.thread == threading.get_ident()}
 
 
 def test_the_primitives_say_what_they_do() -> None:

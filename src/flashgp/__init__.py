@@ -17,7 +17,7 @@ from flashgp.foundations.errors import (
     ShapeError,
 )
 from flashgp.foundations.events import Event, EventKind, StopReason
-from flashgp.foundations.lazy_import import load_late
+from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.report import Report
 from flashgp.inference.gp import GP
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module 'flashgp' has no attribute {name!r}")
     module, attribute = _LATE[name]
-    load_late(module)
+    lazy_import(module)
     loaded = importlib.import_module(module)
     value = loaded if attribute is None else getattr(loaded, attribute)
     globals()[name] = value

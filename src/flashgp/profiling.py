@@ -1,6 +1,6 @@
 """Where the time of some work went, in the words of a plan: pairwise products, factorisation, solves, transfers, rest.
 
-The library's primitives say what they do while somebody records (`foundations/ranges`); what is inside no such range is
+The library's primitives say what they do while somebody records (`foundations/profile_ranges`); what is inside no such range is
 `other` while the calling thread computes, and `idle` while it waits: for files, locks, other processes. Beside that a
 profile of PyTorch's operations is taken, which gives the Chrome trace and the operations that took longest.
 """
@@ -23,7 +23,7 @@ from flashgp.bench.formats import format_seconds
 from flashgp.bench.profiler_clock import union_seconds
 from flashgp.bench.torch_profile import torch_profile
 from flashgp.foundations.atomic import replacing
-from flashgp.foundations.profile_ranges import KINDS, Kind, Stretch, recording
+from flashgp.foundations.profile_ranges import KINDS, Kind, ProfileRange, recording
 
 __all__ = ["Bottleneck", "Operation", "Profile", "attributed", "take_profile"]
 
@@ -126,7 +126,7 @@ def take_profile(
         cpu = (time.thread_time_ns() - spent - record.cpu_nanoseconds) / _SECOND
     if trace is not None:
         _write_trace(taken, trace)
-    found, calls = attributed(record.stretches, threading.get_ident())
+    found, calls = attributed(record.ranges, threading.get_ident())
     left = max(0.0, seconds - sum(found.values()))
     other = min(left, max(0.0, cpu))
     lines: list[tuple[str, float, int | None]] = [(kind, found[kind], calls[kind]) for kind in KINDS if calls[kind]]
@@ -140,20 +140,20 @@ def take_profile(
     return result, Profile(seconds, bottlenecks, _longest(taken), _device_seconds(taken))
 
 
-def attributed(stretches: Iterable[Stretch], thread: int) -> tuple[dict[Kind, float], dict[Kind, int]]:
-    """Seconds and number of stretches of each kind: every moment belongs to the innermost open stretch of `thread`, or
+def attributed(ranges: Iterable[ProfileRange], thread: int) -> tuple[dict[Kind, float], dict[Kind, int]]:
+    """Seconds and number of ranges of each kind: every moment belongs to the innermost open range of `thread`, or
     else, while that thread is in none, to the one of another thread that began last."""
     seconds, calls = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0)
-    points: list[tuple[int, int, int, int, Stretch]] = []
-    for number, one in enumerate(stretches):
+    points: list[tuple[int, int, int, int, ProfileRange]] = []
+    for number, one in enumerate(ranges):
         calls[one.kind] += 1
         if one.end > one.start:
             # At one moment: ends first, then what begins, outside to inside: the longest first, or what was
             # recorded last.
             points += [(one.start, 1, -one.end, -number, one), (one.end, 0, 0, number, one)]
     points.sort(key=lambda point: point[:4])
-    own: list[Stretch] = []
-    others: list[Stretch] = []
+    own: list[ProfileRange] = []
+    others: list[ProfileRange] = []
     before = 0
     for now, begins, _, _, one in points:
         inside = own or others

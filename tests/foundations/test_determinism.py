@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashgp.foundations import threads
-from flashgp.foundations.determinism import deterministically, in_own_memory, is_deterministic
+from flashgp.foundations.determinism import contiguous_copy, deterministically, is_deterministic
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import current_profile, keep_profile, machine_key
 from flashgp.foundations.threads import counts_are_own, single_thread
@@ -124,9 +124,9 @@ def test_measured_rates_stay_out(monkeypatch: pytest.MonkeyPatch, tmp_path: obje
 
 def test_data_are_read_from_torchs_own_memory() -> None:
     values = torch.arange(24.0).reshape(4, 6)[:, 1:].T
-    assert in_own_memory(values) is values
+    assert contiguous_copy(values) is values
     with deterministically():
-        found = in_own_memory(values)
+        found = contiguous_copy(values)
     assert torch.equal(found, values)
     assert found.is_contiguous()
     assert found.data_ptr() % 64 == 0

@@ -1,6 +1,7 @@
 """A report shows what was predicted beside what was measured."""
 
-from flashgp.foundations.report import Report, counted
+from flashgp.foundations.quantities import counted
+from flashgp.foundations.report import Report
 
 
 def test_predicted_and_measured_stand_side_by_side() -> None:

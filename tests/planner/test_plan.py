@@ -10,7 +10,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.profile import BUILT_IN
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.planner.conditioning import plan_conditioning
 
 CPU = torch.device("cpu")

@@ -133,7 +133,7 @@ def test_a_rate_is_measured_on_enough_rows(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [64, 128, 256, 512]
     monkeypatch.setattr(tuning, "QUICK_SECONDS", 1e9)
     tuning._product_rate(CPU, "quick", torch.float32, True, 3, 1)
-    assert seen[-1] == 64 * tuning.MOST_GROWTH, "and never without end"
+    assert seen[-1] == 64 * tuning.MAX_GROWTH, "and never without end"
 
 
 def test_the_smallest_of_the_quickest_tiles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from flashgp.foundations.errors import ModelFileError
 from flashgp.foundations.events import Event
-from flashgp.foundations.profile_ranges import stretch
+from flashgp.foundations.profile_ranges import profile_range
 from flashgp.inference.posterior import Posterior
 from flashgp.standardise import Scaling
 from flashgp.table import Encoding
@@ -54,7 +54,7 @@ class TableModel:
         """The same with where the deviations come from; variance, memory: as `Posterior.predict`."""
         post = self.posterior
         scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
-        with stretch("transfers"):
+        with profile_range("transfers"):
             rows = scaled.to(post.x.device, post.x.dtype)
         with torch.no_grad():
             prediction = post.predict(rows, variance=variance, memory=memory)

@@ -14,7 +14,7 @@ from flashgp.diagnosis.findings import Finding
 from flashgp.diagnosis.nvidia import Driver, driver
 from flashgp.diagnosis.packages import product_seconds, product_text
 from flashgp.foundations.profile_store import current_profile
-from flashgp.foundations.report import counted, readable_bytes, readable_seconds
+from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
 __all__ = ["accelerator_findings", "precision_findings"]
 

@@ -19,13 +19,13 @@ from flashgp.foundations.profile_store import (
     tune_command,
     unused_accelerator,
 )
-from flashgp.foundations.report import counted, readable_bytes
+from flashgp.foundations.quantities import counted, readable_bytes
 from flashgp.pairwise.program.source_cache import refuse_foreign, wanted_directory
 
 __all__ = ["cache_findings", "profile_findings"]
 
-_MOST_FILES = 10_000  # that are counted
-_LEAST_BYTES = 100 * 2**20  # of a disk that compiled code is to be kept on
+_MAX_FILES = 10_000  # that are counted
+_MIN_FREE_BYTES = 100 * 2**20  # of a disk that compiled code is to be kept on
 
 
 def profile_findings() -> Iterator[Finding]:
@@ -96,14 +96,14 @@ def cache_findings() -> Iterator[Finding]:
     if not exists:
         yield Finding("cache", f"{path} will be made when something is compiled", values=values)
         return
-    sizes = [one.stat().st_size for one in islice(path.rglob("*"), _MOST_FILES) if one.is_file()]
+    sizes = [one.stat().st_size for one in islice(path.rglob("*"), _MAX_FILES) if one.is_file()]
     alone = not hasattr(os, "getuid") or not path.stat().st_mode & 0o077
     values |= {"files": len(sizes), "bytes": sum(sizes), "owner_only": alone}
     whose = "yours alone" if alone else "yours, others may read it"
     text = f"{path}: {whose}, can be written to, {counted(len(sizes), 'file')} of {readable_bytes(sum(sizes))}"
     yield Finding("cache", text, values=values)
     free = shutil.disk_usage(path).free
-    if free < _LEAST_BYTES:
+    if free < _MIN_FREE_BYTES:
         yield Finding(
             "cache", f"the disk of {path} has {readable_bytes(free)} left: compiled code may not fit", "warning",
             f"make room, or {advice}", {"free_bytes": free},

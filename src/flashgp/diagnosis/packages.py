@@ -13,7 +13,7 @@ import torch
 
 from flashgp.diagnosis.findings import Finding
 from flashgp.foundations.profile_store import current_profile
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.kernels.matern import Matern
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.products import plan_product

@@ -21,7 +21,7 @@ from flashgp.foundations.processors import (
     usable_cores,
 )
 from flashgp.foundations.profile_store import machine_key
-from flashgp.foundations.report import counted, readable_bytes
+from flashgp.foundations.quantities import counted, readable_bytes
 
 __all__ = ["core_findings", "memory_findings", "processor_findings"]
 

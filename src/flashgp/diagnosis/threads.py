@@ -13,7 +13,7 @@ import torch
 from flashgp.diagnosis.findings import Finding
 from flashgp.foundations.placement import launcher_text
 from flashgp.foundations.processors import own_cores, physical_cores, usable_cores
-from flashgp.foundations.report import counted
+from flashgp.foundations.quantities import counted
 
 __all__ = ["thread_findings"]
 

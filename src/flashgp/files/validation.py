@@ -14,7 +14,7 @@ from flashgp.foundations.checks import check_finite
 from flashgp.foundations.errors import FlashGPError, MemoryBudgetError, ModelFileError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.report import readable_bytes
+from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.gp import GP
 from flashgp.kernels import Custom, Warped
 from flashgp.means import REGISTRY, evaluate_mean

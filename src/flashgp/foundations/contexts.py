@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["autocast_of_the_caller", "callers_autocast", "exact_precision", "ordinary_tensors"]
+__all__ = ["autocast_disabled", "autocast_of_the_caller", "callers_autocast", "outside_inference_mode"]
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -25,7 +25,7 @@ Autocast = dict[str, torch.dtype]  # the dtype of each device where it is on
 
 
 class _Outside(threading.local):
-    """Of each thread: the autocast that was on when it came through a door of `exact_precision`."""
+    """Of each thread: the autocast that was on when it came through a door of `autocast_disabled`."""
 
     autocast: Autocast | None = None
 
@@ -58,7 +58,7 @@ def callers_autocast() -> Iterator[None]:
         yield
 
 
-def exact_precision(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def autocast_disabled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Run a function with autocast off, whatever the caller has on."""
 
     @functools.wraps(function)
@@ -78,7 +78,7 @@ def exact_precision(function: Callable[Arguments, Result]) -> Callable[Arguments
     return run
 
 
-def ordinary_tensors(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def outside_inference_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Run a function outside inference mode (still without gradients), so that what it makes lasts."""
 
     @functools.wraps(function)

@@ -7,7 +7,7 @@ A sum depends on how it is split, and work is split by the number of threads; a 
     plans are made with built-in rates, never with measured ones     (foundations/profile_store.py)
     likelihoods of few rows take torch, not NumPy                    (pairwise/numpy_pairs.py)
     bases of low rank are by Householder, in sums of one order       (solvers/preconditioners/low_rank.py)
-    data are read from torch's own memory                            (`in_own_memory`)
+    data are read from torch's own memory                            (`contiguous_copy`)
 
 What is left: the memory that is free decides which route fits, so that `memory=` or `plan=` belong to it where memory
 is short; a time limit is a clock; a gradient that the caller takes through a result runs on the caller's threads.
@@ -25,7 +25,7 @@ from torch import Tensor
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.threads import single_thread
 
-__all__ = ["EVENT", "deterministic_where", "deterministically", "in_own_memory", "is_deterministic"]
+__all__ = ["EVENT", "contiguous_copy", "deterministic_where", "deterministically", "is_deterministic"]
 
 EVENT = Event(EventKind.DETERMINISTIC)  # in reports
 
@@ -77,6 +77,6 @@ def deterministic_where(
     return decorate
 
 
-def in_own_memory(tensor: Tensor) -> Tensor:
+def contiguous_copy(tensor: Tensor) -> Tensor:
     """A contiguous copy where it must be deterministic: products of few columns round by where an array begins."""
     return tensor.clone(memory_format=torch.contiguous_format) if _here.inside else tensor

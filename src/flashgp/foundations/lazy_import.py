@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["load_late", "no_forks"]
+__all__ = ["lazy_import", "no_forks"]
 
 _lock = threading.RLock()  # re-entrant: compiling imports, and a fork may come from inside
 _held = threading.local()  # what the thread that forks holds meanwhile
@@ -27,7 +27,7 @@ def no_forks() -> Iterator[None]:
         yield
 
 
-def load_late(module: str) -> None:
+def lazy_import(module: str) -> None:
     """Before an import inside a function: the first one holds locks of modules that a forked child could never take."""
     if module not in sys.modules:
         with no_forks():

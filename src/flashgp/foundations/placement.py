@@ -20,7 +20,7 @@ import torch
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.lazy_import import load_late
+from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
 from flashgp.foundations.quantities import counted
 
@@ -79,7 +79,7 @@ def runtime(
             f"`runtime` is active in another thread ({_active[-1][0]}) and holds for the whole process; enter it once, "
             "around both, or use a process for each"
         )
-    load_late("scipy.linalg")
+    lazy_import("scipy.linalg")
     from threadpoolctl import ThreadpoolController
 
     blas = [(one, one.get_num_threads()) for one in ThreadpoolController().select(user_api="blas").lib_controllers]

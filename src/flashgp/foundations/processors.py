@@ -23,7 +23,7 @@ __all__ = [
     "usable_cores",
 ]
 
-MOST_CORES = 2**16  # of one machine; a larger number is a slip of the keyboard, and a range of it would fill memory
+MAX_CORES = 2**16  # of one machine; a larger number is a slip of the keyboard, and a range of it would fill memory
 
 
 def own_cores() -> frozenset[int] | None:
@@ -107,7 +107,7 @@ def _core(number: str | int) -> int:
     if isinstance(number, bool) or (isinstance(number, str) and not (number.isascii() and number.isdigit())):
         raise ValueError
     found = int(number) if isinstance(number, str) else operator.index(number)
-    if not 0 <= found < MOST_CORES:
+    if not 0 <= found < MAX_CORES:
         raise ValueError
     return found
 

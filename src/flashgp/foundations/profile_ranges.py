@@ -1,8 +1,8 @@
-"""Named stretches of the library's own work, which a profile sees: what a plan calls pairwise products and the like.
+"""Named ranges of the library's own work in a profile: what a plan calls pairwise products and the like.
 
 Compiled loops leave no trace in a profile of PyTorch's operations, and of a matrix product such a profile does not know
 what it was for. So the few primitives that all work passes through say what they do. Unless somebody records, saying so
-costs one comparison and changes nothing; while somebody does, every stretch is a range of `torch.profiler`, of NVTX
+costs one comparison and changes nothing; while somebody does, every range is a range of `torch.profiler`, of NVTX
 where there is CUDA, and an entry of the record. Innermost wins: products inside a factorisation are products.
 """
 
@@ -16,7 +16,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["KINDS", "Kind", "Record", "Stretch", "recording", "stretch", "stretched"]
+__all__ = ["KINDS", "Kind", "ProfileRange", "Record", "profile_range", "profiled", "recording"]
 
 Kind = Literal["pairwise products", "factorisation", "triangular solves", "transfers"]
 KINDS: tuple[Kind, ...] = ("pairwise products", "factorisation", "triangular solves", "transfers")
@@ -25,8 +25,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """One stretch: of what kind, in which thread, from when to when in nanoseconds of `time.perf_counter_ns`."""
+class ProfileRange:
+    """One range: of what kind, in which thread, from when to when in nanoseconds of `time.perf_counter_ns`."""
 
     kind: Kind
     thread: int
@@ -36,10 +36,10 @@ class Stretch:
 
 @dataclass
 class Record:
-    """What was recorded. Fields: stretches, by when they ended; cpu_nanoseconds, processor time that the recording
+    """What was recorded. Fields: ranges, by when they ended; cpu_nanoseconds, processor time that the recording
     thread spent in its outermost ones; thread, that one."""
 
-    stretches: list[Stretch] = field(default_factory=list)
+    ranges: list[ProfileRange] = field(default_factory=list)
     cpu_nanoseconds: int = 0
     thread: int = field(default_factory=threading.get_ident)
 
@@ -59,11 +59,11 @@ class _Recorder:
         self._nvtx = torch.cuda.is_available()
 
     def open(self, kind: Kind) -> AbstractContextManager[None]:
-        # A stretch inside one of its own kind is the same stretch.
-        return nullcontext() if self._open.kinds[-1:] == [kind] else self._stretch(kind)
+        # A range inside one of its own kind is part of it.
+        return nullcontext() if self._open.kinds[-1:] == [kind] else self._range(kind)
 
     @contextmanager
-    def _stretch(self, kind: Kind) -> Iterator[None]:
+    def _range(self, kind: Kind) -> Iterator[None]:
         kinds, thread = self._open.kinds, threading.get_ident()
         outermost = not kinds and thread == self.record.thread
         kinds.append(kind)
@@ -82,19 +82,19 @@ class _Recorder:
             if self._nvtx:
                 torch.cuda.nvtx.range_pop()
             kinds.pop()
-            self.record.stretches.append(Stretch(kind, thread, start, end))
+            self.record.ranges.append(ProfileRange(kind, thread, start, end))
 
 
 _recorder: _Recorder | None = None
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-def stretch(kind: Kind) -> AbstractContextManager[None]:
+def profile_range(kind: Kind) -> AbstractContextManager[None]:
     """A context for work of this kind. Cost: 0.2 microseconds unless somebody records, as measured."""
     return _NOTHING if _recorder is None else _recorder.open(kind)
 
 
-def stretched(kind: Kind) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def profiled(kind: Kind) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Decorator: the whole function is work of this kind."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -112,9 +112,9 @@ def stretched(kind: Kind) -> Callable[[Callable[Arguments, Result]], Callable[Ar
 
 @contextmanager
 def recording(synchronise: Callable[[], None] = lambda: None) -> Iterator[Record]:
-    """Record every stretch of this process within the block; inside another recording, only the outer one has them.
+    """Record every range of this process within the block; inside another recording, only the outer one has them.
 
-    Args: synchronise: called at the end of each stretch, so that work which it queued on a device is inside.
+    Args: synchronise: called at the end of each range, so that work which it queued on a device is inside.
     """
     global _recorder
     if _recorder is not None:

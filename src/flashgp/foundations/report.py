@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from flashgp.foundations.events import Event, joined
-from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
-__all__ = ["Report", "counted", "readable_bytes", "readable_seconds"]
+__all__ = ["Report"]
 
 
 @dataclass

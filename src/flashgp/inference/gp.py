@@ -8,9 +8,9 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.contexts import exact_precision
+from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.lazy_import import load_late
+from flashgp.foundations.lazy_import import lazy_import
 from flashgp.inference.exact.likelihood import DirectSettings, evaluate_likelihood
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -110,7 +110,7 @@ class GP(Prior):
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
         """
-        load_late("flashgp.inference.posterior")
+        lazy_import("flashgp.inference.posterior")
         from flashgp.inference.exact.condition import condition
         from flashgp.inference.posterior import Posterior
 
@@ -128,7 +128,7 @@ class GP(Prior):
         )
         return Posterior(condition(self, x, y, settings))
 
-    @exact_precision
+    @autocast_disabled
     def log_marginal_likelihood(
         self,
         x: Any,
@@ -156,7 +156,7 @@ class GP(Prior):
         settings = DirectSettings(TorchTiles(), dtype or torch.float64, jitter, repair=lambda: self.repairable(x, y))
         return evaluate_likelihood(self, settings, x, y)
 
-    @exact_precision
+    @autocast_disabled
     def log_joint(
         self,
         x: Any,

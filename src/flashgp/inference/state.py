@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
@@ -218,8 +218,8 @@ class State:
             self.cache.weights = self._weights_by_factor()
         return self.cache.weights
 
-    @ordinary_tensors
-    @exact_precision
+    @outside_inference_mode
+    @autocast_disabled
     @torch.no_grad()
     def _weights_by_factor(self) -> Tensor:
         """L^-T z, what an update left to do."""

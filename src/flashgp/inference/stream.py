@@ -28,7 +28,7 @@ from flashgp.foundations.errors import (
     ShapeError,
 )
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.online.update import check_updatable, like_own
 from flashgp.inference.posterior import Posterior
 from flashgp.likelihoods import Gaussian

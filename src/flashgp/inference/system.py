@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import exact_precision
+from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
@@ -82,7 +82,7 @@ class CovarianceSystem(System):
     def diagonal(self) -> Tensor:
         return self._operator.diagonal()
 
-    @exact_precision
+    @autocast_disabled
     def multiply(self, v: Tensor) -> Tensor:
         """A v, eq. (M-20) plus noise: float32 through the tiles where they are kept, else recomputed."""
         tiles = self._tiles if v.dtype == torch.float32 else None
@@ -115,7 +115,7 @@ class CovarianceSystem(System):
         rows, kinds = self._operator.rows, self._operator.form.statistics
         return [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance" and f.shape[-1]]
 
-    @exact_precision
+    @autocast_disabled
     def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
         """K[rows, cols] v: through the tiles for all rows and a slice of columns in float32, else recomputed."""
         every = isinstance(rows, slice) and rows.indices(self.count) == (0, self.count, 1)
@@ -130,7 +130,7 @@ class CovarianceSystem(System):
             self._parts[start, stop] = part
         return part.times(v)
 
-    @exact_precision
+    @autocast_disabled
     def dense(self, dtype: torch.dtype) -> Tensor:
         operator = self._operator
         matrix = operator.backend.block(

@@ -21,7 +21,7 @@ from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.form import Form, Rows, broadcast_batch
-from flashgp.foundations.lazy_import import load_late
+from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
 
@@ -181,7 +181,7 @@ class Kernel(nn.Module, ABC):
                 `skip_below` inside torch.compile.
         """
         if not torch.compiler.is_compiling():
-            load_late("flashgp.operators")
+            lazy_import("flashgp.operators")
         from flashgp.operators import CovarianceOperator, SkippingOperator  # the one sanctioned late import
 
         if torch.compiler.is_compiling():

@@ -11,12 +11,12 @@ import torch
 
 from flashgp.foundations.operations import result_numbers
 from flashgp.foundations.profile import DeviceRates
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 
 __all__ = ["ACCELERATOR", "CPU", "Decision", "Speeds", "crossover_order", "decide", "order_of"]
 
 CPU, ACCELERATOR = "cpu", "accelerator"
-LARGEST_ORDER = 2**14  # a crossover beyond it is none
+MAX_ORDER = 2**14  # a crossover beyond it is none
 STEPS = 4  # orders looked at between one power of two and the next
 EXACT_ORDER = 128  # sizes above it are rounded down to seven binary digits before they are looked up: 0.8 % of an order
 
@@ -142,7 +142,7 @@ def decide(
 def crossover_order(
     speeds: Speeds, operation: str, dtype: torch.dtype, rows: int, columns: int, batch: int = 1, home: str = CPU
 ) -> int | None:
-    """The least order from which the accelerator is quicker at every order looked at, up to LARGEST_ORDER; the sides
+    """The least order from which the accelerator is quicker at every order looked at, up to MAX_ORDER; the sides
     keep their proportions, a triangular system its right-hand sides. None where it is not quicker at the largest."""
     order = max(1, order_of(operation, rows, columns))
 
@@ -154,8 +154,8 @@ def crossover_order(
         on_cpu, on_accelerator, _ = _seconds(speeds, operation, dtype, *size, batch, home)
         return on_cpu is not None and on_accelerator is not None and on_accelerator < on_cpu
 
-    least = LARGEST_ORDER + 1
-    steps = STEPS * int(math.log2(LARGEST_ORDER))
+    least = MAX_ORDER + 1
+    steps = STEPS * int(math.log2(MAX_ORDER))
     for step in range(steps, -1, -1):
         k = round(2 ** (step / STEPS))
         if not pays(k):
@@ -164,7 +164,7 @@ def crossover_order(
         least = k
     else:
         return 1
-    if least > LARGEST_ORDER:
+    if least > MAX_ORDER:
         return None
     while least - below > 1:
         middle = (least + below) // 2

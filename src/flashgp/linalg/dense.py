@@ -22,7 +22,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 
 from .routing import Elsewhere, elsewhere
 
@@ -33,7 +33,7 @@ MODES = ("reduced", "complete", "r")
 _REFUSED = (RuntimeError, TypeError, AttributeError, IndexError)  # torch's errors; LinAlgError is a RuntimeError
 
 
-@stretched("factorisation")
+@profiled("factorisation")
 def qr(
     A: Inexact[Tensor, "*batch m n"], mode: str = "reduced", *, device: str = "auto", crossover: float | None = None
 ) -> Any:
@@ -62,7 +62,7 @@ def qr(
         raise error
 
 
-@stretched("factorisation")
+@profiled("factorisation")
 def cholesky(
     A: Inexact[Tensor, "*batch n n"], *, upper: bool = False, device: str = "auto", crossover: float | None = None
 ) -> Inexact[Tensor, "*batch n n"]:
@@ -86,7 +86,7 @@ def cholesky(
         raise error
 
 
-@stretched("factorisation")
+@profiled("factorisation")
 def eigh(A: Inexact[Tensor, "*batch n n"], *, device: str = "auto", crossover: float | None = None) -> Any:
     """Eigenvalues, increasing, and eigenvectors of symmetric A, as `torch.linalg.eigh`, where it is quicker.
 
@@ -113,7 +113,7 @@ def eigh(A: Inexact[Tensor, "*batch n n"], *, device: str = "auto", crossover: f
         raise error
 
 
-@stretched("triangular solves")
+@profiled("triangular solves")
 def solve_triangular(
     A: Inexact[Tensor, "*a n n"],
     B: Inexact[Tensor, "*b k t"],

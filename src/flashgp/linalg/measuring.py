@@ -21,7 +21,7 @@ from .decision import ACCELERATOR, CPU, Speeds, crossover_order
 __all__ = ["LIMIT_SECONDS", "link_rates", "measured_curve", "measured_quickly", "refined", "sizes_of"]
 
 ORDERS = (16, 64, 256, 1024, 2048)
-LARGEST_EIGH = 1024  # eigenvectors of 2048 rows take seconds on two cores, and cost as the cube from here on
+MAX_EIGH_ORDER = 1024  # eigenvectors of 2048 rows take seconds on two cores, and cost as the cube from here on
 TALL, TALL_ORDERS = 16, (16, 64, 256)  # times as many rows as columns, of a QR
 SIDES = (1, 16, 256)  # right-hand sides of a triangular solve
 TOGETHER, TOGETHER_ORDERS = 64, (16, 64)  # matrices in one call
@@ -35,7 +35,7 @@ Size = tuple[int, int, int]  # rows, columns, batch
 
 def sizes_of(operation: str) -> list[Size]:
     """What is measured of an operation, the least work first."""
-    orders = [n for n in ORDERS if operation != "eigh" or n <= LARGEST_EIGH]
+    orders = [n for n in ORDERS if operation != "eigh" or n <= MAX_EIGH_ORDER]
     sizes: list[Size] = []
     if operation == "triangular":
         sizes += [(n, t, 1) for n in orders for t in SIDES]

@@ -30,7 +30,7 @@ from .measuring import measured_quickly
 __all__ = ["Elsewhere", "elsewhere", "explain", "own_device"]
 
 DEVICES = ("auto", "cpu", "cuda")
-LEAST_FLOPS = 3e4  # data in host memory: less than this is done before an accelerator has heard of it
+MIN_FLOPS = 3e4  # data in host memory: less than this is done before an accelerator has heard of it
 
 _lock = threading.Lock()
 _of_profile: tuple[MachineProfile, Speeds | None] | None = None
@@ -119,7 +119,7 @@ def elsewhere(operation: str, A: Tensor, columns: int | None, device: str, cross
     if limit is not None:
         place = ACCELERATOR if order_of(operation, *size[:2]) >= limit else CPU
     else:
-        if home == CPU and operation_flops(operation, *size) < LEAST_FLOPS:
+        if home == CPU and operation_flops(operation, *size) < MIN_FLOPS:
             return None
         speeds = known_speeds(operation, A.dtype)
         if speeds is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import exact_precision
+from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.operators.multiplication import multiply, pulled_back
 from flashgp.operators.tiled import TiledSum, block_sum, product_sum
@@ -93,7 +93,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_forward(right, *tensors)
 
     @staticmethod
-    @exact_precision
+    @autocast_disabled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         right, *tensors = ctx.saved_tensors
         to_right = None
@@ -136,7 +136,7 @@ class _ProductGradient(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    @exact_precision
+    @autocast_disabled
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         return (None, *_gradient_gradients(product_sum(ctx.operator), 1, ctx, cotangents))
 
@@ -175,7 +175,7 @@ class _Block(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    @exact_precision
+    @autocast_disabled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         pulled = _BlockGradient.apply(ctx.operator, gradient, *ctx.saved_tensors)
         needed = ctx.needs_input_grad[2:]
@@ -217,7 +217,7 @@ class _BlockGradient(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    @exact_precision
+    @autocast_disabled
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         total = block_sum(ctx.operator, ctx.saved_tensors[0].dtype)
         return (None, *_gradient_gradients(total, 0, ctx, cotangents))

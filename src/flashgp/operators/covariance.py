@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flashgp.foundations.contexts import exact_precision
-from flashgp.foundations.determinism import deterministic_where, deterministically, in_own_memory
+from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.determinism import contiguous_copy, deterministic_where, deterministically
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.form import Form, Rows, broadcast_batch
@@ -112,7 +112,7 @@ class CovarianceOperator(LinearOperator):
         if memory is not None:
             parse_bytes(memory)
         with deterministically(deterministic):
-            x1, x2 = in_own_memory(x1), None if x2 is None else in_own_memory(x2)
+            x1, x2 = contiguous_copy(x1), None if x2 is None else contiguous_copy(x2)
             settled = Orders(plan, memory, deterministic, notes=notes)
             return cls.of(kernel, x1, x2, orders=None if settled == Orders() else settled)
 
@@ -203,7 +203,7 @@ class CovarianceOperator(LinearOperator):
 
     mT = T  # noqa: N815 - as in torch
 
-    @exact_precision
+    @autocast_disabled
     @deterministic_where(lambda self, *_, **__: self.orders.deterministic)
     def to_dense(self, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch n m"]:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
@@ -218,7 +218,7 @@ class CovarianceOperator(LinearOperator):
         block = self.backend.block(self.form, self.theta, self.rows, self.cols, dtype=dtype, workspace=self.workspace)
         return block.expand((*self.shape,))
 
-    @exact_precision
+    @autocast_disabled
     @deterministic_where(lambda self: self.orders.deterministic)
     def diagonal(self) -> Float[Tensor, "*batch n"]:
         """k(x1_i, x2_i) of a symmetric operator, (*batch, n)."""
@@ -228,7 +228,7 @@ class CovarianceOperator(LinearOperator):
             return differentiable.diagonal(self.form, self.theta, self.rows).to(self.dtype)
         return self.backend.diagonal(self.form, self.theta, self.rows, dtype=self.dtype)
 
-    @exact_precision
+    @autocast_disabled
     def _apply(self, matrix: Tensor) -> Tensor:
         """K @ matrix. Cost: n m (d + t) flops, half the covariances when symmetric; one tile."""
         if self.orders.plan is not None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.determinism import deterministic_where, in_own_memory
+from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.events import Event
 from flashgp.foundations.form import Form, Rows, broadcast_batch
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.stored import StoredTiles
@@ -143,11 +143,11 @@ def check_product_plan(plan: Any, operator: "CovarianceOperator", right: Tensor)
         )
 
 
-@stretched("pairwise products")
+@profiled("pairwise products")
 @deterministic_where(lambda operator, _: operator.orders.deterministic)
 def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     """K @ right for right (*batch, m, t), no derivatives. Cost: as the plan says."""
-    right = in_own_memory(right)
+    right = contiguous_copy(right)
     orders, products = operator.orders, operator.products
     plan = _plan_for(operator, right)
     workspace = operator.workspace
@@ -162,7 +162,7 @@ def multiply(operator: "CovarianceOperator", right: Tensor) -> Tensor:
     return out
 
 
-@stretched("pairwise products")
+@profiled("pairwise products")
 def pulled_back(operator: "CovarianceOperator", left: Tensor, right: Tensor) -> PairGradient:
     """The gradient of sum(left * K right) by everything that K depends on, (M-21), by the backend that multiplies.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import broadcast_batch
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend
 from flashgp.planner.products import STORED_ROWS
@@ -45,7 +45,7 @@ class StoredTiles:
             )
             self.panels.append((i, j, tile))
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def __matmul__(self, right: Tensor) -> Tensor:
         """K @ right, (*batch, n, t), eq. (M-20), in right's dtype.
 
@@ -61,7 +61,7 @@ class StoredTiles:
                 out[..., i.stop :] += given[..., i] @ values[..., i.stop - i.start :]
         return out.mT.contiguous()
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def columns_times(self, columns: slice, right: Tensor) -> Tensor:
         """K[:, columns] @ right, (*batch, n, t), in right's dtype, of a symmetric K, for right (*batch, b, t)."""
         batch = broadcast_batch(self.shape[:-2], right.shape[:-2])
@@ -96,7 +96,7 @@ class BorderedTiles:
         """Rows that the tiles have and K has not, and those that K has beside them."""
         return self.tiles.shape[-1] - self.staying + self.count - self.staying
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def __matmul__(self, right: Tensor) -> Tensor:
         """K @ right, (u + m, t), in right's dtype."""
         u, full = self.staying, right.new_zeros(self.tiles.shape[-1], right.shape[-1])
@@ -105,7 +105,7 @@ class BorderedTiles:
         out = (self.tiles @ full)[self.own].addmm_(border[:, :u].mT, right[u:])
         return torch.cat([out, border @ right])
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def columns_times(self, columns: slice, right: Tensor) -> Tensor:
         """K[:, columns] @ right, (u + m, t), in right's dtype."""
         u, border = self.staying, self.border.to(right.dtype)

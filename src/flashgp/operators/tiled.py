@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.pairwise.torch import differentiable
 from flashgp.pairwise.torch.opaque import Pieces
 
@@ -77,7 +77,7 @@ class TiledSum:
     def outputs(self) -> int:
         return 1 + max(slot.tensor for slot in self.gives)
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def evaluated(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The values, without a graph."""
         sums: dict[int, Tensor] = {}

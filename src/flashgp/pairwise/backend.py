@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.near.tile_lists import NearTiles
 
@@ -62,7 +62,7 @@ class Backend(ABC):
         super().__init_subclass__()
         for name in _WORK:
             if name in vars(cls):
-                setattr(cls, name, stretched("pairwise products")(vars(cls)[name]))
+                setattr(cls, name, profiled("pairwise products")(vars(cls)[name]))
 
     @classmethod
     def for_every_size(cls) -> "Backend":

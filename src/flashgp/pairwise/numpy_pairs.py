@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.pairwise.program.numpy_program import numpy_partials, numpy_value
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.statistics import FAR_SQUARED
@@ -67,14 +67,14 @@ class NumpyPairs:
     def __reduce__(self) -> tuple[Any, ...]:
         return NumpyPairs, (self._form, self._theta)  # generated functions cannot be pickled
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def block(self, rows: RowArrays, others: RowArrays) -> Array:
         """k(x_i, x'_j), (k, n). Cost: k n d flops and a dozen calls."""
         with numpy.errstate(all="ignore"):  # as torch: who uses it sees what is not finite
             statistics, sides = self._inputs(rows, others)
             return self._filled(statistics, sides, (rows.length, others.length))
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def diagonal(self, rows: RowArrays) -> Array:
         """k(x_i, x_i), (k,)."""
         if self._constant_diagonal is not None:
@@ -90,7 +90,7 @@ class NumpyPairs:
         """k(x, x) of the one point of `rows`."""
         return float(self.diagonal(rows)[0]) if self._constant_diagonal is None else self._constant_diagonal
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def taped_block(self, rows: RowArrays) -> tuple[Array, Callable[[Array], list[Any]]]:
         """K of the rows with themselves, (n, n), and the pullback of a symmetric slope dL/dK, (n, n).
 
@@ -102,7 +102,7 @@ class NumpyPairs:
         matrix = numpy.full((rows.length, rows.length), scalar) if tile is None else tile * scalar
         return matrix, lambda slope: self._pull(rows, partials, slope)
 
-    @stretched("pairwise products")
+    @profiled("pairwise products")
     def _pull(self, rows: RowArrays, partials: Sequence[Any], slope: Array) -> list[Any]:
         form, count = self._form, len(self._form.statistics)
         total: list[Any] = [None] * (count + form.scalar_count + form.parameter_count)

@@ -18,7 +18,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError, Mem
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import tune_command, unused_accelerator
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 __all__ = [
     "DTYPES",

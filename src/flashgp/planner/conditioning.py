@@ -15,7 +15,7 @@ from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
-from flashgp.foundations.report import readable_bytes
+from flashgp.foundations.quantities import readable_bytes
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import DTYPES, Alternative, Candidate, budgets, check_route, choose, profile_notes
@@ -33,9 +33,9 @@ TRAINING_PASSES, GRADIENT_PASSES = 30, 3  # of one iterative step: warm starts n
 TRAINING_COLUMNS = 9  # right-hand sides of a step: the targets and eight samples
 HEAD_BYTES = 2**27  # of panels while the rest of a headed factor is made
 FACTOR_COLUMNS = 33  # with a factor: more samples cost little beside it
-# Columns of the preconditioner: at most MOST_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to
-# LEAST_RANK. So many n x rank buffers in float64 are alive at once while it is made.
-MOST_RANK, ROWS_PER_RANK, LEAST_RANK, RANK_BUFFERS = 512, 4, 32, 3
+# Columns of the preconditioner: at most MAX_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to
+# MIN_RANK. So many n x rank buffers in float64 are alive at once while it is made.
+MAX_RANK, ROWS_PER_RANK, MIN_RANK, RANK_BUFFERS = 512, 4, 32, 3
 
 Key = tuple[str, str, str]  # device, route, backend
 
@@ -248,8 +248,8 @@ def _preconditioned(problem: _Problem, products: int, t: int, available: int) ->
     n = problem.n
     beside = products + 8 * n * (VECTORS * t + 4 * problem.features)
     column = 8 * n * RANK_BUFFERS
-    full = min(MOST_RANK, n // ROWS_PER_RANK)
-    rank = max(min(full, LEAST_RANK), min(full, (available - beside) // max(1, column)))
+    full = min(MAX_RANK, n // ROWS_PER_RANK)
+    rank = max(min(full, MIN_RANK), min(full, (available - beside) // max(1, column)))
     return rank, beside + column * rank
 
 

@@ -24,7 +24,7 @@ __all__ = ["crossovers"]
 
 DENSE = ("cholesky", "qr", "eigh", "triangular")
 RIGHT_HAND_SIDES = 16  # of the triangular systems shown
-MOST_ROWS, MOST_PRODUCTS = 10**7, 10**6
+MAX_ROWS, MAX_PRODUCTS = 10**7, 10**6
 PRODUCT_ROWS, FEATURES = 20_000, 8  # of the problems that plans are asked for
 UNBOUNDED_BYTES = 2**62  # so that seconds decide
 
@@ -67,7 +67,7 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
 
     least = math.isqrt(PORTABLE_PAIRS - 1) + 1  # smaller ones do not wait for a compiler
     rows = least if not tiled(least) else _largest(tiled) + 1
-    if rows > MOST_ROWS:
+    if rows > MAX_ROWS:
         return [("compiled loops", "never quicker than torch tiles")]
     return [("compiled loops", f"from {rows**2 if rows > least else PORTABLE_PAIRS:,} pairs on, one right-hand side")]
 
@@ -102,8 +102,8 @@ def _products(profile: MachineProfile) -> list[tuple[str, str]]:
         )  # fmt: skip
         return plan.route == "recomputed"
 
-    count = _largest(recomputed, MOST_PRODUCTS)
-    if count == MOST_PRODUCTS:
+    count = _largest(recomputed, MAX_PRODUCTS)
+    if count == MAX_PRODUCTS:
         return [("stored tiles", "never quicker than recomputed ones, one right-hand side")]
     return [("stored tiles", f"quicker than recomputed ones from {count + 1:,} products, one right-hand side")]
 
@@ -129,7 +129,7 @@ def _variances(profile: MachineProfile) -> list[tuple[str, str]]:
     return lines
 
 
-def _largest(holds: Callable[[int], bool], most: int = MOST_ROWS) -> int:
+def _largest(holds: Callable[[int], bool], most: int = MAX_ROWS) -> int:
     """The largest n up to `most` for which it holds, of something that grows; 0 where it holds for none."""
     least = 0
     while least < most:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.planner.choice import DTYPES, Alternative, plan_json, plan_values, table_of
 from flashgp.planner.engines import ENGINES
 

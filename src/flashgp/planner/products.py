@@ -17,7 +17,7 @@ from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.form import Form
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
-from flashgp.foundations.report import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.pairwise.cpu.backend import columns_together
 from flashgp.pairwise.near.far import PANEL
 from flashgp.pairwise.program.program import program_of

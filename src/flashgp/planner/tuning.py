@@ -37,7 +37,7 @@ PARTS = (*OPERATIONS, "copy", "exp", "block", "tile", "call", "transfer", "produ
 POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
 MEASURED_SECONDS = 0.08  # of timed calls per rate
 QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
-MOST_GROWTH = 16  # of the rows, until a call is long enough
+MAX_GROWTH = 16  # of the rows, until a call is long enough
 SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the blocks and products measured on each
 FLOATS = (torch.float64, torch.float32)
 TILES = (2**18, 2**19, 2**20, 2**21)  # pairs; of torch tiles that are compared on products of so many rows
@@ -260,6 +260,6 @@ def _product_rate(device: torch.device, backend: str, dtype: torch.dtype, symmet
         right = torch.ones(n, t, dtype=dtype, device=device)
         cols = None if symmetric else rows
         seconds = _seconds(lambda: made.product(kernel.form, [], rows, cols, right), device)  # noqa: B023
-        if seconds >= QUICK_SECONDS or n >= MOST_GROWTH * SIZES[_kind(device)]:
+        if seconds >= QUICK_SECONDS or n >= MAX_GROWTH * SIZES[_kind(device)]:
             return n * n / seconds
         n *= 2

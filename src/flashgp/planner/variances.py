@@ -13,7 +13,7 @@ import torch
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Form
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.report import readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import Candidate

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.report import counted, readable_seconds
+from flashgp.foundations.quantities import counted, readable_seconds
 
 from .axes import BLUE, GREY, INK, ORANGE, VERMILLION, empty, legend, new_axes, note, shown_rows, style
 

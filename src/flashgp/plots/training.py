@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashgp.foundations.report import counted
+from flashgp.foundations.quantities import counted
 
 from .axes import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, empty, legend, new_axes, note, shown_rows, style
 

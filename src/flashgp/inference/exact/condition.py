@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets, promotions
-from flashgp.foundations.contexts import exact_precision, ordinary_tensors
-from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.placement import placement_events
-from flashgp.foundations.profile_ranges import stretch
+from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
@@ -43,8 +43,8 @@ from flashgp.solvers.iterative.contract import Limits
 __all__ = ["condition"]
 
 
-@ordinary_tensors
-@exact_precision
+@outside_inference_mode
+@autocast_disabled
 @deterministic_where(lambda prior, x, y, settings: settings.solve.deterministic)
 def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> State:
     """See `GP.condition`."""
@@ -61,7 +61,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
     events = [*promotions(x=x, y=y), *autocast_events(prior.kernel)]
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
-    x, y = in_own_memory(x), in_own_memory(y)
+    x, y = contiguous_copy(x), contiguous_copy(y)
     if deterministic:
         events.append(EVENT)
     events += placement_events()
@@ -88,7 +88,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
         events.append(
             Event(EventKind.MOVED, bytes=x.numel() * x.element_size(), source=str(x.device), target=str(target))
         )
-        with stretch("transfers"):
+        with profile_range("transfers"):
             x, y = x.to(target), y.to(target)
     if not differentiable:
         x, y = x.detach(), y.detach()

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.form import Form
 from flashgp.foundations.parameters import Parameter
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import collect_leaves, is_plain
 from flashgp.inference.prior import Prior
@@ -45,7 +45,7 @@ class SmallLikelihood:
             workspace.ran(TITLE)
         self.matrix, self.pull = pairs.taped_block(rows)
 
-    @stretched("factorisation")
+    @profiled("factorisation")
     def solve(self, noise: Array, residual: Array) -> tuple[float, Array, Array] | None:
         """(log likelihood, K^-1 r, lower factor) with `noise` on the diagonal, in the memory of the matrix.
 
@@ -70,7 +70,7 @@ class SmallLikelihood:
         fit = float(numpy.vdot(residual, weights))
         return -0.5 * (fit + p * log_determinant + n * p * math.log(2.0 * math.pi)), weights, lower
 
-    @stretched("factorisation")
+    @profiled("factorisation")
     def slope(self, weights: Array, lower: Array) -> Array:
         """dL/dK = 1/2 (A A^T - p K^-1), eq. (M-34), in the memory of the factor."""
         inverse, right = torch.from_numpy(lower), torch.from_numpy(weights)

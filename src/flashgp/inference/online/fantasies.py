@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.contexts import exact_precision
+from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
@@ -69,7 +69,7 @@ class Fantasies:
         self._lower = lower  # C_b, (B, q, q)
         self._whitened, self._scores = whitened, scores  # z, (n, p); u_b, (*s, B, q, p)
 
-    @exact_precision
+    @autocast_disabled
     @deterministic_where(lambda self, x_test: self.posterior.settings.deterministic)
     def predict(self, x_test: Any) -> FantasyPrediction:
         """The posteriors of all members at x_test: (m, d), points that they share, or (*b, m, d), their own.
@@ -162,7 +162,7 @@ class Fantasies:
         return f"Fantasies: {shape or '1'} of {self.x.shape[-2]:,} rows beside {self.posterior.count:,}"
 
 
-@exact_precision
+@autocast_disabled
 @deterministic_where(lambda post, *_: post.settings.deterministic)
 def fantasize(post: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     """See `Posterior.fantasize`."""

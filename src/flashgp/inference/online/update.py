@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
-from flashgp.foundations.contexts import exact_precision, ordinary_tensors
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
@@ -168,8 +168,8 @@ def check_updatable(post: State) -> None:
 
 # -- the update ---------------------------------------------------------------------------------------------------
 @deterministic_where(lambda post, gone, new: post.settings.deterministic)
-@ordinary_tensors
-@exact_precision
+@outside_inference_mode
+@autocast_disabled
 @torch.no_grad()
 def _updated(post: State, gone: Tensor | None, new: _New | None) -> State:
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, promotions
-from flashgp.foundations.determinism import deterministically, in_own_memory
+from flashgp.foundations.determinism import contiguous_copy, deterministically
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.form import broadcast_batch
 from flashgp.inference.plan import check_prediction_plan, plan_for
@@ -35,7 +35,7 @@ def predict(
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
     x_test = check_points(x_test, "x_test", like=state.x)
     with deterministically(deterministic):
-        x_test = in_own_memory(x_test)
+        x_test = contiguous_copy(x_test)
     try:
         broadcast_batch(x_test.shape[:-2], state.batch_shape)
     except RuntimeError:

@@ -15,13 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points
-from flashgp.foundations.contexts import exact_precision, ordinary_tensors
-from flashgp.foundations.determinism import EVENT, deterministic_where, in_own_memory
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.report import Report
 from flashgp.inference.exact.solve import mean_goal
 from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, prior_covariance, prior_draws
 from flashgp.inference.state import State
@@ -55,7 +56,7 @@ class Paths:
         """Root mean square of the error of k relative to the variances; of pivots, the missing share."""
         return self._prior.error
 
-    @exact_precision
+    @autocast_disabled
     @deterministic_where(lambda self, _: self._posterior.settings.deterministic)
     def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
         """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
@@ -64,7 +65,7 @@ class Paths:
         Cost: n (d + count) flops per point, and F (d + count) for F features; tile by tile.
         """
         post = self._posterior
-        x = in_own_memory(check_points(x, "x", like=post.x))
+        x = contiguous_copy(check_points(x, "x", like=post.x))
         try:
             broadcast_batch(x.shape[:-2], post.batch_shape)
         except RuntimeError:
@@ -108,8 +109,8 @@ class Paths:
         return self.report._repr_html_()
 
 
-@ordinary_tensors
-@exact_precision
+@outside_inference_mode
+@autocast_disabled
 @deterministic_where(lambda post, *_: post.settings.deterministic)
 def draw_paths(post: State, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`."""

@@ -19,13 +19,14 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_targets
-from flashgp.foundations.contexts import exact_precision
+from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import EVENT, deterministic_where
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.report import Report, readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import TITLE
 from flashgp.inference.predict.few_points import FewPoints
@@ -215,7 +216,7 @@ class Prediction:
             self._few = None
             self._graph = True
 
-    @exact_precision
+    @autocast_disabled
     @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
@@ -474,7 +475,7 @@ class Prediction:
     def _explained(self, rows: Rows) -> Tensor:
         return self._half(rows).square().sum(-2, dtype=torch.float64)
 
-    @exact_precision
+    @autocast_disabled
     @deterministic_where(lambda self, *_, **__: self._deterministic)
     def _joint(self, *, observed: bool) -> Tensor:
         n = self._x.shape[-2]

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.foundations.checks import check_points
-from flashgp.foundations.contexts import exact_precision, ordinary_tensors
-from flashgp.foundations.determinism import deterministic_where, in_own_memory
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
@@ -71,14 +71,14 @@ class VarianceProbes:
     level: float
     events: list[Event] = field(default_factory=list)
 
-    @ordinary_tensors
-    @exact_precision
+    @outside_inference_mode
+    @autocast_disabled
     @deterministic_where(lambda self, _: self.posterior.settings.deterministic)
     @torch.no_grad()
     def __call__(self, x_test: Tensor) -> SampledVariance:
         """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
         post = self.posterior
-        x_test = in_own_memory(check_points(x_test, "x_test", like=post.x))
+        x_test = contiguous_copy(check_points(x_test, "x_test", like=post.x))
         if x_test.dim() != 2:
             raise ShapeError(f"`x_test` must have shape (n_test, d), got {tuple(x_test.shape)}; pass one table")
         size = self.actions.shape[0] + self.neighbours
@@ -153,8 +153,8 @@ def probes_of(state: State) -> VarianceProbes:
     return probes
 
 
-@ordinary_tensors
-@exact_precision
+@outside_inference_mode
+@autocast_disabled
 @deterministic_where(lambda post, **_: post.settings.deterministic)
 @torch.no_grad()
 def variance_probes(

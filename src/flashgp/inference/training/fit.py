@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets, promotions
-from flashgp.foundations.contexts import exact_precision, ordinary_tensors
-from flashgp.foundations.determinism import deterministic_where, in_own_memory
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import (
     DomainError,
     FitInterrupted,
@@ -29,8 +29,9 @@ from flashgp.foundations.errors import (
 )
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import Parameter
-from flashgp.foundations.profile_ranges import stretch
-from flashgp.foundations.report import Report, readable_bytes
+from flashgp.foundations.profile_ranges import profile_range
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
@@ -109,8 +110,8 @@ class Fitted:
     interrupted: bool
 
 
-@ordinary_tensors
-@exact_precision
+@outside_inference_mode
+@autocast_disabled
 @deterministic_where(lambda prior, x, y, options: options.deterministic)
 def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     """See `flashgp.fit`."""
@@ -119,7 +120,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     promoted = promotions(x=x, y=y)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
-    x, y = in_own_memory(x), in_own_memory(y)
+    x, y = contiguous_copy(x), contiguous_copy(y)
     group = equal_rows(prior, x, y)
     prior, plan = prior.released(), _plan(prior, x, y, group, options)
     problem = _problem(prior, x, y, group, plan, options)
@@ -190,7 +191,7 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
 def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Plan, options: FitOptions) -> Problem:
     """What is searched: the rows that differ, on their device, with what they say about the parameters."""
     target = planned_device(plan, options.device, x)
-    with stretch("transfers"):
+    with profile_range("transfers"):
         x, y = x.detach().to(target), y.detach().to(target)
     own = prior.likelihood
     counts = 1.0 + own.excess if isinstance(own, ReplicatedGaussian) else None

@@ -13,7 +13,7 @@ import numpy
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.report import counted
+from flashgp.foundations.quantities import counted
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.history import Recorder, Run, Stage, TimeUp
 from flashgp.inference.training.lbfgs import best_on_subset, minimise, retry_with_reset_lengthscales

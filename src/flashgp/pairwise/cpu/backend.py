@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.determinism import in_own_memory, is_deterministic
+from flashgp.foundations.determinism import contiguous_copy, is_deterministic
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
@@ -369,4 +369,4 @@ def _stacked(batch: torch.Size, parts: Sequence[Array | None]) -> Tensor | None:
     if not found:
         return None
     whole = found[0][None] if len(found) == 1 else numpy.stack(found)  # of one model, no copy
-    return in_own_memory(torch.from_numpy(whole)).reshape(*batch, *whole.shape[1:])
+    return contiguous_copy(torch.from_numpy(whole)).reshape(*batch, *whole.shape[1:])

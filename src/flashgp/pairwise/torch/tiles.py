@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.near.tile_lists import NearTiles
@@ -140,7 +140,7 @@ class TorchTiles(Backend):
         workspace.adopt(block)
         tape = [partials]
 
-        @stretched("pairwise products")
+        @profiled("pairwise products")
         def pull(weights: Tensor) -> PairGradient:
             assert tape, "a tape is used up by its first gradient"
             total = Accumulator(job)

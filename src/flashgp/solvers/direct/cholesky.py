@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.iterative.contract import check_residual
 
 __all__ = ["Factor", "TriangularFactor", "factorise", "factorise_keeping", "refine"]
@@ -66,7 +66,7 @@ class Factor:
         diagonal = self.lower.diagonal(dim1=-2, dim2=-1)
         return 2.0 * diagonal.double().log().sum(-1)
 
-    @stretched("triangular solves")
+    @profiled("triangular solves")
     def solve(self, rhs: Tensor) -> Tensor:
         """K^-1 rhs for rhs (*batch, n, t), in the factor's dtype. Cost: 2 n^2 t flops, no copy of the factor.
 
@@ -74,23 +74,23 @@ class Factor:
         """
         return self.back_solve(self.half_solve(rhs))
 
-    @stretched("triangular solves")
+    @profiled("triangular solves")
     def half_solve(self, rhs: Tensor) -> Tensor:
         """L^-1 rhs for rhs (*batch, n, t). Cost: n^2 t flops."""
         return torch.linalg.solve_triangular(self.lower, rhs, upper=False)
 
-    @stretched("triangular solves")
+    @profiled("triangular solves")
     def back_solve(self, rhs: Tensor) -> Tensor:
         """L^-T rhs, as `half_solve`."""
         return torch.linalg.solve_triangular(self.lower.mT, rhs, upper=True)
 
-    @stretched("factorisation")
+    @profiled("factorisation")
     def inverse_(self) -> Tensor:
         """K^-1 in the factor's own memory; the factor must not be used afterwards. Cost: 2/3 n^3 flops."""
         return torch.cholesky_inverse(self.lower, out=self.lower)
 
 
-@stretched("factorisation")
+@profiled("factorisation")
 def factorise(
     build: Callable[[], Tensor],
     jitter: float | None = None,
@@ -149,7 +149,7 @@ def factorise(
     raise _failure(lower, info, batch, ladder, repairable, n, refused)
 
 
-@stretched("factorisation")
+@profiled("factorisation")
 def factorise_keeping(
     matrix: Tensor,
     jitter: float | None = None,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.direct.cholesky import TriangularFactor, factorise
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Solver, System
@@ -57,7 +57,7 @@ def rounding_slack(system: System, trace: float, dtype: torch.dtype, jitter: flo
     return 1.0 + (jitter + rounding) / least if least > 0.0 else math.inf
 
 
-@stretched("triangular solves")
+@profiled("triangular solves")
 def solve_scaled(matrix: Tensor, v: Tensor, *, upper: bool) -> Tensor:
     """A triangular solve in the matrix's dtype for v (n, t), float64; columns are brought to size 1, since float32 has
     little range."""

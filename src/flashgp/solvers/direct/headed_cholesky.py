@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.direct.cholesky import Factor, factorise
 from flashgp.solvers.direct.cholesky_solver import REFINEMENT, rounding_slack, solve_scaled
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
@@ -63,7 +63,7 @@ class HeadedFactor(Preconditioner):
 
     exact = False
 
-    @stretched("factorisation")
+    @profiled("factorisation")
     def __init__(self, system: System, pivots: Tensor) -> None:
         self.pivots = pivots
         rest = torch.ones(system.count, dtype=torch.bool, device=pivots.device)
@@ -98,7 +98,7 @@ class HeadedFactor(Preconditioner):
         """log |L L^T|, the jitter included."""
         return 2.0 * float(self.head.diagonal().log().sum()) + float(self.tail.log_determinant)
 
-    @stretched("triangular solves")
+    @profiled("triangular solves")
     def half_solve(self, v: Tensor) -> Tensor:
         first = torch.linalg.solve_triangular(self.head, v[self.pivots], upper=False)
         out = torch.empty_like(v)
@@ -106,7 +106,7 @@ class HeadedFactor(Preconditioner):
         out[self.rest] = solve_scaled(self.tail.lower, v[self.rest] - self.below @ first, upper=False)
         return out
 
-    @stretched("triangular solves")
+    @profiled("triangular solves")
     def half_solve_transposed(self, v: Tensor) -> Tensor:
         last = solve_scaled(self.tail.lower.mT, v[self.rest], upper=True)
         out = torch.empty_like(v)

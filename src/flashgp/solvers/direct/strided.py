@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.lazy_import import load_late
+from flashgp.foundations.lazy_import import lazy_import
 from flashgp.solvers.growing.rotations import rotations
 
 __all__ = [
@@ -198,8 +198,8 @@ _AT_ONE = _at(_ONE)
 @functools.lru_cache(maxsize=1)
 def _routines() -> dict[str, Any]:
     """The routines by name; none where SciPy exports them with another signature."""
-    load_late("scipy.linalg.cython_blas")
-    load_late("scipy.linalg.cython_lapack")
+    lazy_import("scipy.linalg.cython_blas")
+    lazy_import("scipy.linalg.cython_lapack")
     from scipy.linalg import cython_blas, cython_lapack
 
     found = {}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.direct.solved_rows import solved
@@ -168,7 +168,7 @@ class PanelFactor:
         """K^-1 rhs, as `half_solve`. Cost: 2 n^2 t flops."""
         return self.back_solve(self.half_solve(rhs))
 
-    @stretched("triangular solves")
+    @profiled("triangular solves")
     def solve_rows_(self, rows: Tensor, *, transposed: bool) -> Tensor:
         """L^-1 (or L^-T) of every row of a contiguous (t, n), in its place."""
         if rows.shape[0] == 1 and self.takes_vectors:
@@ -201,7 +201,7 @@ class PanelFactor:
             if transposed and left is not None:
                 before -= own @ left
 
-    @stretched("triangular solves")
+    @profiled("triangular solves")
     def half_solve_vector(self, vector: Array) -> Array:
         """L^-1 b in the place of b, (n,) without gaps, in the factor's dtype; where `takes_vectors`."""
         self._solve_vector_(vector, False)
@@ -211,7 +211,7 @@ class PanelFactor:
         return _whole, (self.lower, self.jitter, self.attempts)
 
     # -- growing ----------------------------------------------------------------------------------------------------
-    @stretched("factorisation")
+    @profiled("factorisation")
     def bordered(
         self, cross: Tensor, corner: Tensor, workspace: Workspace | None = None, *, least: Tensor | None = None
     ) -> tuple["PanelFactor", Tensor, Tensor]:
@@ -235,7 +235,7 @@ class PanelFactor:
         rows[:, n:] = lower
         return self._with(panels), half, lower
 
-    @stretched("factorisation")
+    @profiled("factorisation")
     def bordered_by(self, cross: Array, corner: float, workspace: Workspace) -> tuple["PanelFactor", float]:
         """`bordered` by one row, where `takes_vectors`: K_no, (n,), becomes s = L^-1 K_on in its place.
 
@@ -271,7 +271,7 @@ class PanelFactor:
         return [*kept, _Panel.of(Memory(numbers, count, self.pool), count, start)]
 
     # -- shrinking --------------------------------------------------------------------------------------------------
-    @stretched("factorisation")
+    @profiled("factorisation")
     def part(
         self,
         kept: Tensor,

@@ -18,7 +18,7 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.events import EventKind, Obstacle, StopReason
 from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.report import readable_bytes
+from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.workspace import ran_out_of_memory
 from flashgp.solvers.iterative.contract import System
 from flashgp.solvers.preconditioners.low_rank import LowRank

@@ -14,7 +14,7 @@ from torch import Tensor
 from flashgp import linalg
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.preconditioners.carried_basis import CarriedBasis
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
@@ -51,7 +51,7 @@ class LowRank(Preconditioner):
     exact = True
     _base: "Tensor | CarriedBasis"
 
-    @stretched("factorisation")
+    @profiled("factorisation")
     def __init__(self, partial: PartialCholesky, noise: Tensor, settings: LowRankSettings = DEFAULTS.low_rank) -> None:
         self.space, self.settings = partial.space, settings
         self.rank, self.trace = partial.rank, partial.trace

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
-from flashgp.foundations.profile_ranges import stretched
+from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.iterative.contract import System
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
@@ -56,7 +56,7 @@ class PartialCholesky:
         return float(self.space.sum(self.left))
 
 
-@stretched("factorisation")
+@profiled("factorisation")
 def partial_cholesky(
     system: System,
     *,

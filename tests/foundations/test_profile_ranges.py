@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashgp.foundations import profile_ranges as ranges
-from flashgp.foundations.profile_ranges import KINDS, Kind, recording, stretch, stretched
+from flashgp.foundations.profile_ranges import KINDS, Kind, profile_range, profiled, recording
 from flashgp.pairwise.backend import BACKENDS
 
 
@@ -18,19 +18,19 @@ def nobody_records() -> Iterator[None]:
     assert ranges._recorder is None
 
 
-@stretched("factorisation")
+@profiled("factorisation")
 def work(value: int, *, more: int = 1) -> int:
     """Its text."""
     return value + more
 
 
 def kinds_of(record: ranges.Record) -> list[Kind]:
-    return [one.kind for one in record.stretches]
+    return [one.kind for one in record.ranges]
 
 
 def test_nothing_happens_unless_somebody_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.profiler, "record_function", None)
-    with stretch("transfers") as nothing:
+    with profile_range("transfers") as nothing:
         assert nothing is None
     assert work(1, more=2) == 3
     assert (work.__name__, work.__doc__) == ("work", "Its text.")
@@ -39,11 +39,11 @@ def test_nothing_happens_unless_somebody_records(monkeypatch: pytest.MonkeyPatch
 def test_what_runs_meanwhile_is_recorded() -> None:
     with recording() as record:
         assert work(1) == 2
-        with stretch("transfers"):
+        with profile_range("transfers"):
             pass
     work(1)
     assert kinds_of(record) == ["factorisation", "transfers"]
-    first, second = record.stretches
+    first, second = record.ranges
     assert first.thread == record.thread == threading.get_ident()
     assert first.start <= first.end <= second.start <= second.end
     assert record.cpu_nanoseconds > 0
@@ -51,11 +51,11 @@ def test_what_runs_meanwhile_is_recorded() -> None:
 
 def test_a_range_inside_one_of_its_kind_is_the_same_range() -> None:
     with recording() as record:
-        with stretch("factorisation"), stretch("factorisation"), stretch("pairwise products"):
+        with profile_range("factorisation"), profile_range("factorisation"), profile_range("pairwise products"):
             work(1)
         work(1)
-        with stretch("factorisation"):
-            with stretch("pairwise products"):
+        with profile_range("factorisation"):
+            with profile_range("pairwise products"):
                 pass
             work(1)
     inner = ["factorisation", "pairwise products", "factorisation"]
@@ -64,7 +64,7 @@ def test_a_range_inside_one_of_its_kind_is_the_same_range() -> None:
 
 def test_errors_close_their_ranges() -> None:
     with recording() as record:
-        with pytest.raises(ValueError, match="no"), stretch("transfers"), stretch("factorisation"):
+        with pytest.raises(ValueError, match="no"), profile_range("transfers"), profile_range("factorisation"):
             raise ValueError("no")
         work(1)
     assert kinds_of(record) == ["factorisation", "transfers", "factorisation"]
@@ -77,16 +77,16 @@ def test_a_recording_inside_another_leaves_it_alone() -> None:
         with recording() as inner:
             work(1)
         work(1)
-    assert (len(outer.stretches), len(inner.stretches)) == (2, 0)
+    assert (len(outer.ranges), len(inner.ranges)) == (2, 0)
 
 
 def test_every_thread_has_its_own_ranges() -> None:
-    with recording() as record, stretch("factorisation"):
+    with recording() as record, profile_range("factorisation"):
         thread = threading.Thread(target=lambda: work(1))
         thread.start()
         thread.join()
     assert kinds_of(record) == ["factorisation", "factorisation"]
-    assert len({one.thread for one in record.stretches}) == 2
+    assert len({one.thread for one in record.ranges}) == 2
 
 
 def test_the_device_is_waited_for_inside_the_range() -> None:
@@ -107,7 +107,7 @@ def test_nvtx_ranges_are_opened_and_closed_where_there_is_cuda(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("pop"))
-    with recording(), stretch("transfers"):
+    with recording(), profile_range("transfers"):
         work(1)
     assert said == ["flashgp: transfers", "flashgp: factorisation", "pop", "pop"]
 
