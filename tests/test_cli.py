@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,16 +136,15 @@ def test_the_report_shows_it_all_and_escapes_names(folder: Path) -> None:
         f"{said['held_out']['rmse']:.4g}",
         "48 rows fitted",
         "2 categories: a, b",
-        "planned",
-        "The plan",
-        "Cholesky of all rows, float64",
-        "why not",
+        "expected",
+        "Cholesky factor in float64, on cpu",
         "torch",
         "seed 3",
     ):
         assert shown in text
     assert text.count("data:image/png;base64,") == 7
     assert "http" not in text.replace("http-equiv", "")
+    assert not re.search(r"\btiles?\b|\broutes?\b", text), "the inside of the library"
 
 
 def test_text_for_people(folder: Path) -> None:
@@ -163,6 +163,7 @@ def test_text_for_people(folder: Path) -> None:
     ):
         assert shown in out
     assert "wrote" not in out
+    assert not re.search(r"\btiles?\b|\broutes?\b", out), "the inside of the library"
     assert run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--quiet").stdout == ""
 
 
@@ -432,28 +433,6 @@ def test_a_plan_shows_the_routes_not_chosen_and_the_prediction() -> None:
     assert (said["prediction"]["n"], said["prediction"]["m"]) == (5000, 1000)
 
 
-def test_tune(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashgp.foundations import profile_store
-    from flashgp.planner import tuning
-
-    monkeypatch.setenv("FLASHGP_PROFILE", str(folder / "profiles"))
-    monkeypatch.setattr(profile_store, "_known", {})
-    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
-    monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(tuning, "POINTS", ((3, 1),))
-    monkeypatch.setattr(tuning, "sizes_of", lambda operation: [(16, 16, 1), (64, 64, 1)])
-    monkeypatch.setitem(tuning.SIZES, "cpu", 64)
-    assert "built-in" in run("tune", "--show").stdout
-    result = run("tune", "--json")
-    said = json.loads(result.stdout)
-    assert said["profile"]["name"] == "measured"
-    assert Path(said["path"]).is_file()
-    assert any("kept in" in note for note in said["notes"])
-    assert "built-in" not in run("tune", "--show").stdout
-    assert json.loads(run("tune", "--show", "--json").stdout)["profile"] == said["profile"]
-    assert json.loads(run("plan", "--rows", 10, "--columns", 2, "--json").stdout)["profile"] == "measured"
-
-
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers() -> None:
     result = run("plan", "--rows", 100_000, "--columns", 3, "--memory", "1GiB", "--dtype", "float64", "--json", code=1)
     error = json.loads(result.stdout)["error"]
@@ -486,9 +465,9 @@ def test_a_fit_of_all_rows_without_a_factor(folder: Path, tmp_path: Path) -> Non
     said = json.loads(result.stdout)
     assert (said["held_out"], said["leave_one_out"]) == (None, None)
     assert said["log_marginal_likelihood_standard_error"] > 0.0
-    assert any("leave-one-out scores need a factor" in note for note in said["notes"])
+    assert any("leave-one-out scores need a Cholesky factor" in note for note in said["notes"])
     assert TableModel.load(str(model)).posterior.count == 60
-    assert "leave-one-out needs a factor" in page.read_text()
+    assert "leave-one-out needs a Cholesky factor" in page.read_text()
     text = run(*fitted).stdout
     assert "with a standard error of" in text
     assert "RMSE" not in text

@@ -57,6 +57,10 @@ def test_a_part_is_measured_again(folder: Path) -> None:
     said = json.loads(run("tune", "--only", "exp,qr", "--only", "copy", "--json").stdout)
     found = MachineProfile.from_json(profile_path().read_text())
     assert json.loads(found.to_json()) == said["profile"]
+    assert Path(said["path"]) == profile_path()
+    assert any("kept in" in note for note in said["notes"])
+    assert json.loads(run("tune", "--show", "--json").stdout)["profile"] == said["profile"]
+    assert json.loads(run("plan", "--rows", 10, "--columns", 2, "--json").stdout)["profile"] == "measured"
     assert found.products == own().products
     assert found.cpu.gemm_float64 == own().cpu.gemm_float64
     assert found.cpu.exp != own().cpu.exp

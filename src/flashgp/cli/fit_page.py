@@ -10,15 +10,14 @@ import flashgp
 from flashgp import plots
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
-from flashgp.planner.choice import table_of
 
-from .outcome import FitOutcome, evidence_text
+from .outcome import FitOutcome, evidence_text, happened
 from .parameters import HEAD, NUMERIC
-from .prepared import describe_default
+from .prepared import describe_default, plan_summary
 
 __all__ = ["fit_page"]
 
-_MOST_PARAMETERS = 200
+_MAX_PARAMETERS = 200
 _SLICES = 2  # functions along the most relevant inputs
 _PACKAGES = ("torch", "numpy", "scipy", "matplotlib")
 
@@ -46,8 +45,7 @@ def fit_page(outcome: FitOutcome) -> Page:
             _functions(outcome),
             _model(outcome),
             _data(outcome),
-            _plan(outcome),
-            _work(outcome),
+            _computation(outcome),
         ],
         footer=_versions(),
     )
@@ -57,7 +55,7 @@ def _quality(outcome: FitOutcome) -> Section:
     target = outcome.prepared.encoding.target
     trace = Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best.")
     if outcome.scores is None:
-        how = "No rows were held out, and leave-one-out needs a factor, which this posterior has not."
+        how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
         return Section("Are the predictions right?", [Notes([how]), trace])
     pair = (outcome.mean, outcome.std)
     how = (
@@ -125,7 +123,7 @@ def _most_relevant(outcome: FitOutcome) -> list[int]:
 def _model(outcome: FitOutcome) -> Section:
     prepared = outcome.prepared
     count, codes = len(prepared.names), len(prepared.encoding.category_positions)
-    shown = outcome.parameters[:_MOST_PARAMETERS]
+    shown = outcome.parameters[:_MAX_PARAMETERS]
     rest = len(outcome.parameters) - len(shown)
     return Section(
         "Model",
@@ -166,17 +164,8 @@ def _data(outcome: FitOutcome) -> Section:
     return Section("Data", [Facts(rows), table, *([Notes(notes)] if notes else [])])
 
 
-def _plan(outcome: FitOutcome) -> Section:
-    """The plan that ran, and the routes not chosen."""
-    plan = outcome.prepared.plan
-    others = []
-    if plan.alternatives:
-        head, *rows = table_of(plan.alternatives)
-        others = [PageTable(head, rows)]
-    return Section("The plan", [Facts(plan.lines()), *others])
-
-
-def _work(outcome: FitOutcome) -> Section:
+def _computation(outcome: FitOutcome) -> Section:
+    """How it was computed: what was expected beside what happened."""
     plan, report, post = outcome.prepared.plan, outcome.fit.report, outcome.fit.posterior.report
     evaluations = max(1, len(outcome.fit.history))
     steps = (report.seconds or 0.0) - (post.seconds or 0.0)
@@ -189,16 +178,14 @@ def _work(outcome: FitOutcome) -> Section:
         ),
         ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
     ]
-    happened = [(name, text) for name, text in report.lines() if name != "events"]
-    events = [Notes([str(event) for event in report.events])] if report.events else []
-    command = [Preformatted(shlex.join(["flashgp", *sys.argv[1:]]))]
+    facts = [plan_summary(plan)[0], ("evaluations", f"{len(outcome.fit.history):,}"), *happened(report)]
     return Section(
-        "What was planned, and what happened",
+        "How it was computed",
         [
-            PageTable(("", "planned", "happened"), compared, (1, 2)),
-            Facts([("evaluations", f"{len(outcome.fit.history):,}"), *happened]),
-            *events,
-            *command,
+            Facts(facts),
+            PageTable(("", "expected", "happened"), compared, (1, 2)),
+            *([Notes([str(event) for event in report.events])] if report.events else []),
+            Preformatted(shlex.join(["flashgp", *sys.argv[1:]])),
         ],
     )
 

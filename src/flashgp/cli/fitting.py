@@ -19,7 +19,7 @@ from .options import FitOptions
 from .outcome import outcome_json, outcome_of, say_outcome
 from .parameters import HEAD, NUMERIC, parameter_rows
 from .paths import require_distinct, require_writable
-from .prepared import Prepared, prepare
+from .prepared import Prepared, plan_summary, prepare
 
 __all__ = ["run_fit"]
 
@@ -29,9 +29,11 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     began = time.perf_counter()
     _check_outputs(options)
     prepared = prepare(options, console)
-    console.pairs("plan", prepared.plan.lines())
+    console.pairs("how it is computed", plan_summary(prepared.plan))
     if prepared.test is None and prepared.plan.route not in FACTORED:
-        console.note("leave-one-out scores need a factor, which this plan has not: --test-fraction holds rows out.")
+        console.note(
+            "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
+        )
     x, y = prepared.tensors()
     try:
         with console.progress() as progress:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 import flashgp
 from flashgp.foundations.quantities import readable_seconds
+from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
 
 from .console import Console
@@ -18,7 +19,7 @@ from .parameters import HEAD, NUMERIC, ParameterRow, parameter_rows
 from .prepared import Prepared
 from .scores import Scores
 
-__all__ = ["FitOutcome", "evidence_text", "outcome_json", "outcome_of", "say_outcome"]
+__all__ = ["FitOutcome", "evidence_text", "happened", "outcome_json", "outcome_of", "say_outcome"]
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
 _HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
@@ -83,6 +84,11 @@ def outcome_of(
     )
 
 
+def happened(report: Report) -> list[tuple[str, str]]:
+    """Lines of a report for people: how exact the answer is, and what it took."""
+    return [(name, text) for name, text in report.lines() if name in _HAPPENED]
+
+
 def say_outcome(outcome: FitOutcome, console: Console) -> None:
     report = outcome.fit.report
     seconds = readable_seconds(report.seconds or 0.0)
@@ -90,7 +96,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         f"fitted in {seconds}, {len(outcome.fit.history)} evaluations",
         [
             ("log marginal likelihood", f"{evidence_text(outcome)}, of the target in its units"),
-            *((name, text) for name, text in report.lines() if name in _HAPPENED),
+            *happened(report),
             ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
             *(("event", str(event)) for event in report.events),
         ],

@@ -8,12 +8,13 @@ import numpy.typing as npt
 import torch
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference.gp import GP
 from flashgp.inference.plan import plan_for
 from flashgp.inference.replicates import equal_rows
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
-from flashgp.planner.plan import Plan
+from flashgp.planner.plan import FACTORED, Plan
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
 
@@ -21,7 +22,7 @@ from .console import Console
 from .kernel_expression import BuiltKernel, KernelColumns, build_kernel, default_kernel
 from .options import FitOptions
 
-__all__ = ["DTYPES", "Prepared", "describe_default", "prepare"]
+__all__ = ["DTYPES", "Prepared", "describe_default", "plan_summary", "prepare"]
 
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 _Numbers = npt.NDArray[np.float64]
@@ -118,6 +119,21 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
         ],
     )  # fmt: skip
     return Prepared(table, encoding, encoded, train, test, scaling, gp, built.has_starts, plan)
+
+
+def plan_summary(plan: Plan) -> list[tuple[str, str]]:
+    """A plan for people who did not ask for it; `flashgp plan` has the rest."""
+    if plan.route in FACTORED:
+        how = f"Cholesky factor in {plan.dtype}" + (", corrected in float64" if plan.route == "refined" else "")
+    else:
+        matrix = "stored" if plan.route == "stored" else "computed again in every product"
+        how = f"conjugate gradients, the covariance matrix {matrix}"
+    rates = "" if plan.profile == "measured" else "; `flashgp tune` measures how fast this machine is"
+    return [
+        ("method", f"{how}, on {plan.device}"),
+        ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
+        ("time", f"about {readable_seconds(plan.fit_step_seconds)} for an evaluation{rates}"),
+    ]
 
 
 def describe_default(count: int, codes: int) -> str:
