@@ -5,6 +5,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -92,8 +93,8 @@ def check_shapes(container: Container, outputs: Any) -> tuple[int, tuple[int, ..
 def broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
     """Whether a shape broadcasts to the other one as it is."""
     try:
-        return torch.broadcast_shapes(shape, batch) == batch
-    except RuntimeError:
+        return numpy.broadcast_shapes(shape, batch) == batch  # torch's imports SymPy, which takes a second
+    except ValueError:
         return False
 
 
@@ -154,7 +155,7 @@ def check_batch(
     y, outputs = data["y"], gp.outputs
     noise = gp.likelihood.diagonal(data["x"].shape[-2], data["x"].device)
     shapes = {
-        "kernel": torch.broadcast_shapes(rows.batch_shape, *(value.shape for value in theta)),
+        "kernel": numpy.broadcast_shapes(rows.batch_shape, *(value.shape for value in theta)),
         "likelihood": noise.shape[:-1],
         "y": y.shape[: y.dim() - (1 if outputs is None else 2)],
     }
