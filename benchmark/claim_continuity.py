@@ -29,7 +29,7 @@ import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.exact.small import SmallModel
-from flashgp.operators.multiplication import LEAST_PAIRS
+from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
 
 D, LENGTHSCALE = 3, 0.3 * 3**0.5
 LEAST, MOST, SIZES = 50, 3000, 40
@@ -86,7 +86,7 @@ def active(gp: fgp.GP, x: torch.Tensor, y: torch.Tensor, n: int, n_test: int) ->
     """Everything that is chosen by the number of rows: how conditioning, training, predicting and small ones run."""
     plan = fgp.plan(gp, n=n, d=D)
     prediction = None
-    if n * n_test >= LEAST_PAIRS:  # as `Posterior.predict` has it
+    if n * n_test >= MIN_PLANNED_PAIRS:  # as `Posterior.predict` has it
         one = fgp.plan(gp, n=n, d=D, n_test=n_test)
         prediction = (one.route, one.backend, one.dtype)
     small = SmallModel.of(gp, x[:n], y[:n]) is not None

@@ -29,6 +29,7 @@ from torch import Tensor
 from flashgp import kernels
 from flashgp.kernels import REGISTRY, Kernel
 from flashgp.pairwise.backend import PairGradient
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton import TritonTiles
 from flashgp.pairwise.triton import launch as triton_launch
@@ -74,9 +75,9 @@ def errors(kernel: Kernel, x: Tensor, z: Tensor | None, t: int) -> dict[str, flo
     generator = torch.Generator().manual_seed(1)
     right = torch.randn(m, t, generator=generator).to(x.device)
     left = torch.randn(x.shape[-2], t, generator=generator).to(x.device)
-    wanted = TORCH.block(form, theta, rows, cols, dtype=torch.float64)
-    block = TRITON.block(form, theta, rows, cols, dtype=torch.float32)
-    product = TRITON.product(form, theta, rows, cols, right)
+    wanted = TORCH.block(PairProblem(form, theta, rows, cols), dtype=torch.float64)
+    block = TRITON.block(PairProblem(form, theta, rows, cols), dtype=torch.float32)
+    product = TRITON.product(PairProblem(form, theta, rows, cols), right)
     scale = wanted.abs() @ right.double().abs()
     found = {
         "block": float((block.double() - wanted).abs().max() / wanted.abs().max()),
@@ -86,13 +87,13 @@ def errors(kernel: Kernel, x: Tensor, z: Tensor | None, t: int) -> dict[str, flo
     for name, ours, theirs in (
         (
             "bilinear_gradient",
-            TRITON.bilinear_gradient(form, theta, rows, cols, left, right),
-            TORCH.bilinear_gradient(form, theta, rows, cols, left.double(), right.double()),
+            TRITON.bilinear_gradient(PairProblem(form, theta, rows, cols), left, right),
+            TORCH.bilinear_gradient(PairProblem(form, theta, rows, cols), left.double(), right.double()),
         ),
         (
             "block_gradient",
-            TRITON.block_gradient(form, theta, rows, cols, weights),
-            TORCH.block_gradient(form, theta, rows, cols, weights.double()),
+            TRITON.block_gradient(PairProblem(form, theta, rows, cols), weights),
+            TORCH.block_gradient(PairProblem(form, theta, rows, cols), weights.double()),
         ),
     ):
         worst = 0.0
@@ -169,9 +170,9 @@ def equal_rows(device: str) -> dict[str, float]:
     off = 0.0
     for d in (3, 26, 200):
         kernel, theta, rows, right = _example(device, d)
-        block = TRITON.block(kernel.form, theta, rows, None, dtype=torch.float32)
+        block = TRITON.block(PairProblem(kernel.form, theta, rows), dtype=torch.float32)
         off = max(off, float((block.diagonal() - 2.0).abs().max()), float((block - block.mT).abs().max()))
-        one, two = (TRITON.product(kernel.form, theta, rows, None, right) for _ in range(2))
+        one, two = (TRITON.product(PairProblem(kernel.form, theta, rows), right) for _ in range(2))
         off = max(off, float((one - two).abs().max()))
     return {"exact": off}
 
@@ -182,8 +183,11 @@ def graph(device: str) -> dict[str, float]:
     left = right.flip(0).contiguous()
 
     def work() -> list[Tensor]:
-        pulled = TRITON.bilinear_gradient(kernel.form, theta, rows, None, left, right)
-        return [TRITON.product(kernel.form, theta, rows, None, right), *(g for g in gradients(pulled) if g is not None)]
+        pulled = TRITON.bilinear_gradient(PairProblem(kernel.form, theta, rows), left, right)
+        return [
+            TRITON.product(PairProblem(kernel.form, theta, rows), right),
+            *(g for g in gradients(pulled) if g is not None),
+        ]
 
     work()
     captured = torch.cuda.CUDAGraph()
@@ -198,12 +202,12 @@ def graph(device: str) -> dict[str, float]:
 def side_stream(device: str) -> dict[str, float]:
     """Work goes to the current stream: what a side stream computes waits for what that stream was given before."""
     kernel, theta, rows, right = _example(device)
-    wanted = TRITON.product(kernel.form, theta, rows, None, right * 3)
+    wanted = TRITON.product(PairProblem(kernel.form, theta, rows), right * 3)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
-        found = TRITON.product(kernel.form, theta, rows, None, right * 3)
+        found = TRITON.product(PairProblem(kernel.form, theta, rows), right * 3)
     stream.synchronize()
     return {"exact": float((found - wanted).abs().max())}
 
@@ -213,9 +217,9 @@ def no_waiting(device: str) -> dict[str, float]:
     kernel, theta, rows, right = _example(device)
 
     def work() -> None:
-        TRITON.product(kernel.form, theta, rows, None, right)
-        TRITON.block(kernel.form, theta, rows, None, dtype=torch.float32)
-        TRITON.bilinear_gradient(kernel.form, theta, rows, None, right, right)
+        TRITON.product(PairProblem(kernel.form, theta, rows), right)
+        TRITON.block(PairProblem(kernel.form, theta, rows), dtype=torch.float32)
+        TRITON.bilinear_gradient(PairProblem(kernel.form, theta, rows), right, right)
 
     work()
     torch.cuda.set_sync_debug_mode("error")
@@ -304,18 +308,18 @@ def product_cell(
     rows, theta, form = kernel.rows(x).detach(), [p.detach() for p in kernel.theta()], kernel.form
     small = kernel.rows(x[:4096]).detach()
     started = time.perf_counter()
-    TRITON.product(form, theta, small, None, right[:4096].contiguous())
+    TRITON.product(PairProblem(form, theta, small), right[:4096].contiguous())
     torch.cuda.synchronize()
     compile_seconds = time.perf_counter() - started
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    out, seconds = timed(lambda: TRITON.product(form, theta, rows, None, right))
+    out, seconds = timed(lambda: TRITON.product(PairProblem(form, theta, rows), right))
     peak = torch.cuda.max_memory_allocated() - before
     some = torch.randperm(n, generator=torch.Generator().manual_seed(1))[:SAMPLED_ROWS].to(device)
     sample = kernel.rows(x[some]).detach()
     wanted, scale = [], []
     for first in range(0, SAMPLED_ROWS, 16):
-        strip = TORCH.block(form, theta, sample.part(first, first + 16), rows, dtype=torch.float64)
+        strip = TORCH.block(PairProblem(form, theta, sample.part(first, first + 16), rows), dtype=torch.float64)
         wanted.append(strip @ right.double())
         scale.append(strip.abs_() @ right.double().abs())
     off = out[some].double() - torch.cat(wanted)
@@ -336,8 +340,8 @@ def gradient_cell(name: str, kernel: Kernel, n: int, d: int, t: int, device: str
     x = torch.randn(n, d, generator=generator, dtype=torch.float64, device=device)
     left, right = (torch.randn(n, t, generator=generator, device=device) for _ in range(2))
     rows, theta, form = kernel.rows(x).detach(), [p.detach() for p in kernel.theta()], kernel.form
-    _, product = timed(lambda: TRITON.product(form, theta, rows, None, right))
-    _, seconds = timed(lambda: TRITON.bilinear_gradient(form, theta, rows, None, left, right))
+    _, product = timed(lambda: TRITON.product(PairProblem(form, theta, rows), right))
+    _, seconds = timed(lambda: TRITON.bilinear_gradient(PairProblem(form, theta, rows), left, right))
     return {
         "work": name, "n": n, "d": d, "t": t, "seconds": _median(seconds), "pairs_per_second": n * n / _median(seconds),
         "products": _median(seconds) / _median(product),
@@ -347,7 +351,7 @@ def gradient_cell(name: str, kernel: Kernel, n: int, d: int, t: int, device: str
 def block_cell(n: int, d: int, device: str = "cuda") -> dict[str, Any]:
     kernel = kernels.SquaredExponential(d**0.5).to(device)
     rows = kernel.rows(points(n, d, device)).detach()
-    _, seconds = timed(lambda: TRITON.block(kernel.form, [], rows, None, dtype=torch.float32))
+    _, seconds = timed(lambda: TRITON.block(PairProblem(kernel.form, [], rows), dtype=torch.float32))
     written = n * n * 4 / _median(seconds)
     return {"work": "dense block", "n": n, "d": d, "seconds": _median(seconds), "written_bytes_per_second": written}
 

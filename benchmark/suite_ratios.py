@@ -15,6 +15,7 @@ from common import RECORDS, arguments, interleaved, peer
 import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.problem import PairProblem
 
 COLUMNS = [
     {"key": "work", "title": "work, n=20,000, d=3"},
@@ -36,7 +37,7 @@ def job(kernel: fgp.kernels.Kernel, x: torch.Tensor, v: torch.Tensor, *, both: b
 
 def gradient(kernel: fgp.kernels.Kernel, x: torch.Tensor, v: torch.Tensor) -> Callable[[], Any]:
     rows, theta = kernel.rows(x).detach(), [p.detach() for p in kernel.theta()]
-    return lambda: CpuTiles().bilinear_gradient(kernel.form, theta, rows, None, v, v)
+    return lambda: CpuTiles().bilinear_gradient(PairProblem(kernel.form, theta, rows), v, v)
 
 
 def keops_backward(x: torch.Tensor, v: torch.Tensor, scale: float) -> Callable[[], Any]:

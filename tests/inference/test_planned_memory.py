@@ -17,7 +17,7 @@ import json, sys, torch
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders, pulled_back
+from flashgp.operators.multiplication import OperatorOptions
 
 F64, F32 = torch.float64, torch.float32
 kernel = fgp.kernels.Matern(2.5)
@@ -37,11 +37,15 @@ def condition(n, dtype, gp=gp):
     plan = fgp.plan(gp, n=n, d=3, dtype=dtype)
     return plan, lambda: gp.condition(x, x.sum(-1), plan=plan)
 
+def planned(kernel, left, right, dtype, plan):
+    made = kernel.operator(left, right)
+    return CovarianceOperator(made.problem, dtype, options=OperatorOptions(plan))
+
 def product(n, m, d, t, dtype, route, backend="torch", kernel=kernel):
     left, right = points(n, d), None if m is None else points(m, d)
     v = torch.ones(m or n, t, dtype=dtype)
     plan = kernel.operator(left, right).plan(t, dtype=dtype, route=route, backend=backend)
-    return plan, lambda: CovarianceOperator.of(kernel, left, right, dtype, Orders(plan)) @ v
+    return plan, lambda: planned(kernel, left, right, dtype, plan) @ v
 
 def gradient(n, m, d, t, dtype):
     # Of a product, by the loops alone: what autograd makes of features and parameters is not theirs.
@@ -51,7 +55,7 @@ def gradient(n, m, d, t, dtype):
     plan = scaled.operator(left, right).plan(t, dtype=dtype, route="recomputed", backend="cpu")
     def run():
         with torch.no_grad():
-            return pulled_back(CovarianceOperator.of(scaled, left, right, dtype, Orders(plan)), u, v)
+            return planned(scaled, left, right, dtype, plan).pulled_back(u, v)
     return plan, run
 
 def predict(n, n_test, backend="torch"):

@@ -12,6 +12,7 @@ from torch import nn
 from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
 from flashgp.foundations.parameters import Parameter
+from flashgp.pairwise.problem import PairProblem
 from pairwise.pair_cases import CASES, TORCH, Case, pulled
 
 f64 = torch.float64
@@ -19,7 +20,7 @@ f64 = torch.float64
 
 def dense(kernel: kernels.Kernel, x: torch.Tensor) -> torch.Tensor:
     theta = [t.detach() for t in kernel.theta()]
-    return TORCH.block(kernel.form, theta, kernel.rows(x).detach(), None, dtype=f64)
+    return TORCH.block(PairProblem(kernel.form, theta, kernel.rows(x).detach()), dtype=f64)
 
 
 def test_numbers_lists_arrays_and_tensors_are_the_same() -> None:

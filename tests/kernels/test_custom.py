@@ -20,6 +20,7 @@ from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
 from flashgp.foundations.parameters import Parameter
 from flashgp.kernels import Custom
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import differentiable, opaque
 from kernels.user_functions import (
     FUSED,
@@ -69,7 +70,7 @@ def test_values_products_and_gradients_are_the_functions(written: Written) -> No
     left, right = points(6, 2, 3), points(5, 2, 4).requires_grad_()
 
     def plain(kernel: kernels.Kernel) -> Tensor:
-        return differentiable.block(kernel.form, kernel.theta(), kernel.rows(x), kernel.rows(z))
+        return differentiable.block(PairProblem(kernel.form, kernel.theta(), kernel.rows(x), kernel.rows(z)))
 
     value = direct(own, x, z)
     for kernel, wanted in (

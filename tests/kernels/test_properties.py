@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flashgp import kernels
 from flashgp.kernels import REGISTRY
+from flashgp.pairwise.problem import PairProblem
 from kernels.plain_formulas import plain
 from pairwise.pair_cases import CASES, EPS, ONE_CASE_EACH, REFERENCE, TORCH, Case, pulled, relative_error
 
@@ -16,7 +17,9 @@ f64 = torch.float64
 
 def dense(kernel: kernels.Kernel, x: Tensor, z: Tensor | None = None) -> Tensor:
     cols = None if z is None else kernel.rows(z).detach()
-    return TORCH.block(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach(), cols, dtype=f64)
+    return TORCH.block(
+        PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach(), cols), dtype=f64
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

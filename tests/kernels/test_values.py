@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flashgp import kernels
+from flashgp.pairwise.problem import PairProblem
 from kernels.plain_formulas import plain
 from pairwise.pair_cases import CASES, EPS, REFERENCE, TORCH, Case, pulled, relative_error
 
@@ -17,7 +18,7 @@ def dense(
 ) -> torch.Tensor:
     cols = None if z is None else kernel.rows(z).detach()
     theta = [t.detach() for t in kernel.theta()]
-    return TORCH.block(kernel.form, theta, kernel.rows(x).detach(), cols, dtype=torch.float64)
+    return TORCH.block(PairProblem(kernel.form, theta, kernel.rows(x).detach(), cols), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -30,7 +31,7 @@ def test_values_are_the_definition(case: Case) -> None:
         wanted = plain(kernel, x, x if cols is None else cols).detach()
         assert relative_error(dense(kernel, x, cols), wanted) <= VALUE_TOLERANCE
     diagonal = TORCH.diagonal(
-        kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach(), dtype=torch.float64
+        PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach()), dtype=torch.float64
     )
     assert relative_error(diagonal, plain(kernel, x, x).detach().diagonal()) <= VALUE_TOLERANCE
 

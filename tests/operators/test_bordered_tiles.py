@@ -7,14 +7,13 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators import stored
-from flashgp.operators.covariance import CovarianceOperator
 
 F64, F32 = torch.float64, torch.float32
 
 
 def system(x: Tensor, **options: object) -> CovarianceSystem:
     kernel = fgp.kernels.Matern(1.5, 0.7)
-    operator = CovarianceOperator.of(kernel, x, None, F64)
+    operator = kernel.operator(x)
     return CovarianceSystem(operator, torch.full((len(x),), 0.1, dtype=F64), **options)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,8 @@ import torch._dynamo.testing
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.operators import multiplication
+from flashgp.foundations.tokens import object_of
+from flashgp.operators.multiplication import PairProducts
 from flashgp.planner.products import ProductPlan
 
 F64 = torch.float64
@@ -64,7 +65,7 @@ def test_copies_are_kernels_of_their_own() -> None:
     kernel = fgp.kernels.RBF(1.0)
     for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
         assert other.token != kernel.token
-        assert fgp.kernels.base.kernel_of(other.token) is other
+        assert object_of(other.token) is other
 
 
 def test_the_operation_keeps_torchs_contract() -> None:
@@ -79,13 +80,13 @@ def test_a_plan_is_run_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = fgp.kernels.RBF(0.8)
     x, v = numbers(40, 2).requires_grad_(), numbers(40, 3, seed=1)
     routes = []
-    as_planned = multiplication._as_planned
+    as_planned = PairProducts._as_planned
 
-    def watched(operator: Any, plan: ProductPlan, *rest: Any) -> Tensor:
+    def watched(products: PairProducts, plan: ProductPlan, *rest: Any) -> Tensor:
         routes.append(plan.route)
-        return as_planned(operator, plan, *rest)
+        return as_planned(products, plan, *rest)
 
-    monkeypatch.setattr(multiplication, "_as_planned", watched)
+    monkeypatch.setattr(PairProducts, "_as_planned", watched)
 
     def total(plan: ProductPlan | None) -> Tensor:
         return (kernel.operator(x, plan=plan) @ v).square().sum()

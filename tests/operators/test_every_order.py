@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashgp as fgp
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders
+from flashgp.operators.multiplication import OperatorOptions
 from flashgp.operators.tiled import product_sum
 from flashgp.pairwise.torch import opaque, tile_job
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -73,8 +73,7 @@ def sides(n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def energy(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor | None, v: Tensor, w: Tensor) -> Tensor:
     """sum(w * K v), on the torch tiles whatever the size."""
     made = kernel.operator(x, z)
-    orders = Orders(backend=TorchTiles())
-    operator = CovarianceOperator(made.form, made.theta, made.rows, made.cols, torch.float64, orders=orders)
+    operator = CovarianceOperator(made.problem, torch.float64, options=OperatorOptions(backend=TorchTiles()))
     return (w * (operator @ v)).sum()
 
 
@@ -188,8 +187,8 @@ def test_what_is_alive_is_counted() -> None:
 def test_a_sum_over_no_tiles_is_zero_in_every_order() -> None:
     """Eq. (M-110) where nothing is summed: values and derivatives have the shapes of the whole."""
     operator = fgp.kernels.RBF(torch.ones(2)).operator(torch.ones(5, 2).double(), torch.ones(4, 2).double())
-    total = dataclasses.replace(product_sum(operator), tiles=())
-    tensors = [t.detach() for t in operator._tensors()]
+    total = dataclasses.replace(product_sum(operator.problem), tiles=())
+    tensors = [t.detach() for t in operator.problem.tensors]
     right = torch.ones(4, 3, dtype=torch.float64)
     (value,) = total(right, *tensors)
     assert torch.equal(value, torch.zeros(5, 3, dtype=torch.float64))

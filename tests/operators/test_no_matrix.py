@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashgp as fgp
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders
+from flashgp.operators.multiplication import OperatorOptions
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -39,8 +39,8 @@ def watch(case: Case, backend: Backend, n: int) -> int:
     x.requires_grad_(x.is_floating_point())
     kernel = case.kernel
     operator = kernel.operator(x)
-    orders = Orders(backend=backend)
-    operator = CovarianceOperator(operator.form, operator.theta, operator.rows, None, torch.float64, orders=orders)
+    orders = OperatorOptions(backend=backend)
+    operator = CovarianceOperator(operator.problem, torch.float64, options=orders)
     with Watcher() as watcher:
         right = torch.ones(n, 2, dtype=torch.float64, requires_grad=True)
         out = operator @ right

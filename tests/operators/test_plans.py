@@ -13,7 +13,7 @@ from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators import multiplication
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders, pulled_back
+from flashgp.operators.multiplication import OperatorOptions
 from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.torch import opaque, tile_job
@@ -21,6 +21,7 @@ from flashgp.pairwise.torch import tiles as torch_tiles
 from flashgp.planner import products
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.products import ProductPlan
+from operators.operator_cases import operator_with
 
 F64, F32 = torch.float64, torch.float32
 KERNEL = 1.3 * fgp.kernels.Matern(2.5, torch.tensor([0.7, 1.1])) + fgp.kernels.Linear(0.2)
@@ -30,12 +31,6 @@ N, M, T = 60, 41, 3
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
-
-
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small products are planned too."""
-    monkeypatch.setattr(multiplication, "LEAST_PAIRS", 0)
 
 
 def tolerance(route: str, dtype: torch.dtype) -> float:
@@ -87,10 +82,9 @@ def test_a_product_has_the_tiles_of_its_plan() -> None:
     assert 3.0 < peaks[1] / peaks[0] < 4.5
 
 
-@pytest.mark.usefixtures("planned")
 def test_a_product_follows_the_plan_that_is_shown() -> None:
     x, v = numbers(N, 2), numbers(N, T)
-    operator = KERNEL.operator(x, memory="1GiB", deterministic=True)
+    operator = operator_with(KERNEL, x, memory="1GiB", deterministic=True)
     plan = operator.plan(T)
     out = operator @ v.clone()
     report = operator.report
@@ -114,15 +108,16 @@ def test_a_gradient_keeps_to_the_plan_of_its_product(rectangular: bool, monkeypa
     monkeypatch.setattr("flashgp.foundations.workspace.COUNTED_BYTES", 0)
     monkeypatch.setattr(panels, "LEAST_ROWS", 4)
     x, z = numbers(N, 2), numbers(M, 2, seed=1) if rectangular else None
-    operator = KERNEL.operator(x, z).detached([t.detach() for t in KERNEL.operator(x, z)._tensors()])
+    operator = operator_with(KERNEL, x, z)
+    operator = operator.with_problem(operator.problem.detached())
     u, v = numbers(N, T, seed=2), numbers(M if rectangular else N, T, seed=3)
     full = operator.plan(T, route="recomputed", backend="cpu")
-    features = operator.rows.nbytes + (operator.cols.nbytes if rectangular else 0)
+    features = operator.problem.rows.nbytes + (operator.problem.columns.nbytes if rectangular else 0)
     found = {}
     for share, room in (("all", full.peak_bytes), ("little", features + 12_000)):
         plan, workspace = dataclasses.replace(full, peak_bytes=room), Workspace()
-        given = operator.form, operator.theta, operator.rows, operator.cols, operator.dtype
-        pulled = pulled_back(CovarianceOperator(*given, workspace, Orders(plan)), u, v)
+        planned = CovarianceOperator(operator.problem, operator.dtype, workspace, OperatorOptions(plan))
+        pulled = planned.pulled_back(u, v)
         found[share] = [g for g in (*pulled.rows, *pulled.cols, *pulled.theta) if g is not None]
         assert workspace.peak_bytes <= room - features
         assert bool(workspace.events) == (share == "little")
@@ -188,10 +183,10 @@ def test_what_is_kept_of_a_matrix_is_dropped_when_a_value_changes(route: str) ->
     operator = KERNEL.operator(x, plan=KERNEL.operator(x).plan(T, products=9, route=route))
     with torch.no_grad():
         first = operator @ v
-        kept = operator.products.kept
+        kept = operator._products.state.stored
         operator @ v
-        assert operator.products.kept is kept, "made once"
-        operator.rows.features[0].mul_(2.0)
+        assert operator._products.state.stored is kept, "made once"
+        operator.problem.rows.features[0].mul_(2.0)
         second = operator @ v
         wanted = operator.to_dense() @ v
     assert not torch.equal(first, second)
@@ -208,29 +203,27 @@ def test_plans_compute_in_their_own_dtype() -> None:
     assert operator.report.dtype == "float32"
 
 
-@pytest.mark.usefixtures("planned")
 def test_transforms_and_parts_of_planned_operators() -> None:
     x, v = numbers(N, 2), numbers(5, N, T)
-    operator = KERNEL.operator(x, plan=KERNEL.operator(x).plan(T, backend="torch"))
+    operator = operator_with(KERNEL, x, plan=KERNEL.operator(x).plan(T, backend="torch"), planned_pairs=0)
     wanted = KERNEL.operator(x).to_dense() @ v
     assert torch.allclose(torch.func.vmap(lambda r: operator @ r)(v), wanted, rtol=1e-11, atol=1e-11)
     part = operator[:7, 3:]
     assert torch.allclose(part @ v[0, 3:], wanted.new_tensor(0) + part.to_dense() @ v[0, 3:], rtol=1e-12)
     rectangular = KERNEL.operator(x, x[:7])
-    given = KERNEL.operator(x, x[:7], plan=rectangular.plan(T))
+    given = operator_with(KERNEL, x, x[:7], plan=rectangular.plan(T), planned_pairs=0)
     assert torch.allclose(given.T @ v[0], rectangular.to_dense().mT @ v[0], rtol=1e-12, atol=1e-12)
     batch = numbers(2, N, 2)
-    many = KERNEL.operator(batch)
+    many = operator_with(KERNEL, batch, planned_pairs=0)
     assert many.plan(T).batch == 2
     assert torch.allclose(many @ v[0], many.to_dense() @ v[0], rtol=1e-11, atol=1e-11)
     assert (many @ v[0][:, :0]).shape == (2, N, 0)
 
 
-@pytest.mark.usefixtures("planned")
 def test_a_missing_package_costs_seconds_and_never_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = tuple(dataclasses.replace(e, package="not_there") if e.backend == "cpu" else e for e in ENGINES)
     monkeypatch.setattr(products, "ENGINES", absent)
-    operator = KERNEL.operator(numbers(2000, 2))
+    operator = operator_with(KERNEL, numbers(2000, 2), planned_pairs=0)
     plan = operator.plan(profile=BUILT_IN)
     assert (plan.route, plan.backend) == ("recomputed", "torch")
     assert any(note.startswith("not_there is not installed: one product takes about") for note in plan.notes)
@@ -286,7 +279,7 @@ def test_predictions_follow_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         posterior.predict(x_test, plan=plan, memory="1GiB")
     with pytest.raises(fgp.MemoryBudgetError, match=r"`memory` allows 1\.0 KiB"):
         posterior.predict(x_test, memory=2**10).mean  # noqa: B018
-    monkeypatch.setattr("flashgp.inference.predict.compute.LEAST_PAIRS", 0)
+    monkeypatch.setattr("flashgp.inference.predict.compute.MIN_PLANNED_PAIRS", 0)
     found = posterior.predict(x_test, deterministic=True)
     found.mean  # noqa: B018
     mean = fgp.plan(gp, n=N, d=2, n_test=M, variance=False, deterministic=True)
@@ -321,7 +314,7 @@ def test_compiling_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().product(*arguments, workspace=workspace, **options)
 
     monkeypatch.setattr(engine, "_seconds", {})
-    operator = CovarianceOperator.of(KERNEL, x, None, orders=Orders(backend=Slow()))
+    operator = operator_with(KERNEL, x, backend=Slow())
     operator @ v
     report = operator.report
     assert (report.backend, report.compile_seconds >= 0.3, report.seconds < 0.3) == ("slow and torch tiles", True, True)

@@ -1,7 +1,7 @@
-"""`k.operator(x1, x2, skip_below=...)`: products within their certified bound, and exact everywhere else."""
+"""`operator_of(k, x1, x2, skip_below=...)`: products within their certified bound, and exact everywhere else."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +12,12 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.kernels import Kernel
-from flashgp.operators import CovarianceOperator, SkippingOperator, covariance
-from flashgp.operators.multiplication import Orders
+from flashgp.operators import CovarianceOperator, SkippingOperator
+from flashgp.operators.tiled import block_sum
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.near import far
 from flashgp.pairwise.torch.tiles import TorchTiles
+from operators.operator_cases import operator_with, skipping_with
 from pairwise.pair_cases import CASES, ONE_CASE_EACH, Case
 
 F32, F64 = torch.float32, torch.float64
@@ -26,17 +26,31 @@ TITLES = {"torch": "torch tiles", "cpu": "compiled loops"}  # in reports
 ROUTES: dict[str, Callable[[], Backend]] = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}
 
 
+CHOSEN: list[Backend] = []  # the backend of operators, where a test asks for one
+
+
 @pytest.fixture(params=ROUTES)
-def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def route(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cpu" and cpu_tiles_missing():
         pytest.skip("numba is not installed")
-    monkeypatch.setattr(covariance, "BY_PLAN", Orders(backend=ROUTES[request.param]()))
-    return request.param
+    CHOSEN.append(ROUTES[request.param]())
+    yield request.param
+    CHOSEN.clear()
 
 
-@pytest.fixture(autouse=True)
-def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far, "PANEL", 16)
+def operator_of(
+    kernel: Kernel, x: Tensor, z: Tensor | None = None, *, skip_below: float | None = None, plan: Any = None
+) -> Any:
+    """`kernel.operator(...)` with the chosen backend and small panels."""
+    options = {"backend": CHOSEN[0]} if CHOSEN else {"plan": plan}
+    if skip_below is None:
+        return operator_with(kernel, x, z, **options)
+    return skipping_with(kernel, x, z, skip_below, 16, **options)
+
+
+def portable_block(operator: CovarianceOperator) -> Tensor:
+    """The dense block in plain torch: any order of derivative."""
+    return block_sum(operator.problem, F64)(*operator.problem.tensors)[0]
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -56,11 +70,11 @@ def points(case: Case, n: int, seed: int) -> Tensor:
 
 def check(kernel: Kernel, x: Tensor, z: Tensor | None, t: int, skip_below: float, dtype: torch.dtype = F64) -> float:
     """Observed error within the bound, (M-73), plus rounding of the dtype; the share of pairs kept."""
-    operator = kernel.operator(x.to(dtype), None if z is None else z.to(dtype), skip_below=skip_below)
+    operator = operator_of(kernel, x.to(dtype), None if z is None else z.to(dtype), skip_below=skip_below)
     x, z = x.to(dtype).double(), None if z is None else z.to(dtype).double()
     right = numbers(operator.shape[-1], t, seed=5).to(dtype)
     made = operator.product(right)
-    dense = kernel.operator(x, z).to_dense().detach()
+    dense = operator_of(kernel, x, z).to_dense().detach()
     error = (made.value.detach().double() - dense @ right.double()).abs()
     # Of the sums; and of each covariance e^-r: an error of eps r in r moves it by eps r e^-r < 1e-3 eps where r > 10.
     rounding = (1e-13 if dtype == F64 else 2e-6) * (dense.abs() @ right.double().abs())
@@ -69,7 +83,7 @@ def check(kernel: Kernel, x: Tensor, z: Tensor | None, t: int, skip_below: float
     assert made.report.error_bound == (float(made.error_bound.max()) if made.error_bound.numel() else 0.0)
     assert made.value.dtype == dtype
     if operator.kept == 1.0:
-        plain = kernel.operator(x.to(dtype), None if z is None else z.to(dtype))
+        plain = operator_of(kernel, x.to(dtype), None if z is None else z.to(dtype))
         assert torch.equal(made.value, plain @ right), "kept everything: the same bits"
         assert not made.error_bound.any()
     return operator.kept
@@ -123,7 +137,7 @@ def test_few_rows(n: int, route: str) -> None:
 
 def test_everything_far_is_zero(route: str) -> None:
     x, z = numbers(50, 2), numbers(40, 2) + 1e4
-    operator = k.RBF(1.0).operator(x, z, skip_below=1e-9)
+    operator = operator_of(k.RBF(1.0), x, z, skip_below=1e-9)
     assert operator.kept == 0.0
     made = operator.product(torch.ones(40, dtype=F64))
     assert not made.value.any()
@@ -138,17 +152,17 @@ def test_functions_that_do_not_decay_keep_everything(kernel: Kernel, route: str)
 
 def test_zero_and_none_leave_nothing_out(route: str) -> None:
     x, right = clusters(200, 2), numbers(200, 3)
-    plain = k.Matern(1.5, 0.5).operator(x)
-    assert isinstance(k.Matern(1.5, 0.5).operator(x, skip_below=None), CovarianceOperator)
-    assert torch.equal(k.Matern(1.5, 0.5).operator(x, skip_below=0.0) @ right, plain @ right)
+    plain = operator_of(k.Matern(1.5, 0.5), x)
+    assert isinstance(operator_of(k.Matern(1.5, 0.5), x, skip_below=None), CovarianceOperator)
+    assert torch.equal(operator_of(k.Matern(1.5, 0.5), x, skip_below=0.0) @ right, plain @ right)
     assert check(k.Matern(1.5, 0.5), x, None, 2, 0) == 1.0
 
 
 def test_what_is_asked_for_by_entry_is_exact() -> None:
     x, z, kernel = clusters(120, 2), clusters(50, 2, seed=3), k.RBF(1.0)
     for operator, plain in (
-        (kernel.operator(x, skip_below=1e-3), kernel.operator(x)),
-        (kernel.operator(x, z, skip_below=1e-3), kernel.operator(x, z)),
+        (operator_of(kernel, x, skip_below=1e-3), operator_of(kernel, x)),
+        (operator_of(kernel, x, z, skip_below=1e-3), operator_of(kernel, x, z)),
     ):
         assert isinstance(operator, SkippingOperator)
         assert operator.kept < 0.7
@@ -157,12 +171,12 @@ def test_what_is_asked_for_by_entry_is_exact() -> None:
         assert torch.equal(operator[4], plain[4])  # type: ignore[arg-type]
         assert operator.symmetric == plain.symmetric
         assert operator.shape == plain.shape
-    assert torch.equal(kernel.operator(x, skip_below=1e-3).diagonal(), kernel.operator(x).diagonal())
+    assert torch.equal(operator_of(kernel, x, skip_below=1e-3).diagonal(), operator_of(kernel, x).diagonal())
 
 
 def test_transpose_noise_and_scipy(route: str) -> None:
     x, z, kernel = clusters(120, 2), clusters(50, 2, seed=3), k.Matern(2.5, 0.7) * k.Linear(1.0)
-    operator = kernel.operator(x, z, skip_below=1e-8)
+    operator = operator_of(kernel, x, z, skip_below=1e-8)
     assert operator.kept < 0.8
     u, v = numbers(120, 2), numbers(50, 2, seed=1)
     assert torch.allclose((u * (operator @ v)).sum(), ((operator.T @ u) * v).sum(), rtol=1e-10)
@@ -170,21 +184,21 @@ def test_transpose_noise_and_scipy(route: str) -> None:
     made = operator.T.product(u)
     assert bool(((made.value.detach() - dense.mT @ u).abs() <= made.error_bound + 1e-10).all())
     assert operator.T.kept == operator.kept
-    square = kernel.operator(x, skip_below=1e-8)
+    square = operator_of(kernel, x, skip_below=1e-8)
     assert square.T is square
     noisy = square.with_noise(0.3).product(u)
     assert torch.allclose(noisy.value, square @ u + 0.3 * u)
     assert torch.equal(noisy.error_bound, square.product(u).error_bound)
     assert noisy.report.events == square.product(u).report.events
     assert torch.allclose(torch.from_numpy(square.to_scipy() @ u.numpy()), square @ u)
-    exact = kernel.operator(x).with_noise(0.3).product(u)
+    exact = operator_of(kernel, x).with_noise(0.3).product(u)
     assert not exact.error_bound.any()
     assert exact.report.error_bound == 0.0
 
 
 def test_the_report_says_what_was_done(route: str) -> None:
     x = clusters(200, 2)
-    operator = k.RBF(1.0).operator(x, skip_below=1e-6)
+    operator = operator_of(k.RBF(1.0), x, skip_below=1e-6)
     report = operator.product(numbers(200, 2)).report
     assert (report.route, report.backend, report.device, report.dtype) == (
         "near tiles",
@@ -195,7 +209,7 @@ def test_the_report_says_what_was_done(route: str) -> None:
     assert report.events == [Event(EventKind.PAIRS_SKIPPED, share=100 * operator.kept, below=1e-6)]
     assert report.seconds is not None
     assert report.seconds > 0.0
-    dense = k.RBF(1.0).operator(numbers(200, 2), skip_below=1e-6).product(numbers(200, 2)).report
+    dense = operator_of(k.RBF(1.0), numbers(200, 2), skip_below=1e-6).product(numbers(200, 2)).report
     assert (dense.route, dense.error_bound) == ("recomputed", 0.0)
     assert dense.events == [Event(EventKind.PAIRS_NOT_SKIPPED, below=1e-6)]
     lost = k.Custom(lambda a, b: torch.minimum(a, b).sum()).operator(x.abs(), skip_below=1e-6).product(numbers(200, 2))
@@ -209,8 +223,8 @@ def test_the_threshold_is_a_share_of_the_largest_variance() -> None:
     assert shares[0] == shares[1] == shares[2] < 1.0
     norm = (3.0 * k.RBF(1.0)).operator(x, z, skip_below=1e-6).norm_bound
     assert 0.0 < float(norm) <= 3.0 * 1e-6 * math.sqrt(150 * 60)
-    assert float(k.RBF(1.0).operator(x).with_noise(1.0).product(x).report.error_bound or 0.0) == 0.0
-    assert k.RBF(100.0).operator(x, skip_below=1e-6).norm_bound.shape == ()
+    assert float(operator_of(k.RBF(1.0), x).with_noise(1.0).product(x).report.error_bound or 0.0) == 0.0
+    assert operator_of(k.RBF(100.0), x, skip_below=1e-6).norm_bound.shape == ()
 
 
 def masked(operator: SkippingOperator) -> Tensor:
@@ -228,10 +242,10 @@ def test_gradients_are_those_of_the_value(rectangular: bool, route: str) -> None
     right, left = numbers(40 if rectangular else 60, 2), numbers(60, 2, seed=4)
     leaves = [x.requires_grad_(), right.requires_grad_(), *kernel.parameters()]
     leaves += [z.requires_grad_()] if rectangular else []
-    operator = kernel.operator(x, z if rectangular else None, skip_below=1e-2)
+    operator = operator_of(kernel, x, z if rectangular else None, skip_below=1e-2)
     assert operator.kept < 0.8
     assert operator.product(right).report.error_bound > 1e-3
-    plain = kernel.operator(x, z if rectangular else None).portable_block(F64) * masked(operator)
+    plain = portable_block(operator_of(kernel, x, z if rectangular else None)) * masked(operator)
     one, two = (left * (operator @ right)).sum(), (left * (plain @ right)).sum()
     assert torch.allclose(one, two, rtol=1e-11)
     got = torch.autograd.grad(one, leaves, create_graph=True)
@@ -245,13 +259,13 @@ def test_gradients_are_those_of_the_value(rectangular: bool, route: str) -> None
 
 def test_transforms_of_torch_func(route: str) -> None:
     x, right, kernel = clusters(60, 2), numbers(60, 3), k.Matern(2.5, 0.9)
-    operator = kernel.operator(x, skip_below=1e-5)
+    operator = operator_of(kernel, x, skip_below=1e-5)
 
     def value(at: Tensor) -> Tensor:
-        return (kernel.operator(at, skip_below=1e-5) @ right).square().sum()
+        return (operator_of(kernel, at, skip_below=1e-5) @ right).square().sum()
 
     def plain(at: Tensor) -> Tensor:
-        return ((kernel.operator(at).portable_block(F64) * masked(operator)) @ right).square().sum()
+        return ((portable_block(operator_of(kernel, at)) * masked(operator)) @ right).square().sum()
 
     wanted = torch.func.grad(plain)(x)
     assert torch.allclose(torch.func.grad(value)(x), wanted, rtol=1e-8, atol=1e-10)
@@ -266,7 +280,7 @@ def test_transforms_of_torch_func(route: str) -> None:
 def test_batches(route: str) -> None:
     kernel = fgp.Parameter(torch.tensor([0.5, 2.0])) * k.RBF(fgp.Parameter(torch.tensor([[1.0], [0.4]])))
     x, right = torch.stack([clusters(90, 2), clusters(90, 2) + 0.1]), numbers(90, 2)
-    operator = kernel.operator(x, skip_below=1e-6)
+    operator = operator_of(kernel, x, skip_below=1e-6)
     assert operator.kept < 0.7
     assert operator.norm_bound.shape == (2,)
     made = operator.product(right)
@@ -278,11 +292,11 @@ def test_batches(route: str) -> None:
 @pytest.mark.parametrize("share", [-1e-9, 1.0, math.nan, math.inf, True, "small", [1e-9]])
 def test_a_share_that_is_none(share: Any) -> None:
     with pytest.raises(DomainError, match=r"`skip_below` must be a number in \[0, 1\)"):
-        k.RBF(1.0).operator(numbers(5, 2), skip_below=share)
+        operator_of(k.RBF(1.0), numbers(5, 2), skip_below=share)
 
 
 def test_errors_of_products_are_those_of_operators() -> None:
-    operator = k.RBF(1.0).operator(clusters(100, 2), skip_below=1e-6)
+    operator = operator_of(k.RBF(1.0), clusters(100, 2), skip_below=1e-6)
     with pytest.raises(ShapeError, match="`right` must have 100 rows"):
         operator.product(numbers(99, 2))
     with pytest.raises(DomainError, match=r"must be torch\.float64"):
@@ -295,19 +309,19 @@ def test_compiled_code_refuses_a_share() -> None:
     kernel, x = k.RBF(1.0), numbers(10, 2)
     torch._dynamo.reset()
     with pytest.raises(Exception, match=r"outside torch\.compile"):
-        torch.compile(lambda v: kernel.operator(x, skip_below=1e-6) @ v, fullgraph=True)(x)
+        torch.compile(lambda v: operator_of(kernel, x, skip_below=1e-6) @ v, fullgraph=True)(x)
 
 
 def test_a_plan_is_run_over_the_near_tiles() -> None:
     """A plan that is handed in is followed, not replaced by another one; one that keeps K contradicts the share."""
     x, v = clusters(100, 2), numbers(100, 1)
     kernel = k.Matern(1.5, 0.5)
-    plan = kernel.operator(x, skip_below=1e-9).plan(1, route="recomputed", backend="torch")
-    operator = kernel.operator(x, skip_below=1e-9, plan=plan)
+    plan = operator_of(kernel, x, skip_below=1e-9).plan(1, route="recomputed", backend="torch")
+    operator = operator_of(kernel, x, skip_below=1e-9, plan=plan)
     assert operator.kept < 1.0
-    assert torch.allclose(operator @ v, kernel.operator(x, skip_below=1e-9) @ v, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(operator @ v, operator_of(kernel, x, skip_below=1e-9) @ v, rtol=1e-12, atol=1e-12)
     assert operator.report.plan == plan
     with pytest.raises(DomainError, match="`plan` is for n, m"):
         operator @ numbers(100, 2)
     with pytest.raises(DomainError, match=r"`plan` must recompute tiles .* got the route 'stored'"):
-        kernel.operator(x, skip_below=1e-9, plan=kernel.operator(x).plan(1, route="stored"))
+        operator_of(kernel, x, skip_below=1e-9, plan=operator_of(kernel, x).plan(1, route="stored"))

@@ -1,6 +1,6 @@
 """torch.func over operators, on both routes: grad, vjp, jacrev, vmap, jvp, second order; against plain torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -8,23 +8,30 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import flashgp as fgp
-from flashgp.operators import covariance
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.torch.tiles import TorchTiles
+from operators.operator_cases import operator_with
 
 F64 = torch.float64
 ROUTES = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}
 
 
+CHOSEN: list[Backend] = []  # the backend of operators
+
+
 @pytest.fixture(params=ROUTES)
-def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Backend]:
+def route(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.param == "cpu" and cpu_tiles_missing():
         pytest.skip("numba is not installed")
-    monkeypatch.setattr(covariance, "BY_PLAN", Orders(backend=ROUTES[request.param]()))
-    return ROUTES[request.param]
+    CHOSEN.append(ROUTES[request.param]())
+    yield
+    CHOSEN.clear()
+
+
+def operator_of(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor | None = None) -> CovarianceOperator:
+    return operator_with(kernel, x, z, backend=CHOSEN[0])
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -35,7 +42,7 @@ KERNEL = 1.7 * fgp.kernels.Matern(2.5, 0.8)
 
 
 def ours(x: Tensor, z: Tensor, v: Tensor) -> Tensor:
-    return KERNEL.operator(x, z) @ v
+    return operator_of(KERNEL, x, z) @ v
 
 
 def plain(x: Tensor, z: Tensor, v: Tensor) -> Tensor:
@@ -125,7 +132,7 @@ class Wrapped(torch.nn.Module):
 
 def test_dense_blocks(route: object) -> None:
     def dense(x: Tensor) -> Tensor:
-        return KERNEL.operator(x).to_dense()
+        return operator_of(KERNEL, x).to_dense()
 
     eye = torch.eye(6, dtype=F64)
     close(jacrev(dense)(X), jacrev(lambda x: plain(x, x, eye))(X), 1e-10)
@@ -151,20 +158,18 @@ def test_layouts_give_the_same_gradients(route: object, layout: str) -> None:
     else:
         base = numbers(2, 6).requires_grad_()
         x = base.T
-    found = torch.autograd.grad((KERNEL.operator(x, Z) @ V).square().sum(), base)[0]
+    found = torch.autograd.grad((operator_of(KERNEL, x, Z) @ V).square().sum(), base)[0]
     wanted = torch.autograd.grad(plain(x, Z, V).square().sum(), base)[0]
     close(found, wanted)
 
 
-def test_first_order_under_torch_func_makes_one_pass(
-    route: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_order_under_torch_func_makes_one_pass(route: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.func asks for a differentiable backward; the price of a second order is paid only when it is taken."""
 
     def refuse(*_: object) -> Tensor:
         raise AssertionError("portable tiles were used for a first derivative")
 
-    monkeypatch.setattr(CovarianceOperator, "differentiable_product", refuse)
+    monkeypatch.setattr("flashgp.operators.tiled.TiledSum.evaluated", refuse)
     grad(lambda x: ours(x, Z, V).sum())(X)
 
 

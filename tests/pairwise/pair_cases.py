@@ -10,6 +10,7 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import REGISTRY, Kernel
 from flashgp.pairwise import reference
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import statistics, tile_job
 from flashgp.pairwise.torch import tiles as torch_tiles
 
@@ -71,6 +72,10 @@ class Job:
     right: Tensor
     weights: Tensor
 
+    @property
+    def problem(self) -> PairProblem:
+        return PairProblem(self.form, self.theta, self.rows, self.cols)
+
 
 def job(case: Case, n: int, m: int | None, *, kernel: Kernel | None = None) -> Job:
     """A job on random points among which rows repeat, inside x and between x and the columns."""
@@ -108,7 +113,8 @@ def pulled(backend: Backend, kernel: Kernel, x: Tensor, z: Tensor | None, weight
     z = None if z is None else z.detach().requires_grad_()
     rows, cols, theta = kernel.rows(x), None if z is None else kernel.rows(z), kernel.theta()
     found = backend.block_gradient(
-        kernel.form, [t.detach() for t in theta], rows.detach(), None if cols is None else cols.detach(), weights
+        PairProblem(kernel.form, [t.detach() for t in theta], rows.detach(), None if cols is None else cols.detach()),
+        weights,
     )
     tensors = [*rows.tensors, *(() if cols is None else cols.tensors), *theta]
     pairs = [(t, g) for t, g in zip(tensors, gradients(found), strict=True) if g is not None and t.requires_grad]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashgp import kernels
 from flashgp.foundations.form import Rows
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import statistics
 from pairwise.pair_cases import EPS, ROUTES, TORCH, gradients, relative_error, use_route
 
@@ -65,13 +66,16 @@ def everything(
     theta, rows = [t.detach() for t in kernel.theta()], kernel.rows(x).detach()
     cols = None if z is None else kernel.rows(z).detach()
     found = {
-        "block": TORCH.block(kernel.form, theta, rows, cols, dtype=f64),
-        "diagonal": TORCH.diagonal(kernel.form, theta, rows, dtype=f64),
-        "product": TORCH.product(kernel.form, theta, rows, cols, right),
+        "block": TORCH.block(PairProblem(kernel.form, theta, rows, cols), dtype=f64),
+        "diagonal": TORCH.diagonal(PairProblem(kernel.form, theta, rows), dtype=f64),
+        "product": TORCH.product(PairProblem(kernel.form, theta, rows, cols), right),
     }
     for what, pull in (
-        ("block_gradient", TORCH.block_gradient(kernel.form, theta, rows, cols, weights)),
-        ("bilinear_gradient", TORCH.bilinear_gradient(kernel.form, theta, rows, cols, weights @ right, right)),
+        ("block_gradient", TORCH.block_gradient(PairProblem(kernel.form, theta, rows, cols), weights)),
+        (
+            "bilinear_gradient",
+            TORCH.bilinear_gradient(PairProblem(kernel.form, theta, rows, cols), weights @ right, right),
+        ),
     ):
         found |= {f"{what}[{k}]": g for k, g in enumerate(gradients(pull)) if g is not None}
     return found
@@ -134,9 +138,9 @@ def test_close_pairs_survive_a_far_member(monkeypatch: pytest.MonkeyPatch) -> No
     kernel = kernels.SquaredExponential()
     narrow = points("", 9, False, 1)
     wide = torch.stack([narrow, narrow * 30.0, narrow * 1e6])
-    block = TORCH.block(kernel.form, [], kernel.rows(wide).detach(), None, dtype=f64)
+    block = TORCH.block(PairProblem(kernel.form, [], kernel.rows(wide).detach()), dtype=f64)
     for member, points_of_it in zip(block, wide, strict=True):
-        alone = TORCH.block(kernel.form, [], kernel.rows(points_of_it).detach(), None, dtype=f64)
+        alone = TORCH.block(PairProblem(kernel.form, [], kernel.rows(points_of_it).detach()), dtype=f64)
         assert relative_error(member, alone) <= 10 * EPS
 
 
@@ -146,10 +150,10 @@ def test_parameters_and_points_broadcast() -> None:
     assert kernel.batch_shape == (B, 1)
     x, z = torch.randn(4, 5, D, dtype=f64), torch.randn(1, 1, 7, D, dtype=f64)
     rows, cols = kernel.rows(x).detach(), kernel.rows(z).detach()
-    block = TORCH.block(kernel.form, [], rows, cols, dtype=f64)
+    block = TORCH.block(PairProblem(kernel.form, [], rows, cols), dtype=f64)
     assert block.shape == (B, 4, 5, 7)
     one = kernels.SquaredExponential(SCALES[1])
-    alone = TORCH.block(one.form, [], one.rows(x[2]).detach(), one.rows(z[0, 0]).detach(), dtype=f64)
+    alone = TORCH.block(PairProblem(one.form, [], one.rows(x[2]).detach(), one.rows(z[0, 0]).detach()), dtype=f64)
     assert torch.equal(block[1, 2], alone)
 
 

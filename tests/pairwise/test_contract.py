@@ -12,6 +12,7 @@ from torch import Tensor
 from flashgp.foundations.expression import exp, match, number, parameter, row_scalar, squared_distance
 from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.backend import BACKENDS, Backend, register_backend
+from flashgp.pairwise.problem import PairProblem
 from pairwise.pair_cases import (
     CASES,
     EPS,
@@ -40,12 +41,14 @@ def answers(backend: Backend, given: Job) -> dict[str, list[Tensor | None]]:
     g = given
     f64 = torch.float64
     return {
-        "block": [backend.block(g.form, g.theta, g.rows, g.cols, dtype=f64)],
-        "diagonal": [backend.diagonal(g.form, g.theta, g.rows, dtype=f64)],
-        "product": [backend.product(g.form, g.theta, g.rows, g.cols, g.right)],
-        "block_gradient": gradients(backend.block_gradient(g.form, g.theta, g.rows, g.cols, g.weights)),
-        "bilinear_gradient": gradients(backend.bilinear_gradient(g.form, g.theta, g.rows, g.cols, g.left, g.right)),
-        "diagonal_gradient": gradients(backend.diagonal_gradient(g.form, g.theta, g.rows, g.weights.sum(-1))),
+        "block": [backend.block(g.problem, dtype=f64)],
+        "diagonal": [backend.diagonal(PairProblem(g.form, g.theta, g.rows), dtype=f64)],
+        "product": [backend.product(g.problem, g.right)],
+        "block_gradient": gradients(backend.block_gradient(g.problem, g.weights)),
+        "bilinear_gradient": gradients(backend.bilinear_gradient(g.problem, g.left, g.right)),
+        "diagonal_gradient": gradients(
+            backend.diagonal_gradient(PairProblem(g.form, g.theta, g.rows), g.weights.sum(-1))
+        ),
     }
 
 
@@ -137,16 +140,16 @@ def test_symmetric_panels_equal_the_rectangle(route: str, monkeypatch: pytest.Mo
     """Weights of symmetric panels, eq. (M-23): both sides the same rows is the rectangle, its two gradients added."""
     use_route(monkeypatch, route)
     given = job(Case("Product", 1, 3), 9, None)
-    one = TORCH.block_gradient(given.form, given.theta, given.rows, None, given.weights)
-    two = TORCH.block_gradient(given.form, given.theta, given.rows, given.rows, given.weights)
+    one = TORCH.block_gradient(PairProblem(given.form, given.theta, given.rows), given.weights)
+    two = TORCH.block_gradient(PairProblem(given.form, given.theta, given.rows, given.rows), given.weights)
     for joined, left, right in zip(one.rows, two.rows, two.cols, strict=True):
         assert joined is not None
         assert left is not None
         assert right is not None
         assert relative_error(joined, left + right) <= GRADIENT_TOLERANCE
-    block = TORCH.block(given.form, given.theta, given.rows, None, dtype=torch.float64)
+    block = TORCH.block(PairProblem(given.form, given.theta, given.rows), dtype=torch.float64)
     assert torch.equal(block, block.mT) or relative_error(block, block.mT.contiguous()) <= VALUE_TOLERANCE
-    rectangle = TORCH.block(given.form, given.theta, given.rows, given.rows, dtype=torch.float64)
+    rectangle = TORCH.block(PairProblem(given.form, given.theta, given.rows, given.rows), dtype=torch.float64)
     assert relative_error(block, rectangle) <= VALUE_TOLERANCE
 
 
@@ -157,7 +160,7 @@ def test_a_kept_tape_gives_the_same(case: Case, n: int, monkeypatch: pytest.Monk
     use_route(monkeypatch, "panels")
     given = job(case, n, None)
     for backend in (TORCH, REFERENCE):
-        block, pull = backend.taped_block(given.form, given.theta, given.rows, dtype=torch.float64)
+        block, pull = backend.taped_block(PairProblem(given.form, given.theta, given.rows), dtype=torch.float64)
         wanted = truth(case, n, None)
         assert wanted["block"][0] is not None
         assert relative_error(block.triu(), wanted["block"][0].triu()) <= VALUE_TOLERANCE
@@ -168,8 +171,8 @@ def test_a_kept_tape_gives_the_same(case: Case, n: int, monkeypatch: pytest.Monk
 def test_upper_fills_the_upper_triangle(monkeypatch: pytest.MonkeyPatch) -> None:
     use_route(monkeypatch, "panels")
     given = job(Case("Matern", 2, 3), 9, None)
-    block = TORCH.block(given.form, given.theta, given.rows, None, dtype=torch.float64, upper=True)
-    full = TORCH.block(given.form, given.theta, given.rows, None, dtype=torch.float64)
+    block = TORCH.block(PairProblem(given.form, given.theta, given.rows), dtype=torch.float64, upper=True)
+    full = TORCH.block(PairProblem(given.form, given.theta, given.rows), dtype=torch.float64)
     assert torch.equal(block.triu(), full.triu())
 
 
@@ -192,7 +195,7 @@ def test_the_loops_refuse_a_batch() -> None:
     case = Case("SquaredExponential", 0, 2)
     rows = case.kernel.rows(torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match="`rows` must be unbatched"):
-        REFERENCE.block(case.kernel.form, [], rows, None, dtype=torch.float64)
+        REFERENCE.block(PairProblem(case.kernel.form, [], rows), dtype=torch.float64)
 
 
 def test_a_profile_without_pairs_is_a_number() -> None:
@@ -200,7 +203,7 @@ def test_a_profile_without_pairs_is_a_number() -> None:
     form = Form(number(2) * parameter(0), (), 0, 1)
     rows = Rows((), (), 3, torch.Size((4,)))
     theta = [torch.tensor(1.5, dtype=torch.float64)]
-    block = TORCH.block(form, theta, rows, None, dtype=torch.float64)
+    block = TORCH.block(PairProblem(form, theta, rows), dtype=torch.float64)
     assert block.shape == (4, 3, 3)
     assert torch.equal(block, torch.full((4, 3, 3), 3.0, dtype=torch.float64))
-    assert TORCH.diagonal(form, theta, rows, dtype=torch.float64).shape == (4, 3)
+    assert TORCH.diagonal(PairProblem(form, theta, rows), dtype=torch.float64).shape == (4, 3)

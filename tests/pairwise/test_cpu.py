@@ -11,6 +11,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import Kernel
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from pairwise.pair_cases import ONE_CASE_EACH, Case
 
@@ -44,12 +45,12 @@ def check(kernel: Kernel, x: Tensor, z: Tensor | None, dtype: torch.dtype, toler
     rows, cols = rows.detach(), None if cols is None else cols.detach()
     m = rows.count if cols is None else cols.count
     right, left = numbers(m, t, seed=1).to(dtype), numbers(rows.count, t, seed=2).to(dtype)
-    dense = TORCH.block(form, theta, rows, cols, dtype=F64)
-    assert share(CPU.block(form, theta, rows, cols, dtype=dtype), dense, torch.ones_like(dense)) <= tolerance * max(
-        1.0, float(dense.abs().max())
-    )
-    wanted = flat(TORCH.bilinear_gradient(form, theta, rows, cols, left.double(), right.double()))
-    got = flat(CPU.bilinear_gradient(form, theta, rows, cols, left, right))
+    dense = TORCH.block(PairProblem(form, theta, rows, cols), dtype=F64)
+    assert share(
+        CPU.block(PairProblem(form, theta, rows, cols), dtype=dtype), dense, torch.ones_like(dense)
+    ) <= tolerance * max(1.0, float(dense.abs().max()))
+    wanted = flat(TORCH.bilinear_gradient(PairProblem(form, theta, rows, cols), left.double(), right.double()))
+    got = flat(CPU.bilinear_gradient(PairProblem(form, theta, rows, cols), left, right))
     assert len(got) == len(wanted)
     # A sum of n m terms of either sign: compared with the root of the sum of their squares, about the size of one row.
     for one, two in zip(got, wanted, strict=True):
@@ -65,8 +66,8 @@ def check_product(
     rows, cols = kernel.rows(x).detach(), None if z is None else kernel.rows(z).detach()
     theta, form = [p.detach() for p in kernel.theta()], kernel.form
     right = numbers(rows.count if cols is None else cols.count, t, seed=1).to(dtype)
-    dense = TORCH.block(form, theta, rows, cols, dtype=F64)
-    found = CPU.product(form, theta, rows, cols, right)
+    dense = TORCH.block(PairProblem(form, theta, rows, cols), dtype=F64)
+    found = CPU.product(PairProblem(form, theta, rows, cols), right)
     assert found.dtype == dtype
     assert share(found, dense @ right.double(), dense.abs() @ right.double().abs()) <= tolerance
 
@@ -155,7 +156,7 @@ def test_a_profile_that_cancels_runs_in_float64() -> None:
     x[200:] = x[:200] + 0.1 * numbers(200, 3, seed=4)
     operator = kernel.operator(x)
     right = numbers(400, 2)
-    found = CPU.product(operator.form, [], operator.rows.detach(), None, right.float())
+    found = CPU.product(operator.problem.detached(), right.float())
     K = torch.exp(-0.5 * (x[:, None] - x).square().sum(-1))
     assert float(((found - K @ right).abs() / (K @ right.abs())).max()) <= 1e-6
 
@@ -170,9 +171,10 @@ def test_what_is_not_a_number_stays_none() -> None:
 
     def product(kernel: Kernel, theta: list[float]) -> tuple[torch.Tensor, list[str]]:
         operator, workspace = kernel.operator(x), Workspace()
-        rows = operator.rows.detach()
+        rows = operator.problem.rows.detach()
         values = [torch.tensor(value, dtype=torch.float64) for value in theta]
-        return CPU.product(operator.form, values, rows, None, right, workspace=workspace), workspace.backends
+        found = CPU.product(PairProblem(operator.problem.form, values, rows), right, workspace=workspace)
+        return found, workspace.backends
 
     assert product(scaled, [2.0])[1] == [CPU.title]
     for value in (math.nan, math.inf, -math.inf):
@@ -193,7 +195,7 @@ def test_equal_rows_have_distance_zero() -> None:
         x[20:] = x[:20]
         for kernel in (k.RBF(math.sqrt(d)), k.RBF(40.0 * math.sqrt(d)), k.Matern(0.5, math.sqrt(d))):
             for dtype in (F32, F64):
-                block = CPU.block(kernel.form, [], kernel.rows(x).detach(), None, dtype=dtype)
+                block = CPU.block(PairProblem(kernel.form, [], kernel.rows(x).detach()), dtype=dtype)
                 assert torch.equal(block[:20, 20:].diagonal(), torch.ones(20, dtype=dtype))
                 assert torch.equal(block.diagonal(), torch.ones(40, dtype=dtype))
 
@@ -202,7 +204,7 @@ def test_right_hand_sides() -> None:
     kernel, x = k.RBF(1.0), numbers(50, 2)
     for t in (0, 1, 2, 3, 4, 5, 17, 512):
         right = numbers(50, t)
-        found = CPU.product(kernel.form, [], kernel.rows(x).detach(), None, right)
+        found = CPU.product(PairProblem(kernel.form, [], kernel.rows(x).detach()), right)
         wanted = kernel(x).to_dense().detach() @ right
         assert found.shape == wanted.shape
         assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
@@ -213,25 +215,26 @@ def test_batches_are_their_members() -> None:
     x, right, left = numbers(2, 60, 2), numbers(2, 60, 3), numbers(2, 60, 3, seed=3)
     rows, theta = kernel.rows(x).detach(), [t.detach() for t in kernel.theta()]
     for one, two in zip(
-        flat(CPU.bilinear_gradient(kernel.form, theta, rows, None, left, right)),
-        flat(TORCH.bilinear_gradient(kernel.form, theta, rows, None, left, right)),
+        flat(CPU.bilinear_gradient(PairProblem(kernel.form, theta, rows), left, right)),
+        flat(TORCH.bilinear_gradient(PairProblem(kernel.form, theta, rows), left, right)),
         strict=True,
     ):
         assert torch.allclose(one, two, rtol=1e-11, atol=1e-11)  # type: ignore[arg-type]
-    found = CPU.product(kernel.form, theta, rows, None, right)
-    assert torch.allclose(found, TORCH.product(kernel.form, theta, rows, None, right), rtol=0, atol=1e-12)
+    found = CPU.product(PairProblem(kernel.form, theta, rows), right)
+    assert torch.allclose(found, TORCH.product(PairProblem(kernel.form, theta, rows), right), rtol=0, atol=1e-12)
     assert torch.allclose(
-        CPU.block(kernel.form, theta, rows, None, dtype=F64), TORCH.block(kernel.form, theta, rows, None, dtype=F64)
+        CPU.block(PairProblem(kernel.form, theta, rows), dtype=F64),
+        TORCH.block(PairProblem(kernel.form, theta, rows), dtype=F64),
     )
 
 
 def test_the_same_bits_again_and_for_any_member() -> None:
     kernel, x, right = k.Matern(2.5, 1.0), numbers(5000, 3), numbers(5000, 2).float()
     rows = kernel.rows(x).detach()
-    first = CPU.product(kernel.form, [], rows, None, right)
-    assert torch.equal(first, CPU.product(kernel.form, [], rows, None, right))
+    first = CPU.product(PairProblem(kernel.form, [], rows), right)
+    assert torch.equal(first, CPU.product(PairProblem(kernel.form, [], rows), right))
     batch = k.Matern(2.5, torch.tensor([[0.5], [1.0], [2.0]]))  # one lengthscale per member of a batch
-    many = CPU.product(batch.form, [], batch.rows(x).detach(), None, torch.stack([2 * right, right, right]))
+    many = CPU.product(PairProblem(batch.form, [], batch.rows(x).detach()), torch.stack([2 * right, right, right]))
     assert many.shape == (3, 5000, 2)
     assert torch.equal(many[1], first)
     assert not torch.equal(many[2], first)
@@ -243,21 +246,21 @@ def test_extreme_lengthscales() -> None:
     for dtype in (F32, F64):
         for kernel in (k.RBF, k.Matern, k.RationalQuadratic):
             near = kernel(lengthscale=1e-8).operator(x)
-            found = CPU.product(near.form, [t.detach() for t in near.theta], near.rows.detach(), None, right.to(dtype))
+            found = CPU.product(near.problem.detached(), right.to(dtype))
             assert torch.isfinite(found).all()
             assert torch.allclose(found, right.to(dtype), atol=1e-6)
             far = kernel(lengthscale=1e8).operator(x)
-            found = CPU.product(far.form, [t.detach() for t in far.theta], far.rows.detach(), None, right.to(dtype))
+            found = CPU.product(far.problem.detached(), right.to(dtype))
             assert torch.allclose(found, right.to(dtype).sum(0).expand(100, 2), rtol=1e-5, atol=1e-5)
 
 
 def test_small_problems_do_not_wait_for_a_compiler() -> None:
     kernel, x = k.RBF(1.0), numbers(100, 2)
     backend = CpuTiles()
-    assert not backend.serves(kernel.form, [], kernel.rows(x), None, F32)
+    assert not backend.serves(PairProblem(kernel.form, [], kernel.rows(x)), F32)
     assert torch.equal(
-        backend.product(kernel.form, [], kernel.rows(x).detach(), None, x),
-        TORCH.product(kernel.form, [], kernel.rows(x).detach(), None, x),
+        backend.product(PairProblem(kernel.form, [], kernel.rows(x).detach()), x),
+        TORCH.product(PairProblem(kernel.form, [], kernel.rows(x).detach()), x),
     )
 
 
@@ -282,7 +285,7 @@ def test_a_few_far_rows_keep_their_digits(rectangular: bool) -> None:
     plain = k.Custom(apart, columns=3)
     right = numbers(900 if rectangular else 1000, 1)
     rows, cols = kernel.rows(x).detach(), None if z is None else kernel.rows(z).detach()
-    found = CPU.product(kernel.form, [], rows, cols, right.float()).double()
+    found = CPU.product(PairProblem(kernel.form, [], rows, cols), right.float()).double()
     dense = plain.operator(x, z).to_dense()
     assert share(found, dense @ right, dense @ right.abs()) <= 1e-6
 
@@ -295,7 +298,7 @@ def test_codes_beyond_32_bits_are_told_apart(rectangular: bool) -> None:
     right = numbers(20 if rectangular else 35, 2)
     form, theta = kernel.form, [t.detach() for t in kernel.theta()]
     rows, cols = kernel.rows(codes), None if z is None else kernel.rows(z)
-    wanted = TORCH.product(form, theta, rows, cols, right)
-    assert torch.allclose(CPU.product(form, theta, rows, cols, right), wanted, rtol=1e-12, atol=1e-12)
-    dense = TORCH.block(form, theta, rows, None, dtype=F64)
-    assert torch.allclose(CPU.block(form, theta, rows, None, dtype=F64), dense, rtol=1e-14, atol=0)
+    wanted = TORCH.product(PairProblem(form, theta, rows, cols), right)
+    assert torch.allclose(CPU.product(PairProblem(form, theta, rows, cols), right), wanted, rtol=1e-12, atol=1e-12)
+    dense = TORCH.block(PairProblem(form, theta, rows), dtype=F64)
+    assert torch.allclose(CPU.block(PairProblem(form, theta, rows), dtype=F64), dense, rtol=1e-14, atol=0)

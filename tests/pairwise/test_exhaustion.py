@@ -14,6 +14,7 @@ from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.cpu.engine import CompiledPairs
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import tile_gradient, tile_job
 from pairwise.pair_cases import TORCH
 
@@ -37,8 +38,8 @@ class Calls:
         generator = torch.Generator().manual_seed(0)
         x = torch.randint(0, 4, (N, D), generator=generator).double()
         z = torch.randint(0, 4, (M, D), generator=generator).double()
-        self.form, self.theta = kernel.form, [t.detach() for t in kernel.theta()]
-        self.rows, self.cols = kernel.rows(x).detach(), None if symmetric else kernel.rows(z).detach()
+        columns = None if symmetric else kernel.rows(z)
+        self.problem = PairProblem(kernel.form, kernel.theta(), kernel.rows(x), columns).detached()
         m = N if symmetric else M
         self.left = torch.randn(N, T, generator=generator, dtype=f64)
         self.right = torch.randn(m, T, generator=generator, dtype=f64)
@@ -47,19 +48,16 @@ class Calls:
             self.weights = self.weights + self.weights.mT
 
     def block(self, workspace: Workspace | None) -> list[Tensor]:
-        return [self.backend.block(self.form, self.theta, self.rows, self.cols, dtype=f64, workspace=workspace)]
+        return [self.backend.block(self.problem, dtype=f64, workspace=workspace)]
 
     def product(self, workspace: Workspace | None) -> list[Tensor]:
-        return [self.backend.product(self.form, self.theta, self.rows, self.cols, self.right, workspace=workspace)]
+        return [self.backend.product(self.problem, self.right, workspace=workspace)]
 
     def block_gradient(self, workspace: Workspace | None) -> list[Tensor]:
-        return flat(
-            self.backend.block_gradient(self.form, self.theta, self.rows, self.cols, self.weights, workspace=workspace)
-        )
+        return flat(self.backend.block_gradient(self.problem, self.weights, workspace=workspace))
 
     def bilinear_gradient(self, workspace: Workspace | None) -> list[Tensor]:
-        given = self.form, self.theta, self.rows, self.cols, self.left, self.right
-        return flat(self.backend.bilinear_gradient(*given, workspace=workspace))
+        return flat(self.backend.bilinear_gradient(self.problem, self.left, self.right, workspace=workspace))
 
 
 NAMES = ["block", "product", "block_gradient", "bilinear_gradient"]
@@ -225,7 +223,7 @@ def test_compiled_loops_go_on_with_halves(
         assert name == "bilinear_gradient" or workspace.peak_bytes < counting.peak_bytes
     kept = N * T * 8
     if name == "bilinear_gradient":
-        kept = 8 * calls.rows.width * (N if calls.cols is None else N + calls.cols.count)
+        kept = 8 * calls.problem.rows.width * (N if symmetric else N + M)
     tight = Workspace(budget_bytes=kept + (counting.peak_bytes - kept) // 4)
     assert same(getattr(calls, name)(tight), wanted)
     assert len(tight.events) > 1

@@ -11,6 +11,7 @@ from flashgp.pairwise.cpu import precision
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.cpu.generation import generated_source
 from flashgp.pairwise.cpu.layout import Statistic, layout_of
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program import slopes
 from flashgp.pairwise.program.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
 from pairwise.test_cpu import CPU, check, check_product, numbers
@@ -200,5 +201,5 @@ def test_many_members_share_one_budget(d: int, lengthscale: float, spread: float
     assert layout_of(kernel.form, theta, rows, rows, F32, pulled=True)[2] == F64
     check_product(kernel, x, None, F32, 1e-6)
     together = kernel(x).to_dense().detach()
-    found = CPU.block(kernel.form, [t.detach() for t in kernel.theta()], rows, None, dtype=F32)
+    found = CPU.block(PairProblem(kernel.form, [t.detach() for t in kernel.theta()], rows), dtype=F32)
     assert float((found - together).abs().max()) <= 1.5e-6

@@ -14,6 +14,7 @@ from flashgp.pairwise.near.boxes import boxes_of, covariance_bound
 from flashgp.pairwise.near.far import FarTiles, far_tiles
 from flashgp.pairwise.near.ordering import spatial_order
 from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.reference import Reference
 from flashgp.pairwise.torch.tiles import TorchTiles
 from pairwise.pair_cases import CASES, TORCH, Case
@@ -40,7 +41,7 @@ def theta_of(kernel: Kernel) -> list[Tensor]:
 
 def found(kernel: Kernel, x: Tensor, z: Tensor | None, threshold: float) -> FarTiles | None:
     rows, cols = kernel.rows(x).detach(), None if z is None else kernel.rows(z).detach()
-    return far_tiles(kernel.form, theta_of(kernel), rows, cols, torch.tensor(threshold, dtype=F64), PANEL)
+    return far_tiles(PairProblem(kernel.form, theta_of(kernel), rows, cols), torch.tensor(threshold, dtype=F64), PANEL)
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 30.0])
@@ -58,7 +59,7 @@ def test_no_covariance_is_above_its_bound(case: Case, spread: float) -> None:
     i, j = (a.ravel() for a in numpy.indices((left.count, right.count)))
     values = [t.unsqueeze(-1).numpy() for t in theta_of(kernel)]
     bound = covariance_bound(kernel.form, values, left, right, i, j).reshape(10, 9)
-    dense = TORCH.block(kernel.form, theta_of(kernel), rows, cols, dtype=F64).abs()
+    dense = TORCH.block(PairProblem(kernel.form, theta_of(kernel), rows, cols), dtype=F64).abs()
     largest = dense.reshape(10, 4, 9, 4).amax((1, 3)).numpy()
     assert (bound >= largest).all()
     if kernel.form.fusable and spread == 0.01 and case.name not in ("Categorical", "Coregionalization"):
@@ -183,7 +184,9 @@ def test_a_batch_shares_tiles_that_serve_all_its_members() -> None:
     kernel = fgp.Parameter(torch.tensor([0.5, 2.0])) * k.RBF(fgp.Parameter(torch.tensor([[1.0], [3.0]])))
     x = torch.stack([clusters(120, 2), clusters(120, 2)])
     far = far_tiles(
-        kernel.form, theta_of(kernel), kernel.rows(x).detach(), None, torch.tensor([1e-6, 1e-5], dtype=F64), PANEL
+        PairProblem(kernel.form, theta_of(kernel), kernel.rows(x).detach()),
+        torch.tensor([1e-6, 1e-5], dtype=F64),
+        PANEL,
     )
     assert far is not None
     dense = kernel(x).to_dense().detach()[:, far.row_order][:, :, far.row_order]
@@ -218,14 +221,14 @@ def test_backends_run_over_the_same_tiles(name: str, kernel: Kernel, rectangular
     rows = kernel.rows(x).detach().take(far.row_order)
     cols = None if z is None else kernel.rows(z).detach().take(far.column_order)
     left, right = numbers(70, 2), numbers(45 if rectangular else 70, 2, seed=1)
-    given = kernel.form, theta_of(kernel), rows, cols
+    problem = PairProblem(kernel.form, theta_of(kernel), rows, cols, far.near)
     reference: Backend = BACKENDS[Reference.name]()
-    wanted = reference.product(*given, right, tiles=far.near)
-    got = MADE[name].product(*given, right, tiles=far.near)
+    wanted = reference.product(problem, right)
+    got = MADE[name].product(problem, right)
     assert torch.allclose(got, wanted, rtol=1e-11, atol=1e-11)
     for one, two in zip(
-        flat(MADE[name].bilinear_gradient(*given, left, right, tiles=far.near)),
-        flat(reference.bilinear_gradient(*given, left, right, tiles=far.near)),
+        flat(MADE[name].bilinear_gradient(problem, left, right)),
+        flat(reference.bilinear_gradient(problem, left, right)),
         strict=True,
     ):
         assert two is not None
@@ -253,10 +256,10 @@ def test_torch_tiles_cut_tiles_that_are_large(monkeypatch: pytest.MonkeyPatch) -
     far = found(kernel, x, None, 1e-6)
     assert far is not None
     rows = kernel.rows(x).detach().take(far.row_order)
-    wanted = TORCH.product(kernel.form, [], rows, None, right, tiles=far.near)
+    wanted = TORCH.product(PairProblem(kernel.form, [], rows, near=far.near), right)
     for pairs in (2**4, 2**7, 2**10):
         monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", pairs)
-        got = TORCH.product(kernel.form, [], rows, None, right, tiles=far.near)
+        got = TORCH.product(PairProblem(kernel.form, [], rows, near=far.near), right)
         assert torch.allclose(got, wanted, rtol=0, atol=1e-13)
 
 

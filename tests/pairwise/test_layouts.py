@@ -6,6 +6,7 @@ from torch import Tensor
 
 from flashgp import kernels
 from flashgp.pairwise.cpu.layout import _extremes
+from flashgp.pairwise.problem import PairProblem
 from pairwise.pair_cases import (
     EPS,
     ONE_CASE_EACH,
@@ -47,11 +48,11 @@ def test_layouts_of_points_and_weights(case: Case, route: str, monkeypatch: pyte
     weights = torch.randn(7, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     right = torch.randn(5, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     rows, cols = kernel.rows(x).detach(), kernel.rows(z).detach()
-    product = TORCH.product(kernel.form, theta, rows, cols, right)
+    product = TORCH.product(PairProblem(kernel.form, theta, rows, cols), right)
     wanted = pulled(TORCH, kernel, x, z, weights)
     for x2, z2, w2, r2 in zip(strided(x), strided(z), strided(weights), strided(right), strict=True):
         assert not (x2.is_contiguous() and w2.is_contiguous())
-        found = TORCH.product(kernel.form, theta, kernel.rows(x2).detach(), kernel.rows(z2).detach(), r2)
+        found = TORCH.product(PairProblem(kernel.form, theta, kernel.rows(x2).detach(), kernel.rows(z2).detach()), r2)
         assert relative_error(found, product) <= 20 * EPS
         for name, gradient in pulled(TORCH, kernel, x2, z2, w2).items():
             assert relative_error(gradient, wanted[name]) <= 100 * EPS, name
@@ -67,8 +68,8 @@ def test_expanded_points_give_the_gradient_of_each_copy(case: Case, monkeypatch:
     rows, theta = kernel.rows(point.expand(6, 3)), [t.detach() for t in kernel.theta()]
     copies = kernel.rows(point.detach().repeat(6, 1))
     cols = kernel.rows(z).detach()
-    found = TORCH.block_gradient(kernel.form, theta, rows.detach(), cols, ones)
-    wanted = TORCH.block_gradient(kernel.form, theta, copies.detach(), cols, ones.contiguous())
+    found = TORCH.block_gradient(PairProblem(kernel.form, theta, rows.detach(), cols), ones)
+    wanted = TORCH.block_gradient(PairProblem(kernel.form, theta, copies.detach(), cols), ones.contiguous())
     for one, two in zip(gradients(found), gradients(wanted), strict=True):
         if one is None or two is None:
             assert one is two
@@ -86,11 +87,11 @@ def test_inputs_are_left_alone(route: str, monkeypatch: pytest.MonkeyPatch) -> N
             tensors = [*given.rows.tensors, *(given.cols.tensors if given.cols else ())]
             tensors += [*given.theta, given.left, given.right, given.weights]
             before = [t.clone() for t in tensors]
-            TORCH.block(given.form, given.theta, given.rows, given.cols, dtype=torch.float64).add_(7.0)
-            TORCH.product(given.form, given.theta, given.rows, given.cols, given.right).add_(7.0)
-            TORCH.block_gradient(given.form, given.theta, given.rows, given.cols, given.weights)
-            TORCH.bilinear_gradient(given.form, given.theta, given.rows, given.cols, given.left, given.right)
-            TORCH.diagonal_gradient(given.form, given.theta, given.rows, given.weights.sum(-1))
+            TORCH.block(given.problem, dtype=torch.float64).add_(7.0)
+            TORCH.product(given.problem, given.right).add_(7.0)
+            TORCH.block_gradient(given.problem, given.weights)
+            TORCH.bilinear_gradient(given.problem, given.left, given.right)
+            TORCH.diagonal_gradient(PairProblem(given.form, given.theta, given.rows), given.weights.sum(-1))
             assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 
@@ -102,7 +103,7 @@ def test_a_block_may_be_changed_in_place() -> None:
     for kernel in (*examples, kernels.Constant(numbers), kernels.Scaled(kernels.Matern(), numbers)):
         for points in (x, x[0]):
             theta = [t.detach() for t in kernel.theta()]
-            block = TORCH.block(kernel.form, theta, kernel.rows(points).detach(), None, dtype=torch.float64)
+            block = TORCH.block(PairProblem(kernel.form, theta, kernel.rows(points).detach()), dtype=torch.float64)
             before = block.clone()
             block.diagonal(dim1=-2, dim2=-1).add_(1.0)
             assert torch.equal(block, before + torch.eye(5, dtype=torch.float64))

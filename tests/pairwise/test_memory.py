@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from flashgp import kernels
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import tile_job
 from pairwise.pair_cases import TORCH
 
@@ -63,10 +64,10 @@ def test_nothing_is_larger_than_a_tile(n: int, kernel: kernels.Kernel, symmetric
     cols = None if symmetric else rows
     right = torch.ones(n, T, dtype=f64)
     calls: list[Callable[[], object]] = [
-        lambda: TORCH.product(kernel.form, theta, rows, cols, right),
-        lambda: TORCH.bilinear_gradient(kernel.form, theta, rows, cols, right, right),
-        lambda: TORCH.diagonal(kernel.form, theta, rows, dtype=f64),
-        lambda: TORCH.diagonal_gradient(kernel.form, theta, rows, right[:, 0]),
+        lambda: TORCH.product(PairProblem(kernel.form, theta, rows, cols), right),
+        lambda: TORCH.bilinear_gradient(PairProblem(kernel.form, theta, rows, cols), right, right),
+        lambda: TORCH.diagonal(PairProblem(kernel.form, theta, rows), dtype=f64),
+        lambda: TORCH.diagonal_gradient(PairProblem(kernel.form, theta, rows), right[:, 0]),
     ]
     for call in calls:
         with LargestTensor() as seen:
@@ -78,7 +79,7 @@ def test_a_block_holds_itself_and_tiles() -> None:
     kernel, workspace = kernels.Matern(2.5), Workspace()
     rows = kernel.rows(torch.randn(N, D, generator=torch.Generator().manual_seed(0), dtype=f64)).detach()
     with LargestTensor() as seen:
-        block = TORCH.block(kernel.form, [], rows, None, dtype=f64, workspace=workspace)
+        block = TORCH.block(PairProblem(kernel.form, [], rows), dtype=f64, workspace=workspace)
     assert seen.elements == N * N
     tiles = workspace.peak_bytes - N * N * 8
     assert 0 < tiles <= 16 * tile_job.TILE_PAIRS["cpu"] * 8
@@ -90,7 +91,7 @@ def test_a_block_holds_itself_and_tiles() -> None:
 def test_a_product_counts_its_tiles_and_returns_them(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, workspace = kernels.Matern(2.5), Workspace()
     rows = kernel.rows(torch.zeros(N, D, dtype=f64)).detach()
-    out = TORCH.product(kernel.form, [], rows, None, torch.ones(N, T, dtype=f64), workspace=workspace)
+    out = TORCH.product(PairProblem(kernel.form, [], rows), torch.ones(N, T, dtype=f64), workspace=workspace)
     assert out.shape == (N, T)
     assert workspace.live_bytes == 0  # the result is below what is counted
     assert 2**20 < workspace.peak_bytes <= 16 * tile_job.TILE_PAIRS["cpu"] * 8
@@ -98,11 +99,13 @@ def test_a_product_counts_its_tiles_and_returns_them(monkeypatch: pytest.MonkeyP
     refusing = Workspace(budget_bytes=2**19)  # not one row fits: tests/pairwise/test_exhaustion.py has the ones that do
     wide = kernel.rows(torch.zeros(2**17, D, dtype=f64)).detach()
     with pytest.raises(MemoryBudgetError):
-        TORCH.product(kernel.form, [], rows.part(0, 4), wide, torch.ones(2**17, T, dtype=f64), workspace=refusing)
+        TORCH.product(
+            PairProblem(kernel.form, [], rows.part(0, 4), wide), torch.ones(2**17, T, dtype=f64), workspace=refusing
+        )
     assert refusing.live_bytes == 0
     tight = Workspace(budget_bytes=2**20)
     with pytest.raises(MemoryBudgetError, match="memory="):
-        TORCH.block(kernel.form, [], rows, None, dtype=f64, workspace=tight)
+        TORCH.block(PairProblem(kernel.form, [], rows), dtype=f64, workspace=tight)
 
 
 def test_rows_per_tile() -> None:

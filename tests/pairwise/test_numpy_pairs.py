@@ -6,6 +6,7 @@ import torch
 from flashgp import kernels
 from flashgp.foundations.determinism import deterministically
 from flashgp.pairwise.numpy_pairs import NumpyPairs, RowArrays
+from flashgp.pairwise.problem import PairProblem
 from pairwise.pair_cases import CASES, EPS, REFERENCE, Case, gradients, job, relative_error
 
 F64 = torch.float64
@@ -24,12 +25,12 @@ def test_block_and_diagonal_are_those_of_the_loops(case: Case, shape: tuple[int,
     assert given.cols is not None
     rows, cols = RowArrays.of(given.rows.detach()), RowArrays.of(given.cols.detach())
     block = torch.from_numpy(pairs.block(rows, cols))
-    wanted = REFERENCE.block(given.form, given.theta, given.rows, given.cols, dtype=F64)
+    wanted = REFERENCE.block(given.problem, dtype=F64)
     assert block.shape == wanted.shape
     assert relative_error(block, wanted.detach()) <= 50 * EPS
     diagonal = torch.from_numpy(pairs.diagonal(rows))
     assert diagonal.shape == (shape[0],)
-    expected = REFERENCE.diagonal(given.form, given.theta, given.rows, dtype=F64).detach()
+    expected = REFERENCE.diagonal(PairProblem(given.form, given.theta, given.rows), dtype=F64).detach()
     assert relative_error(diagonal, expected) <= 50 * EPS
 
 
@@ -56,10 +57,10 @@ def test_matrix_and_pullback_are_those_of_the_loops(case: Case, n: int) -> None:
         return
     before = [t.clone() for t in (*given.rows.tensors, given.weights)]
     matrix, pull = pairs.taped_block(RowArrays.of(given.rows))
-    wanted = REFERENCE.block(given.form, given.theta, given.rows, None, dtype=F64)
+    wanted = REFERENCE.block(PairProblem(given.form, given.theta, given.rows), dtype=F64)
     assert relative_error(torch.from_numpy(matrix), wanted) <= 50 * EPS
     matrix.fill(float("nan"))  # the caller factorises in place
-    expected = gradients(REFERENCE.block_gradient(given.form, given.theta, given.rows, None, given.weights))
+    expected = gradients(REFERENCE.block_gradient(PairProblem(given.form, given.theta, given.rows), given.weights))
     for one, two in zip(pull(given.weights.numpy()), expected, strict=True):
         assert two is not None
         gradient = torch.zeros_like(two) if one is None else torch.as_tensor(one, dtype=F64)

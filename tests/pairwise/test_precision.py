@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import statistics, tile_job
 from kernels.plain_formulas import plain
@@ -26,7 +27,10 @@ def test_float32_is_no_worse_than_plain_torch(case: Case) -> None:
     theirs = plain(kernel32, x.float(), z.float()).detach()
     assert theirs.dtype == f32
     ours = TORCH.block(
-        kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach(), kernel.rows(z).detach(), dtype=f32
+        PairProblem(
+            kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach(), kernel.rows(z).detach()
+        ),
+        dtype=f32,
     )
     assert ours.dtype == f32
     rounding = torch.finfo(f32).eps
@@ -75,9 +79,9 @@ def test_points_too_far_apart_for_it_are_taken_directly(monkeypatch: pytest.Monk
     for kernel in (far_apart, kinked):
         rows = kernel.rows(x).detach()
         monkeypatch.setattr(statistics, "DIRECT_PAIRS", 0)
-        found = TORCH.block(kernel.form, [], rows, None, dtype=f64)
+        found = TORCH.block(PairProblem(kernel.form, [], rows), dtype=f64)
         monkeypatch.setattr(statistics, "DIRECT_PAIRS", 2**16)
-        assert torch.equal(found, TORCH.block(kernel.form, [], rows, None, dtype=f64))
+        assert torch.equal(found, TORCH.block(PairProblem(kernel.form, [], rows), dtype=f64))
 
 
 @pytest.mark.parametrize("offset", [1e3, 1e6, 1e9])
@@ -91,7 +95,7 @@ def test_an_offset_costs_no_digits(offset: float, dtype: torch.dtype, symmetric:
 
     def by_rows(x: Tensor) -> list[Tensor]:
         rows, weights = kernel.rows(x).detach(), torch.ones(30, 30, dtype=dtype)
-        found = TORCH.block_gradient(kernel.form, [], rows, None if symmetric else rows, weights)
+        found = TORCH.block_gradient(PairProblem(kernel.form, [], rows, None if symmetric else rows), weights)
         return [g for g in gradients(found) if g is not None]
 
     for near, far in zip(by_rows(x), by_rows(x + offset), strict=True):
@@ -111,6 +115,6 @@ def test_a_product_over_many_tiles(dtype: torch.dtype, monkeypatch: pytest.Monke
     wanted = K @ right
     dense_error = relative_error(K.to(dtype) @ right.to(dtype), wanted)
     for cols in (None, rows):
-        found = TORCH.product(kernel.form, theta, rows, cols, right.to(dtype))
+        found = TORCH.product(PairProblem(kernel.form, theta, rows, cols), right.to(dtype))
         assert found.dtype == dtype
         assert relative_error(found, wanted) <= 4 * dense_error + 10 * EPS

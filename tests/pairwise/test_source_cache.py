@@ -13,6 +13,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program import source_cache
 from flashgp.pairwise.program.source_cache import cache_directory, import_generated
 
@@ -246,7 +247,7 @@ def _total() -> float:
     kernel = fgp.kernels.RBF(1.3)
     x = torch.linspace(0, 1, 3000, dtype=torch.float64)[:, None]
     right = torch.ones(3000, 1, dtype=torch.float64)
-    return float(CpuTiles(0).product(kernel.form, [], kernel.rows(x).detach(), None, right).sum())
+    return float(CpuTiles(0).product(PairProblem(kernel.form, [], kernel.rows(x).detach()), right).sum())
 
 
 @numba_needed
@@ -270,6 +271,7 @@ import faulthandler, os, sys, threading, time, torch
 import flashgp as fgp
 from flashgp.foundations import lazy_import as forks
 from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.problem import PairProblem
 
 def product(kernel):
     x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]

@@ -21,6 +21,7 @@ from flashgp.foundations.form import Form
 from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import REGISTRY
 from flashgp.pairwise.backend import BACKENDS
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.triton import TritonTiles, launch
 from flashgp.pairwise.triton.gradient_source import gradient_source
 from flashgp.pairwise.triton.kernel_source import block_source, product_source
@@ -59,14 +60,14 @@ def test_a_cpu_is_refused_in_float32() -> None:
     with pytest.raises(
         BackendUnavailableError, match=r"`rows` must be on a CUDA device .* got cpu; move x there or use"
     ):
-        TRITON.product(kernel.form, [], rows, None, torch.ones(3, 1))
+        TRITON.product(PairProblem(kernel.form, [], rows), torch.ones(3, 1))
 
 
 def test_float64_goes_to_the_torch_tiles() -> None:
     kernel = kernels.SquaredExponential()
     rows = kernel.rows(torch.zeros(3, 2)).detach()
     assert torch.equal(
-        TRITON.product(kernel.form, [], rows, None, torch.ones(3, 1).double()), torch.full((3, 1), 3.0).double()
+        TRITON.product(PairProblem(kernel.form, [], rows), torch.ones(3, 1).double()), torch.full((3, 1), 3.0).double()
     )
 
 
@@ -75,7 +76,7 @@ def test_many_statistics_go_to_the_torch_tiles() -> None:
     kernel = kernels.SpectralMixture([1.0] * 65, [0.3] * 65, [0.1] * 65)
     rows, right = kernel.rows(torch.rand(3, 1)).detach(), torch.ones(3, 1)
     theta, workspace = [t.detach() for t in kernel.theta()], Workspace()
-    TRITON.product(kernel.form, theta, rows, None, right, workspace=workspace)
+    TRITON.product(PairProblem(kernel.form, theta, rows), right, workspace=workspace)
     assert workspace.backend == "torch tiles"
 
 
@@ -84,7 +85,7 @@ def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = kernels.SquaredExponential()
     rows = kernel.rows(torch.zeros(3, 2)).detach()
     with pytest.raises(BackendUnavailableError, match="install triton or use the backend 'torch'"):
-        TRITON.block(kernel.form, [], rows, None, dtype=torch.float32)
+        TRITON.block(PairProblem(kernel.form, [], rows), dtype=torch.float32)
 
 
 def test_two_devices_are_both_named() -> None:
@@ -92,7 +93,7 @@ def test_two_devices_are_both_named() -> None:
     rows = kernel.rows(torch.zeros(3, 2)).detach()
     elsewhere = kernel.rows(torch.zeros(3, 2, device="meta")).detach()
     with pytest.raises(DomainError, match="must be on cpu like `rows`, got meta"):
-        TRITON.block(kernel.form, [], rows, elsewhere, dtype=torch.float32)
+        TRITON.block(PairProblem(kernel.form, [], rows, elsewhere), dtype=torch.float32)
 
 
 @needs_triton
@@ -112,6 +113,7 @@ sys.meta_path.insert(0, Refuse())
 sys.argv = ["gpu_check.py", "--part", "0/1", "--small", "--seconds", "0"]
 import flashgp.bench, flashgp.pairwise.triton.launch
 from flashgp.pairwise.program.source_cache import import_generated
+from flashgp.pairwise.problem import PairProblem
 assert import_generated("x = 1").x == 1
 runpy.run_path({str(root / "benchmark" / "gpu_check.py")!r}, run_name="__main__")
 """

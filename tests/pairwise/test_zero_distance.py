@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import differentiable
 from pairwise.pair_cases import EPS, ROUTES, TORCH, use_route
@@ -33,7 +34,7 @@ CURVATURES = [
 def scalar(kernel: kernels.Kernel, x: Tensor, z: Tensor) -> Tensor:
     """k(x, z) of two numbers."""
     rows, cols = kernel.rows(x.reshape(1, 1)), kernel.rows(z.reshape(1, 1))
-    return differentiable.block(kernel.form, kernel.theta(), rows, cols).reshape(())
+    return differentiable.block(PairProblem(kernel.form, kernel.theta(), rows, cols)).reshape(())
 
 
 @pytest.mark.parametrize(("kernel", "curvature"), CURVATURES)
@@ -56,7 +57,7 @@ def test_matern_one_half_has_slope_zero_at_its_kink() -> None:
     x = torch.tensor([[1.0], [1.0]], dtype=f64)
     kernel = kernels.Matern(0.5, 0.7)
     assert program_of(kernel.form).bounded_slope == {0: False}
-    found = TORCH.block_gradient(kernel.form, [], kernel.rows(x).detach(), None, torch.ones(2, 2, dtype=f64))
+    found = TORCH.block_gradient(PairProblem(kernel.form, [], kernel.rows(x).detach()), torch.ones(2, 2, dtype=f64))
     assert found.rows[0] is not None
     assert torch.equal(found.rows[0], torch.zeros(2, 1, dtype=f64))
     assert torch.func.hessian(lambda a: scalar(kernel, a, x[0, 0]))(x[0, 0]).item() == 0.0
@@ -85,7 +86,8 @@ def test_slopes_near_zero_have_all_their_digits(name: str) -> None:
         for r in (1e-100, 1e-12, 1e-8, 1e-3, 0.1, 1.0, 7.0):
             x, z = torch.tensor([[r]], dtype=f64), torch.zeros(1, 1, dtype=f64)
             found = TORCH.block_gradient(
-                kernel.form, theta, kernel.rows(x).detach(), kernel.rows(z).detach(), torch.ones(1, 1, dtype=f64)
+                PairProblem(kernel.form, theta, kernel.rows(x).detach(), kernel.rows(z).detach()),
+                torch.ones(1, 1, dtype=f64),
             )
             assert found.rows[0] is not None
             wanted = float(mpmath.diff(formula, mpmath.mpf(r), h=mpmath.mpf(10) ** -150))
@@ -112,7 +114,7 @@ def test_first_and_second_derivatives_by_everything(kernel: kernels.Kernel) -> N
 
     def block(x: Tensor, z: Tensor, *raw: Tensor) -> Tensor:
         with torch.nn.utils.stateless._reparametrize_module(kernel, dict(zip(names, raw, strict=True))):
-            return differentiable.block(kernel.form, kernel.theta(), kernel.rows(x), kernel.rows(z))
+            return differentiable.block(PairProblem(kernel.form, kernel.theta(), kernel.rows(x), kernel.rows(z)))
 
     inputs = (x.requires_grad_(), z.requires_grad_(), *raw)
     assert torch.autograd.gradcheck(block, inputs, check_forward_ad=True)
@@ -125,7 +127,7 @@ def test_forward_mode_by_one_term_of_a_sum() -> None:
     rows = kernel.rows(torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=f64))
 
     def block(variance: Tensor) -> Tensor:
-        return differentiable.block(kernel.form, [variance], rows, None)
+        return differentiable.block(PairProblem(kernel.form, [variance], rows))
 
     variance = torch.tensor(1.5, dtype=f64)
     assert torch.equal(torch.func.jacfwd(block)(variance), torch.ones(3, 3, dtype=f64))
@@ -140,7 +142,9 @@ def test_function_transforms() -> None:
     x = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0), dtype=f64)
 
     def total(x: Tensor) -> Tensor:
-        return differentiable.block(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x), None).sum()
+        return differentiable.block(
+            PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x))
+        ).sum()
 
     assert torch.allclose(torch.func.vmap(total)(x), torch.stack([total(one) for one in x]), rtol=20 * EPS)
     one = x[0]
@@ -155,9 +159,9 @@ def test_differentiable_diagonal(kernel: kernels.Kernel) -> None:
     x = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=f64)
 
     def diagonal(x: Tensor) -> Tensor:
-        return differentiable.diagonal(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x))
+        return differentiable.diagonal(PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x)))
 
-    dense = differentiable.block(kernel.form, kernel.theta(), kernel.rows(x), None)
+    dense = differentiable.block(PairProblem(kernel.form, kernel.theta(), kernel.rows(x)))
     assert torch.allclose(diagonal(x), dense.diagonal(), rtol=20 * EPS)
     assert torch.autograd.gradcheck(diagonal, (x.requires_grad_(),))
 
@@ -180,13 +184,13 @@ def test_tiny_and_huge_lengthscales_stay_finite(make: object, dtype: torch.dtype
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=f64)
     x[1] = x[0]
     theta, rows = [t.detach() for t in kernel.theta()], kernel.rows(x).detach()
-    block = TORCH.block(kernel.form, theta, rows, None, dtype=dtype)
+    block = TORCH.block(PairProblem(kernel.form, theta, rows), dtype=dtype)
     assert block.isfinite().all()
     assert torch.equal(block.diagonal(), torch.ones(6, dtype=dtype))
     assert block[0, 1] == 1.0
     if lengthscale > 1:
         assert torch.allclose(block, torch.ones(6, 6, dtype=dtype))
-    found = TORCH.block_gradient(kernel.form, theta, rows, None, torch.ones(6, 6, dtype=dtype))
+    found = TORCH.block_gradient(PairProblem(kernel.form, theta, rows), torch.ones(6, 6, dtype=dtype))
     assert all(g is None or g.isfinite().all() for g in (*found.rows, *found.theta))
 
 
@@ -203,8 +207,8 @@ def test_equal_rows_have_distance_exactly_zero(
     for kernel in (kernels.SquaredExponential(0.37), kernels.Matern(0.5, 0.37), kernels.Matern(2.5, 0.37)):
         rows = kernel.rows(x)
         cols = kernel.rows(x.flip(0))
-        block = TORCH.block(kernel.form, [], rows.detach(), None, dtype=dtype)
+        block = TORCH.block(PairProblem(kernel.form, [], rows.detach()), dtype=dtype)
         assert block[1, 4] == block[4, 1] == 1.0
         assert torch.equal(block.diagonal(), torch.ones(9, dtype=dtype))
-        between = TORCH.block(kernel.form, [], rows.detach(), cols.detach(), dtype=dtype)
+        between = TORCH.block(PairProblem(kernel.form, [], rows.detach(), cols.detach()), dtype=dtype)
         assert torch.equal(between.flip(1).diagonal(), torch.ones(9, dtype=dtype))

@@ -19,6 +19,7 @@ from flashgp.foundations.expression import exp, parameter, row_scalar, squared_d
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import Kernel
 from flashgp.pairwise.backend import BACKENDS
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.triton import TritonTiles, backend, launch, packing
 from flashgp.pairwise.triton.launch import TileShape
@@ -57,26 +58,28 @@ def compare(given: Job, count: int = 2, blocks: bool = True) -> list[str]:
     pairs: list[tuple[str, Callable[[], Tensors], Callable[[], Tensors], Tensor | None]] = [
         (
             "block",
-            lambda: [TRITON.block(form, theta, rows, cols, dtype=f32)],
-            lambda: [TORCH.block(form, theta, rows, cols, dtype=f64)],
+            lambda: [TRITON.block(PairProblem(form, theta, rows, cols), dtype=f32)],
+            lambda: [TORCH.block(PairProblem(form, theta, rows, cols), dtype=f64)],
             None,
         ),
         (
             "product",
-            lambda: [TRITON.product(form, theta, rows, cols, right)],
-            lambda: [TORCH.product(form, theta, rows, cols, right.double())],
+            lambda: [TRITON.product(PairProblem(form, theta, rows, cols), right)],
+            lambda: [TORCH.product(PairProblem(form, theta, rows, cols), right.double())],
             None,
         ),
         (
             "block_gradient",
-            lambda: gradients(TRITON.block_gradient(form, theta, rows, cols, weights)),
-            lambda: gradients(TORCH.block_gradient(form, theta, rows, cols, weights.double())),
+            lambda: gradients(TRITON.block_gradient(PairProblem(form, theta, rows, cols), weights)),
+            lambda: gradients(TORCH.block_gradient(PairProblem(form, theta, rows, cols), weights.double())),
             weights.double(),
         ),
         (
             "bilinear_gradient",
-            lambda: gradients(TRITON.bilinear_gradient(form, theta, rows, cols, left, right)),
-            lambda: gradients(TORCH.bilinear_gradient(form, theta, rows, cols, left.double(), right.double())),
+            lambda: gradients(TRITON.bilinear_gradient(PairProblem(form, theta, rows, cols), left, right)),
+            lambda: gradients(
+                TORCH.bilinear_gradient(PairProblem(form, theta, rows, cols), left.double(), right.double())
+            ),
             outer,
         ),
     ]
@@ -86,7 +89,11 @@ def compare(given: Job, count: int = 2, blocks: bool = True) -> list[str]:
             continue
         found, wanted = ours(), theirs()
         # A gradient is a sum with signs: its rounding is that of its terms, whose size the unsigned weights show.
-        sizes = wanted if signed is None else gradients(TORCH.block_gradient(form, theta, rows, cols, signed.abs()))
+        sizes = (
+            wanted
+            if signed is None
+            else gradients(TORCH.block_gradient(PairProblem(form, theta, rows, cols), signed.abs()))
+        )
         tolerance = VALUE_TOLERANCE if signed is None else GRADIENT_TOLERANCE
         for position, (one, two, size) in enumerate(zip(found, wanted, sizes, strict=True)):
             if one is None or two is None or size is None:
@@ -176,7 +183,7 @@ def test_equal_rows_have_distance_zero(d: int, symmetric: bool) -> None:
     x[17] = x[3]
     kernel = kernels.Matern(1.5, 1.9)
     rows = kernel.rows(x).detach()
-    block = TRITON.block(kernel.form, [], rows, None if symmetric else rows, dtype=f32)
+    block = TRITON.block(PairProblem(kernel.form, [], rows, None if symmetric else rows), dtype=f32)
     assert torch.equal(block.diagonal(), torch.ones(18))
     assert block[3, 17] == block[17, 3] == 1
     if symmetric:
@@ -194,15 +201,15 @@ def test_a_distance_below_the_rounding_is_zero(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(backend, "store_norms", off_by_one_bit)
     kernel = kernels.SquaredExponential(1.9)
     rows = kernel.rows(points(9, 20)).detach()
-    assert torch.equal(TRITON.block(kernel.form, [], rows, None, dtype=f32).diagonal(), torch.ones(9))
+    assert torch.equal(TRITON.block(PairProblem(kernel.form, [], rows), dtype=f32).diagonal(), torch.ones(9))
 
 
 def test_a_symmetric_block_is_symmetric_to_the_last_bit() -> None:
     """Also where left and right enter the arithmetic in another order."""
     rows, theta = everything_rows(18, 1), [torch.tensor(0.7, dtype=f64)]
-    block = TRITON.block(EVERYTHING, theta, rows, None, dtype=f32)
+    block = TRITON.block(PairProblem(EVERYTHING, theta, rows), dtype=f32)
     assert torch.equal(block, block.mT)
-    rectangle = TRITON.block(EVERYTHING, theta, rows, rows, dtype=f32)
+    rectangle = TRITON.block(PairProblem(EVERYTHING, theta, rows, rows), dtype=f32)
     assert not torch.equal(rectangle, rectangle.mT), "the arithmetic shows no difference: choose another form"
 
 
@@ -211,7 +218,7 @@ def test_the_diagonal_pulls_nothing() -> None:
     given = made(kernels.SquaredExponential(4.5), points(9, 20))
     heavy = (given.weights + 1e5 * torch.eye(9, dtype=f64)).float()
     light = heavy - torch.diag(heavy.diagonal())
-    one, two = (TRITON.block_gradient(given.form, [], given.rows, None, w).rows[0] for w in (heavy, light))
+    one, two = (TRITON.block_gradient(PairProblem(given.form, [], given.rows), w).rows[0] for w in (heavy, light))
     assert one is not None
     assert two is not None
     assert torch.equal(one, two)
@@ -225,8 +232,8 @@ def test_a_small_argument_of_log1p() -> None:
 def test_half_a_block() -> None:
     kernel = kernels.SquaredExponential()
     rows = kernel.rows(points(18, 2)).detach()
-    block = TRITON.block(kernel.form, [], rows, None, dtype=f32)
-    upper = TRITON.block(kernel.form, [], rows, None, dtype=f32, upper=True)
+    block = TRITON.block(PairProblem(kernel.form, [], rows), dtype=f32)
+    upper = TRITON.block(PairProblem(kernel.form, [], rows), dtype=f32, upper=True)
     assert torch.equal(block.triu(), upper.triu())
 
 
@@ -256,9 +263,9 @@ def test_a_steep_profile_takes_split_features(d: int, scale: float) -> None:
     found = packing.packed(one, theta, rows, None, routes, torch.Size((3,))).route.tolist()
     assert found == [wanted, packing.FAST, wanted]
     right = points(len(x), 2, 4)
-    exact = TORCH.product(one, theta, rows, None, right.expand(3, -1, -1))
-    sizes = TORCH.product(one, theta, rows, None, right.abs().expand(3, -1, -1))
-    ours = TRITON.product(one, theta, rows, None, right.float().expand(3, -1, -1))
+    exact = TORCH.product(PairProblem(one, theta, rows), right.expand(3, -1, -1))
+    sizes = TORCH.product(PairProblem(one, theta, rows), right.abs().expand(3, -1, -1))
+    ours = TRITON.product(PairProblem(one, theta, rows), right.float().expand(3, -1, -1))
     assert float(((ours - exact).abs() / sizes).max()) <= (1e-6 if d == 1 else packing.DOT_BUDGET)  # as (M-61) states
 
 
@@ -271,12 +278,12 @@ def test_an_offset_costs_no_digits(d: int) -> None:
     routes = launch.routes(far.form, [d], False)
     assert packing.packed(far.form, [], far.rows, None, routes, torch.Size()).route.tolist() == [packing.FAST]
     right = near.right.float()
-    one = TRITON.product(near.form, [], near.rows, None, right)
-    two = TRITON.product(far.form, [], far.rows, None, right)
+    one = TRITON.product(PairProblem(near.form, [], near.rows), right)
+    two = TRITON.product(PairProblem(far.form, [], far.rows), right)
     assert relative_error(two, one.double()) <= 2 * EPS  # the centre itself is rounded, in float64
     for a, b in zip(
-        gradients(TRITON.bilinear_gradient(near.form, [], near.rows, None, near.left.float(), right)),
-        gradients(TRITON.bilinear_gradient(far.form, [], far.rows, None, far.left.float(), right)),
+        gradients(TRITON.bilinear_gradient(PairProblem(near.form, [], near.rows), near.left.float(), right)),
+        gradients(TRITON.bilinear_gradient(PairProblem(far.form, [], far.rows), far.left.float(), right)),
         strict=True,
     ):
         assert a is not None
@@ -344,8 +351,8 @@ def test_batches() -> None:
         alone = kernels.Scaled(kernels.SquaredExponential(lengthscale[member]), kernel.variance.value[member].item())
         rows = alone.rows(x[member]).detach()
         theta = [t.detach() for t in alone.theta()]
-        together = TRITON.product(given.form, given.theta, given.rows, None, given.right.float())[member]
-        assert torch.equal(TRITON.product(alone.form, theta, rows, None, given.right[member].float()), together)
+        together = TRITON.product(PairProblem(given.form, given.theta, given.rows), given.right.float())[member]
+        assert torch.equal(TRITON.product(PairProblem(alone.form, theta, rows), given.right[member].float()), together)
 
 
 def test_batches_broadcast() -> None:
@@ -355,9 +362,10 @@ def test_batches_broadcast() -> None:
     assert compare(given) == []
     plain = made(kernels.Matern(2.5), points(7, 2), points(5, 2, 1))
     right = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(1))
-    found = TRITON.product(plain.form, [], plain.rows, plain.cols, right)
+    found = TRITON.product(PairProblem(plain.form, [], plain.rows, plain.cols), right)
     assert (
-        relative_error(found, TORCH.product(plain.form, [], plain.rows, plain.cols, right.double())) <= VALUE_TOLERANCE
+        relative_error(found, TORCH.product(PairProblem(plain.form, [], plain.rows, plain.cols), right.double()))
+        <= VALUE_TOLERANCE
     )
 
 
@@ -366,10 +374,12 @@ def test_weights_of_any_layout() -> None:
     weights = given.weights.float()
     spread = torch.zeros(14, 15)
     spread[::2, ::3] = weights
-    wanted = gradients(TRITON.block_gradient(given.form, [], given.rows, given.cols, weights))
+    wanted = gradients(TRITON.block_gradient(PairProblem(given.form, [], given.rows, given.cols), weights))
     for same in (weights.mT.contiguous().mT, spread[::2, ::3]):
         for a, b in zip(
-            gradients(TRITON.block_gradient(given.form, [], given.rows, given.cols, same)), wanted, strict=True
+            gradients(TRITON.block_gradient(PairProblem(given.form, [], given.rows, given.cols), same)),
+            wanted,
+            strict=True,
         ):
             assert a is not None
             assert b is not None
@@ -380,7 +390,9 @@ def test_equal_calls_give_equal_bits() -> None:
     given = made(kernels.Matern(2.5) + kernels.Linear(), points(18, 9))
     calls = [
         gradients(
-            TRITON.bilinear_gradient(given.form, given.theta, given.rows, None, given.left.float(), given.right.float())
+            TRITON.bilinear_gradient(
+                PairProblem(given.form, given.theta, given.rows), given.left.float(), given.right.float()
+            )
         )
         for _ in range(2)
     ]
@@ -400,7 +412,7 @@ def test_compensated_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     cols = kernel.rows(torch.zeros(m, 1, dtype=f64)).detach()
     theta = [t.detach() for t in kernel.theta()]
     for columns in (right[:, :1], right):
-        found = TRITON.product(kernel.form, theta, rows, cols, columns.contiguous())
+        found = TRITON.product(PairProblem(kernel.form, theta, rows, cols), columns.contiguous())
         wanted = columns.double().sum(0, keepdim=True)
         assert float(((found.double() - wanted) / wanted).abs().max()) <= 2 * EPS
 
@@ -412,16 +424,17 @@ def test_what_the_torch_tiles_serve() -> None:
     rows, none = kernel.rows(x).detach(), kernel.rows(x[:0]).detach()
     right = torch.ones(7, 2, dtype=f64)
     assert torch.equal(
-        TRITON.product(kernel.form, [], rows, None, right), TORCH.product(kernel.form, [], rows, None, right)
+        TRITON.product(PairProblem(kernel.form, [], rows), right),
+        TORCH.product(PairProblem(kernel.form, [], rows), right),
     )
-    assert TRITON.product(kernel.form, [], none, rows, right.float()).shape == (0, 2)
-    assert torch.equal(TRITON.product(kernel.form, [], rows, none, right[:0].float()), torch.zeros(7, 2))
-    assert TRITON.product(kernel.form, [], rows, None, right[:, :0].float()).shape == (7, 0)
-    assert TRITON.block(kernel.form, [], none, rows, dtype=f32).shape == (0, 7)
-    assert torch.equal(TRITON.diagonal(kernel.form, [], rows, dtype=f32), torch.ones(7))
+    assert TRITON.product(PairProblem(kernel.form, [], none, rows), right.float()).shape == (0, 2)
+    assert torch.equal(TRITON.product(PairProblem(kernel.form, [], rows, none), right[:0].float()), torch.zeros(7, 2))
+    assert TRITON.product(PairProblem(kernel.form, [], rows), right[:, :0].float()).shape == (7, 0)
+    assert TRITON.block(PairProblem(kernel.form, [], none, rows), dtype=f32).shape == (0, 7)
+    assert torch.equal(TRITON.diagonal(PairProblem(kernel.form, [], rows), dtype=f32), torch.ones(7))
     given = job(Case("Sum", 0, 3), 7, None)
-    found = TRITON.diagonal_gradient(given.form, given.theta, given.rows, torch.ones(7))
-    wanted = REFERENCE.diagonal_gradient(given.form, given.theta, given.rows, torch.ones(7))
+    found = TRITON.diagonal_gradient(PairProblem(given.form, given.theta, given.rows), torch.ones(7))
+    wanted = REFERENCE.diagonal_gradient(PairProblem(given.form, given.theta, given.rows), torch.ones(7))
     for a, b in zip(gradients(found), gradients(wanted), strict=True):
         assert b is not None
         assert relative_error(torch.zeros_like(b) if a is None else a, b) <= GRADIENT_TOLERANCE
@@ -434,7 +447,7 @@ def test_a_disagreement_is_found() -> None:
 
     class Off(TritonTiles):
         def block(self, form, theta, rows, cols, **options):  # type: ignore[no-untyped-def]
-            return super().block(form, theta, other, cols, **options)
+            return super().block(PairProblem(form, theta, other, cols), **options)
 
     global TRITON
     kept = TRITON

@@ -26,7 +26,8 @@ from flashgp.inference.solves import Solves
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.likelihoods import Gaussian
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders
+from flashgp.operators.multiplication import OperatorOptions
+from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -167,8 +168,10 @@ class State:
         self, rows: Rows, dtype: torch.dtype, workspace: Workspace | None = None, plan: ProductPlan | None = None
     ) -> CovarianceOperator:
         """The prior covariance between other rows and the training rows; plan: of its products."""
-        orders = None if plan is None else Orders(plan)
-        return CovarianceOperator(self.prior.kernel.form, self.theta, rows, self.rows, dtype, workspace, orders)
+        options = None if plan is None else OperatorOptions(plan)
+        return CovarianceOperator(
+            PairProblem(self.prior.kernel.form, self.theta, rows, self.rows), dtype, workspace, options
+        )
 
     # -- what answers are made of ---------------------------------------------------------------------------------
     @property
@@ -190,8 +193,10 @@ class State:
             return self.solver
         if self.cache.solves is None:  # of a model file: what they keep is made again
             noise = self.likelihood.diagonal(self.distinct, self.x.device)
-            orders = Orders(deterministic=self.settings.deterministic)
-            operator = CovarianceOperator(self.prior.kernel.form, self.theta, self.rows, None, F64, None, orders)
+            options = OperatorOptions(deterministic=self.settings.deterministic)
+            operator = CovarianceOperator(
+                PairProblem(self.prior.kernel.form, self.theta, self.rows), F64, None, options
+            )
             self.cache.solves = Solves.of(
                 self._plan_that_fits(), operator, noise, self.settings, factor=self.factor,
                 reflected=self.online.dropped > 0,

@@ -9,7 +9,6 @@ from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import stored_backend
 from flashgp.operators.stored import BorderedTiles, StoredTiles
 from flashgp.solvers.iterative.contract import Index, System
 
@@ -48,19 +47,12 @@ class CovarianceSystem(System):
         self.count, self.device = operator.shape[-1], operator.device
         self.noise = noise.detach().to(self.device, F64).expand(self.count)
         self.workspace = workspace or operator.workspace
-        self._operator = CovarianceOperator(
-            operator.form,
-            [t.detach() for t in operator.theta],
-            operator.rows.detach(),
-            None,
-            F64,
-            self.workspace,
-            replace(operator.orders, plan=None, route="recomputed", least_tiles=True),
-        )
+        options = replace(operator.options, plan=None, route="recomputed", least_tiles=True)
+        self._operator = CovarianceOperator(operator.problem.detached(), F64, self.workspace, options)
         self._parts: dict[tuple[int, int], CovarianceOperator] = {}
         self._tiles: StoredTiles | BorderedTiles | None = tiles
         if stored and tiles is None:
-            self._tiles = StoredTiles(self._operator, stored_backend(self._operator), self.workspace)
+            self._tiles = self._operator.stored_tiles(self.workspace)
 
     @property
     def stored(self) -> bool:
@@ -97,10 +89,8 @@ class CovarianceSystem(System):
 
     def blocks(self, index: Tensor) -> Tensor:
         operator = self._operator
-        sets = CovarianceOperator(
-            operator.form, operator.theta, operator.rows.sets(index), None, F64, self.workspace, operator.orders
-        )
-        return sets.to_dense(F64)
+        sets = operator.problem.between(operator.problem.rows.sets(index), None)
+        return CovarianceOperator(sets, F64, self.workspace, operator.options).to_dense(F64)
 
     @property
     def has_scaled_inputs(self) -> bool:
@@ -112,7 +102,7 @@ class CovarianceSystem(System):
 
     @property
     def _scaled_inputs(self) -> list[Tensor]:
-        rows, kinds = self._operator.rows, self._operator.form.statistics
+        rows, kinds = self._operator.problem.rows, self._operator.problem.form.statistics
         return [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance" and f.shape[-1]]
 
     @autocast_disabled
@@ -133,8 +123,6 @@ class CovarianceSystem(System):
     @autocast_disabled
     def dense(self, dtype: torch.dtype) -> Tensor:
         operator = self._operator
-        matrix = operator.backend.block(
-            operator.form, operator.theta, operator.rows, None, dtype=dtype, workspace=self.workspace, upper=True
-        )
+        matrix = operator.backend.block(operator.problem, dtype=dtype, workspace=self.workspace, upper=True)
         matrix.diagonal().add_(self.noise.to(dtype))
         return matrix

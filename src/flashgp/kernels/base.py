@@ -6,9 +6,7 @@ products, gradients, device code) is derived from these by the layers above.
 """
 
 import functools
-import itertools
 import operator
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -18,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, promotions
+from flashgp.foundations.determinism import contiguous_copy, deterministically
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.foundations.tokens import token_of
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ __all__ = [
     "Sum",
     "active_columns",
     "as_dims",
-    "kernel_of",
 ]
 
 Numeric = float | Tensor | Parameter
@@ -56,11 +55,11 @@ class Kernel(nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self.token = _named(self)
+        self.token = token_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.token = _named(self)  # a copy is a kernel of its own
+        self.token = token_of(self)  # a copy is a kernel of its own
 
     @property
     @abstractmethod
@@ -182,7 +181,11 @@ class Kernel(nn.Module, ABC):
         """
         if not torch.compiler.is_compiling():
             lazy_import("flashgp.operators")
-        from flashgp.operators import CovarianceOperator, SkippingOperator  # the one sanctioned late import
+        # The one sanctioned late import.
+        from flashgp.operators.compiled import CompiledOperator
+        from flashgp.operators.covariance import CovarianceOperator
+        from flashgp.operators.multiplication import OperatorOptions
+        from flashgp.operators.skipping import SkippingOperator
 
         if torch.compiler.is_compiling():
             if memory is not None or skip_below is not None:
@@ -190,11 +193,16 @@ class Kernel(nn.Module, ABC):
                     "`memory` and `skip_below` are taken outside torch.compile, where plans are made and rows ordered; "
                     "inside it pass a plan, plan=k.operator(x1, x2, memory=...).plan(t)"
                 )
-            return CovarianceOperator.while_compiling(self, x1, x2, plan, deterministic)
+            return CompiledOperator.of(self, x1, x2, plan, deterministic)
         notes = tuple(promotions(x1=x1, x2=x2))
         x1 = check_points(x1, "x1")
         x2 = None if x2 is None else check_points(x2, "x2", like=x1)
-        exact = CovarianceOperator.ordered(self, x1, x2, plan, memory, deterministic, notes)
+        options = OperatorOptions.checked(plan, memory, deterministic, notes)
+        with deterministically(deterministic):
+            x1, x2 = contiguous_copy(x1), None if x2 is None else contiguous_copy(x2)
+            theta = tuple(t.to(x1.device) for t in self.theta())
+            columns = None if x2 is None else self.rows(x2)
+            exact = CovarianceOperator.of(self.form, theta, self.rows(x1), columns, dtype=x1.dtype, options=options)
         return exact if skip_below is None else SkippingOperator.of(exact, skip_below)
 
     def __call__(self, x1: Tensor, x2: Tensor | None = None) -> "CovarianceOperator":
@@ -216,25 +224,6 @@ class Kernel(nn.Module, ABC):
 
     def __rmul__(self, other: Numeric) -> "Kernel":
         return Scaled(self, other) if _is_operand(other) else NotImplemented
-
-
-_KERNELS: "weakref.WeakValueDictionary[str, Kernel]" = weakref.WeakValueDictionary()
-_COUNT = itertools.count()
-
-
-def _named(kernel: "Kernel") -> str:
-    """A name of this kernel within this process: how compiled code finds it."""
-    token = f"kernel {next(_COUNT)}"
-    _KERNELS[token] = kernel
-    return token
-
-
-def kernel_of(token: str) -> "Kernel":
-    """The kernel of a name. Raises: DomainError when it is gone."""
-    kernel = _KERNELS.get(token)
-    if kernel is None:
-        raise DomainError(f"`token` names {token}, which no longer exists; keep the kernel as long as what uses it")
-    return kernel
 
 
 def _is_operand(other: object) -> bool:

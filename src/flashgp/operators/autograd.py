@@ -9,35 +9,74 @@ every order beyond the first, keep nothing of a tile.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.operators.multiplication import multiply, pulled_back
+from flashgp.operators.multiplication import PairProducts
 from flashgp.operators.tiled import TiledSum, block_sum, product_sum
 from flashgp.pairwise.backend import PairGradient
+from flashgp.pairwise.torch import differentiable
 
-if TYPE_CHECKING:
-    from flashgp.operators.covariance import CovarianceOperator
-
-__all__ = ["block", "product"]
+__all__ = ["block", "diagonal", "followed", "product"]
 
 
-def product(operator: "CovarianceOperator", right: Tensor) -> Tensor:
-    """K @ right for right (*batch, m, t), differentiable."""
-    return _Product.apply(operator, right, *operator._tensors())
+def product(products: PairProducts, right: Tensor) -> Tensor:
+    """K @ right for right (*batch, m, t); differentiable where autograd or a transform follows any tensor of it.
+
+    Forward mode runs on portable tiles: any order of derivative, and nothing of a tile is kept.
+    """
+    tensors = products.problem.tensors
+    if _has_tangent((right, *tensors)):
+        return product_sum(products.problem)(right, *tensors)[0]
+    if _followed((right, *tensors)):
+        return _Product.apply(products, right, *tensors)
+    return products.multiply(right)
 
 
-def block(operator: "CovarianceOperator", dtype: torch.dtype) -> Tensor:
-    """The dense block in float32 or float64, differentiable."""
-    return _Block.apply(operator, dtype, *operator._tensors())
+def block(products: PairProducts, dtype: torch.dtype) -> Tensor:
+    """The dense block, (*batch, n, m), in float32 or float64; differentiable likewise."""
+    tensors = products.problem.tensors
+    if _has_tangent(tensors):
+        return block_sum(products.problem, dtype)(*tensors)[0]
+    if _followed(tensors):
+        return _Block.apply(products, dtype, *tensors)
+    return products.block(dtype).expand(products.problem.shape)
 
 
-def _asked(operator: "CovarianceOperator", *_: object) -> bool:
-    return operator.orders.deterministic
+def diagonal(products: PairProducts) -> Tensor:
+    """k(x_i, x_i), (*batch, n), in the operator's dtype; differentiable likewise."""
+    problem = products.problem
+    if _has_tangent(problem.tensors) or _followed(problem.tensors):
+        return differentiable.diagonal(problem).to(products.dtype)
+    return products.backend.diagonal(problem, dtype=products.dtype)
+
+
+def followed(products: PairProducts) -> bool:
+    """Whether derivatives of a block are asked for."""
+    tensors = products.problem.tensors
+    return _has_tangent(tensors) or _followed(tensors)
+
+
+def _followed(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd, or a transform of torch.func, follows any of them."""
+    functorch = torch._C._functorch
+    return any(functorch.is_functorch_wrapped_tensor(t) for t in tensors) or (
+        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    )
+
+
+def _has_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them carries a tangent of forward mode."""
+    return any(t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def _asked(products: PairProducts, *_: object) -> bool:
+    return products.options.deterministic
 
 
 def _flat(gradient: PairGradient, tensors: Sequence[Tensor]) -> list[Tensor | None]:
@@ -83,12 +122,12 @@ class _Product(torch.autograd.Function):
     """K V."""
 
     @staticmethod
-    def forward(operator: "CovarianceOperator", right: Tensor, *tensors: Tensor) -> Tensor:
-        return multiply(operator.detached(tensors), right.detach())
+    def forward(products: PairProducts, right: Tensor, *tensors: Tensor) -> Tensor:
+        return products.detached(tensors).multiply(right.detach())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.operator, right, *tensors = inputs
+        ctx.products, right, *tensors = inputs
         ctx.save_for_backward(right, *tensors)
         ctx.save_for_forward(right, *tensors)
 
@@ -98,23 +137,26 @@ class _Product(torch.autograd.Function):
         right, *tensors = ctx.saved_tensors
         to_right = None
         if ctx.needs_input_grad[1]:
-            back = ctx.operator._with(tensors).T
-            to_right = back.times(gradient.contiguous()).sum_to_size(right.shape)
+            back = ctx.products.with_tensors(tensors).T
+            to_right = product(back, gradient.contiguous()).sum_to_size(right.shape)
         if not any(ctx.needs_input_grad[2:]):
             return (None, to_right, *(None for _ in tensors))
-        pulled = _ProductGradient.apply(ctx.operator, gradient, right, *tensors)
+        pulled = _ProductGradient.apply(ctx.products, gradient, right, *tensors)
         needed = ctx.needs_input_grad[2:]
         return (None, to_right, *(g if wanted else None for g, wanted in zip(pulled, needed, strict=True)))
 
     @staticmethod
-    def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> Tensor:
-        return product_sum(ctx.operator).tangents(ctx.saved_tensors, tangents)[0]
+    def jvp(ctx: Any, _products: None, *tangents: Tensor | None) -> Tensor:
+        return product_sum(ctx.products.problem).tangents(ctx.saved_tensors, tangents)[0]
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], operator: "CovarianceOperator", right: Tensor, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], products: PairProducts, right: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, int]:
-        return _batched(info, in_dims, operator, [right], tensors, lambda op, r: product(op, r))
+        def multiply(products: PairProducts, right: Tensor) -> Tensor:
+            return _Product.apply(products, right, *products.problem.tensors)
+
+        return _batched(info, in_dims, products, [right], tensors, multiply)
 
 
 class _ProductGradient(torch.autograd.Function):
@@ -122,79 +164,80 @@ class _ProductGradient(torch.autograd.Function):
 
     @staticmethod
     @deterministic_where(_asked)
-    def forward(
-        operator: "CovarianceOperator", gradient: Tensor, right: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        op = operator.detached(tensors)
-        pulled = pulled_back(op, gradient.detach(), right.detach())
+    def forward(products: PairProducts, gradient: Tensor, right: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        pulled = products.detached(tensors).pulled_back(gradient.detach(), right.detach())
         return _filled(_flat(pulled, tensors), tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.operator, *tensors = inputs
+        ctx.products, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     @autocast_disabled
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *_gradient_gradients(product_sum(ctx.operator), 1, ctx, cotangents))
+        return (None, *_gradient_gradients(product_sum(ctx.products.problem), 1, ctx, cotangents))
 
     @staticmethod
-    def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        return _gradient_tangents(product_sum(ctx.operator), 1, ctx.saved_tensors, tangents)
+    def jvp(ctx: Any, _products: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        return _gradient_tangents(product_sum(ctx.products.problem), 1, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        operator: "CovarianceOperator",
+        products: PairProducts,
         gradient: Tensor,
         right: Tensor,
         *tensors: Tensor,
     ) -> tuple[tuple[Tensor, ...], int]:
-        def pull(op: "CovarianceOperator", g: Tensor, r: Tensor) -> tuple[Tensor, ...]:
-            return _ProductGradient.apply(op, g, r, *op._tensors())
+        def pull(op: PairProducts, g: Tensor, r: Tensor) -> tuple[Tensor, ...]:
+            return _ProductGradient.apply(op, g, r, *op.problem.tensors)
 
-        return _batched(info, in_dims, operator, [gradient, right], tensors, pull, separate=True)
+        return _batched(info, in_dims, products, [gradient, right], tensors, pull, separate=True)
 
 
 class _Block(torch.autograd.Function):
     """The dense block with its pullback; no autograd graph over its entries."""
 
     @staticmethod
-    def forward(operator: "CovarianceOperator", dtype: torch.dtype, *tensors: Tensor) -> Tensor:
-        op = operator.detached(tensors)
-        made = op.backend.block(op.form, op.theta, op.rows, op.cols, dtype=dtype, workspace=op.workspace)
-        return made if made.shape == op.shape else made.expand(op.shape).clone()
+    def forward(products: PairProducts, dtype: torch.dtype, *tensors: Tensor) -> Tensor:
+        detached = products.detached(tensors)
+        block, shape = detached.block(dtype), detached.problem.shape
+        return block if block.shape == shape else block.expand(shape).clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.operator, ctx.dtype, *tensors = inputs
+        ctx.products, ctx.dtype, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     @autocast_disabled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        pulled = _BlockGradient.apply(ctx.operator, gradient, *ctx.saved_tensors)
+        pulled = _BlockGradient.apply(ctx.products, gradient, *ctx.saved_tensors)
         needed = ctx.needs_input_grad[2:]
         return (None, None, *(g if wanted else None for g, wanted in zip(pulled, needed, strict=True)))
 
     @staticmethod
-    def jvp(ctx: Any, _operator: None, _dtype: None, *tangents: Tensor | None) -> Tensor:
-        return block_sum(ctx.operator, ctx.dtype).tangents(ctx.saved_tensors, tangents)[0]
+    def jvp(ctx: Any, _products: None, _dtype: None, *tangents: Tensor | None) -> Tensor:
+        return block_sum(ctx.products.problem, ctx.dtype).tangents(ctx.saved_tensors, tangents)[0]
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        operator: "CovarianceOperator",
+        products: PairProducts,
         dtype: torch.dtype,
         *tensors: Tensor,
     ) -> tuple[Tensor, int]:
         kept = (in_dims[0], *in_dims[2:])
-        return _batched(info, kept, operator, [], tensors, lambda op: block(op, dtype))
+
+        def make(products: PairProducts) -> Tensor:
+            return _Block.apply(products, dtype, *products.problem.tensors)
+
+        return _batched(info, kept, products, [], tensors, make)
 
 
 class _BlockGradient(torch.autograd.Function):
@@ -202,49 +245,49 @@ class _BlockGradient(torch.autograd.Function):
 
     @staticmethod
     @deterministic_where(_asked)
-    def forward(operator: "CovarianceOperator", weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        op = operator.detached(tensors)
+    def forward(products: PairProducts, weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        detached = products.detached(tensors)
         weights = weights.detach()
-        if op.cols is None:
+        if detached.problem.symmetric:
             weights = 0.5 * (weights + weights.mT)
-        pulled = op.backend.block_gradient(op.form, op.theta, op.rows, op.cols, weights, workspace=op.workspace)
+        pulled = detached.backend.block_gradient(detached.problem, weights, workspace=detached.workspace)
         return _filled(_flat(pulled, tensors), tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.operator, *tensors = inputs
+        ctx.products, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     @autocast_disabled
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        total = block_sum(ctx.operator, ctx.saved_tensors[0].dtype)
+        total = block_sum(ctx.products.problem, ctx.saved_tensors[0].dtype)
         return (None, *_gradient_gradients(total, 0, ctx, cotangents))
 
     @staticmethod
-    def jvp(ctx: Any, _operator: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        total = block_sum(ctx.operator, ctx.saved_tensors[0].dtype)
+    def jvp(ctx: Any, _products: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        total = block_sum(ctx.products.problem, ctx.saved_tensors[0].dtype)
         return _gradient_tangents(total, 0, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
-        operator: "CovarianceOperator",
+        products: PairProducts,
         weights: Tensor,
         *tensors: Tensor,
     ) -> tuple[tuple[Tensor, ...], int]:
-        def pull(op: "CovarianceOperator", w: Tensor) -> tuple[Tensor, ...]:
-            return _BlockGradient.apply(op, w, *op._tensors())
+        def pull(op: PairProducts, w: Tensor) -> tuple[Tensor, ...]:
+            return _BlockGradient.apply(op, w, *op.problem.tensors)
 
-        return _batched(info, in_dims, operator, [weights], tensors, pull, separate=True)
+        return _batched(info, in_dims, products, [weights], tensors, pull, separate=True)
 
 
 def _batched(
     info: Any,
     in_dims: tuple[int | None, ...],
-    operator: "CovarianceOperator",
+    products: PairProducts,
     matrices: Sequence[Tensor],
     tensors: Sequence[Tensor],
     function: Any,
@@ -260,9 +303,11 @@ def _batched(
     alone = all(d is None for d in dims[count:])
     if alone and not separate and count == 1 and dims[0] is not None:
         right = matrices[0].movedim(dims[0], -1)  # (*batch, m, t, size)
-        out = function(operator._with(tensors), right.flatten(-2))
+        out = function(products.with_tensors(tensors), right.flatten(-2))
         return out.unflatten(-1, (right.shape[-2], size)), out.dim()
-    rank = len(operator._with([_first(t, d) for t, d in zip(tensors, dims[count:], strict=True)]).shape) - 2
+    rank = len(
+        products.problem.with_tensors([_first(t, d) for t, d in zip(tensors, dims[count:], strict=True)]).batch_shape
+    )
 
     def moved(tensor: Tensor, dim: int | None, own: int) -> Tensor:
         if dim is None and not separate:
@@ -271,10 +316,10 @@ def _batched(
         missing = rank - (front.dim() - 1 - own)
         return front.reshape(size, *(1,) * missing, *front.shape[1:])
 
-    owns = operator.event_dims()
+    owns = products.problem.event_dims
     given = [moved(m, d, 2) for m, d in zip(matrices, dims[:count], strict=True)]
     placed = [moved(t, d, own) for t, d, own in zip(tensors, dims[count:], owns, strict=True)]
-    out = function(operator._with(placed), *given)
+    out = function(products.with_tensors(placed), *given)
     if isinstance(out, tuple):
         shaped = [
             o.reshape(size, *(t if d is None else _first(t, d)).shape)

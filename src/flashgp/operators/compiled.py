@@ -7,17 +7,15 @@ Its backward is a second operation.
 Second derivatives through a compiled product are refused: leave that product out of the compiled region.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+from flashgp.foundations.tokens import object_of
 from flashgp.operators.multiplication import checked_plan
 from flashgp.planner.products import ProductPlan
-
-if TYPE_CHECKING:
-    from flashgp.kernels.base import Kernel
 
 __all__ = ["CompiledOperator"]
 
@@ -25,19 +23,18 @@ __all__ = ["CompiledOperator"]
 class CompiledOperator:
     """`k.operator(x1, x2)` as torch.compile sees it: it multiplies, also transposed; everything else belongs outside.
 
-    Fields: plan, as text, "" for none; swapped, whether this is the transpose of the covariance of x1 with x2.
+    Fields: kernel, a module with `token`, `batch_shape` and `operator`; plan, as text, "" for none; swapped, whether
+    this is the transpose of the covariance of x1 with x2.
     """
 
     def __init__(
-        self, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: str, deterministic: bool, swapped: bool = False
+        self, kernel: Any, x1: Tensor, x2: Tensor | None, plan: str, deterministic: bool, swapped: bool = False
     ) -> None:
         self.kernel, self.x1, self.x2 = kernel, x1, x2
         self.plan, self.deterministic, self.swapped = plan, deterministic, swapped
 
     @classmethod
-    def of(
-        cls, kernel: "Kernel", x1: Tensor, x2: Tensor | None, plan: object | None, deterministic: bool
-    ) -> "CompiledOperator":
+    def of(cls, kernel: Any, x1: Tensor, x2: Tensor | None, plan: object | None, deterministic: bool) -> Any:
         """Raises: DomainError for a plan that is none."""
         text = "" if plan is None else checked_plan(plan).text
         return cls(kernel, _promoted(x1), None if x2 is None else _promoted(x2), text, deterministic)
@@ -107,7 +104,7 @@ def _promoted(x: Tensor) -> Tensor:
 class _Times(torch.nn.Module):
     """kernel(x1, x2) @ right, or its transpose @ right, as a module, so that raw values can be put in."""
 
-    def __init__(self, kernel: "Kernel", plan: str, deterministic: bool, transposed: bool) -> None:
+    def __init__(self, kernel: Any, plan: str, deterministic: bool, transposed: bool) -> None:
         super().__init__()
         self.kernel, self.deterministic, self.transposed = kernel, deterministic, transposed
         self.plan = ProductPlan.from_json(plan) if plan else None
@@ -117,13 +114,11 @@ class _Times(torch.nn.Module):
         return (operator.T if self.transposed else operator) @ right
 
 
-def _value(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any) -> Tensor:
-    """The product in eager mode; orders: plan (as text), deterministic, transposed."""
-    from flashgp.kernels.base import kernel_of
-
-    kernel = kernel_of(token)
+def _value(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *options: Any) -> Tensor:
+    """The product in eager mode; options: plan (as text), deterministic, transposed."""
+    kernel = object_of(token)
     named = {f"kernel.{name}": raw for (name, _), raw in zip(kernel.named_parameters(), raws, strict=True)}
-    return torch.func.functional_call(_Times(kernel, *orders), named, (x1, x2, right))
+    return torch.func.functional_call(_Times(kernel, *options), named, (x1, x2, right))
 
 
 @torch.library.custom_op("flashgp::product", mutates_args=())
@@ -145,70 +140,54 @@ def _product(
 def _product_backward(
     gradient: Tensor,
     token: str,
-    x1: Tensor,
-    x2: Tensor | None,
-    right: Tensor,
-    raws: list[Tensor],
+    tensors: list[Tensor],
+    symmetric: bool,
     plan: str,
     deterministic: bool,
     transposed: bool,
 ) -> list[Tensor]:
-    points = [x1] if x2 is None else [x1, x2]
-    leaves = [t.detach().requires_grad_() for t in (*points, right, *raws)]
+    """Gradients by `tensors`: x1, x2 unless symmetric, right, raw values."""
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    x1, *others = leaves
+    x2 = None if symmetric else others.pop(0)
     # Inside an operation the dispatcher leaves autograd out, and every gradient would be zero: let it in again.
     autograd = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
     with autograd, torch.enable_grad():
-        out = _value(
-            token,
-            leaves[0],
-            None if x2 is None else leaves[1],
-            leaves[len(points)],
-            leaves[len(points) + 1 :],
-            plan,
-            deterministic,
-            transposed,
-        )
+        out = _value(token, x1, x2, others[0], others[1:], plan, deterministic, transposed)
         if not out.requires_grad:
             raise FlashGPError("gradients of a compiled product were lost; multiply outside torch.compile")
-        found = torch.autograd.grad(out, leaves, gradient, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in zip(found, leaves, strict=True)]
+        gradients = torch.autograd.grad(out, leaves, gradient, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in zip(gradients, leaves, strict=True)]
 
 
 @_product.register_fake
-def _(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any) -> Tensor:
-    from flashgp.kernels.base import kernel_of
-
-    _, _, transposed = orders
+def _(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *options: Any) -> Tensor:
+    _, _, transposed = options
     other = x1 if x2 is None else x2
     if right.dtype != x1.dtype:
         raise DomainError(f"`right` must be {x1.dtype} like the points, got {right.dtype}; move it with .to(...)")
     if other.shape[-1] != x1.shape[-1]:
         raise ShapeError(f"`x2` must have {x1.shape[-1]} columns like x1, got {other.shape[-1]}")
-    batch = torch.broadcast_shapes(x1.shape[:-2], other.shape[:-2], right.shape[:-2], kernel_of(token).batch_shape)
+    batch = torch.broadcast_shapes(x1.shape[:-2], other.shape[:-2], right.shape[:-2], object_of(token).batch_shape)
     return right.new_empty((*batch, (other if transposed else x1).shape[-2], right.shape[-1]))
 
 
 @_product_backward.register_fake
-def _(
-    gradient: Tensor, token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *orders: Any
-) -> list[Tensor]:
-    points = [x1] if x2 is None else [x1, x2]
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (*points, right, *raws)]
+def _(gradient: Tensor, token: str, tensors: list[Tensor], *options: Any) -> list[Tensor]:
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    token, x1, x2, right, raws, *orders = inputs
-    ctx.token, ctx.square, ctx.orders = token, x2 is None, orders
+    token, x1, x2, right, raws, *options = inputs
+    ctx.token, ctx.symmetric, ctx.options = token, x2 is None, options
     ctx.save_for_backward(x1, *(() if x2 is None else (x2,)), right, *raws)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    x1, *rest = ctx.saved_tensors
-    x2 = None if ctx.square else rest.pop(0)
-    right, *raws = rest
-    found = torch.ops.flashgp.product_backward(gradient.contiguous(), ctx.token, x1, x2, right, raws, *ctx.orders)
-    by_x1, *others = found
-    by_x2 = None if ctx.square else others.pop(0)
+    by_x1, *others = torch.ops.flashgp.product_backward(
+        gradient.contiguous(), ctx.token, list(ctx.saved_tensors), ctx.symmetric, *ctx.options
+    )
+    by_x2 = None if ctx.symmetric else others.pop(0)
     return None, by_x1, by_x2, others[0], others[1:], None, None, None
 
 

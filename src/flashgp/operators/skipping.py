@@ -37,8 +37,8 @@ class SkippingOperator(LinearOperator):
         self._near = None if far is None else exact.in_panels(far)
 
     @classmethod
-    def of(cls, exact: CovarianceOperator, skip_below: float) -> "SkippingOperator":
-        """The operator with its far tiles found.
+    def of(cls, exact: CovarianceOperator, skip_below: float, panel: int | None = None) -> "SkippingOperator":
+        """The operator with its far tiles found, between panels of so many rows, by default what suits the device.
 
         Raises: DomainError for a threshold that is not in [0, 1), a plan that keeps K, or points that vmap hides.
         """
@@ -47,17 +47,18 @@ class SkippingOperator(LinearOperator):
                 f"`skip_below` must be a number in [0, 1), the share of the prior variance below which covariances may "
                 f"count as 0, got {skip_below!r}; for example 1e-9, or None to leave nothing out"
             )
-        if exact.orders.plan is not None and exact.orders.plan.route != "recomputed":
+        if exact.options.plan is not None and exact.options.plan.route != "recomputed":
             raise DomainError(
-                f"`plan` must recompute tiles where far ones are left out, got the route {exact.orders.plan.route!r}; "
+                f"`plan` must recompute tiles where far ones are left out, got the route {exact.options.plan.route!r}; "
                 "make it with k.operator(x1, x2, skip_below=...).plan(), or leave `skip_below` out"
             )
-        if skip_below == 0.0 or not exact.form.fusable or 0 in exact.shape:
+        if skip_below == 0.0 or not exact.problem.form.fusable or 0 in exact.shape:
             return cls(exact, float(skip_below), None)
-        tensors = [_values(t) for t in exact._tensors()]
+        tensors = [_values(t) for t in exact.problem.tensors]
         with temporarily_clear_interpreter_stack(), torch.no_grad():  # or torch.func would follow the search
-            found = _far_tiles(exact._with([forward_ad.unpack_dual(t).primal.detach() for t in tensors]), skip_below)
-        return cls(exact, float(skip_below), found)
+            plain = [forward_ad.unpack_dual(t).primal.detach() for t in tensors]
+            far = _far_tiles(exact.with_problem(exact.problem.with_tensors(plain)), skip_below, panel)
+        return cls(exact, float(skip_below), far)
 
     @property
     def kept(self) -> float:
@@ -128,19 +129,19 @@ class SkippingOperator(LinearOperator):
             report.events.append(Event(EventKind.PAIRS_SKIPPED, share=100.0 * self.kept, below=self.skip_below))
             return report
         report = self.exact._record()
-        below = self.skip_below if self.exact.form.fusable else None
+        below = self.skip_below if self.exact.problem.form.fusable else None
         report.events.append(Event(EventKind.PAIRS_NOT_SKIPPED, below=below))
         return report
 
 
-def _far_tiles(plain: CovarianceOperator, skip_below: float) -> FarTiles | None:
+def _far_tiles(plain: CovarianceOperator, skip_below: float, panel: int | None) -> FarTiles | None:
     """The tiles below that share of the larger variances of both sides, eq. (M-72)."""
-    form, theta, rows, cols = plain.form, plain.theta, plain.rows, plain.cols
+    problem = plain.problem
     one, two = (
-        plain.backend.diagonal(form, theta, side, dtype=torch.float64).amax(-1).clamp_min(0.0)
-        for side in (rows, rows if cols is None else cols)
+        plain.backend.diagonal(problem.between(side, None), dtype=torch.float64).amax(-1).clamp_min(0.0)
+        for side in (problem.rows, problem.right)
     )
-    return far_tiles(form, theta, rows, cols, skip_below * (one * two).sqrt())
+    return far_tiles(problem, skip_below * (one * two).sqrt(), panel)
 
 
 def _values(tensor: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """K kept as float32 tiles: for many products with one K, where memory allows; and for one of nearly the same rows."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -9,10 +7,8 @@ from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend
+from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.products import STORED_ROWS
-
-if TYPE_CHECKING:
-    from flashgp.operators.covariance import CovarianceOperator
 
 __all__ = ["BorderedTiles", "StoredTiles"]
 
@@ -23,10 +19,9 @@ class StoredTiles:
     Raises: MemoryBudgetError where the workspace has no room. Cost: n m evaluations, or half; 4 bytes for each.
     """
 
-    def __init__(self, operator: "CovarianceOperator", backend: Backend, workspace: Workspace) -> None:
-        self.shape, self.symmetric = operator.shape, operator.symmetric
+    def __init__(self, problem: PairProblem, backend: Backend, workspace: Workspace) -> None:
+        self.shape, self.symmetric = problem.shape, problem.symmetric
         n, m = self.shape[-2:]
-        cols = operator.rows if operator.cols is None else operator.cols
         batch = self.shape[:-2]
         step = STORED_ROWS
         ranges = []
@@ -35,14 +30,12 @@ class StoredTiles:
             ranges.append((i, slice(start if self.symmetric else 0, m)))
         sizes = [batch.numel() * (i.stop - i.start) * (j.stop - j.start) for i, j in ranges]
         # One buffer: panels alone are below what a workspace counts.
-        numbers = workspace.empty((sum(sizes),), torch.float32, operator.device)
+        numbers = workspace.empty((sum(sizes),), torch.float32, problem.device)
         self.panels: list[tuple[slice, slice, Tensor]] = []
         for (i, j), part in zip(ranges, numbers.split(sizes) if sizes else (), strict=True):
-            rows, right = operator.rows.part(i.start, i.stop), cols.part(j.start, j.stop)
+            panel = problem.between(problem.rows.part(i.start, i.stop), problem.right.part(j.start, j.stop))
             tile = part.view(*batch, i.stop - i.start, j.stop - j.start)
-            tile.copy_(
-                backend.block(operator.form, operator.theta, rows, right, dtype=torch.float32, workspace=workspace)
-            )
+            tile.copy_(backend.block(panel, dtype=torch.float32, workspace=workspace))
             self.panels.append((i, j, tile))
 
     @profiled("pairwise products")

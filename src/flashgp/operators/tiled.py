@@ -11,19 +11,18 @@ where a graph over F as a whole would keep every tile several times.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.profile_ranges import profiled
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import differentiable
 from flashgp.pairwise.torch.opaque import Pieces
+from flashgp.pairwise.torch.tiles import tile_rows
 
-if TYPE_CHECKING:
-    from flashgp.operators.covariance import CovarianceOperator
-
-__all__ = ["Slot", "TiledSum", "block_sum", "product_sum"]
+__all__ = ["Slot", "TiledSum", "block_sum", "product_sum", "row_panels"]
 
 Tile = tuple[slice, slice]
 NOWHERE: Tile = (slice(0, 0), slice(0, 0))  # of no pairs: it tells the shapes of a sum that has no tiles
@@ -176,46 +175,73 @@ class _Tiled(torch.autograd.Function):
         return ctx.total.tangents(ctx.saved_tensors, tangents)
 
 
-def product_sum(operator: "CovarianceOperator") -> TiledSum:
-    """K @ right on portable tiles, as a sum of right and of the tensors of the operator."""
+def product_sum(problem: PairProblem) -> TiledSum:
+    """K @ right on portable tiles, as a sum of right and of the tensors of the problem."""
 
     def function(tile: Tile, right: Tensor, *tensors: Tensor) -> tuple[Tensor]:
-        return (_block(operator, tile, tensors).to(right.dtype) @ right,)
+        return (_block(problem, tile, tensors).to(right.dtype) @ right,)
 
-    takes = (Slot(0, cols=-2), *_slots(operator, 1))
-    return TiledSum(function, operator._portable_tiles(), _counts(operator), takes, (Slot(0, rows=-2),))
+    takes = (Slot(0, cols=-2), *_slots(problem, 1))
+    return TiledSum(function, _product_tiles(problem), _counts(problem), takes, (Slot(0, rows=-2),))
 
 
-def block_sum(operator: "CovarianceOperator", dtype: torch.dtype) -> TiledSum:
-    """The dense block on portable tiles, as a sum of the tensors of the operator."""
+def block_sum(problem: PairProblem, dtype: torch.dtype) -> TiledSum:
+    """The dense block on portable tiles, as a sum of the tensors of the problem."""
 
     def function(tile: Tile, *tensors: Tensor) -> tuple[Tensor]:
-        return (_block(operator, tile, tensors).to(dtype),)
+        return (_block(problem, tile, tensors).to(dtype),)
 
-    tiles, slots = operator._every_tile(), _slots(operator, 0)
-    return TiledSum(function, tiles, _counts(operator), slots, (Slot(0, rows=-2, cols=-1),))
-
-
-def _counts(operator: "CovarianceOperator") -> tuple[int, int]:
-    return operator.rows.count, (operator.cols or operator.rows).count
+    slots, gives = _slots(problem, 0), (Slot(0, rows=-2, cols=-1),)
+    return TiledSum(function, _every_tile(problem), _counts(problem), slots, gives)
 
 
-def _slots(operator: "CovarianceOperator", first: int) -> tuple[Slot, ...]:
-    """Of the row tensors, the column tensors and theta; the columns of a symmetric operator are its rows."""
-    dims = [-event or None for event in operator.event_dims()]
-    side = len(operator.rows.tensors)
-    before = 0 if operator.cols is None else side
+def row_panels(problem: PairProblem) -> list[slice]:
+    """Ranges of rows, each of one tile; of no rows one range, which is empty."""
+    n, m = problem.shape[-2:]
+    step = tile_rows(m, problem.batch_shape.numel(), problem.device)
+    return [slice(i, min(n, i + step)) for i in range(0, max(n, 1), step)]
+
+
+def _every_tile(problem: PairProblem) -> tuple[Tile, ...] | Pieces:
+    """Row and column ranges that cover all pairs; small ones where a Python function makes much of every pair."""
+    n, m = problem.shape[-2:]
+    if not problem.form.fusable:
+        batch = max(1, problem.batch_shape.numel())
+        return Pieces.of(problem.form, problem.rows, batch, n, m, tile_rows(1, batch, problem.device))
+    return tuple((i, slice(0, m)) for i in row_panels(problem))
+
+
+def _product_tiles(problem: PairProblem) -> tuple[Tile, ...] | Pieces:
+    """Row and column ranges that cover what products run over, by rows; every row is in one."""
+    n, near = problem.rows.count, problem.near
+    if near is None:
+        return _every_tile(problem)
+    size, columns = near.size, tile_rows(near.size, problem.batch_shape.numel(), problem.device)
+    runs = near.everywhere.runs(columns)
+    covered = {i.start for i, _ in runs}
+    empty = [(slice(i, min(n, i + size)), slice(0, 0)) for i in range(0, n, size) if i not in covered]
+    return tuple(sorted(runs + empty, key=lambda ranges: (ranges[0].start, ranges[1].start)))
+
+
+def _counts(problem: PairProblem) -> tuple[int, int]:
+    return problem.rows.count, problem.right.count
+
+
+def _slots(problem: PairProblem, first: int) -> tuple[Slot, ...]:
+    """Of the row tensors, the column tensors and theta; the columns of a symmetric problem are its rows."""
+    dims = [-event or None for event in problem.event_dims]
+    side = len(problem.rows.tensors)
+    before = 0 if problem.symmetric else side
     rows = [Slot(first + k, rows=dims[k]) for k in range(side)]
     cols = [Slot(first + before + k, cols=dims[k]) for k in range(side)]
-    return (*rows, *cols, *(Slot(first + before + side + k) for k in range(len(operator.theta))))
+    return (*rows, *cols, *(Slot(first + before + side + k) for k in range(len(problem.theta))))
 
 
-def _block(operator: "CovarianceOperator", tile: Tile, tensors: Sequence[Tensor]) -> Tensor:
+def _block(problem: PairProblem, tile: Tile, tensors: Sequence[Tensor]) -> Tensor:
     """The covariances of one tile from its parts, as `_slots` orders them."""
-    side = len(operator.rows.tensors)
-    sides = operator.rows, operator.cols or operator.rows
+    side = len(problem.rows.tensors)
     rows, cols = (
         replace(given.rebuilt(tensors[at : at + side]), count=places.stop - places.start)
-        for given, places, at in zip(sides, tile, (0, side), strict=True)
+        for given, places, at in zip((problem.rows, problem.right), tile, (0, side), strict=True)
     )
-    return differentiable.block(operator.form, tensors[2 * side :], rows, cols)
+    return differentiable.block(PairProblem(problem.form, tensors[2 * side :], rows, cols))

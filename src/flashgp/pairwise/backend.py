@@ -1,26 +1,25 @@
 """The backend contract: four primitives over pairs of rows, and the pullbacks that gradients need.
 
-    block(rows, cols)                     K_ij = g(q_ij; theta)                                     (M-1)
-    diagonal(rows)                        K_ii
-    product(rows, cols, V)                K V without K                                             (M-20)
-    bilinear_gradient(rows, cols, U, V)   gradient of sum(U * K V) by everything, in one pass       (M-21)
+    block(problem)                     K_ij = g(q_ij; theta)                                     (M-1)
+    diagonal(problem)                  K_ii
+    product(problem, V)                K V without K                                             (M-20)
+    bilinear_gradient(problem, U, V)   gradient of sum(U * K V) by everything, in one pass       (M-21)
 
-`block_gradient(rows, cols, W)` is the pullback of `block` (W = U V^T when U and V are tall), `diagonal_gradient` that
-of `diagonal`. `cols=None` means the rows themselves: the result is symmetric and a gradient holds both sides.
-A backend sees a Form, the values of theta and Rows; never a kernel, never x. theta entries are () or (*batch,).
+`block_gradient(problem, W)` is the pullback of `block` (W = U V^T when U and V are tall), `diagonal_gradient` that of
+`diagonal`. The gradient of a symmetric problem holds both sides. A backend sees a PairProblem: a Form, the values of
+theta and Rows; never a kernel, never x. Only products and bilinear gradients look at `problem.near`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 
 # What a profile shows as work of a backend, however it is implemented.
 _WORK = (
@@ -40,7 +39,7 @@ __all__ = ["BACKENDS", "Backend", "PairGradient", "register_backend"]
 class PairGradient:
     """Gradients of a scalar by what entered it: one tensor (or None for no dependence) per tensor.
 
-    Fields: rows, in the order of Rows.tensors (features then scalars); cols, the same, empty when cols was None;
+    Fields: rows, in the order of Rows.tensors (features then scalars); cols, the same, empty for a symmetric problem;
     theta, one per parameter. Codes have no gradient.
     """
 
@@ -82,10 +81,7 @@ class Backend(ABC):
     @abstractmethod
     def block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
@@ -94,66 +90,47 @@ class Backend(ABC):
         """The dense block, shape (*batch, n, m); with `upper`, what is below the diagonal may be left undefined."""
 
     @abstractmethod
-    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
+    def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
         """k(x_i, x_i), shape (*batch, n)."""
 
     @abstractmethod
     def product(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> Tensor:
-        """K @ right for right (*batch, m, t), in its dtype, with at most one tile of K alive.
-
-        With `tiles`, K is taken as 0 outside of them, and only they are evaluated, eq. (M-72).
-        """
+        """K @ right for right (*batch, m, t), in its dtype, with at most one tile of K alive."""
 
     @abstractmethod
     def block_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         weights: Tensor,
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        """Gradient of sum(weights * K), weights (*batch, n, m); symmetric weights when cols is None."""
+        """Gradient of sum(weights * K), weights (*batch, n, m); symmetric weights for a symmetric problem."""
 
     @abstractmethod
     def bilinear_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         left: Tensor,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        """Gradient of sum(left * (K @ right)), left (*batch, n, t), right (*batch, m, t); K fixed factors excluded.
-
-        With `tiles`, of the product over these tiles.
-        """
+        """Gradient of sum(left * (K @ right)), left (*batch, n, t), right (*batch, m, t); K fixed factors excluded."""
 
     @abstractmethod
-    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
+    def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
         """Gradient of sum(weights * diagonal), weights (*batch, n)."""
 
     def taped_block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
@@ -162,8 +139,8 @@ class Backend(ABC):
 
         A backend may keep the derivatives of a small block instead of computing the pairs again.
         """
-        block = self.block(form, theta, rows, None, dtype=dtype, workspace=workspace, upper=True)
-        return block, lambda weights: self.block_gradient(form, theta, rows, None, weights, workspace=workspace)
+        block = self.block(problem, dtype=dtype, workspace=workspace, upper=True)
+        return block, lambda weights: self.block_gradient(problem, weights, workspace=workspace)
 
 
 BACKENDS: dict[str, type[Backend]] = {}

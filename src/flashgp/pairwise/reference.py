@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 
 __all__ = ["Reference", "value_at"]
 
@@ -26,59 +27,49 @@ class Reference(Backend):
 
     def block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
         upper: bool = False,
     ) -> Tensor:
-        cols = rows if cols is None else cols
-        out = torch.empty((rows.count, cols.count), dtype=torch.float64)
-        for i in range(rows.count):
-            for j in range(cols.count):
-                out[i, j] = value_at(form.profile, _pair(form, theta, rows, cols, i, j))
+        out = torch.empty((problem.rows.count, problem.right.count), dtype=torch.float64)
+        for i in range(problem.rows.count):
+            for j in range(problem.right.count):
+                out[i, j] = value_at(problem.form.profile, _pair(problem, i, j))
         return out.to(dtype)
 
-    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
-        values = [value_at(form.profile, _pair(form, theta, rows, rows, i, i)) for i in range(rows.count)]
+    def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
+        problem = replace(problem, columns=None)
+        values = [value_at(problem.form.profile, _pair(problem, i, i)) for i in range(problem.rows.count)]
         return torch.tensor(values, dtype=dtype)
 
     def product(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> Tensor:
-        block = self.block(form, theta, rows, cols, dtype=torch.float64)
-        block = block if tiles is None else block * tiles.mask()
+        block = self.block(problem, dtype=torch.float64)
+        block = block if problem.near is None else block * problem.near.mask()
         return (block @ right.double()).to(right.dtype)
 
     def block_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         weights: Tensor,
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        other = rows if cols is None else cols
+        form, theta, rows, other = problem.form, problem.theta, problem.rows, problem.right
         sides = [[_zeros(t) for t in rows.tensors], [_zeros(t) for t in other.tensors]]
         thetas = [torch.zeros((), dtype=torch.float64) for _ in theta]
         slopes = _slopes(form)
         count = len(form.statistics)
         for i in range(rows.count):
             for j in range(other.count):
-                values = _pair(form, theta, rows, other, i, j)
+                values = _pair(problem, i, j)
                 weight = float(weights[i, j])
                 for symbol, slope in slopes.items():
                     part = weight * value_at(slope, values)
@@ -96,34 +87,30 @@ class Reference(Backend):
                         to_u, to_v = (v, u) if symbol.kind == "product" else (2 * (u - v), 2 * (v - u))
                         sides[0][k][i] += part * to_u
                         sides[1][k][j] += part * to_v
-        if cols is None:
+        if problem.symmetric:
             joined: list[Tensor | None] = [a + b for a, b in zip(*sides, strict=True)]
             return PairGradient(joined, [], list(thetas))
         return PairGradient(list(sides[0]), list(sides[1]), list(thetas))
 
     def bilinear_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         left: Tensor,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> PairGradient:
         weights = left.double() @ right.double().mT
-        return self.block_gradient(form, theta, rows, cols, weights if tiles is None else weights * tiles.mask())
+        return self.block_gradient(problem, weights if problem.near is None else weights * problem.near.mask())
 
-    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
+    def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
         total: PairGradient | None = None
+        rows = problem.rows
         for i in range(rows.count):
-            row = rows.part(i, i + 1)
-            one = self.block_gradient(form, theta, row, None, weights[i : i + 1, None])
+            one = self.block_gradient(problem.between(rows.part(i, i + 1), None), weights[i : i + 1, None])
             total = _placed(one, i, rows) if total is None else _added(total, _placed(one, i, rows))
         if total is None:
-            return PairGradient([_zeros(t) for t in rows.tensors], [], [torch.zeros(()).double() for _ in theta])
+            return PairGradient([_zeros(t) for t in rows.tensors], [], [_zeros(t) for t in problem.theta])
         return total
 
 
@@ -180,7 +167,8 @@ def _added(a: PairGradient, b: PairGradient) -> PairGradient:
     return PairGradient(join(a.rows, b.rows), [], join(a.theta, b.theta))
 
 
-def _pair(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows, i: int, j: int) -> dict[Symbol, float]:
+def _pair(problem: PairProblem, i: int, j: int) -> dict[Symbol, float]:
+    form, theta, rows, cols = problem.form, problem.theta, problem.rows, problem.right
     if rows.batch_shape or cols.batch_shape or any(t.dim() for t in theta):
         raise DomainError("`rows` must be unbatched for the reference backend, got a batch; loop over its members")
     values: dict[Symbol, float] = {}

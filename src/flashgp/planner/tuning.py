@@ -28,6 +28,7 @@ from flashgp.kernels.matern import Matern
 from flashgp.linalg.decision import Speeds
 from flashgp.linalg.measuring import link_rates, measured_curve, refined, sizes_of
 from flashgp.pairwise.backend import BACKENDS
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.engines import ENGINES
 
@@ -219,7 +220,7 @@ def _block(n: int, device: torch.device) -> Callable[[], object]:
     kernel = Matern(2.5)
     rows = kernel.rows(_points(n, 8, device)).detach()
     backend = TorchTiles()
-    return lambda: backend.block(kernel.form, [], rows, None, dtype=torch.float64, upper=True)
+    return lambda: backend.block(PairProblem(kernel.form, [], rows), dtype=torch.float64, upper=True)
 
 
 def _tile_pairs(device: torch.device) -> int:
@@ -230,7 +231,7 @@ def _tile_pairs(device: torch.device) -> int:
     rows = kernel.rows(_points(TILE_ROWS, 8, device)).detach()
     right = torch.ones(TILE_ROWS, 1, dtype=torch.float32)
     seconds = {
-        pairs: _seconds(lambda: TorchTiles(pairs).product(kernel.form, [], rows, None, right), device)  # noqa: B023
+        pairs: _seconds(lambda: TorchTiles(pairs).product(PairProblem(kernel.form, [], rows), right), device)  # noqa: B023
         for pairs in TILES
     }
     return next(pairs for pairs in TILES if seconds[pairs] <= ABOUT * min(seconds.values()))
@@ -259,7 +260,7 @@ def _product_rate(device: torch.device, backend: str, dtype: torch.dtype, symmet
         rows = kernel.rows(_points(n, d, device)).detach()
         right = torch.ones(n, t, dtype=dtype, device=device)
         cols = None if symmetric else rows
-        seconds = _seconds(lambda: made.product(kernel.form, [], rows, cols, right), device)  # noqa: B023
+        seconds = _seconds(lambda: made.product(PairProblem(kernel.form, [], rows, cols), right), device)  # noqa: B023
         if seconds >= QUICK_SECONDS or n >= MAX_GROWTH * SIZES[_kind(device)]:
             return n * n / seconds
         n *= 2

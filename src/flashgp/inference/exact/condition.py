@@ -33,7 +33,8 @@ from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 from flashgp.kernels.warped import autocast_events
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders
+from flashgp.operators.multiplication import OperatorOptions
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
@@ -174,8 +175,10 @@ def _solve_to_goal(
                 # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
                 settings = replace(settings, most_jitter=float(job.noise.min()))
             factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)
-        orders = Orders(deterministic=job.solve.deterministic)
-        operator = CovarianceOperator(form, job.theta, job.rows, None, torch.float64, job.direct.workspace, orders)
+        options = OperatorOptions(deterministic=job.solve.deterministic)
+        operator = CovarianceOperator(
+            PairProblem(form, job.theta, job.rows), torch.float64, job.direct.workspace, options
+        )
         solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor)
         stopping = mean_goal(solves.system, job.solve.tolerance)
         solution = solves.solve(job.residual, stopping.goal, limits=limits)
@@ -227,9 +230,10 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
     if residual.numel() == 0:  # a batch of no models
         return factor, residual
     diagonal = (noise + factor.jitter.double().unsqueeze(-1)).unsqueeze(-1)
+    problem = PairProblem(form, theta, rows)
 
     def multiply(v: Tensor) -> Tensor:
-        product = settings.backend.product(form, theta, rows, None, v, workspace=settings.workspace)
+        product = settings.backend.product(problem, v, workspace=settings.workspace)
         return product + diagonal * v
 
     def solve(v: Tensor) -> Tensor:
@@ -237,7 +241,7 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
 
     # Float64 needs no correction; it is measured all the same. Float32 corrects until the answer is good enough.
     smallest = float(diagonal.min())
-    largest = float(settings.backend.diagonal(form, theta, rows, dtype=torch.float64).max())
+    largest = float(settings.backend.diagonal(PairProblem(form, theta, rows), dtype=torch.float64).max())
     norm = float(residual.norm(dim=-2).amax())
     single = settings.dtype == torch.float32
     per_residual = math.sqrt(largest / smallest) * norm if smallest > 0 else math.inf
@@ -266,7 +270,7 @@ def _solve_with_graph(job: _Job) -> tuple[Factor, Tensor]:
     """The same in autograd: the matrix has a closed-form pullback, the factorisation is torch's."""
     direct = job.direct
     matrix = CovarianceOperator(
-        job.prior.kernel.form, job.theta, job.rows, None, direct.dtype, direct.workspace
+        PairProblem(job.prior.kernel.form, job.theta, job.rows), direct.dtype, direct.workspace
     ).to_dense()
     matrix = matrix + torch.diag_embed(job.noise.to(matrix.dtype).expand(*matrix.shape[:-1]))
     factor = factorise_keeping(matrix, direct.jitter, repair=direct.repair)

@@ -27,6 +27,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.threads import one_thread
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, NumpyPairs, RowArrays
+from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import Factor, factorise
 
 __all__ = [
@@ -83,15 +84,13 @@ def factorise_covariance(
 
     `first` is K (its upper triangle) if it is at hand; it is overwritten.
     """
-    ready = [] if first is None else [first]
+    ready, problem = [] if first is None else [first], PairProblem(form, theta, rows)
 
     def build() -> Tensor:
         matrix = (
             ready.pop()
             if ready
-            else settings.backend.block(
-                form, theta, rows, None, dtype=settings.dtype, workspace=settings.workspace, upper=True
-            )
+            else settings.backend.block(problem, dtype=settings.dtype, workspace=settings.workspace, upper=True)
         )
         shape = (*broadcast_batch(matrix.shape[:-2], noise.shape[:-1]), *matrix.shape[-2:])
         if matrix.shape != shape or not matrix.is_contiguous():
@@ -137,7 +136,7 @@ def value_and_gradients(
     block = pull = None
     if any(wanted[2:]):
         block, pull = settings.backend.taped_block(
-            form, theta, rows, dtype=settings.dtype, workspace=settings.workspace
+            PairProblem(form, theta, rows), dtype=settings.dtype, workspace=settings.workspace
         )
     factor = factorise_covariance(settings, form, theta, rows, noise, block)
     del block

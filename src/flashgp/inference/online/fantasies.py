@@ -26,6 +26,7 @@ from flashgp.inference.online.update import like_own
 from flashgp.inference.state import State
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.variances import STRIP_BYTES
 from flashgp.solvers.growing.panels import PIVOT
 
@@ -135,8 +136,8 @@ class Fantasies:
         own, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
         rows = post.prior.kernel.rows(points)
-        between = CovarianceOperator(form, post.theta, post.prior.kernel.rows(own), rows, F64).to_dense()
-        variance = CovarianceOperator(form, post.theta, rows, None, F64).diagonal()
+        between = CovarianceOperator(PairProblem(form, post.theta, post.prior.kernel.rows(own), rows), F64).to_dense()
+        variance = CovarianceOperator(PairProblem(form, post.theta, rows), F64).diagonal()
         mean: Tensor | float = 0.0
         if self._half is not None:
             flat = points.reshape(-1, points.shape[-1])
@@ -247,7 +248,7 @@ def _corners(
     mean = evaluate_mean(prior.mean, members, prior.outputs)
     mean = mean if prior.outputs is not None else mean.unsqueeze(-1)
     mean = mean.expand(count, q, prior.outputs or 1)
-    corner = CovarianceOperator(prior.kernel.form, post.theta, prior.kernel.rows(members), None, F64).to_dense()
+    corner = CovarianceOperator(PairProblem(prior.kernel.form, post.theta, prior.kernel.rows(members)), F64).to_dense()
     noise = prior.likelihood.variance(post.x.device)
     corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=post.x.device)
     own = corner.detach().diagonal(dim1=-2, dim2=-1)

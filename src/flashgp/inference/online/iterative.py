@@ -27,8 +27,9 @@ from flashgp.inference.solves import PreparedOnce, Solves, iterative_method
 from flashgp.inference.state import UPDATE, State, UpdateState
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import Orders
+from flashgp.operators.multiplication import OperatorOptions
 from flashgp.operators.stored import BorderedTiles
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.products import stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -97,7 +98,7 @@ def updated_by_solves(post: State, change: Change, learned: UpdateState) -> Upda
     staying, count = change.staying(n), change.rows.count
     # K of the new rows with all, which everything below begins with.
     border = TorchTiles().block(
-        post.prior.kernel.form, post.theta, change.rows.part(staying, count), change.rows, dtype=F64,
+        PairProblem(post.prior.kernel.form, post.theta, change.rows.part(staying, count), change.rows), dtype=F64,
         workspace=workspace,
     ).expand(count - staying, count)  # fmt: skip
     _refuse_overflow(border)
@@ -192,8 +193,8 @@ def _system(
     post: State, old: Solves, change: Change, border: Tensor, workspace: Workspace, events: list[Event]
 ) -> CovarianceSystem:
     """A of the rows there are now; on the stored tiles of the old one while few rows are foreign to them."""
-    orders = Orders(deterministic=post.settings.deterministic)
-    operator = CovarianceOperator(post.prior.kernel.form, post.theta, change.rows, None, F64, workspace, orders)
+    options = OperatorOptions(deterministic=post.settings.deterministic)
+    operator = CovarianceOperator(PairProblem(post.prior.kernel.form, post.theta, change.rows), F64, workspace, options)
     if not old.system.stored:
         return CovarianceSystem(operator, change.noise)
     tiles = old.system.tiles_of(change.kept, border.to(F32))
@@ -312,7 +313,7 @@ def _low_rank(
     if low.basis.foreign + len(fresh) > FOREIGN_SHARE * count or low.rank > count:
         return None
     form = post.prior.kernel.form
-    cross = TorchTiles().block(form, post.theta, change.rows.take(fresh), anchors, dtype=F64)
+    cross = TorchTiles().block(PairProblem(form, post.theta, change.rows.take(fresh), anchors), dtype=F64)
     diagonal = system.diagonal()[fresh]
     made_with = low.basis.base.shape[1]
     found = carried(

@@ -37,6 +37,7 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.state import State, UpdateState
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.likelihoods.replicated import ReplicatedGaussian
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
 
@@ -212,7 +213,7 @@ def _updated_now(post: State, gone: Tensor | None, new: _New | None) -> State:
     def covariance(some: Rows, others: Rows) -> Tensor:
         if plain is not None and some.count * others.count <= FEW_PAIRS:
             return plain.block(some, others, workspace)
-        block = TorchTiles().block(form, post.theta, some, others, dtype=F64, workspace=workspace)
+        block = TorchTiles().block(PairProblem(form, post.theta, some, others), dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
     rows = _rows(post.rows, table.kept, rows_new)

@@ -14,7 +14,7 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.pricing import passes_of_solves, route_of_variances
 from flashgp.inference.state import State
 from flashgp.kernels.warped import autocast_events
-from flashgp.operators.multiplication import LEAST_PAIRS
+from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import check_variance
 
@@ -54,7 +54,7 @@ def _planner(
 ) -> Callable[[bool | str], ProductPlan] | None:
     """What makes the plan of a prediction, with its variance or without; None where no plan is worth its time."""
     n_test, d = x_test.shape[-2:]
-    if plan is None and memory is None and (not state.count or n_test * state.distinct < LEAST_PAIRS):
+    if plan is None and memory is None and (not state.count or n_test * state.distinct < MIN_PLANNED_PAIRS):
         return None
     prior = state.prior
     members = broadcast_batch(x_test.shape[:-2], state.batch_shape).numel()

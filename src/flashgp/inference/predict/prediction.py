@@ -38,6 +38,7 @@ from flashgp.inference.state import State
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import CORRECTION_SECONDS, SAMPLES, strip_points
@@ -304,7 +305,7 @@ class Prediction:
         if bound is None or not rows.count or not self._bound_moves:
             return bound
         here, there = (
-            float(CovarianceOperator(form, post.theta, r, None, torch.float64).diagonal().detach().max())
+            float(CovarianceOperator(PairProblem(form, post.theta, r), torch.float64).diagonal().detach().max())
             for r in (rows, post.rows)
         )
         return bound * math.sqrt(max(1.0, here / there)) if there > 0.0 else bound
@@ -312,7 +313,7 @@ class Prediction:
     def _latent_variance(self, rows: Rows) -> Tensor:
         post = self._posterior
         form, theta = post.prior.kernel.form, post.theta
-        prior = CovarianceOperator(form, theta, rows, None, torch.float64).diagonal()
+        prior = CovarianceOperator(PairProblem(form, theta, rows), torch.float64).diagonal()
         batch = broadcast_batch(prior.shape[:-1], post.batch_shape)
         if not post.count:
             return prior.expand(*batch, rows.count).unsqueeze(-1)
@@ -518,7 +519,7 @@ class Prediction:
                 self.report.events += [event for event in member.report.events if event not in self.report.events]
             return joint.unflatten(0, self._x.shape[:-2])
         rows = post.prior.kernel.rows(self._x)
-        joint = CovarianceOperator(post.prior.kernel.form, post.theta, rows, None, torch.float64).to_dense()
+        joint = CovarianceOperator(PairProblem(post.prior.kernel.form, post.theta, rows), torch.float64).to_dense()
         if solves is not None and n and self._solved(solves, rows, joint.detach().diagonal(), "solves"):
             prior = joint.detach().diagonal()
             found = explained_jointly(solves, self._cross_to(rows), prior)
@@ -539,7 +540,9 @@ class Prediction:
         with torch.no_grad():
             rows = post.prior.kernel.rows(self._x)
             prior = (
-                CovarianceOperator(post.prior.kernel.form, post.theta, rows, None, torch.float64).diagonal().mean(-1)
+                CovarianceOperator(PairProblem(post.prior.kernel.form, post.theta, rows), torch.float64)
+                .diagonal()
+                .mean(-1)
             )
         dtype = joint.dtype if post.factor is None else post.factor.dtype  # what a sample's jitter may hide
         size = (post.distinct + joint.shape[-1]) * torch.finfo(dtype).eps

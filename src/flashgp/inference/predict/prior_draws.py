@@ -17,6 +17,7 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.inference.prior import Prior
 from flashgp.kernels.random_features import RandomFeatures
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import factorise_keeping
 
 __all__ = ["FeatureDraws", "PivotedDraws", "PriorDraws", "pivots_of", "prior_covariance", "prior_draws"]
@@ -142,7 +143,7 @@ class PivotedDraws(PriorDraws):
 def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
     """The prior covariance between rows, float64."""
     theta = [t.to(rows.device) for t in prior.kernel.theta()]
-    return CovarianceOperator(prior.kernel.form, theta, rows, cols, torch.float64)
+    return CovarianceOperator(PairProblem(prior.kernel.form, theta, rows, cols), torch.float64)
 
 
 def prior_draws(

@@ -19,6 +19,7 @@ from flashgp import linalg
 from flashgp.inference.exact.likelihood import factorise_covariance
 from flashgp.inference.training.objective import LogJoint
 from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.problem import PairProblem
 
 __all__ = ["fisher_information"]
 
@@ -59,10 +60,8 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
             residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
             inputs = (residual, noise, *rows.tensors, *values)
             with torch.no_grad():
-                pulled = backend.bilinear_gradient(
-                    form, [v.detach() for v in values], rows.detach(), None, 0.5 * one, one,
-                    workspace=direct.workspace,
-                )  # fmt: skip
+                pairs = PairProblem(form, values, rows).detached()
+                pulled = backend.bilinear_gradient(pairs, 0.5 * one, one, workspace=direct.workspace)
             by_noise = 0.5 * one.square().sum(-1)
             by_noise = by_noise if spread is None else by_noise + spread[k]  # of that covariance, as (M-109) wants it
             slopes = [-one, by_noise, *pulled.rows, *pulled.theta]

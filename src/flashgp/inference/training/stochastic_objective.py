@@ -44,7 +44,7 @@ from flashgp.inference.training.history import Factors, TimeUp
 from flashgp.inference.training.objective import Estimate, Evaluation, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.multiplication import pulled_back
+from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner, CholeskySolver
 from flashgp.solvers.direct.headed_cholesky import HeadedCholesky, HeadedFactor
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
@@ -185,7 +185,7 @@ class EstimatedLogJoint(LogJoint):
 
     def _operator(self, rows: Rows, theta: Sequence[Tensor]) -> CovarianceOperator:
         form, workspace = self.problem.prior.kernel.form, self.problem.direct.workspace
-        return CovarianceOperator(form, theta, rows, None, torch.float32, workspace)
+        return CovarianceOperator(PairProblem(form, theta, rows), torch.float32, workspace)
 
     def _system(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, *, stored: bool) -> "_RoundedSystem":
         workspace = self.problem.direct.workspace
@@ -352,5 +352,5 @@ class EstimatedLogJoint(LogJoint):
         operator = self._operator(rows, theta)
         left, right = torch.cat([0.5 * a, (-0.5 * p / u.shape[1]) * u], dim=-1), torch.cat([a, other], dim=-1)
         slope = (left * right).sum(-1)
-        pulled = pulled_back(operator, left.to(operator.dtype), right.to(operator.dtype))
+        pulled = operator.pulled_back(left.to(operator.dtype), right.to(operator.dtype))
         return [-a, slope, *pulled.rows, *pulled.theta]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.determinism import contiguous_copy, is_deterministic
-from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients, add_blocks
 from flashgp.pairwise.cpu.panels import Panel, visit_panels
 from flashgp.pairwise.cpu.pool import workers
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "columns_together", "cpu_tiles_missing"]
@@ -68,154 +68,117 @@ class CpuTiles(Backend):
     def compiler_bytes(cls) -> int:
         return COMPILER_BYTES if is_deterministic() or cls.compiles_first() else LOOPS_BYTES
 
-    def serves(
-        self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
-        dtype: torch.dtype,
-        tiles: NearTiles | None = None,
-    ) -> bool:
+    def serves(self, problem: PairProblem, dtype: torch.dtype) -> bool:
         """Whether the compiled loops compute this; they assume finite numbers, so that others go to the torch tiles."""
-        other = rows if cols is None else cols
-        pairs = rows.count * other.count if tiles is None else tiles.pair_count
+        form, rows, other = problem.form, problem.rows, problem.right
         return (
             rows.device.type == "cpu"
             and other.device.type == "cpu"
             and dtype in (torch.float32, torch.float64)
-            and pairs >= max(1, self.least_pairs)
+            and problem.pair_count >= max(1, self.least_pairs)
             and bool(form.statistics)
             and form.fusable
             and all(f.shape[-1] > 0 for f in rows.features if f.is_floating_point())
             and not cpu_tiles_missing()
-            and all(bool(t.isfinite().all()) for t in theta)
+            and all(bool(t.isfinite().all()) for t in problem.theta)
             and all(_moderate(side) for side in {id(rows): rows, id(other): other}.values())
         )
 
     def block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
         upper: bool = False,
     ) -> Tensor:
-        if not self.serves(form, theta, rows, cols, dtype):
-            return self._portable.block(form, theta, rows, cols, dtype=dtype, workspace=workspace, upper=upper)
-        other = rows if cols is None else cols
-        batch = _batch(theta, rows, other)
+        problem = problem.whole
+        if not self.serves(problem, dtype):
+            return self._portable.block(problem, dtype=dtype, workspace=workspace, upper=upper)
         workspace = workspace or Workspace()
-        out = workspace.empty((*batch, rows.count, other.count), dtype, rows.device)
-        for member, (values, r, c) in zip(_flat(out, 2), _members(batch, theta, rows, cols), strict=True):
-            job = _Member(form, values, r, c, dtype, workspace)
-            job.all_pairs().block(member.numpy(), both=not upper)
+        out = workspace.empty(tuple(problem.shape), dtype, problem.device)
+        for block, member in zip(_flat(out, 2), _members(problem, problem.batch_shape), strict=True):
+            _Member(member, dtype, workspace).all_pairs().block(block.numpy(), both=not upper)
         return out
 
-    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
-        return self._portable.diagonal(form, theta, rows, dtype=dtype)
+    def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
+        return self._portable.diagonal(problem, dtype=dtype)
 
     def product(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> Tensor:
-        if not self.serves(form, theta, rows, cols, right.dtype, tiles) or right.shape[-1] == 0:
-            return self._portable.product(form, theta, rows, cols, right, workspace=workspace, tiles=tiles)
-        other = rows if cols is None else cols
-        batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
+        if not self.serves(problem, right.dtype) or right.shape[-1] == 0:
+            return self._portable.product(problem, right, workspace=workspace)
+        batch = broadcast_batch(problem.batch_shape, right.shape[:-2])
         workspace = workspace or Workspace()
-        out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
-        together = columns_together(rows.count)
+        out = workspace.empty((*batch, problem.rows.count, right.shape[-1]), right.dtype, problem.device)
+        together = columns_together(problem.rows.count)
         out.zero_()
         right = right.detach().expand(*batch, *right.shape[-2:])
-        for member, v, (values, r, c) in zip(
-            _flat(out, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True
-        ):
-            job = _Member(form, values, r, c, right.dtype, workspace, tiles)
+        for total, v, member in zip(_flat(out, 2), _flat(right, 2), _members(problem, batch), strict=True):
+            job = _Member(member, right.dtype, workspace)
             for start in range(0, v.shape[-1], together):
-                job.product(v, slice(start, min(v.shape[-1], start + together)), member)
+                job.product(v, slice(start, min(v.shape[-1], start + together)), total)
         return out
 
     def block_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         weights: Tensor,
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        if not self.serves(form, theta, rows, cols, weights.dtype):
-            return self._portable.block_gradient(form, theta, rows, cols, weights, workspace=workspace)
-        batch = broadcast_batch(_batch(theta, rows, rows if cols is None else cols), weights.shape[:-2])
+        problem = problem.whole
+        if not self.serves(problem, weights.dtype):
+            return self._portable.block_gradient(problem, weights, workspace=workspace)
+        batch = broadcast_batch(problem.batch_shape, weights.shape[:-2])
         weights = weights.detach().expand(*batch, *weights.shape[-2:])
         workspace = workspace or Workspace()
-        members = zip(_flat(weights, 2), _members(batch, theta, rows, cols), strict=True)
+        members = zip(_flat(weights, 2), _members(problem, batch), strict=True)
         return _joined(
             batch,
-            cols is None,
+            problem.symmetric,
             [
-                _Member(form, values, r, c, w.dtype, workspace)
-                .all_pairs(pulled=True)
-                .block_gradient(w.contiguous().numpy())
-                for w, (values, r, c) in members
+                _Member(member, w.dtype, workspace).all_pairs(pulled=True).block_gradient(w.contiguous().numpy())
+                for w, member in members
             ],
         )
 
     def taped_block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
-        if not self.serves(form, theta, rows, None, dtype):
-            return self._portable.taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
-        return super().taped_block(form, theta, rows, dtype=dtype, workspace=workspace)
+        if not self.serves(problem.whole, dtype):
+            return self._portable.taped_block(problem, dtype=dtype, workspace=workspace)
+        return super().taped_block(problem, dtype=dtype, workspace=workspace)
 
     def bilinear_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         left: Tensor,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        if not self.serves(form, theta, rows, cols, right.dtype, tiles) or right.shape[-1] == 0:
-            given = form, theta, rows, cols, left, right
-            return self._portable.bilinear_gradient(*given, workspace=workspace, tiles=tiles)
-        other = rows if cols is None else cols
-        batch = broadcast_batch(_batch(theta, rows, other), right.shape[:-2])
-        batch = broadcast_batch(batch, left.shape[:-2])
+        if not self.serves(problem, right.dtype) or right.shape[-1] == 0:
+            return self._portable.bilinear_gradient(problem, left, right, workspace=workspace)
+        batch = broadcast_batch(problem.batch_shape, right.shape[:-2], left.shape[:-2])
         workspace = workspace or Workspace()
         left = left.detach().expand(*batch, *left.shape[-2:])
         right = right.detach().expand(*batch, *right.shape[-2:])
-        members = zip(_flat(left, 2), _flat(right, 2), _members(batch, theta, rows, cols), strict=True)
-        return _joined(
-            batch,
-            cols is None,
-            [_Member(form, values, r, c, v.dtype, workspace, tiles).gradient(u, v) for u, v, (values, r, c) in members],
-        )
+        members = zip(_flat(left, 2), _flat(right, 2), _members(problem, batch), strict=True)
+        gradients = [_Member(member, v.dtype, workspace).gradient(u, v) for u, v, member in members]
+        return _joined(batch, problem.symmetric, gradients)
 
-    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
-        return self._portable.diagonal_gradient(form, theta, rows, weights)
+    def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
+        return self._portable.diagonal_gradient(problem, weights)
 
 
 def _moderate(rows: Rows) -> bool:
@@ -229,32 +192,27 @@ def _moderate(rows: Rows) -> bool:
 class _Member:
     """One model of a batch: its products and gradients, panel by panel where memory asks for it.
 
-    With tiles, which number all rows, only right-hand sides are taken in parts.
+    Of a problem with near tiles, which number all rows, only right-hand sides are taken in parts.
     """
 
-    form: Form
-    theta: list[float]
-    rows: Rows
-    cols: Rows | None
+    problem: PairProblem
     dtype: torch.dtype
     workspace: Workspace
-    tiles: NearTiles | None = None
 
     def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> CompiledPairs:
-        cols = self.rows if self.cols is None else self.cols
-        part = None if j is None else cols.part(j.start, j.stop)
-        rows = self.rows.part(i.start, i.stop)
-        return CompiledPairs.of(
-            self.form, self.theta, rows, part, self.dtype, self.workspace, self.tiles, pulled=pulled
-        )
+        rows = self.problem.rows.part(i.start, i.stop)
+        columns = None if j is None else self.problem.right.part(j.start, j.stop)
+        problem = dataclasses.replace(self.problem, rows=rows, columns=columns)
+        return CompiledPairs(problem, self.dtype, self.workspace, pulled=pulled)
 
     def all_pairs(self, *, pulled: bool = False) -> CompiledPairs:
-        every = None if self.cols is None else slice(0, self.cols.count)
-        return self.pairs(slice(0, self.rows.count), every, pulled=pulled)
+        whole = self.whole(slice(0, 1))
+        return self.pairs(whole.rows, whole.cols, pulled=pulled)
 
     def whole(self, right: slice) -> Panel:
-        every = None if self.cols is None else slice(0, self.cols.count)
-        return Panel(slice(0, self.rows.count), every, right, self.tiles is not None)
+        problem = self.problem
+        columns = None if problem.symmetric else slice(0, problem.right.count)
+        return Panel(slice(0, problem.rows.count), columns, right, problem.near is not None)
 
     def product(self, v: Tensor, right: slice, out: Tensor) -> None:
         """Add K v[:, right] to out[:, right]."""
@@ -262,7 +220,7 @@ class _Member:
         def visit(panel: Panel) -> None:
             i, j, t = panel.rows, panel.cols, panel.right
             ahead = self.pairs(i, j).product(v[i if j is None else j, t])
-            back = self.pairs(j, i).product(v[i, t]) if self.cols is None and j is not None else None
+            back = self.pairs(j, i).product(v[i, t]) if self.problem.symmetric and j is not None else None
             add_blocks(out[i, t].numpy(), ahead)
             if j is not None and back is not None:
                 add_blocks(out[j, t].numpy(), back)
@@ -271,19 +229,20 @@ class _Member:
 
     def gradient(self, u: Tensor, v: Tensor) -> Gradients:
         """As `CompiledPairs.gradient`, of all rows and columns; right-hand sides are not split."""
-        by_rows: list[Array | None] = [None] * (len(self.form.statistics) + self.form.scalar_count)
-        by_cols = by_rows if self.cols is None else list(by_rows)
-        totals = numpy.zeros(self.form.parameter_count)
+        form, symmetric = self.problem.form, self.problem.symmetric
+        by_rows: list[Array | None] = [None] * (len(form.statistics) + form.scalar_count)
+        by_cols = by_rows if symmetric else list(by_rows)
+        totals = numpy.zeros(form.parameter_count)
         # Twice the symmetric weights (U V^T + V U^T) / 2: every pair stands for both of its orders, eq. (M-21).
-        left, right = ([u, v], [v, u]) if self.cols is None else ([u], [v])
+        left, right = ([u, v], [v, u]) if symmetric else ([u], [v])
 
         def visit(panel: Panel) -> None:
             i, j = panel.rows, panel.cols
             pairs = self.pairs(i, j, pulled=True)
             rows, cols, theta = pairs.gradient([w[i] for w in left], [w[i if j is None else j] for w in right])
             if j is not None:
-                _add(by_cols, cols, j, (self.cols or self.rows).count)
-            _add(by_rows, rows, i, self.rows.count)
+                _add(by_cols, cols, j, self.problem.right.count)
+            _add(by_rows, rows, i, self.problem.rows.count)
             totals[:] += theta
 
         t = sum(w.shape[-1] for w in left)
@@ -296,14 +255,15 @@ class _Member:
 
         Columns are padded to fours, norms stand beside them, and float32 ones may be split or kept in float64.
         """
-        n, m = panel.row_count, panel.column_count
+        problem, n, m = self.problem, panel.row_count, panel.column_count
+        width = problem.rows.width
         sides = n if panel.cols is None else n + m
-        packed = 8 * sides * (self.rows.width + 4 * len(self.form.statistics))
+        packed = 8 * sides * (width + 4 * len(problem.form.statistics))
         if not pulled:
             return packed + 8 * m * t + workers() * 8 * n * t
-        every = self.rows.count + (0 if self.cols is None else self.cols.count)
-        totals = 0 if panel == self.whole(panel.right) else 8 * every * self.rows.width
-        return packed + 8 * (n + m) * t + workers() * 8 * sides * self.rows.width + totals
+        every = problem.rows.count + (0 if problem.symmetric else problem.right.count)
+        totals = 0 if panel == self.whole(panel.right) else 8 * every * width
+        return packed + 8 * (n + m) * t + workers() * 8 * sides * width + totals
 
 
 def _add(totals: list[Array | None], parts: Sequence[Array | None], where: slice, count: int) -> None:
@@ -320,26 +280,23 @@ def _add(totals: list[Array | None], parts: Sequence[Array | None], where: slice
         total[where] += part
 
 
-def _batch(theta: Sequence[Tensor], rows: Rows, cols: Rows) -> torch.Size:
-    return broadcast_batch(rows.batch_shape, cols.batch_shape, *(t.shape for t in theta))
-
-
 def _flat(tensor: Tensor, kept: int) -> list[Tensor]:
     """The members of a batch, as views where possible."""
     shape = tensor.shape[tensor.dim() - kept :]
     return list(tensor.reshape(-1, *shape).unbind(0)) if tensor.dim() > kept else [tensor]
 
 
-def _members(
-    batch: torch.Size, theta: Sequence[Tensor], rows: Rows, cols: Rows | None
-) -> list[tuple[list[float], Rows, Rows | None]]:
-    """(theta, rows, cols) of every member of a batch."""
+def _members(problem: PairProblem, batch: torch.Size) -> list[PairProblem]:
+    """Every member of a batch."""
     if not batch:
-        return [([float(t) for t in theta], rows, cols)]
-    values = [t.detach().expand(batch).reshape(-1).tolist() for t in theta]
-    left = _separate(batch, rows)
-    right = [None] * len(left) if cols is None else _separate(batch, cols)
-    return [([v[k] for v in values], left[k], right[k]) for k in range(len(left))]
+        return [problem]
+    theta = [t.detach().expand(batch).reshape(-1) for t in problem.theta]
+    rows = _separate(batch, problem.rows)
+    columns = [None] * len(rows) if problem.columns is None else _separate(batch, problem.columns)
+    return [
+        dataclasses.replace(problem, theta=[t[k] for t in theta], rows=rows[k], columns=columns[k])
+        for k in range(len(rows))
+    ]
 
 
 def _separate(batch: torch.Size, rows: Rows) -> list[Rows]:

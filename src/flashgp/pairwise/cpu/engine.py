@@ -12,13 +12,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.lazy_import import no_forks
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import (
     PACKED_ROWS,
-    Statistic,
     block_size,
     fill_columns,
     layout_of,
@@ -28,7 +26,7 @@ from flashgp.pairwise.cpu.layout import (
 )
 from flashgp.pairwise.cpu.pool import run_together, workers
 from flashgp.pairwise.cpu.tile_list import EveryTile, every_tile
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.program.source_cache import warn_not_kept
 
@@ -52,62 +50,23 @@ class CompiledPairs:
 
     All but `block` use the packed rows up: they are given back before a result is laid out.
 
-    Args: make one with `of`, or with
-        form, theta: the covariance function, theta one number each; layout: how its statistics are evaluated;
-        arguments: the packed rows and columns in the order of the generated functions; n, m: rows and columns;
-        widths: columns of each feature before padding; size: rows of a block; dtype: float32 or float64, of the
-        loops; symmetric: the columns are the rows; workspace: hears what ran and what compiling took; near: the tiles
-        to evaluate, None for all.
+    Args:
+        problem: one model, without a batch.
+        dtype: of the loops; where float32 would cost digits, they run in float64: see `layout_of`.
+        workspace: records the backend and the seconds of compiling.
+        pulled: for a gradient.
+    Cost: a few passes over the features.
     """
 
     def __init__(
-        self,
-        form: Form,
-        theta: Sequence[float],
-        layout: tuple[Statistic, ...],
-        arguments: Sequence[Any],
-        n: int,
-        m: int,
-        widths: Sequence[int],
-        size: int,
-        dtype: torch.dtype,
-        symmetric: bool,
-        workspace: Workspace | None = None,
-        near: NearTiles | None = None,
+        self, problem: PairProblem, dtype: torch.dtype, workspace: Workspace | None = None, *, pulled: bool = False
     ) -> None:
-        self.workspace, self.near = workspace or Workspace(), near
-        self.form, self.layout, self.arguments = form, layout, arguments
-        self.n, self.m, self.widths, self.size, self.symmetric = n, m, widths, size, symmetric
-        self.real = numpy.float32 if dtype == torch.float32 else numpy.float64
-        self.indexed = indexed(form, layout)
-        # Parameters in the order of the loops; `_pulled` brings their derivatives back to that of the form.
-        self._places = [k for numbers in self.indexed.parameters for k in numbers]
-        self.theta: Array = numpy.array([theta[k] for k in self._places], dtype=self.real)
-        self.module: ModuleType = compiled(form, layout, dtype)
-
-    @classmethod
-    def of(
-        cls,
-        form: Form,
-        theta: Sequence[float],
-        rows: Rows,
-        cols: Rows | None,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
-        *,
-        pulled: bool = False,
-    ) -> "CompiledPairs":
-        """The pairs of rows with cols, or with themselves when cols is None.
-
-        Args: tiles: what to evaluate, everything by default; pulled: for a gradient.
-        Where float32 would cost digits, the loops run in float64: see `layout_of`.
-        Cost: a few passes over the features.
-        """
+        form, theta, near = problem.form, [float(t) for t in problem.theta], problem.near
+        rows, cols = problem.rows, problem.columns
         rows = rows.detach()
         other = rows if cols is None else cols.detach()
         layout, centres, dtype = layout_of(form, theta, rows, other, dtype, pulled=pulled)
-        size = block_size(layout, rows) if tiles is None else tiles.size
+        size = block_size(layout, rows) if near is None else near.size
         real = numpy.float32 if dtype == torch.float32 else numpy.float64
         arguments: list[Any] = []
         given = (rows,) if cols is None else (rows, other)
@@ -123,9 +82,16 @@ class CompiledPairs:
             arguments += paired(left, others[0] if others else left, len(numbers) > 1, real)
         for a, b in zip(rows.scalars, other.scalars, strict=True):
             arguments += [packed_columns(side.numpy(), size, real) for side in (a, b)]
-        widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
-        counts = rows.count, other.count
-        return cls(form, theta, layout, arguments, *counts, widths, size, dtype, cols is None, workspace, tiles)
+        self.workspace, self.near = workspace or Workspace(), near
+        self.form, self.layout, self.arguments = form, layout, arguments
+        self.n, self.m, self.size, self.symmetric = rows.count, other.count, size, cols is None
+        self.widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]  # before padding
+        self.real = real
+        self.indexed = indexed(form, layout)
+        # Parameters in the order of the loops; `_pulled` brings their derivatives back to that of the form.
+        self._places = [k for numbers in self.indexed.parameters for k in numbers]
+        self.theta: Array = numpy.array([theta[k] for k in self._places], dtype=self.real)
+        self.module: ModuleType = compiled(form, layout, dtype)
 
     def _columns(self, *parts: Tensor) -> Array:
         """Right-hand sides (n, t), one after another, as blocks (blocks, t, B) padded with zeros."""
@@ -144,7 +110,7 @@ class CompiledPairs:
         rows = cols if self.symmetric else cols[:1]
         blocks = -(-self.n // self.size)
         outs = self._run("product", [rows, cols], lambda: [numpy.zeros((blocks, right.shape[1], self.size))])
-        self.arguments = ()
+        self.arguments = []
         return _sum([out.pop() for out in outs])
 
     def block(self, out: Array, *, both: bool = False) -> None:
@@ -166,7 +132,7 @@ class CompiledPairs:
     def _pulled(self, name: str, weights: list[Array]) -> Gradients:
         slots = self._slots()
         outs = self._run(name, weights, lambda: self._room(slots))
-        self.arguments = ()
+        self.arguments = []
         weights.clear()
         theta = numpy.zeros(self.form.parameter_count)
         theta[self._places] = _sum([out.pop() for out in outs])[: self.form.parameter_count]

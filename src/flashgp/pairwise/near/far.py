@@ -6,18 +6,18 @@ parts cost one bound each, eq. (M-72). What was left out stays known with its bo
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.intervals import EPS
 from flashgp.pairwise.near.boxes import Boxes, boxes_of, covariance_bound
 from flashgp.pairwise.near.ordering import spatial_order
 from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 
 __all__ = ["FarTiles", "far_tiles"]
 
@@ -96,32 +96,30 @@ class FarTiles:
         return (rows * _largest_row_sum(self.T)).sqrt() * (1.0 + 4.0 * EPS)
 
 
-def far_tiles(
-    form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, threshold: Tensor, panel: int | None = None
-) -> FarTiles | None:
+def far_tiles(problem: PairProblem, threshold: Tensor, panel: int | None = None) -> FarTiles | None:
     """The tiles of K in which no covariance reaches a threshold, eq. (M-72).
 
     Args:
-        form, theta, rows, cols: the matrix, theta () or (*batch,), cols None for the rows themselves; detached.
+        problem: the matrix, detached.
         threshold: () or (*batch,); with a batch, a tile is far when it is for every member.
         panel: rows per panel, a multiple of 16; by default what suits the device.
     Returns: None where what could be left out is not worth it: everything is kept.
     Cost: sorting both sides, and a bound for each pair of panels near the border between near and far.
     """
-    count = rows.count * (rows if cols is None else cols).count
+    form, place, symmetric = problem.form, problem.device, problem.symmetric
+    count = problem.rows.count * problem.right.count
     if count == 0:
         return None
-    place, symmetric = rows.device, cols is None
     size = panel or (PANEL if place.type == "cpu" else ACCELERATOR_PANEL)
-    rows = rows.to(torch.float64, torch.device("cpu"))
-    cols = rows if cols is None else cols.to(torch.float64, torch.device("cpu"))
+    rows = problem.rows.to(torch.float64, torch.device("cpu"))
+    cols = rows if problem.columns is None else problem.columns.to(torch.float64, torch.device("cpu"))
     row_order = spatial_order(form, rows, size)
     column_order = row_order if symmetric else spatial_order(form, cols, size)
     left = _levels(boxes_of(form, rows.take(row_order), size))
     right = left if symmetric else _levels(boxes_of(form, cols.take(column_order), size))
-    values = [t.cpu().double().unsqueeze(-1).numpy() for t in theta]
+    values = [t.cpu().double().unsqueeze(-1).numpy() for t in problem.theta]
     limits = threshold.cpu().double().unsqueeze(-1).numpy()
-    batch = broadcast_batch(rows.batch_shape, cols.batch_shape, *(t.shape for t in theta))
+    batch = problem.batch_shape
     pairs = numpy.zeros((1, 2), numpy.int64)
     skipped: list[_Skipped] = []
     for level in reversed(range(max(len(left), len(right)))):

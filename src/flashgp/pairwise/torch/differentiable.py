@@ -5,21 +5,21 @@ Distances at zero have their true derivatives because only q = |u - v|^2 is diff
 derivatives are symbolic in q, eq. (M-4).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.form import broadcast_batch
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import evaluate
 
 __all__ = ["block", "diagonal"]
 
 
-def block(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None) -> Tensor:
+def block(problem: PairProblem) -> Tensor:
     """The dense block (*batch, n, m), differentiable to any order in features, row scalars and theta."""
-    cols = rows if cols is None else cols
+    form, theta, rows, cols = problem.form, problem.theta, problem.rows, problem.right
     statistics = []
     for index, (kind, left, right) in enumerate(zip(form.statistics, rows.features, cols.features, strict=True)):
         if kind == "opaque":
@@ -33,12 +33,12 @@ def block(form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None) ->
             statistics.append(_SquaredDistance.apply(left, right))
     scalars = [a.unsqueeze(-1) for a in rows.scalars] + [a.unsqueeze(-2) for a in cols.scalars]
     tile = evaluate(form, statistics, scalars, [t[..., None, None] if t.dim() else t for t in theta])
-    batch = broadcast_batch(rows.batch_shape, cols.batch_shape, *(t.shape for t in theta))
-    return tile.expand(*batch, rows.count, cols.count)
+    return tile.expand(problem.shape)
 
 
-def diagonal(form: Form, theta: Sequence[Tensor], rows: Rows) -> Tensor:
-    """k(x_i, x_i), shape (*batch, n), differentiable to any order."""
+def diagonal(problem: PairProblem) -> Tensor:
+    """k(x_i, x_i) of the rows, shape (*batch, n), differentiable to any order."""
+    form, theta, rows = problem.form, problem.theta, problem.rows
     statistics = []
     for index, (kind, feature) in enumerate(zip(form.statistics, rows.features, strict=True)):
         if kind == "product":

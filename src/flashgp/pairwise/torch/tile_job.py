@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import Partial, Program, program_of
 from flashgp.pairwise.program.tile_code import Scalar
 from flashgp.pairwise.torch import opaque
@@ -49,20 +48,15 @@ class TileJob:
 
     def __init__(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         dtype: torch.dtype,
-        tiles: NearTiles | None = None,
         pairs: int | None = None,
     ) -> None:
+        form, theta, rows, tiles = problem.form, problem.theta, problem.rows, problem.near
         self.form, self.rows, self.dtype, self.exact_theta = form, rows, dtype, tuple(theta)
-        self.symmetric = cols is None
-        self.cols = rows if cols is None else cols
+        self.symmetric, self.cols, self.batch_shape = problem.symmetric, problem.right, problem.batch_shape
         self.program: Program = program_of(form)
         self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope, theta)
-        self.batch_shape = broadcast_batch(rows.batch_shape, self.cols.batch_shape, *(t.shape for t in theta))
         # Row and column ranges to evaluate: everything, or what the tiles cover; each is cut to `step` rows at a time.
         self.ranges = [(slice(0, rows.count), slice(0, self.cols.count))]
         if tiles is not None:

@@ -12,7 +12,7 @@ from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import differentiable, opaque
 from flashgp.pairwise.torch.tile_gradient import Accumulator, pull_panels
@@ -37,22 +37,19 @@ class TorchTiles(Backend):
 
     def block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
         upper: bool = False,
     ) -> Tensor:
-        job = TileJob(form, theta, rows, cols, dtype)
+        job = TileJob(problem.whole, dtype)
         panels = job.panels()
         workspace = workspace or Workspace()
         if len(panels) == 1 and job.single_fits:
             workspace.ran(self.title)
             return job.value(*panels[0])
-        out = workspace.empty((*job.batch_shape, rows.count, job.cols.count), dtype, rows.device)
+        out = workspace.empty(tuple(problem.shape), dtype, problem.device)
 
         def fill(i: slice, j: slice) -> None:
             out[..., i, j] = job.value(i, j)
@@ -62,7 +59,8 @@ class TorchTiles(Backend):
         visit_panels(job, workspace, job.program.value_temporaries, fill)
         return out
 
-    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
+    def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
+        form, theta, rows = problem.form, problem.theta, problem.rows
         program = program_of(form)
         statistics, scalars, own = _diagonal_statistics(form, theta, rows, dtype)
         values = [t.unsqueeze(-1).to(dtype) if t.dim() else t.to(dtype) for t in theta]
@@ -72,19 +70,15 @@ class TorchTiles(Backend):
 
     def product(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> Tensor:
-        job = TileJob(form, theta, rows, cols, right.dtype, tiles, self.product_pairs)
+        job = TileJob(problem, right.dtype, self.product_pairs)
         workspace = workspace or Workspace()
         batch = broadcast_batch(job.batch_shape, right.shape[:-2])
-        out = workspace.empty((*batch, rows.count, right.shape[-1]), right.dtype, rows.device)
+        out = workspace.empty((*batch, problem.rows.count, right.shape[-1]), right.dtype, problem.device)
         out.zero_()
 
         def add(i: slice, j: slice) -> None:
@@ -102,32 +96,26 @@ class TorchTiles(Backend):
 
     def block_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         weights: Tensor,
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        job = TileJob(form, theta, rows, cols, weights.dtype)
+        job = TileJob(problem.whole, weights.dtype)
         return pull_panels(job, lambda i, j: weights[..., i, j], workspace)
 
     def taped_block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
-        job = TileJob(form, theta, rows, None, dtype)
+        job, rows = TileJob(problem.whole, dtype), problem.rows
         pairs = rows.count**2 * job.batch_shape.numel()
         workspace = workspace or Workspace()
         if pairs > TAPED_PAIRS or not job.single_fits:
-            untaped = self.block(form, theta, rows, None, dtype=dtype, workspace=workspace, upper=True)
-            return untaped, lambda weights: self.block_gradient(form, theta, rows, None, weights, workspace=workspace)
+            return super().taped_block(problem, dtype=dtype, workspace=workspace)
         everything = slice(0, rows.count)
         workspace.ran(self.title)
         (scalar, tile), partials = job.partials(everything, everything)
@@ -152,28 +140,25 @@ class TorchTiles(Backend):
 
     def bilinear_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         left: Tensor,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        job = TileJob(form, theta, rows, cols, right.dtype, tiles)
+        job = TileJob(problem, right.dtype)
         if not job.symmetric:
             return pull_panels(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT, workspace)
         # Only the upper panels are visited, so the weights must be symmetric: (U V^T + V U^T) / 2, eq. (M-21).
         first, second = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
         return pull_panels(job, lambda i, j: first[..., i, :] @ second[..., j, :].mT, workspace)
 
-    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
+    def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
+        rows = problem.rows
         with torch.enable_grad():
             leaf = [t.detach().requires_grad_(t.is_floating_point()) for t in rows.tensors]
-            values = [t.detach().requires_grad_() for t in theta]
-            out = differentiable.diagonal(form, values, rows.rebuilt(leaf)).to(weights.dtype)
+            values = [t.detach().requires_grad_() for t in problem.theta]
+            out = differentiable.diagonal(PairProblem(problem.form, values, rows.rebuilt(leaf))).to(weights.dtype)
             if not out.requires_grad:  # a stationary diagonal depends on nothing
                 return PairGradient([None] * len(leaf), [], [None] * len(values))
             inputs = [t for t in (*leaf, *values) if t.requires_grad]

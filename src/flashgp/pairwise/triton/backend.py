@@ -2,7 +2,7 @@
 
 It serves float32 on CUDA devices. What it hands to the torch tiles, explicitly: float64 jobs (a GPU's float64 rate
 leaves nothing to gain), `diagonal` and `diagonal_gradient` (n numbers), tables without rows or columns, forms of more
-than MOST_STATISTICS statistics. Derivatives of second order are the operators' matter and run there on the torch
+than MAX_STATISTICS statistics. Derivatives of second order are the operators' matter and run there on the torch
 tiles. Tensors on a CPU are refused, unless Triton interprets its kernels (TRITON_INTERPRET=1, for tests).
 
 Launches go to the current stream, buffers come from PyTorch's allocator, nothing waits for the device; a call can be
@@ -10,16 +10,15 @@ captured in a CUDA graph once its kernels are compiled (call it once before). Eq
 """
 
 import importlib.util
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
-from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
@@ -39,7 +38,7 @@ from flashgp.pairwise.triton.tile_source import power_of_two
 
 __all__ = ["HELD", "TritonTiles"]
 
-MOST_STATISTICS = 128  # each has lines of its own in a kernel, and arguments
+MAX_STATISTICS = 128  # each has lines of its own in a kernel, and arguments
 HELD = 32  # columns of left and right that the reverse kernel keeps in registers; more are read again in every tile
 
 
@@ -58,21 +57,19 @@ class TritonTiles(Backend):
 
     def block(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         *,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
         upper: bool = False,
     ) -> Tensor:
-        if _not_ours(form, dtype, rows, cols):
-            return self._torch.block(form, theta, rows, cols, dtype=dtype, workspace=workspace, upper=upper)
+        form, rows, symmetric = problem.form, problem.rows, problem.symmetric
+        if _not_ours(problem, dtype):
+            return self._torch.block(problem, dtype=dtype, workspace=workspace, upper=upper)
         workspace = workspace or Workspace()
         workspace.ran(self.title)
-        with workspace.hold(packed_bytes(rows, cols)):
-            job = _pack(form, theta, rows, cols)
+        with workspace.hold(packed_bytes(rows, problem.columns)):
+            job = _pack(problem)
             shape = shape_for("block", routes(form, job.columns, False))
             blocks, tiles = blocks_for(job.rows.count, shape.rows), blocks_for(job.cols.count, shape.columns)
             out = workspace.empty((job.members, job.rows.count, job.cols.count), dtype, rows.device)
@@ -80,36 +77,32 @@ class TritonTiles(Backend):
                 "block",
                 form,
                 job,
-                (cols is None,),
+                (symmetric,),
                 {"out": out, "blocks": blocks, "tiles": tiles},
                 shape,
                 blocks * tiles * job.members,
-                {"MIRROR": not upper} if cols is None else {},
+                {"MIRROR": not upper} if symmetric else {},
             )
         return out.reshape(*job.batch, *out.shape[1:])
 
-    def diagonal(self, form: Form, theta: Sequence[Tensor], rows: Rows, *, dtype: torch.dtype) -> Tensor:
-        return self._torch.diagonal(form, theta, rows, dtype=dtype)
+    def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
+        return self._torch.diagonal(problem, dtype=dtype)
 
     def product(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> Tensor:
-        t = right.shape[-1]
-        if t == 0 or tiles is not None or _not_ours(form, right.dtype, rows, cols):
-            return self._torch.product(form, theta, rows, cols, right, workspace=workspace, tiles=tiles)
+        form, rows, t = problem.form, problem.rows, right.shape[-1]
+        if t == 0 or problem.near is not None or _not_ours(problem, right.dtype):
+            return self._torch.product(problem, right, workspace=workspace)
         _same_device("right", right, rows)
         workspace = workspace or Workspace()
         workspace.ran(self.title)
-        with workspace.hold(packed_bytes(rows, cols)):
-            job = _pack(form, theta, rows, cols, right)
+        with workspace.hold(packed_bytes(rows, problem.columns)):
+            job = _pack(problem, right)
             shape = shape_for("few" if t <= FEW else "many", routes(form, job.columns, False), t)
             blocks = blocks_for(job.rows.count, shape.rows)
             splits = splits_for(blocks, job.members, job.cols.count, shape)
@@ -135,18 +128,15 @@ class TritonTiles(Backend):
 
     def block_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         weights: Tensor,
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        if _not_ours(form, weights.dtype, rows, cols):
-            return self._torch.block_gradient(form, theta, rows, cols, weights)
-        _same_device("weights", weights, rows)
-        job = _pack(form, theta, rows, cols, weights, slopes=True)
+        if _not_ours(problem, weights.dtype):
+            return self._torch.block_gradient(problem, weights)
+        _same_device("weights", weights, problem.rows)
+        job = _pack(problem, weights, slopes=True)
         flat = weights.detach()
         flat = flat.expand(*job.batch, *flat.shape[-2:]) if flat.shape[:-2].numel() > 1 else flat
         flat = flat.reshape(-1, *flat.shape[-2:])
@@ -160,29 +150,25 @@ class TritonTiles(Backend):
                 "weights_column": flat.stride(column),
             }
 
-        return pair_gradient(form, job, cols is None, ("given", 0), given)
+        return pair_gradient(problem.form, job, problem.symmetric, ("given", 0), given)
 
     def bilinear_gradient(
         self,
-        form: Form,
-        theta: Sequence[Tensor],
-        rows: Rows,
-        cols: Rows | None,
+        problem: PairProblem,
         left: Tensor,
         right: Tensor,
         *,
         workspace: Workspace | None = None,
-        tiles: NearTiles | None = None,
     ) -> PairGradient:
-        if right.shape[-1] == 0 or tiles is not None or _not_ours(form, right.dtype, rows, cols):
-            return self._torch.bilinear_gradient(form, theta, rows, cols, left, right, tiles=tiles)
-        _same_device("left", left, rows)
-        _same_device("right", right, rows)
-        if cols is None:  # symmetric weights (U V^T + V U^T) / 2 serve both sides at once, eq. (M-21)
+        if right.shape[-1] == 0 or problem.near is not None or _not_ours(problem, right.dtype):
+            return self._torch.bilinear_gradient(problem, left, right)
+        _same_device("left", left, problem.rows)
+        _same_device("right", right, problem.rows)
+        if problem.symmetric:  # symmetric weights (U V^T + V U^T) / 2 serve both sides at once, eq. (M-21)
             batch = broadcast_batch(left.shape[:-2], right.shape[:-2])
             left, right = (s.expand(*batch, *s.shape[-2:]) for s in (left, right))
             left, right = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
-        job = _pack(form, theta, rows, cols, left, right, slopes=True)
+        job = _pack(problem, left, right, slopes=True)
         t = right.shape[-1]
         how = ("few", t) if t <= FEW else ("many", power_of_two(t, most=HELD))
         sides = [_flat(left.to(right.dtype), job.batch), _flat(right, job.batch)]
@@ -192,25 +178,22 @@ class TritonTiles(Backend):
             members = {"left": one, "right": two, "left_member": _stride(one), "right_member": _stride(two)}
             return members | ({"t": t} if t > FEW else {})
 
-        return pair_gradient(form, job, cols is None, how, given)
+        return pair_gradient(problem.form, job, problem.symmetric, how, given)
 
-    def diagonal_gradient(self, form: Form, theta: Sequence[Tensor], rows: Rows, weights: Tensor) -> PairGradient:
-        return self._torch.diagonal_gradient(form, theta, rows, weights)
+    def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
+        return self._torch.diagonal_gradient(problem, weights)
 
 
-def _pack(
-    form: Form, theta: Sequence[Tensor], rows: Rows, cols: Rows | None, *others: Tensor, slopes: bool = False
-) -> Packed:
+def _pack(problem: PairProblem, *others: Tensor, slopes: bool = False) -> Packed:
     """The packed sides for the batch that everything together has; `slopes` when derivatives are wanted."""
-    other = rows if cols is None else cols
-    shapes = [*(t.shape for t in theta), *(t.shape[:-2] for t in others)]
-    batch = broadcast_batch(rows.batch_shape, other.batch_shape, *shapes)
+    form, theta, rows, cols = problem.form, problem.theta, problem.rows, problem.columns
+    batch = broadcast_batch(problem.batch_shape, *(t.shape[:-2] for t in others))
     columns = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
     fast = routes(form, columns, False)
     kinked = slopes and not all(program_of(form).bounded_slope.values())
     job = packed(form, theta, rows, cols, fast, batch, kinked)
     with on_device(job.route.device):
-        store_norms(job, fast, cols is None)
+        store_norms(job, fast, problem.symmetric)
     return job
 
 
@@ -225,14 +208,15 @@ def _stride(tensor: Tensor) -> int:
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
-def _not_ours(form: Form, dtype: torch.dtype, rows: Rows, cols: Rows | None) -> bool:
+def _not_ours(problem: PairProblem, dtype: torch.dtype) -> bool:
     """Whether the torch tiles serve this call.
 
     Raises: BackendUnavailableError when neither does: no Triton, or float32 on a device without it.
     """
+    form, rows, cols = problem.form, problem.rows, problem.columns
     if not form.fusable or dtype != torch.float32 or rows.count == 0 or (cols is not None and cols.count == 0):
         return True
-    if len(form.statistics) > MOST_STATISTICS:
+    if len(form.statistics) > MAX_STATISTICS:
         return True
     if cols is not None and cols.device != rows.device:
         raise DomainError(

@@ -6,25 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.expression import Symbol
 from flashgp.foundations.form import Form
 from flashgp.pairwise.backend import PairGradient
+from flashgp.pairwise.problem import exchanged
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.triton.launch import blocks_for, columns_per_split, launch, routes, shape_for, splits_for
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.tile_source import power_of_two
 
-__all__ = ["exchanged", "pair_gradient"]
-
-
-def exchanged(form: Form) -> Form:
-    """The form of k(x', x): left and right row scalars change places."""
-    rename = {
-        s: Symbol("right" if s.kind == "left" else "left", s.index)
-        for s in form.profile.symbols
-        if s.kind in ("left", "right")
-    }
-    return Form(form.profile.renamed(rename), form.statistics, form.scalar_count, form.parameter_count)
+__all__ = ["pair_gradient"]
 
 
 def pair_gradient(
