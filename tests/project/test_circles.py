@@ -83,7 +83,6 @@ def circles(source: Path) -> list[list[str]]:
     return sorted((c for c in components if len(c) > 1), key=lambda c: (-len(c), c))
 
 
-@pytest.mark.xfail(strict=True, reason="files of inference, kernels, pairwise, cli and bench still import each other")
 def test_no_file_imports_itself_by_way_of_others(root: Path) -> None:
     found = circles(root / "src" / PACKAGE)
     assert not found, "\n".join(f"{len(one)} files: {', '.join(one)}" for one in found)
