@@ -18,10 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from flashgp.bench.clock import synchronise
+from flashgp.bench.clocks import synchronise, torch_profile, union_seconds
 from flashgp.bench.formats import format_seconds
-from flashgp.bench.profiler_clock import union_seconds
-from flashgp.bench.torch_profile import torch_profile
 from flashgp.foundations.atomic import replacing
 from flashgp.foundations.profile_ranges import KINDS, Kind, ProfileRange, recording
 

@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from flashgp.bench import Comparison, ProfilerClock, compare, read_record
-from flashgp.bench.agreement import AGREEMENT, GRACE_SECONDS, available_clocks, clocks_named, disagreement
-from flashgp.bench.event_clock import EventClock
-from flashgp.bench.profiler_clock import union_seconds
+from flashgp.bench.clocks import (
+    AGREEMENT,
+    GRACE_SECONDS,
+    EventClock,
+    available_clocks,
+    clocks_named,
+    disagreement,
+    union_seconds,
+)
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 
 X = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(4, 3)

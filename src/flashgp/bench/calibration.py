@@ -14,11 +14,11 @@ from flashgp.bench.perturbation import LARGEST_STEP, InputSource
 from flashgp.bench.verification import Path, distances, reference_tensors
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["TELLING", "calibrate"]
+__all__ = ["APART", "calibrate"]
 
 MARGIN = 8.0
 # Two answers within one tolerance of truths this many tolerances apart cannot be taken for each other.
-TELLING = 2.0
+APART = 2.0
 _ROUNDING = 64 * torch.finfo(torch.float64).eps
 _TRIES = 12
 
@@ -32,17 +32,17 @@ def calibrate(source: InputSource, reference: Callable[..., Any], tolerance: flo
     truth = reference_tensors(source.call(reference, source.draw(0)))
     needed = max(MARGIN * tolerance, _ROUNDING)
     notes: list[str] = []
-    any_told = False
+    any_moved = False
     for index, leaf in enumerate(source.leaves):
         if not leaf.floating or leaf.base.numel() == 0:
             continue
-        told, complete = _grow(source, reference, truth, index, needed)
-        any_told = any_told or told
-        if not told:
+        moved, complete = _grow(source, reference, truth, index, needed)
+        any_moved = any_moved or moved
+        if not moved:
             notes.append(f"{leaf.name} moves no output by {needed:.1e}: reuse across its values would not be noticed")
         elif not complete:
             notes.append(f"{leaf.name} moves some outputs, but not all, by {needed:.1e}")
-    if not any_told:
+    if not any_moved:
         raise DomainError(
             "`inputs` must move the reference when they are varied, so that a remembered answer shows, but no floating "
             f"input moved it by {needed:.1e} ({int(MARGIN)} tolerances) within {LARGEST_STEP:.0%}; "
@@ -62,12 +62,12 @@ def _grow(
     leaf = source.leaves[index]
     smallest = leaf.step
     largest = max(LARGEST_STEP, smallest)
-    first_told: float | None = None
+    first_sufficient: float | None = None
     for _ in range(_TRIES):
         moved_to = reference_tensors(source.call(reference, source.draw(1, only=index)))
         moved = [distance for distance in distances(moved_to, truth) if distance > _ROUNDING]
-        if moved and max(moved) >= needed and first_told is None:
-            first_told = leaf.step
+        if moved and max(moved) >= needed and first_sufficient is None:
+            first_sufficient = leaf.step
         if moved and min(moved) >= needed:
             return True, True
         if leaf.step >= largest:
@@ -75,5 +75,5 @@ def _grow(
         # To first order the change is proportional to the step; a factor 1.5 on top for what is not.
         growth = 1.5 * needed / min(moved) if moved else 10.0
         leaf.step = min(largest, leaf.step * max(2.0, growth))
-    leaf.step = smallest if first_told is None else first_told
-    return first_told is not None, False
+    leaf.step = smallest if first_sufficient is None else first_sufficient
+    return first_sufficient is not None, False

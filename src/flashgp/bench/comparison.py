@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from flashgp.bench.agreement import Clocks, clocks_named, disagreement
-from flashgp.bench.calibration import TELLING, calibrate
+from flashgp.bench.calibration import APART, calibrate
 from flashgp.bench.candidate import Candidate, Run
-from flashgp.bench.clock import Clock, WallClock
+from flashgp.bench.clocks import Clock, Clocks, WallClock, clocks_named, disagreement
 from flashgp.bench.materialisation import late_reason, read
 from flashgp.bench.memory import PeakMeter
 from flashgp.bench.perturbation import LEVELS, Feed, InputSource, Perturb, call
@@ -111,7 +110,7 @@ def compare(
     for entrant in entrants:
         entrant.refuse_late()
         if perturb is not False:
-            entrant.refuse_untold()
+            entrant.refuse_indistinct()
     results = {entrant.name: entrant.result(clock.name) for entrant in entrants}
     settings = {
         "inputs": source.describe(),
@@ -145,25 +144,25 @@ class _Entrant:
         self.late: list[float] = []
         self._first: dict[Path, torch.Tensor] | None = None
         self._previous: dict[Path, torch.Tensor] | None = None
-        self._first_told = False
-        self._previous_told = False
+        self._first_apart = False
+        self._previous_apart = False
 
     def remember(self, truth: dict[Path, torch.Tensor], tolerance: float) -> None:
-        """Note whether an answer remembered from the first or from the previous run would have been found out now."""
+        """Note whether an answer remembered from the first or the previous run would differ from the truth now."""
         if self._first is None or self._previous is None:
             self._first = truth
         else:
-            apart = TELLING * tolerance
-            self._first_told = self._first_told or max(distances(self._first, truth), default=0.0) > apart
-            self._previous_told = self._previous_told or max(distances(self._previous, truth), default=0.0) > apart
+            apart = APART * tolerance
+            self._first_apart = self._first_apart or max(distances(self._first, truth), default=0.0) > apart
+            self._previous_apart = self._previous_apart or max(distances(self._previous, truth), default=0.0) > apart
         self._previous = truth
 
-    def refuse_untold(self) -> None:
+    def refuse_indistinct(self) -> None:
         several = len(self.runs) + len(self.warmup_runs) > 1
-        if self.reason is None and several and not (self._first_told and self._previous_told):
+        if self.reason is None and several and not (self._first_apart and self._previous_apart):
             self.reason = (
-                "cannot be told from one that remembers: its inputs moved the reference by less than two tolerances; "
-                "pass a smaller tolerance or a stronger perturb"
+                "cannot be distinguished from one that remembers: its inputs moved the reference by less than two "
+                "tolerances; pass a smaller tolerance or a stronger perturb"
             )
 
     def refuse_late(self) -> None:
@@ -171,8 +170,7 @@ class _Entrant:
             self.reason = late_reason(self.calls, self.late)
 
     def doubts(self, other: str) -> bool:
-        """Whether another clock counted work that the one which decides did not, in fewer runs than tell: it may have
-        been starting, or something else ran."""
+        """Whether another clock disagrees after fewer than OTHER_RUNS runs, which may be its start or other work."""
         times = [run.seconds for run in self.other_runs.get(other, ())]
         if self.reason is not None or not 0 < len(times) < OTHER_RUNS:
             return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgp.bench.clock import synchronise
+from flashgp.bench.clocks import synchronise
 from flashgp.bench.formats import format_seconds
 from flashgp.bench.verification import Path
 
@@ -20,8 +20,8 @@ __all__ = ["Reading", "late_reason", "read"]
 
 # A first reading also faults pages in and fills caches: three times a second one is no work yet.
 _TIMES = 3.0
-_LEAST_SECONDS = 2e-4  # small answers in cold caches take up to 60 µs longer at first
-_LEAST_SHARE = 0.1  # of the timed call
+_MIN_SECONDS = 2e-4  # small answers in cold caches take up to 60 µs longer at first
+_MIN_SHARE = 0.1  # of the timed call
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def late_reason(calls: Sequence[float], late: Sequence[float]) -> str | None:
     if not calls:
         return None
     call, work = statistics.median_low(calls), statistics.median_low(late)
-    if work <= max(_LEAST_SECONDS, _LEAST_SHARE * call):
+    if work <= max(_MIN_SECONDS, _MIN_SHARE * call):
         return None
     return (
         f"computed its answer after the clock had stopped: the call took {format_seconds(call)}, reading its result "

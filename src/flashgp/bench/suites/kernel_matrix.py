@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.bench.clock import WallClock
+from flashgp.bench.clocks import WallClock
 from flashgp.bench.suites.baselines import (
     BROADCASTING,
     VMAP,
