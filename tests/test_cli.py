@@ -84,7 +84,8 @@ def iterative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = write(path / "table.csv", HEAD, columns(40))
     said = run(
         "fit", table, "-t", "y", "--drop", "site", "--solver", "cg", "--starts", 1, "--time-limit", 0.5,
-        "--threads", 1, "--kernel", "2 * Matern(lengthscale=1)", "-o", path / "m.safetensors", "--report", path / "page.html",
+        "--threads", 1, "--kernel", "2 * Matern(lengthscale=1)", "-o", path / "m.safetensors",
+        "--report", path / "page.html",
     )  # fmt: skip
     (path / "fit.out").write_text(said.stdout)
     (path / "fit.err").write_text(said.stderr)

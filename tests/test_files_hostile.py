@@ -648,4 +648,4 @@ def test_forged_shapes_are_refused_or_hold_a_model(path: Path, genuine: bytes) -
 
 
 def test_limits_are_what_the_documents_say() -> None:
-    assert (container.MAX_HEADER_BYTES, description.MOST_DEPTH, description.MOST_KERNELS) == (2**24, 64, 1024)
+    assert (container.MAX_HEADER_BYTES, description.MAX_DEPTH, description.MAX_KERNELS) == (2**24, 64, 1024)

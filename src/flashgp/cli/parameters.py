@@ -14,7 +14,7 @@ __all__ = ["ParameterRow", "parameter_rows"]
 
 HEAD = ("parameter", "of", "in units of the table", "standardised", "")
 NUMERIC = (2, 3)
-_MOST_ENTRIES = 1_000
+_MAX_ENTRIES = 1_000
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def parameter_rows(gp: GP, names: Sequence[str], scaling: Scaling, target: str) 
         owner_path, _, attribute = path.rpartition(".")
         owner = gp.get_submodule(owner_path)
         role = getattr(type(owner), "roles", {}).get(attribute, "")
-        values = parameter.value.detach().cpu().reshape(-1).tolist()[:_MOST_ENTRIES]
+        values = parameter.value.detach().cpu().reshape(-1).tolist()[:_MAX_ENTRIES]
         name = attribute.replace("_", " ")
         if isinstance(owner, Kernel):
             name = f"{type(owner).__name__} {name}" if type(owner).__name__ != "Scaled" else f"signal {name}"

@@ -74,6 +74,15 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     kernel_, its kernel; posterior_;
     log_marginal_likelihood_value_; report_; history_, the evaluations of `fit`; scaling_, to and from standard units;
     n_features_in_, feature_names_in_.
+
+    Example:
+        >>> import numpy as np
+        >>> import flashgp as fgp
+        >>> X = np.linspace(0.0, 6.0, 30)[:, None]
+        >>> model = fgp.GPRegressor().fit(X, np.sin(X[:, 0]))
+        >>> mean, std = model.predict([[1.0], [2.0]], return_std=True)
+        >>> mean.round(2)
+        array([0.84, 0.91])
     """
 
     def __init__(

@@ -30,8 +30,8 @@ from flashgp.likelihoods import Gaussian
 __all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild"]
 
 DESCRIPTION_FIELDS = ("kernel", "likelihood", "mean", "modules", "outputs", "parameters")
-MOST_DEPTH = 64  # kernels within kernels
-MOST_KERNELS = 1024
+MAX_DEPTH = 64  # kernels within kernels
+MAX_KERNELS = 1024
 _PARTS = ("kind", "module", "options", "parameters", "parts")
 _PARAMETER_FIELDS = ("constrained", "event_dim", "lower", "prior", "trainable", "upper")
 _ROW_TENSORS = ("row_variance", "row_weight")
@@ -63,9 +63,9 @@ class _Describer:
                 "cannot be stored in a file, save its parameters with torch instead"
             )
         self.kernels += 1
-        if depth > MOST_DEPTH or self.kernels > MOST_KERNELS:
+        if depth > MAX_DEPTH or self.kernels > MAX_KERNELS:
             raise DomainError(
-                f"`kernel` must have at most {MOST_KERNELS} parts, {MOST_DEPTH} deep, to be saved, got more at "
+                f"`kernel` must have at most {MAX_KERNELS} parts, {MAX_DEPTH} deep, to be saved, got more at "
                 f"{path[:200]}; save smaller models"
             )
         structure = kernel.structure()
@@ -197,8 +197,8 @@ class _Builder:
         if not isinstance(kind, str) or kind not in kernels.REGISTRY:
             raise refused(f"{where[:60]}.kind", f"one of {', '.join(kernels.REGISTRY)}", kind)
         self.kernels += 1
-        if depth > MOST_DEPTH or self.kernels > MOST_KERNELS:
-            raise refused("kernel", f"of at most {MOST_KERNELS} parts, {MOST_DEPTH} deep", "more")
+        if depth > MAX_DEPTH or self.kernels > MAX_KERNELS:
+            raise refused("kernel", f"of at most {MAX_KERNELS} parts, {MAX_DEPTH} deep", "more")
         made = kernels.REGISTRY[kind].kernel
         arguments = self.arguments(fields, made, where[:60])
         parts = json_list(fields["parts"], f"{where[:60]}.parts")

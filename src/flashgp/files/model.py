@@ -52,7 +52,7 @@ NO_MODULES: Mapping[str, "nn.Module | Callable[..., torch.Tensor]"] = MappingPro
 _CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "torch")
 _SOLVES = ("deterministic", "seed", "tolerance")
 _LEARNED = ("appended", "dropped", "refactorised", "refined")
-_MOST = 2**53  # of a count
+_MAX_COUNT = 2**53  # of a count
 
 
 def save(
@@ -64,10 +64,24 @@ def save(
         model: what `gp.condition` or `fgp.fit` returned. A differentiable posterior is saved without its graph.
         path: the file; an existing one is replaced once the new one is complete.
         metadata: JSON values of the caller's own, for `load_metadata`.
-    Raises: DomainError for a model that a file cannot hold (a kernel outside the registry, a prior outside the list,
-        a module whose state is not all tensors), metadata that is not JSON, or a path that cannot be written.
-    Warns: FlashGPWarning naming the keys of foreign modules, whose code is not stored.
+
+    Raises:
+        DomainError: for a model that a file cannot hold (a kernel outside the registry, a prior outside the list, a
+            module whose state is not all tensors), metadata that is not JSON, or a path that cannot be written.
+
+    Warns:
+        FlashGPWarning: naming the keys of foreign modules, whose code is not stored.
     Cost: O(n^2) bytes written and checksummed, n (n + 1) / 2 numbers of the factor; no copy of it on the CPU.
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 1.0, 10, dtype=torch.float64).unsqueeze(-1)
+        >>> posterior = fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0].sin())
+        >>> fgp.save(posterior, "model.safetensors")
+        >>> again = fgp.load("model.safetensors")
+        >>> bool(torch.equal(again.predict(x).mean, posterior.predict(x).mean))
+        True
     """
     posterior = model if isinstance(model, Posterior) else getattr(model, "posterior", None)
     if not isinstance(posterior, Posterior):
@@ -111,13 +125,27 @@ def load(
     """Read a posterior that `save` wrote; it predicts what the saved one did, bit by bit on the same machine.
 
     Args:
+        path: the file.
         modules: foreign modules by key, built as they were when saved; copies of them receive the stored numbers.
             Functions of Custom by key, as they are.
         device: None for the CPU, "auto" for an accelerator when there is one.
-    Raises: ModelFileError for a file that cannot be read, is truncated, damaged, foreign, hostile or of another
-        version; DomainError, ShapeError for modules that are missing or do not fit; MemoryBudgetError when the model
-        is larger than the free memory. All before anything large is allocated, except that a checksum needs the bytes.
+
+    Returns:
+        The posterior.
+
+    Raises:
+        ModelFileError: for a file that cannot be read, is truncated, damaged, foreign, hostile or of another version.
+        DomainError, ShapeError: for modules that are missing or do not fit.
+        MemoryBudgetError: when the model is larger than the free memory, before anything large is allocated.
     Cost: one pass over the file; no factorisation.
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> posterior = fgp.GP(fgp.kernels.RBF()).condition(torch.zeros(1, 2), torch.ones(1))
+        >>> fgp.save(posterior, "model.safetensors")
+        >>> fgp.load("model.safetensors").count
+        1
     """
     target = chosen_device(device, torch.zeros(0))
     with open_container(os.fspath(path)) as container:
@@ -139,8 +167,8 @@ def load(
         container.require_all_read()
         check_values(data, factor)
         report = json_report(config["report"], container.version)
-        choice = _choice(config["solves"], container.version) if container.version > 1 else SolveSettings()
-        learned = _learned(config["learned"]) if container.version > 2 else UpdateState()
+        settings = _settings(config["solves"], container.version) if container.version > 1 else SolveSettings()
+        online = _update_state(config["learned"]) if container.version > 2 else UpdateState()
         check_rows(gp, data["x"])
         if group is not None:
             check_group(group, data["x"], n)
@@ -150,12 +178,12 @@ def load(
             data = {name: value.to(target) for name, value in data.items()}
             factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
         with refusing("x"):
-            state = restore(gp, data, factor, report, group=group, settings=choice, online=learned)
+            state = restore(gp, data, factor, report, group=group, settings=settings, online=online)
             check_batch(gp, state.rows, state.theta, batch, data)
         return Posterior(state)
 
 
-def _choice(value: Any, version: int) -> SolveSettings:
+def _settings(value: Any, version: int) -> SolveSettings:
     """How solves go on; before version 4 to the tolerance that is the default. Raises: ModelFileError."""
     fields = json_fields(value, "solves", _SOLVES if version > 3 else _SOLVES[:2])
     if type(fields["seed"]) is not int or abs(fields["seed"]) >= 2**62:
@@ -168,11 +196,11 @@ def _choice(value: Any, version: int) -> SolveSettings:
     return SolveSettings(**fields)
 
 
-def _learned(value: Any) -> UpdateState:
+def _update_state(value: Any) -> UpdateState:
     """What happened online. Raises: ModelFileError."""
     fields = json_fields(value, "learned", _LEARNED)
     for name, count in fields.items():
-        if type(count) is not int or not 0 <= count < _MOST:
+        if type(count) is not int or not 0 <= count < _MAX_COUNT:
             raise refused(f"learned.{name}", "a whole number from 0 on", count)
     return UpdateState(**fields)
 

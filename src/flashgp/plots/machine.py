@@ -28,7 +28,17 @@ def machine_rates(
         profiles: by the name that the legend shows, as `fgp.tune()` returned them.
         operation: "gemm", "cholesky", "qr", "eigh" or "triangular" (with the most right-hand sides measured).
         ax: axes to draw on; a new figure's by default.
-    Raises: BackendUnavailableError without matplotlib; DomainError for an operation that does not exist.
+
+    Raises:
+        BackendUnavailableError: without matplotlib.
+        DomainError: for an operation that does not exist.
+
+    Example:
+        >>> import flashgp as fgp
+        >>> from flashgp.foundations.profile import BUILT_IN
+        >>> ax = fgp.plots.machine_rates({"built-in": BUILT_IN}, "cholesky")
+        >>> ax.get_ylabel()
+        'GFLOP/s'
     """
     if operation not in OPERATIONS:
         raise DomainError(f"`operation` must be one of {', '.join(OPERATIONS)}, got {operation!r}")
@@ -59,6 +69,13 @@ def machine_bandwidths(profiles: Mapping[str, MachineProfile], *, ax: "Axes | No
     the first profile's, on the CPU.
 
     Args: as of `machine_rates`. Raises: BackendUnavailableError without matplotlib.
+
+    Example:
+        >>> import flashgp as fgp
+        >>> from flashgp.foundations.profile import BUILT_IN
+        >>> ax = fgp.plots.machine_bandwidths({"built-in": BUILT_IN})
+        >>> ax.get_xlabel()
+        'times built-in'
     """
     ax = new_axes(ax)
     style(ax, f"times {next(iter(profiles), 'the first')}", "", "copies, exp and products on the CPU", "x")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["relevance"]
 
-MOST_ROWS = 25
+MAX_ROWS = 25
 _LOG_RANGE = 30.0  # beyond this ratio of largest to smallest the axis is logarithmic
 
 
@@ -39,11 +39,20 @@ def relevance(
         names: the columns of x, as many as it has; x1, x2, ... by default.
         unit: in what the values are, for the axis.
         ax: axes to draw on; a new figure's by default.
-    Raises: ShapeError for a batch of models or too few names; BackendUnavailableError without matplotlib.
+
+    Raises:
+        ShapeError: for a batch of models or too few names.
+        BackendUnavailableError: without matplotlib.
     Cost: O(columns); at most 25 are drawn, and the plot says so.
+
+    Example:
+        >>> import flashgp as fgp
+        >>> ax = fgp.plots.relevance(fgp.GP(fgp.kernels.RBF([0.5, 2.0])), ["speed", "chord"])
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['chord', 'speed']
     """
     found = list(_lengthscales(gp.kernel, names))
-    ax = new_axes(ax, (5.4, max(2.2, 0.9 + 0.3 * min(len(found), MOST_ROWS))))
+    ax = new_axes(ax, (5.4, max(2.2, 0.9 + 0.3 * min(len(found), MAX_ROWS))))
     if not found:
         style(ax, "", "", grid="")
         ax.set_xticks([])
@@ -51,7 +60,7 @@ def relevance(
         empty(ax, "this covariance function has no lengthscale")
         return ax
     found.sort(key=lambda entry: entry[2])
-    shown = found[:MOST_ROWS][::-1]
+    shown = found[:MAX_ROWS][::-1]
     values = np.array([1.0 / max(entry[2], 1e-300) for entry in shown])
     logarithmic = len(shown) > 1 and values.max() > _LOG_RANGE * values.min()
     style(ax, f"1 / lengthscale, {unit}" + (" (log scale)" if logarithmic else ""), "", grid="x")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["posterior_1d"]
 
-MOST_DATA = 5_000
-_MOST_MARKS = 1_000
+MAX_DATA = 5_000
+_MAX_MARKS = 1_000
 _MARGIN = 0.05  # of the data's range, on each side
 
 
@@ -47,13 +47,27 @@ def posterior_1d(
         column: the column along which to look, from 0.
         at: values of all d columns, shape (d,), in the units of the posterior's x; the training medians by default.
         level: probability of both bands.
-        samples: functions drawn from the posterior; points: places along the column.
+        samples: functions drawn from the posterior.
+        points: places along the column.
         seed: of the samples.
         x_label, y_label: with units.
         scaling: what x and y were standardised with, to show both in their own units.
         ax: axes to draw on; a new figure's by default.
-    Raises: ShapeError for a batch or several outputs, DomainError; BackendUnavailableError without matplotlib.
+
+    Raises:
+        ShapeError: for a batch or several outputs.
+        BackendUnavailableError: without matplotlib.
     Cost: a prediction at `points` places; points^3 / 3 flops for the samples.
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64).unsqueeze(-1)
+        >>> y = x[:, 0].sin()
+        >>> posterior = fgp.GP(fgp.kernels.RBF()).condition(x[::2], y[::2])
+        >>> ax = fgp.plots.posterior_1d(posterior, x_label="hours")
+        >>> ax.get_xlabel()
+        'hours'
     """
     import torch
 
@@ -104,7 +118,7 @@ def posterior_1d(
         ax.plot(line, sample, color=GREY, linewidth=0.9, alpha=0.85, label="samples" if index == 0 else None, zorder=3)
     ax.plot(line, mean, color=BLUE, linewidth=2.0, label="mean", zorder=4)
     if d == 1 and len(x):
-        rows = shown_rows(len(x), MOST_DATA)
+        rows = shown_rows(len(x), MAX_DATA)
         few = len(rows) <= 500
         ax.scatter(x[rows], y[rows], s=16 if few else 5, color=INK, alpha=0.85 if few else 0.35, linewidths=0,
                    label="data", rasterized=not few, zorder=5)  # fmt: skip
@@ -112,7 +126,7 @@ def posterior_1d(
             note(ax, f"{len(rows):,} of {len(x):,} rows drawn")
     elif d > 1 and len(x):
         # Where the column has data: marks along the axis, below the plot's own range.
-        marks = x[shown_rows(len(x), _MOST_MARKS)]
+        marks = x[shown_rows(len(x), _MAX_MARKS)]
         ax.plot(marks, np.full(len(marks), 0.012), linestyle="none", marker="|", markersize=7, markeredgewidth=0.8,
                 color=INK, alpha=0.5, transform=ax.get_xaxis_transform(), label="data", zorder=5)  # fmt: skip
         note(ax, "other inputs at their median" if at is None else "other inputs held fixed", "upper right")

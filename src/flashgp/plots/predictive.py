@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["calibration", "pit_histogram", "predicted_observed"]
 
-MOST_POINTS = 5_000
-MOST_BARS = 400
+MAX_POINTS = 5_000
+MAX_BARS = 400
 
 
 def predicted_observed(
@@ -44,8 +44,21 @@ def predicted_observed(
         level: probability of the intervals drawn for at most 400 rows.
         label: what y is, with its unit; for both axes.
         ax: axes to draw on; a new figure's by default.
-    Raises: ShapeError, DomainError; BackendUnavailableError without matplotlib.
+
+    Raises:
+        ShapeError, DomainError: for targets that do not belong to the prediction.
+        BackendUnavailableError: without matplotlib.
     Cost: O(n); at most 5 000 rows are drawn, and the plot says so.
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64).unsqueeze(-1)
+        >>> y = x[:, 0].sin()
+        >>> posterior = fgp.GP(fgp.kernels.RBF()).condition(x[::2], y[::2])
+        >>> ax = fgp.plots.predicted_observed(y[1::2], posterior.predict(x[1::2]), label="sine")
+        >>> ax.get_xlabel()
+        'observed sine'
     """
     width = half_width(level)
     observed, mean, std = moments(y, prediction)
@@ -55,8 +68,8 @@ def predicted_observed(
     if len(observed) == 0:
         empty(ax, "no held-out rows")
         return ax
-    rows = shown_rows(len(observed), MOST_POINTS)
-    few = len(rows) <= MOST_BARS
+    rows = shown_rows(len(observed), MAX_POINTS)
+    few = len(rows) <= MAX_BARS
     half = width * std
     outside = np.abs(observed - mean) > half
     low, high = float(min(observed.min(), mean.min())), float(max(observed.max(), mean.max()))
@@ -108,8 +121,21 @@ def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
     would be in 95 of 100 samples of this many rows, level by level (normal approximation to the binomial).
 
     Args: y, prediction, ax as `predicted_observed`.
-    Raises: ShapeError, DomainError; BackendUnavailableError without matplotlib.
+
+    Raises:
+        ShapeError, DomainError: for targets that do not belong to the prediction.
+        BackendUnavailableError: without matplotlib.
     Cost: O(n log n).
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64).unsqueeze(-1)
+        >>> y = x[:, 0].sin()
+        >>> posterior = fgp.GP(fgp.kernels.RBF()).condition(x[::2], y[::2])
+        >>> ax = fgp.plots.calibration(y[1::2], posterior.predict(x[1::2]))
+        >>> ax.get_ylabel()
+        'share of rows inside it'
     """
     observed, mean, std = moments(y, prediction)
     ax = new_axes(ax)
@@ -153,7 +179,20 @@ def pit_histogram(y: Any, prediction: Any, *, bins: int = 10, ax: "Axes | None" 
     A hill means intervals too wide, a valley too narrow, a slope a biased mean.
 
     Args: y, prediction, ax as `predicted_observed`; bins: number of bars, at least 1.
-    Raises: ShapeError, DomainError; BackendUnavailableError without matplotlib.
+
+    Raises:
+        ShapeError, DomainError: for targets that do not belong to the prediction.
+        BackendUnavailableError: without matplotlib.
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64).unsqueeze(-1)
+        >>> y = x[:, 0].sin()
+        >>> posterior = fgp.GP(fgp.kernels.RBF()).condition(x[::2], y[::2])
+        >>> ax = fgp.plots.pit_histogram(y[1::2], posterior.predict(x[1::2]))
+        >>> ax.get_ylabel()
+        'share of rows'
     """
     if bins < 1:
         raise DomainError(f"`bins` must be at least 1, got {bins!r}; for example 10")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["latency", "prequential_error"]
 
-_MOST_POINTS = 20_000
+_MAX_POINTS = 20_000
 
 
 def prequential_error(
@@ -29,10 +29,26 @@ def prequential_error(
     """Root mean squared error over the latest rows, as the stream went on, with what the predictions expected of it.
 
     Args:
-        steps: what `Stream.step` returned, in order; rows: of which the error is the mean; beside: steps of another
-            model on the same rows, for a line called beside_label; ax: axes to draw on, a new figure's by default.
-    Raises: BackendUnavailableError without matplotlib; DomainError for `rows` below 1.
+        steps: what `Stream.step` returned, in order.
+        rows: of which the error is the mean.
+        beside: steps of another model on the same rows, for a line called beside_label.
+        ax: axes to draw on; a new figure's by default.
+
+    Raises:
+        BackendUnavailableError: without matplotlib.
+        DomainError: for `rows` below 1.
     Cost: O(rows of all steps).
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64).unsqueeze(-1)
+        >>> y = x[:, 0].sin()
+        >>> stream = fgp.Stream(fgp.GP(fgp.kernels.RBF()).condition(x[:10], y[:10]))
+        >>> steps = [stream.step(x[i : i + 1], y[i : i + 1]) for i in range(10, 20)]
+        >>> ax = fgp.plots.prequential_error(steps, rows=5)
+        >>> ax.get_xlabel()
+        'rows learned'
     """
     if rows < 1:
         raise DomainError(f"`rows` must be 1 or more, got {rows!r}; for example 200")
@@ -44,7 +60,7 @@ def prequential_error(
         if len(squares) < 2:
             continue
         drawn = True
-        at = shown_rows(len(squares), _MOST_POINTS)
+        at = shown_rows(len(squares), _MAX_POINTS)
         ax.plot(at + 1, np.sqrt(_latest(squares, rows))[at], color=colour, linewidth=1.6, label=label)
         if values is steps:
             ax.plot(at + 1, np.sqrt(_latest(variances, rows))[at], color=VERMILLION, linewidth=1.1, linestyle="--",
@@ -61,7 +77,20 @@ def latency(steps: Sequence[Any], *, deadline: float | None = None, ax: "Axes | 
     """Seconds of every step on a logarithmic axis, with their median and 99 % quantile; refinements apart.
 
     Args: steps: what `Stream.step` returned, in order; deadline: in seconds, drawn, and the steps beyond it counted.
-    Raises: BackendUnavailableError without matplotlib.
+
+    Raises:
+        BackendUnavailableError: without matplotlib.
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64).unsqueeze(-1)
+        >>> y = x[:, 0].sin()
+        >>> stream = fgp.Stream(fgp.GP(fgp.kernels.RBF()).condition(x[:10], y[:10]))
+        >>> steps = [stream.step(x[i : i + 1], y[i : i + 1]) for i in range(10, 20)]
+        >>> ax = fgp.plots.latency(steps, deadline=0.1)
+        >>> ax.get_xlabel()
+        'step'
     """
     ax = new_axes(ax)
     style(ax, "step", "milliseconds of predicting and learning (log scale)")
@@ -69,7 +98,7 @@ def latency(steps: Sequence[Any], *, deadline: float | None = None, ax: "Axes | 
     if not len(seconds):
         empty(ax, "no step was taken")
         return ax
-    at = shown_rows(len(seconds), _MOST_POINTS)
+    at = shown_rows(len(seconds), _MAX_POINTS)
     ax.plot(at + 1, 1e3 * seconds[at], ".", color=BLUE, markersize=2.5, alpha=0.6, label="a step")
     refining = np.array([step.refining_seconds for step in steps], dtype=np.float64)
     if (refining > 0.0).any():

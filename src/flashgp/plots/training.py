@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["training_trace"]
 
 _FLOOR = 1e-3  # nats; smaller differences are of no interest and would stretch the axis
-_MOST_POINTS = 2_000
+_MAX_POINTS = 2_000
 
 
 def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes":
@@ -28,8 +28,20 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
         history: `fit.history`; each entry has `start`, `index`, `value` in nats and `measure`, what the value is: the
             log joint, or its gain since the first gradient of the run.
         ax: axes to draw on; a new figure's by default.
-    Raises: BackendUnavailableError without matplotlib.
+
+    Raises:
+        BackendUnavailableError: without matplotlib.
     Cost: O(evaluations); at most 2 000 per start are drawn.
+
+    Example:
+        >>> import torch
+        >>> import flashgp as fgp
+        >>> x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64).unsqueeze(-1)
+        >>> y = x[:, 0].sin()
+        >>> fit = fgp.fit(fgp.GP(fgp.kernels.RBF()), x, y, max_iterations=3)
+        >>> ax = fgp.plots.training_trace(fit.history)
+        >>> ax.get_xlabel()
+        'evaluation'
     """
     history = list(history)
     shown = _comparable([str(e.start) for e in history])
@@ -47,7 +59,7 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
     colours = (VERMILLION, GREEN, ORANGE, SKY)
     for place, start in enumerate([*others, winner]):
         own = sorted((index, value) for s, index, value in finite if s == start)
-        rows = shown_rows(len(own), _MOST_POINTS)
+        rows = shown_rows(len(own), _MAX_POINTS)
         index = np.array([own[i][0] for i in rows])
         gap = np.maximum(best - np.array([own[i][1] for i in rows]), _FLOOR)
         colour, width, label = BLUE, 2.2, f"{start}, the best" if others else start

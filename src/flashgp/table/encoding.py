@@ -24,7 +24,7 @@ Missing = Literal["error", "drop"]
 Unseen = Literal["error", "new"]
 
 _VERSION = 1
-_MOST_COLUMNS = 1_000_000
+_MAX_COLUMNS = 1_000_000
 _INPUT_KINDS = tuple(kind for kind in get_args(Kind) if kind != "other")
 
 
@@ -249,7 +249,7 @@ class Encoding:
             raise refused("encoding.header", "true or false", fields["header"])
         if fields["missing"] not in get_args(Missing):
             raise refused("encoding.missing", "'error' or 'drop'", fields["missing"])
-        total = json_count(fields["table_columns"], "encoding.table_columns", _MOST_COLUMNS)
+        total = json_count(fields["table_columns"], "encoding.table_columns", _MAX_COLUMNS)
         target = json_text(fields["target"], "encoding.target")
         target_position = json_count(fields["target_position"], "encoding.target_position", total - 1)
         inputs = []

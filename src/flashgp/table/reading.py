@@ -47,11 +47,8 @@ def read_table(
 
     Example:
         >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "houses.csv"
-        ...     _ = path.write_text("city,price\\nUlm,10\\nBonn,20\\n")
-        ...     table = read_table(path)
+        >>> _ = Path("houses.csv").write_text("city,price\\nUlm,10\\nBonn,20\\n")
+        >>> table = read_table("houses.csv")
         >>> [(column.name, column.kind) for column in table.columns]
         [('city', 'category'), ('price', 'number')]
     """
