@@ -1,8 +1,9 @@
 """Where the time of some work went, in the words of a plan: pairwise products, factorisation, solves, transfers, rest.
 
 The library's primitives say what they do while somebody records (`foundations/profile_ranges`); what is inside no
-such range is `other` while the calling thread computes, and `idle` while it waits: for files, locks, other processes. Beside that a
-profile of PyTorch's operations is taken, which gives the Chrome trace and the operations that took longest.
+such range is `other` while the calling thread computes, and `idle` while it waits: for files, locks, other processes.
+Beside that a profile of PyTorch's operations is taken, which gives the Chrome trace and the operations that took
+longest.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import enum
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -39,7 +40,9 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def _is_result(value: type) -> bool:
-    """Values that functions return, and protocols: the function's example shows them."""
+    """Values that functions return, protocols and enumerations: the function's example shows them."""
+    if issubclass(value, enum.Enum):
+        return True
     return dataclasses.is_dataclass(value) or getattr(value, "_is_protocol", False)
 
 
