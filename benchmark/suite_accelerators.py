@@ -179,7 +179,7 @@ def _preconditioner(n: int, repeats: int) -> Iterator[dict[str, Any]]:
         partial = partial_cholesky(system, limit=min(RANK, rows // 4), share=0.0)
         P = partial.factor @ partial.factor.mT + torch.diag(system.noise)
         usual = LowRank(partial, system.noise)
-    Q = (usual.basis @ torch.eye(usual.rank, dtype=torch.float64)).mT.contiguous().mT  # by columns, as F is
+    Q = usual.basis.mT.contiguous().mT  # by columns, as F is
     assert (rows * partial.rank**2 >= usual.settings.min_gram_flops) == (usual.skew > 1.0), "by eigenvectors"
     yield _row(
         f"Q Q^T V of {rows:,} rows, rank {partial.rank}, 14 columns", "as columns",

@@ -229,15 +229,10 @@ class EventKind(Enum):
 
     # online
     UPDATED = (
-        "{appended:n row} appended and {dropped:,} dropped since conditioning; {kept} made anew "
-        "[{refactorised:n time}|never][, hyperparameters refined {refined:n time}][; this update "
-        "{iterations:n iteration}, {seconds:seconds}][, the mean within {bound:.1e}]."
+        "{appended:n row} appended and {dropped:,} dropped since conditioning[, {refactorised:n refactorisation}]"
+        "[, hyperparameters refined {refined:n time}][; this update {iterations:n iteration}, {seconds:seconds}]"
+        "[, the mean within {bound:.1e}]."
     )
-    PREPARED_ANEW = (
-        "{kept} no longer fits [({iterations:n iteration} after {usual})|({iterations:n iteration}, {reason})]: made "
-        "anew."
-    )
-    TILES_STORED_ANEW = "The stored tiles were made anew, since many rows were not in them."
 
 
 class Event:

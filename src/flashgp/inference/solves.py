@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import MemoryBudgetError, NotPositiveDefiniteError
-from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.system import CovarianceSystem
@@ -41,12 +40,11 @@ class PreparedOnce(Solver):
 class Solves:
     """A^-1 of the training rows.
 
-    Fields: system; method, prepared once; seed of its draws; anchors, the pivots of a preconditioner that was carried
-    over from other rows (online/iterative.py), None where they are rows of the system.
+    Fields: system; method, prepared once; seed of its draws.
     """
 
-    def __init__(self, system: CovarianceSystem, method: PreparedOnce, seed: int, anchors: Rows | None = None) -> None:
-        self.system, self.method, self.seed, self.anchors = system, method, seed, anchors
+    def __init__(self, system: CovarianceSystem, method: PreparedOnce, seed: int) -> None:
+        self.system, self.method, self.seed = system, method, seed
 
     @classmethod
     def of(

@@ -45,8 +45,7 @@ class UpdateState:
 
     Fields: appended, dropped, refactorised, refined, how often; updates since the last check of the factor; turn, the
     row that is checked next. Of solves:
-    usual_iterations, of one that was prepared for its rows; made, what is prepared; last, the event fields of the last
-    one.
+    usual_iterations, the most that one took, which began at zeros; last, the event fields of the last one.
     """
 
     appended: int = 0
@@ -56,7 +55,6 @@ class UpdateState:
     updates: int = 0
     turn: int = 0
     usual_iterations: int | None = None
-    made: str = "the factor"
     last: tuple[tuple[str, Any], ...] = ()
 
     def counted(self, appended: int, dropped: int) -> "UpdateState":
@@ -68,7 +66,7 @@ class UpdateState:
         """Of the report."""
         return Event(
             EventKind.UPDATED,
-            appended=self.appended, dropped=self.dropped, kept=self.made, refactorised=self.refactorised or None,
+            appended=self.appended, dropped=self.dropped, refactorised=self.refactorised or None,
             refined=self.refined or None, stage=UPDATE, **dict(self.last),
         )  # fmt: skip
 

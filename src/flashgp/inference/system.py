@@ -9,7 +9,7 @@ from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
-from flashgp.operators.stored import BorderedTiles, StoredTiles
+from flashgp.operators.stored import StoredTiles
 from flashgp.solvers.iterative.contract import Index, System
 
 __all__ = ["CovarianceSystem"]
@@ -25,7 +25,6 @@ class CovarianceSystem(System):
         noise: variance of each row, (n,) or (1,), float64, units of y squared.
         workspace: counts and limits large buffers, the operator's own by default.
         stored: keep K in float32 tiles for the float32 products, (M-56); float64 products are always recomputed.
-        tiles: such tiles at hand.
     Raises: ShapeError for what is not one symmetric matrix; MemoryBudgetError if the tiles do not fit.
     Cost: 2 n^2 bytes if stored, else O(n); a product one pass over the pairs, in tiles.
     """
@@ -37,7 +36,6 @@ class CovarianceSystem(System):
         *,
         workspace: Workspace | None = None,
         stored: bool = False,
-        tiles: BorderedTiles | None = None,
     ) -> None:
         if not operator.symmetric or len(operator.shape) != 2:
             raise ShapeError(
@@ -50,26 +48,14 @@ class CovarianceSystem(System):
         options = replace(operator.options, plan=None, route="recomputed", least_tiles=True)
         self._operator = CovarianceOperator(operator.problem.detached(), F64, self.workspace, options)
         self._parts: dict[tuple[int, int], CovarianceOperator] = {}
-        self._tiles: StoredTiles | BorderedTiles | None = tiles
-        if stored and tiles is None:
+        self._tiles: StoredTiles | None = None
+        if stored:
             self._tiles = self._operator.stored_tiles(self.workspace)
 
     @property
     def stored(self) -> bool:
         """Whether float32 products run on tiles that are kept."""
         return self._tiles is not None
-
-    def tiles_of(self, kept: Tensor | None, border: Tensor) -> BorderedTiles | None:
-        """The tiles for a system of the rows `kept`, (k,) increasing, None for all, and of m new ones, eq. (M-117).
-
-        Args: border: K of the new rows with all rows, (m, k + m), float32.
-        Returns: None without tiles. Cost: copies of borders; the tiles are shared.
-        """
-        tiles = self._tiles
-        if isinstance(tiles, StoredTiles):
-            every = torch.arange(self.count, device=self.device)
-            tiles = BorderedTiles(tiles, every, border.new_zeros(0, self.count))
-        return None if tiles is None else tiles.moved(kept, border)
 
     def diagonal(self) -> Tensor:
         return self._operator.diagonal()

@@ -1,4 +1,4 @@
-"""K kept as float32 tiles: for many products with one K, where memory allows; and for one of nearly the same rows."""
+"""K kept as float32 tiles: for many products with one K, where memory allows."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.products import STORED_ROWS
 
-__all__ = ["BorderedTiles", "StoredTiles"]
+__all__ = ["StoredTiles"]
 
 
 class StoredTiles:
@@ -69,56 +69,3 @@ class StoredTiles:
                 part = tile[..., rows.start - i.start : rows.stop - i.start, i.stop - i.start :].to(right.dtype)
                 out[..., i.stop :, :] += part.mT @ right[..., rows.start - columns.start : rows.stop - columns.start, :]
         return out
-
-
-class BorderedTiles:
-    """K of other rows than the tiles were made for: some of those, in their order, and new ones behind them, (M-117).
-
-    Args:
-        tiles: of a symmetric K_0 without batch; own: the rows of K_0 that stay, (u,) increasing; border: K of the new
-            rows with all rows, (m, u + m), float32.
-    Cost: a product that of the tiles and 4 m (u + m) t flops; no memory beside the border.
-    """
-
-    def __init__(self, tiles: StoredTiles, own: Tensor, border: Tensor) -> None:
-        self.tiles, self.own, self.border = tiles, own, border
-        self.staying, self.count = len(own), border.shape[1]
-
-    @property
-    def strange(self) -> int:
-        """Rows that the tiles have and K has not, and those that K has beside them."""
-        return self.tiles.shape[-1] - self.staying + self.count - self.staying
-
-    @profiled("pairwise products")
-    def __matmul__(self, right: Tensor) -> Tensor:
-        """K @ right, (u + m, t), in right's dtype."""
-        u, full = self.staying, right.new_zeros(self.tiles.shape[-1], right.shape[-1])
-        full[self.own] = right[:u]
-        border = self.border.to(right.dtype)
-        out = (self.tiles @ full)[self.own].addmm_(border[:, :u].mT, right[u:])
-        return torch.cat([out, border @ right])
-
-    @profiled("pairwise products")
-    def columns_times(self, columns: slice, right: Tensor) -> Tensor:
-        """K[:, columns] @ right, (u + m, t), in right's dtype."""
-        u, border = self.staying, self.border.to(right.dtype)
-        stop = min(columns.stop, u)
-        out = right.new_zeros(self.count, right.shape[-1])
-        if columns.start < stop:
-            first, last = int(self.own[columns.start]), int(self.own[stop - 1]) + 1
-            full = right.new_zeros(last - first, right.shape[-1])
-            full[self.own[columns.start : stop] - first] = right[: stop - columns.start]
-            out[:u] = self.tiles.columns_times(slice(first, last), full)[self.own]
-        start = max(columns.start, u)
-        if start < columns.stop:
-            out[:u] += border[start - u : columns.stop - u, :u].mT @ right[start - columns.start :]
-        out[u:] = border[:, columns] @ right
-        return out
-
-    def moved(self, kept: Tensor | None, border: Tensor) -> "BorderedTiles":
-        """Of the rows `kept`, (k,) increasing, None for all, and of more new ones, whose K with all is `border`."""
-        kept = torch.arange(self.count, device=self.own.device) if kept is None else kept
-        own, newer = kept[kept < self.staying], kept[kept >= self.staying] - self.staying
-        before = self.border[newer][:, kept]
-        beside = border[:, : len(kept)].mT[len(own) :]  # K of earlier new rows with the newest
-        return BorderedTiles(self.tiles, self.own[own], torch.cat([torch.cat([before, beside], dim=1), border]))

@@ -25,11 +25,12 @@ from flashgp.foundations.contexts import autocast_disabled, outside_inference_mo
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
+from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.numpy_prior import FEW_PAIRS
 from flashgp.inference.online.finish_update import Outcome, Table, ended
-from flashgp.inference.online.iterative import Change, updated_by_solves
+from flashgp.inference.online.iterative import solved_again
 from flashgp.inference.online.one_point import appended_row
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
@@ -196,18 +197,16 @@ def _updated_now(post: State, gone: Tensor | None, new: _New | None) -> State:
         return _afresh(post, prior, x, y, post.online.counted(came, went))
     table = _table(post, prior, x, y, kept, new)
     rows_new = None if new is None else post.prior.kernel.rows(new.x)
+    rows = _rows(post.rows, table.kept, rows_new)
     if post.float64_factor is None:
-        rows = _rows(post.rows, table.kept, rows_new)
-        learned = post.online.counted(came, went)
-        change = Change(rows, table.residual, table.noise, table.kept, table.added)
-        found = updated_by_solves(post, change, learned)
-        if found is None:
-            learned = replace(learned, refactorised=learned.refactorised + 1)
-            return _afresh(post, prior, x, y, learned)
-        return State(
-            prior, x, y, rows, post.theta, table.residual, found.factor, found.report, found.weights,
-            replicates=table.replicates, solver=found.solves, settings=post.settings, online=found.learned,
+        learned, before = post.online.counted(came, went), post.report
+        report = Report(before.route, "", before.device, before.dtype, jitter=before.jitter, plan=before.plan)
+        after = State(
+            prior, x, y, rows, post.theta, table.residual, None, report,
+            replicates=table.replicates, settings=post.settings, online=learned,
         )  # fmt: skip
+        found = solved_again(post, after, table)
+        return found or _afresh(post, prior, x, y, replace(learned, refactorised=learned.refactorised + 1))
     workspace, form, plain = Workspace(), prior.kernel.form, post.numpy_prior
 
     def covariance(some: Rows, others: Rows) -> Tensor:
@@ -216,7 +215,6 @@ def _updated_now(post: State, gone: Tensor | None, new: _New | None) -> State:
         block = TorchTiles().block(PairProblem(form, post.theta, some, others), dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
-    rows = _rows(post.rows, table.kept, rows_new)
     block = None if rows_new is None else covariance(rows_new, rows)
     factor, whitened = _changed(post, table, block, workspace)
     state = Outcome(prior, x, y, rows, table, factor, whitened, came, went)
@@ -306,7 +304,7 @@ def _afresh(post: State, prior: Prior, x: Tensor, y: Tensor, learned: UpdateStat
 
 def carried_on(made: State, learned: UpdateState) -> State:
     """A state that was conditioned anew as the continuation of what had been learned before; it says so."""
-    online = replace(learned, turn=0, usual_iterations=None, made="the factor", last=())
+    online = replace(learned, turn=0, usual_iterations=None, last=())
     made.report.events.append(online.event)
     return replace(made, online=online)
 

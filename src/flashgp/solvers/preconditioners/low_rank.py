@@ -15,18 +15,16 @@ from flashgp import linalg
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.profile_ranges import profiled
-from flashgp.solvers.preconditioners.carried_basis import CarriedBasis
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import Space
 
-__all__ = ["LowRank", "by_householder", "defect"]
+__all__ = ["LowRank", "by_householder"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
-PROBES = 4  # that measure how orthonormal a basis is
 
 
 class LowRank(Preconditioner):
@@ -41,25 +39,23 @@ class LowRank(Preconditioner):
     larger. In P only: A stays as it is, and `slack` says what of the order P <= A remains (inf where noise is 0).
 
     Args: partial: F; noise: (n,), float64.
-    Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; triangle, left, mean_diagonal as in
-    PartialCholesky; skew, how many times EPS the columns of Q of the largest singular values may be in others: 1 by
+    Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; mean_diagonal, of K; basis Q (n, k);
+    inner R (k, k); skew, how many times EPS the columns of Q of the largest singular values may be in others: 1 by
     Householder.
     Cost: 2 n k^2 flops and F itself (uniform noise), or another n x k buffer; by Householder 4 n k^2 and two more such
         buffers while it is made, one kept; a half solve 4 n k t flops, or 8 n k t where digits would be lost.
     """
 
     exact = True
-    _base: "Tensor | CarriedBasis"
 
     @profiled("factorisation")
     def __init__(self, partial: PartialCholesky, noise: Tensor, settings: LowRankSettings = DEFAULTS.low_rank) -> None:
         self.space, self.settings = partial.space, settings
         self.rank, self.trace = partial.rank, partial.trace
-        self.pivots, self.triangle, self.left = partial.pivots, partial.triangle, partial.left
-        self.mean_diagonal = partial.mean_diagonal
+        self.pivots, self.mean_diagonal = partial.pivots, partial.mean_diagonal
         self._take(noise)
         decomposed = _decomposed(partial.factor, self._deviation, self.space, settings)
-        self._base, self._turn, self._inner = decomposed.base, decomposed.turn, decomposed.inner
+        self._base, self._turn, self.inner = decomposed.base, decomposed.turn, decomposed.inner
         self._rotation, self._singular = decomposed.rotation, decomposed.singular
         self.skew = decomposed.skew
         self._stretched()
@@ -72,26 +68,20 @@ class LowRank(Preconditioner):
         if not (_is_uniform(self.noise, self.space) and _is_uniform(other.noise, self.space)):
             return LowRank(partial, noise, self.settings)
         ratio = self._deviation[:1, 0] / other._deviation[:1, 0] if len(noise) else 1.0
-        other._inner, other._singular = self._inner * ratio, self._singular * ratio
+        other.inner, other._singular = self.inner * ratio, self._singular * ratio
         other._stretched()
         return other
 
     def _take(self, noise: Tensor) -> None:
-        self._take_floored(noise, self.floored(noise, self.space.count(noise)))
-
-    def _take_floored(self, noise: Tensor, floored: Tensor) -> None:
-        self.noise = floored
+        smallest = max(self.space.count(noise) * EPS * self.mean_diagonal, torch.finfo(F64).tiny)
+        rest = max(smallest, self.trace / max(self.space.count(noise), 1))
+        self.noise = torch.where(noise >= smallest, noise, rest)
         self.slack = float(self.space.max(self.noise / noise)) if self.space.count(noise) else 1.0
         self._deviation = self.noise.sqrt().unsqueeze(-1)
 
-    def floored(self, noise: Tensor, n: int) -> Tensor:
-        """D of some of n rows."""
-        smallest = max(n * EPS * self.mean_diagonal, torch.finfo(F64).tiny)
-        return torch.where(noise >= smallest, noise, max(smallest, self.trace / max(n, 1)))
-
     def _stretched(self) -> None:
         self._stretch = 1.0 + self._singular.square()
-        self._largest = float(self._stretch.max()) if self._stretch.numel() else 1.0  # all may have left
+        self._largest = float(self._stretch.max()) if self._stretch.numel() else 1.0
 
     @property
     def _twice(self) -> bool:
@@ -99,37 +89,9 @@ class LowRank(Preconditioner):
         return self._largest * EPS * self.skew > self.settings.lost
 
     @property
-    def basis(self) -> CarriedBasis:
-        """Q of D^-1/2 F = Q R, (n, r)."""
-        return self._base if isinstance(self._base, CarriedBasis) else CarriedBasis.of(self._base, self._turn)
-
-    @property
-    def inner(self) -> Tensor:
-        """R, (r, k)."""
-        return self._inner
-
-    def moved(
-        self,
-        basis: CarriedBasis,
-        inner: Tensor,
-        triangle: Tensor,
-        left: Tensor,
-        noise: Tensor,
-        floored: Tensor,
-    ) -> "LowRank":
-        """The same for other rows, of which everything is known; the pivots may be none of them, so none are named.
-
-        What Q has in others of its columns is measured, by two passes over it.
-        """
-        other = copy.copy(self)
-        other.rank, other.trace, other.left, other.triangle = inner.shape[1], float(left.sum()), left, triangle
-        other.pivots = self.pivots[:0]
-        other._take_floored(noise, floored)
-        other._base, other._turn, other._inner = basis, None, inner
-        other._rotation, other._singular, _ = torch.linalg.svd(inner, full_matrices=False)
-        other._stretched()
-        other.skew = max(1.0, defect(basis, other._rotation * (other._stretch / other._largest)))
-        return other
+    def basis(self) -> Tensor:
+        """Q of D^-1/2 F = Q R, (n, k)."""
+        return self._base if self._turn is None else self._base @ self._turn
 
     def solve(self, v: Tensor) -> Tensor:
         return self._power(v / self._deviation, 1.0) / self._deviation
@@ -150,7 +112,7 @@ class LowRank(Preconditioner):
         draws = torch.randn(self.rank + self.space.count(self.noise), count, generator=generator, dtype=F64)
         draws = draws.to(self.noise.device)
         own = self.space.local(draws[self.rank :])
-        return self._deviation * (self._outside(self._inner @ draws[: self.rank]) + own)
+        return self._deviation * (self._outside(self.inner @ draws[: self.rank]) + own)
 
     def _power(self, v: Tensor, power: float) -> Tensor:
         """(I + Q R R^T Q^T)^-power v: what lies in Q shrinks, the rest stays, eq. (M-78)."""
@@ -169,18 +131,12 @@ class LowRank(Preconditioner):
 
     def _inside(self, v: Tensor) -> Tensor:
         """Q^T v."""
-        base, turn = self._base, self._turn
-        if isinstance(base, CarriedBasis):
-            return base.mT @ v
-        inside = self.space.total(tall_transposed_times(base, v))
-        return inside if turn is None else turn.mT @ inside
+        inside = self.space.total(tall_transposed_times(self._base, v))
+        return inside if self._turn is None else self._turn.mT @ inside
 
     def _outside(self, u: Tensor) -> Tensor:
         """Q u."""
-        base, turn = self._base, self._turn
-        if isinstance(base, CarriedBasis):
-            return base @ u
-        return tall_times(base, u if turn is None else turn @ u)
+        return tall_times(self._base, u if self._turn is None else self._turn @ u)
 
 
 @dataclass(frozen=True)
@@ -229,17 +185,6 @@ def by_householder(factor: Tensor, deviation: Tensor, space: Space) -> Decompose
     basis, inner = space.qr(factor / deviation)
     rotation, singular, _ = torch.linalg.svd(inner)
     return Decomposed(basis, None, inner, rotation, singular)
-
-
-def defect(basis: CarriedBasis, directions: Tensor) -> float:
-    """The Frobenius norm of (Q^T Q - I) V, V (r, p), in EPS: by Gaussian probes, whose mean square is its square.
-
-    Cost: 16 n r flops, two passes over Q.
-    """
-    probes = torch.randn(directions.shape[1], PROBES, generator=torch.Generator().manual_seed(0), dtype=F64)
-    v = directions @ probes.to(directions.device)
-    found = float((basis.mT @ (basis @ v) - v).norm()) / (EPS * math.sqrt(PROBES))
-    return found if math.isfinite(found) else math.inf
 
 
 def _is_uniform(values: Tensor, space: Space) -> bool:

@@ -35,7 +35,7 @@ class PartialCholesky:
 
     Fields: factor F (n, k), float64; pivots (k,), int64; left (n,), the diagonal of K - F F^T; ended, why it has k
     columns: the trace left is small enough, the limit, no decay, nothing above rounding left, or pivots were given;
-    mean_diagonal, of K; triangle T (k, k), lower, with F^T = T^-1 K_p,: for any row, eq. (M-115); space, of the rows.
+    mean_diagonal, of K; space, of the rows.
     """
 
     factor: Tensor
@@ -43,7 +43,6 @@ class PartialCholesky:
     left: Tensor
     mean_diagonal: float
     ended: EndReason
-    triangle: Tensor
     space: Space = LOCAL_SPACE
 
     @property
@@ -121,7 +120,6 @@ class _GrowingFactor:
         self.mean = self.trace / self.count if self.count else 0.0
         self.floor = self.count * EPS * self.largest  # of a diagonal entry that is more than rounding
         self.pivots: list[Tensor] = []
-        self.corners: list[Tensor] = []  # the rows of T, of each block of pivots
         self.rank = 0
 
     @property
@@ -169,19 +167,12 @@ class _GrowingFactor:
         self.left.sub_(torch.einsum("kn,kn->n", added, added)).clamp_min_(0.0)
         self.space.put(self.left, index, 0.0)
         self.pivots.append(index)
-        self.corners.append(torch.cat([coefficients.mT, lower], dim=1))
         self.rank += len(index)
 
     def finished(self, ended: EndReason) -> PartialCholesky:
         none = torch.empty(0, dtype=torch.int64, device=self.left.device)
         pivots = torch.cat([none, *self.pivots])
-        triangle = torch.zeros(self.rank, self.rank, dtype=F64, device=self.left.device)
-        start = 0
-        for corner in self.corners:
-            height, width = corner.shape
-            triangle[start : start + height, :width] = corner
-            start += height
         rows = self.rows[: self.rank]
         if self.rank < self.settings.kept_buffer * len(self.rows):  # unused memory must not live as long as the factor
             rows = rows.clone()
-        return PartialCholesky(rows.mT, pivots, self.left, self.mean, ended, triangle, self.space)
+        return PartialCholesky(rows.mT, pivots, self.left, self.mean, ended, self.space)
