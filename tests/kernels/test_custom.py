@@ -285,7 +285,7 @@ def test_a_form_has_the_functions_values_for_other_parameters_too() -> None:
 
 def test_a_form_that_is_wrong_for_other_parameters_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison alone finds the root of a negative parameter, and says where."""
-    monkeypatch.setattr("flashgp.kernels.pair_operations.PairOperations.is_positive", lambda *_, **__: True)
+    monkeypatch.setattr("flashgp.kernels.tracing.operations.PairOperations.is_positive", lambda *_, **__: True)
     assert Custom(_root, rate=2.0).fusion.startswith("tiled: its form gives ")
     assert ", rate = -" in Custom(_root, rate=2.0).fusion
 

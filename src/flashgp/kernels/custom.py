@@ -16,8 +16,8 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction, over_batch
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.kernels.base import Leaf, Numeric
-from flashgp.kernels.pair_checks import check_symmetry, random_pairs, some_values
-from flashgp.kernels.pair_tracing import Fusion, Untraceable, trace
+from flashgp.kernels.tracing.checks import check_symmetry, random_pairs, some_values
+from flashgp.kernels.tracing.trace import Fusion, Untraceable, trace
 
 __all__ = ["Custom"]
 

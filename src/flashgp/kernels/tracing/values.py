@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from flashgp.foundations.expression import Expression
-from flashgp.kernels.feature_graph import Node
+from flashgp.kernels.tracing.graph import Node
 
 __all__ = ["Difference", "Elements", "Fixed", "NotFused", "Quadratic", "Row", "Term", "Value"]
 

@@ -1,6 +1,6 @@
 """What the form of a traced function is made of: statistics, row scalars and parameters, and entries in terms of them.
 
-`pair_operations.py` says what each torch operation does with these.
+`operations.py` says what each torch operation does with these.
 """
 
 import functools
@@ -14,9 +14,9 @@ import torch
 
 from flashgp.foundations import expression as language
 from flashgp.foundations.expression import Expression, Symbol, number, parameter, row_scalar
-from flashgp.kernels.feature_graph import Graph, Node, schema_name
-from flashgp.kernels.pair_values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Value
-from flashgp.kernels.profile_algebra import exact
+from flashgp.kernels.tracing.graph import Graph, Node, schema_name
+from flashgp.kernels.tracing.profile_algebra import exact
+from flashgp.kernels.tracing.values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Value
 
 __all__ = ["MAX_ELEMENTS", "STRUCTURAL", "Indices", "PairTerms"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from flashgp.foundations.expression import Atom, Expression, Function, Surd, Symbol, exp, log1p, number
-from flashgp.kernels.pair_values import NotFused
+from flashgp.kernels.tracing.values import NotFused
 
 __all__ = ["exact", "is_even", "is_nonnegative", "logarithm", "power", "root", "substituted"]
 

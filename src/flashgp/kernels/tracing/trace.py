@@ -1,7 +1,7 @@
 """From a Python function of two points to the form of eq. (M-1), or to the reason why it has none.
 
 The function is run once on a pair of points, and its ATen operations are followed with the values of
-`pair_values`: a function of one point stays a row feature whatever it does; differences of equal features, their
+`values`: a function of one point stays a row feature whatever it does; differences of equal features, their
 squares, products and norms become pair statistics, eq. (M-50); what is left must be scalar arithmetic that a
 profile can say. What was found is compared with the function itself at random pairs before it is believed.
 """
@@ -21,11 +21,11 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, Symbol
 from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.pair_function import PairFunction
-from flashgp.kernels.feature_graph import Graph, Node, evaluate, schema_name
-from flashgp.kernels.pair_checks import Values, random_pairs, values_at
-from flashgp.kernels.pair_operations import PairOperations
-from flashgp.kernels.pair_values import Fixed, NotFused, Row, Value
-from flashgp.kernels.profile_algebra import is_even, substituted
+from flashgp.kernels.tracing.checks import Values, random_pairs, values_at
+from flashgp.kernels.tracing.graph import Graph, Node, evaluate, schema_name
+from flashgp.kernels.tracing.operations import PairOperations
+from flashgp.kernels.tracing.profile_algebra import is_even, substituted
+from flashgp.kernels.tracing.values import Fixed, NotFused, Row, Value
 
 __all__ = ["Fusion", "Untraceable", "trace"]
 

@@ -1,4 +1,4 @@
-"""What each torch operation does to the values of `pair_values`: differences, squares, products, norms, eq. (M-50).
+"""What each torch operation does to the values of `values`: differences, squares, products, norms, eq. (M-50).
 
 With u, v maps of one point and D u = u(x) - u(x'):
 
@@ -24,10 +24,10 @@ import torch
 
 from flashgp.foundations import expression as language
 from flashgp.foundations.expression import Expression, Symbol, number
-from flashgp.kernels.feature_graph import Node, schema_name
-from flashgp.kernels.pair_terms import MAX_ELEMENTS, STRUCTURAL, PairTerms
-from flashgp.kernels.pair_values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Term, Value
-from flashgp.kernels.profile_algebra import exact, is_nonnegative, logarithm, power, root
+from flashgp.kernels.tracing.graph import Node, schema_name
+from flashgp.kernels.tracing.profile_algebra import exact, is_nonnegative, logarithm, power, root
+from flashgp.kernels.tracing.terms import MAX_ELEMENTS, STRUCTURAL, PairTerms
+from flashgp.kernels.tracing.values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Term, Value
 
 __all__ = ["PairOperations"]
 
