@@ -21,7 +21,6 @@ from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal,
 # Settings besides the default, and what the default does not show at a few hundred rows.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "cholesky": [{}, {"dtype": torch.float32}],
-    "headed_cholesky": [{"rank": 20}, {}],
     "conjugate_gradients": [{}, {"settings": replace(DEFAULTS, single=False)}],
 }
 CASES = [

@@ -222,9 +222,8 @@ class EventKind(Enum):
         "Some gradients began without the Vecchia preconditioner (near rows), since the solve before took few "
         "iterations with it."
     )
-    GRADIENTS_HEADED = (
-        "Float32 factors of gradients needed [{corrections:n float64 correction}|a jitter]: their first columns are "
-        "float64."
+    GRADIENTS_FLOAT64_FACTORS = (
+        "Float32 factors of gradients needed [{corrections:n float64 correction}|a jitter]; float64 factors took over."
     )
 
     # online

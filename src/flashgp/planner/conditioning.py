@@ -31,7 +31,6 @@ VECTORS = 6  # n x t in float64: right-hand sides, values, residuals, directions
 TRAINING_EVALUATIONS, TRAINING_SECONDS = 40, 30.0
 TRAINING_PASSES, GRADIENT_PASSES = 30, 3  # of one iterative step: warm starts need few
 TRAINING_COLUMNS = 9  # right-hand sides of a step: the targets and eight samples
-HEAD_BYTES = 2**27  # of panels while the rest of a headed factor is made
 FACTOR_COLUMNS = 33  # with a factor: more samples cost little beside it
 # Columns of the preconditioner: at most MAX_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to
 # MIN_RANK. So many n x rank buffers in float64 are alive at once while it is made.
@@ -294,21 +293,21 @@ def _trained(plan: Plan, problem: _Problem, available: int, factor: str) -> Plan
 def _estimated(plan: Plan, problem: _Problem, device: torch.device, available: int) -> list[Plan]:
     """Steps with estimated gradients: TRAINING_PASSES products and the passes of a gradient, (M-100).
 
-    Where a float32 factor with a float64 head fits it stands by.
+    A float32 factor may take over where it fits, and a float64 one after it where that fits.
     """
     t, found = TRAINING_COLUMNS * problem.outputs, []
-    factor = _factored(problem, device, "refined")
-    with_factor = factor.peak_bytes + 8 * problem.n * VECTORS * FACTOR_COLUMNS * problem.outputs
+    single, double = (_factored(problem, device, route) for route in ("refined", "direct"))
+    vectors = 8 * problem.n * VECTORS * FACTOR_COLUMNS * problem.outputs
+    fitting = [one.peak_bytes + vectors for one in (double, single) if one.peak_bytes + vectors <= available]
     for price in _products(problem, device, t, TRAINING_PASSES + GRADIENT_PASSES):
         rank, peak = _preconditioned(problem, price.peak_bytes, t, available)
         one = replace(
             plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=price.seconds
         )
-        with_head = with_factor + 8 * problem.n * RANK_BUFFERS * rank + HEAD_BYTES
-        if with_head <= available:  # it may take over where the spectrum is hard
+        if fitting:
             one_pass = price.seconds / (TRAINING_PASSES + GRADIENT_PASSES)
-            passes = max(1, round(factor.seconds / one_pass)) if one_pass else 1
-            one = replace(one, training_bytes=max(peak, with_head), training_factor_passes=passes)
+            passes = max(1, round(single.seconds / one_pass)) if one_pass else 1
+            one = replace(one, training_bytes=max(peak, fitting[0]), training_factor_passes=passes)
         found.append(one)
     return found
 

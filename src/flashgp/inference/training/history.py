@@ -29,11 +29,11 @@ class Stage(enum.Enum):
 
 
 class Factors(enum.Enum):
-    """What estimated gradients are solved with: no factor, one in float32, one whose first columns are float64."""
+    """What estimated gradients are solved with: no factor, one in float32, one in float64."""
 
     NONE = ""
     SINGLE = ", by factors"
-    HEADED = ", by factors with a float64 head"
+    DOUBLE = ", by float64 factors"
 
 
 @dataclass(frozen=True)

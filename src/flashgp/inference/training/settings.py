@@ -74,7 +74,7 @@ class EstimateSettings:
         max_iterations: of a solve with a factor, or without one where none fits.
         precise_passes: float32 passes that take as long as one in float64.
         factor_slack: of the error bound (M-83) of a factor, which is a thousand times an estimate of the error.
-        head_after: iterations with a float32 factor that cost as much as a float64 head.
+        double_after: iterations with a float32 factor beyond which it is made in float64.
         rough_corrections: iterations with a float32 factor beyond which the posterior takes a float64 one.
         rough_residual: beyond which the report says that a gradient was rough.
         useless_residual: beyond which a solution is no solution.
@@ -90,7 +90,7 @@ class EstimateSettings:
     max_iterations: int = 10_000
     precise_passes: int = 8
     factor_slack: float = 4.0
-    head_after: int = 8
+    double_after: int = 8
     rough_corrections: int = 2
     rough_residual: float = 1e-2
     useless_residual: float = 0.5

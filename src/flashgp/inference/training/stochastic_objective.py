@@ -12,7 +12,7 @@ start from the answers of the gradient before; one pass over the pairs turns the
 
 A gradient's iterations get as many passes as a float32 factor would take. Where that is not enough (many rows, little
 noise) the factor takes over, for this gradient and those that follow: as preconditioner of float64 solves, and as P.
-Where float32 rounding spoils it, its first columns are float64 from then on (solvers/direct/headed_cholesky.py).
+Where float32 rounding spoils it, it is in float64 from then on, as far as memory allows.
 
 A solve ends when its error is small in the norm that weighs it in the gradient: with e = K^-1 b - x,
 
@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
-from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
+from flashgp.foundations.errors import ConvergenceError, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
 from flashgp.inference.system import CovarianceSystem
@@ -46,7 +46,6 @@ from flashgp.inference.training.settings import StochasticSettings
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner, CholeskySolver
-from flashgp.solvers.direct.headed_cholesky import HeadedCholesky, HeadedFactor
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Goal, Limits, System
 from flashgp.solvers.preconditioners.candidate import CandidatePreconditioner, Compared, Outcome, making_passes, vecchia
@@ -131,11 +130,11 @@ class EstimatedLogJoint(LogJoint):
     @property
     def rough_factors(self) -> bool:
         """Whether a float32 factor near these parameters is known to fail, or to need many corrections."""
-        return self.factors is Factors.HEADED or self.corrections > self._limits.rough_corrections
+        return self.factors is Factors.DOUBLE or self.corrections > self._limits.rough_corrections
 
     def use_factors(self, factors: Factors = Factors.SINGLE) -> None:
         """Gradients by factors from now on, and with more probes: each costs n^2 beside the factor's n^3 / 3."""
-        if factors is Factors.NONE or self.factors is Factors.HEADED:
+        if factors is Factors.NONE or self.factors is Factors.DOUBLE:
             return
         self.factors = factors
         if self.probes < self._limits.factor_probes:
@@ -277,11 +276,15 @@ class EstimatedLogJoint(LogJoint):
             self._note(EventKind.GRADIENTS_NO_VECCHIA)
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor:
-        """The same with P = L L^T, a float32 factor: probes are draws of the model itself, up to its rounding."""
+        """The same with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""
         self._ready = None
         system = self._system(rows, theta, noise, stored=False)
         system.rounded = False
-        factor, method = self._factor(system)
+        method = self._prepared(system)
+        factor = method.preconditioner
+        assert isinstance(factor, CholeskyPreconditioner)
+        for event in method.events:
+            self.problem.direct.workspace.note(event)
         factor.slack = min(factor.slack, self._limits.factor_slack)
         normal = torch.randn(rows.count, self.probes, generator=self._generator(), dtype=torch.float32)
         normal = normal.to(system.device).double()
@@ -290,32 +293,26 @@ class EstimatedLogJoint(LogJoint):
         self._check(self._solve(method, torch.cat([residual, probes], dim=-1), self._limits.max_iterations))
         if self.factors is Factors.SINGLE:
             self.corrections = self.iterations - before
-            if self.corrections > self._limits.head_after:
-                self._use_head(self.corrections)
+            if self.corrections > self._limits.double_after:
+                self._use_double(self.corrections)
         return other
 
-    def _factor(
-        self, system: CovarianceSystem
-    ) -> tuple[CholeskyPreconditioner | HeadedFactor, PreparedConjugateGradients]:
-        """A factor that is of the matrix itself, if there is one, and solves with it."""
+    def _prepared(self, system: CovarianceSystem) -> PreparedConjugateGradients:
+        """Solves with a factor: in float32 while that is of the matrix itself, then in float64, or, where that does not
+        fit, in float32 of the matrix plus a jitter."""
         if self.factors is Factors.SINGLE:
-            try:  # without a jitter: to factorise again with one costs as much as the head
-                method = CholeskySolver(torch.float32, jitter=0.0).prepare(system)
+            try:
+                return CholeskySolver(torch.float32, jitter=0.0).prepare(system)
             except NotPositiveDefiniteError:
-                self._use_head()
-            else:
-                assert isinstance(method.preconditioner, CholeskyPreconditioner)
-                return method.preconditioner, method
-        method = HeadedCholesky(pivots=self._pivots).prepare(system)
-        for event in method.events:
-            self.problem.direct.workspace.note(event)
-        headed = method.preconditioner
-        assert isinstance(headed, HeadedFactor)
-        return headed, method
+                self._use_double()
+        try:
+            return CholeskySolver().prepare(system)
+        except MemoryBudgetError:
+            return CholeskySolver(torch.float32).prepare(system)
 
-    def _use_head(self, corrections: int | None = None) -> None:
-        self.use_factors(Factors.HEADED)
-        self._note(EventKind.GRADIENTS_HEADED, corrections=corrections)
+    def _use_double(self, corrections: int | None = None) -> None:
+        self.use_factors(Factors.DOUBLE)
+        self._note(EventKind.GRADIENTS_FLOAT64_FACTORS, corrections=corrections)
 
     def _solve(self, method: PreparedConjugateGradients, rhs: Tensor, iterations: int) -> StopReason:
         """A^-1 rhs to the error of (M-106), from the last solution."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.direct.cholesky import TriangularFactor, factorise
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.contract import Solver, System
@@ -55,13 +54,6 @@ def rounding_slack(system: System, trace: float, dtype: torch.dtype, jitter: flo
     least = float(system.noise.min()) if system.count else 1.0
     rounding = (3.0 * (system.count + 1) + ENTRIES) * 0.5 * torch.finfo(dtype).eps * trace
     return 1.0 + (jitter + rounding) / least if least > 0.0 else math.inf
-
-
-@profiled("triangular solves")
-def solve_scaled(matrix: Tensor, v: Tensor, *, upper: bool) -> Tensor:
-    """A triangular solve in the matrix's dtype for v (n, t), float64; columns are brought to size 1, since float32 has
-    little range."""
-    return _scaled(lambda rhs: torch.linalg.solve_triangular(matrix, rhs, upper=upper), v, matrix.dtype)
 
 
 def _scaled(solve: Callable[[Tensor], Tensor], v: Tensor, dtype: torch.dtype) -> Tensor:
