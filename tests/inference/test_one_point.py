@@ -269,7 +269,7 @@ def test_gradients_after_values_and_values_in_torch_modes() -> None:
 def test_the_variance_leaves_the_covariances_as_they_were() -> None:
     x, y = table(40)
     post = model().condition(x, y)
-    first, second = (few_points.FewPoints.of(post, x[:1] + 0.05) for _ in range(2))
+    first, second = (few_points.FewPoints.of(post.state, x[:1] + 0.05) for _ in range(2))
     assert first is not None
     assert second is not None
     first.variance()
