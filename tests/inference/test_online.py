@@ -13,7 +13,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.likelihoods.replicated import repeated as repeated_rows
+from flashgp.likelihoods.gaussian import repeated as repeated_rows
 from flashgp.solvers.direct import strided
 from inference.plain_gp import data, model, relative
 

@@ -17,7 +17,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.training.settings import SearchSettings
 from flashgp.inference.training.train import FitSettings
-from flashgp.likelihoods.replicated import repeated
+from flashgp.likelihoods.gaussian import repeated
 from inference.plain_gp import F64, PlainGP, data, relative
 
 PLACES = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0, 0, 3, 5, 3])  # of twelve rows, in seven places
@@ -152,8 +152,8 @@ def test_some_of_the_rows_keep_their_factor() -> None:
     likelihood = join(gp, x, y, group).likelihood
     part, rest = torch.tensor([0, 3, 4]), torch.tensor([1, 2, 5, 6])
     device = torch.device("cpu")
-    total = sum(likelihood.rows(index).beyond_matrix(device, 1) for index in (part, rest))
-    assert relative(total, likelihood.beyond_matrix(device, 1)) < 1e-14
+    total = sum(likelihood.rows(index).log_scale(device, 1) for index in (part, rest))
+    assert relative(total, likelihood.log_scale(device, 1)) < 1e-14
     assert abs(float(total)) > 1.0
 
 

@@ -182,7 +182,8 @@ def test_likelihood_densities() -> None:
     density = scipy.stats.norm(points, math.sqrt(0.3)).logpdf(y.numpy()[:, None])
     expected = (density * weights).sum(1) / weights.sum()
     numpy.testing.assert_allclose(likelihood.expected_log_prob(y, f, variance).detach(), expected, rtol=1e-13)
-    mean, total = likelihood.predictive(f, variance)
+    found = likelihood.predictive(f, variance)
+    mean, total = found.mean, found.variance
     assert torch.equal(mean, f)
     numpy.testing.assert_allclose(total.detach(), variance + 0.3, rtol=1e-15)
 

@@ -26,7 +26,7 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.kernels import Kernel, Matern, Warped
 from flashgp.likelihoods import Gaussian
-from flashgp.likelihoods.replicated import repeated
+from flashgp.likelihoods.gaussian import repeated
 from flashgp.standardise import ColumnScaling, Scaling
 
 __all__ = ["GPRegressor"]
@@ -143,7 +143,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
         outputs = y.shape[1] if y.ndim == 2 else None
         gp = self._prior(X.shape[1], outputs)
-        likelihood = gp.likelihood
+        likelihood = _gaussian(gp)
         if not kept.all():
             likelihood.diagonal(len(kept), torch.device("cpu"))  # has it as many rows as X?
             gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(kept)))
@@ -196,7 +196,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             self.report_.events += [e for e in posterior.report.events if e not in self.report_.events]
         if self._repeated:
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
-            likelihood = Gaussian(gp.likelihood.noise_variance, row_weight=gp.likelihood.row_weight)
+            likelihood = Gaussian(_gaussian(gp).noise_variance, row_weight=_gaussian(gp).row_weight)
             gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
             posterior = Posterior(with_prior(posterior.state, gp))
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior
@@ -351,7 +351,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _distinct(self) -> tuple[GP, Tensor, Tensor]:
         """gp_ and its data as rows that differ, with the marginal likelihood of all rows."""
         gp, post = self.gp_, self.posterior_
-        x, y, likelihood = post.x, post.y, gp.likelihood
+        x, y, likelihood = post.x, post.y, _gaussian(gp)
         if self._repeated:
             assert likelihood.row_weight is not None
             gp = GP(gp.kernel, gp.mean, repeated(likelihood, likelihood.row_weight), gp.outputs)
@@ -379,7 +379,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 means = rows.y.reshape(len(rows.y), -1).numpy()
                 squares = np.square(y - means[group.numpy()])
                 within = (squares if counts is None else counts[:, None] * squares).sum(axis=0)
-                x, y, counts = rows.x.numpy(), means, 1.0 + rows.likelihood.excess.numpy()
+                assert rows.likelihood.counts is not None
+                x, y, counts = rows.x.numpy(), means, rows.likelihood.counts.numpy()
         self._x_units = self._units_of_x(x, counts, gp.kernel)
         self._y_units = self._units_of_y(y, counts, within)
 
@@ -415,6 +416,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.random_state is None:
             return _DEFAULT_SEED
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+
+def _gaussian(gp: GP) -> Gaussian:
+    assert isinstance(gp.likelihood, Gaussian)
+    return gp.likelihood
 
 
 @dataclass(frozen=True, eq=False)

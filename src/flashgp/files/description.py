@@ -25,7 +25,7 @@ from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.gp import GP
 from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Kernel
-from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods import Gaussian, Likelihood
 
 __all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild"]
 
@@ -85,7 +85,7 @@ class _Describer:
             return self.part(mean, structure.pop("kind"), structure)
         return {"kind": "Module", "options": {}, "parameters": {}, "parts": [], "module": self.module(mean)}
 
-    def likelihood(self, likelihood: Gaussian) -> dict[str, Any]:
+    def likelihood(self, likelihood: Likelihood) -> dict[str, Any]:
         if type(likelihood) is not Gaussian:
             kind = type(likelihood).__name__
             raise DomainError(f"`likelihood` must be flashgp.likelihoods.Gaussian to be saved, got {kind}; use it")

@@ -15,7 +15,7 @@ from flashgp.inference.exact.likelihood import DirectSettings, evaluate_likeliho
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels.base import Kernel
-from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods import Gaussian, Likelihood
 from flashgp.means import Constant
 from flashgp.pairwise.torch.tiles import TorchTiles
 
@@ -42,7 +42,7 @@ class GP(Prior):
         self,
         kernel: Kernel,
         mean: nn.Module | None = None,
-        likelihood: Gaussian | None = None,
+        likelihood: Likelihood | None = None,
         outputs: int | None = None,
     ) -> None:
         if not isinstance(kernel, Kernel):
@@ -58,10 +58,15 @@ class GP(Prior):
             raise DomainError(
                 f"`mean` must be a torch.nn.Module, got {type(mean).__name__}; use flashgp.means.Constant()"
             )
-        if not isinstance(likelihood, Gaussian):
+        if not isinstance(likelihood, Likelihood):
             raise DomainError(
-                f"`likelihood` must be flashgp.likelihoods.Gaussian, got {type(likelihood).__name__}; exact inference "
-                "needs a Gaussian one"
+                f"`likelihood` must be a flashgp.likelihoods.Likelihood, got {type(likelihood).__name__}; for example "
+                "flashgp.likelihoods.Gaussian()"
+            )
+        if not likelihood.has_sites:
+            raise DomainError(
+                "`likelihood` must have sites that are known without iteration, since inference is exact, got "
+                f"{likelihood.name}; use flashgp.likelihoods.Gaussian()"
             )
         super().__init__(kernel, mean, likelihood, outputs)
 

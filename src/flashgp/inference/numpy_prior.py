@@ -17,7 +17,6 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Kernel, Leaf, Product, Scaled, Sum
-from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.numpy_pairs import TITLE, Array, NumpyPairs, RowArrays
 
@@ -47,8 +46,8 @@ class NumpyPrior:
 
         Args: prior, whose parameters nothing changes any more; theta, the kernel's; x (n, d), some points.
         """
-        likelihood = prior.likelihood
-        if type(likelihood) is not Gaussian or likelihood.row_variance is not None or likelihood.row_weight is not None:
+        noise = prior.likelihood.additive_noise(x.device) if prior.likelihood.rows_alike else None
+        if noise is None:
             return None
         if x.dim() != 2 or x.device.type != "cpu" or type(prior.mean) not in (Zero, Constant):
             return None
@@ -59,7 +58,7 @@ class NumpyPrior:
         if covariance is None:
             return None
         mean = prior.mean.value.value.numpy() if isinstance(prior.mean, Constant) else numpy.zeros(())
-        return cls(prior, covariance, _leaves(prior.kernel, x), mean, likelihood.variance(x.device).reshape(1))
+        return cls(prior, covariance, _leaves(prior.kernel, x), mean, noise.reshape(1))
 
     def rows(self, x: Array) -> RowArrays:
         """What points (k, d) contribute to the form."""

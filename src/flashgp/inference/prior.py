@@ -16,7 +16,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.kernels.base import Kernel
-from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods.base import Likelihood, Sites
 from flashgp.means import evaluate_mean
 
 __all__ = ["Prior"]
@@ -28,7 +28,7 @@ class Prior(nn.Module):
     Fields: kernel, mean, likelihood; outputs, None for y of shape (*batch, n), p for (*batch, n, p).
     """
 
-    def __init__(self, kernel: Kernel, mean: nn.Module, likelihood: Gaussian, outputs: int | None) -> None:
+    def __init__(self, kernel: Kernel, mean: nn.Module, likelihood: Likelihood, outputs: int | None) -> None:
         super().__init__()
         self.kernel = kernel
         self.mean = mean
@@ -100,7 +100,7 @@ class Prior(nn.Module):
         """The names, as `named_parameters` has them, of all tensors that fitting may change."""
         return [name for name, tensor in self.named_parameters() if tensor.requires_grad or name in self._held_names]
 
-    def with_likelihood(self, likelihood: Gaussian) -> Self:
+    def with_likelihood(self, likelihood: Likelihood) -> Self:
         """The same covariance function and mean, whose parameters are shared, with another likelihood."""
         prior = type(self)(self.kernel, self.mean, likelihood, self.outputs)
         prior._held_names = self._held_names
@@ -112,18 +112,30 @@ class Prior(nn.Module):
         of_y = y.dim() - (1 if self.outputs is None else 2)
         return x.dim() > 2 or of_y > 0 or any(p.batch_shape for _, p in named_parameter_objects(self))
 
-    def beyond_matrix(self, device: torch.device) -> Tensor | None:
-        """What the likelihood adds to that of y under the covariance matrix, (*batch,); None for nothing."""
-        return self.likelihood.beyond_matrix(device, self.outputs or 1)
+    def sites(self, y: Tensor) -> Sites:
+        """The Gaussian factors that stand for the likelihood of y, (*batch, n) or (*batch, n, outputs)."""
+        return self.likelihood.sites(y, self.outputs)
+
+    def additive_noise(self, device: torch.device) -> Float64[Tensor, "*batch"]:
+        """The variance of a new observation around f, (*batch,). Raises: DomainError where none is defined."""
+        noise = self.likelihood.additive_noise(device)
+        if noise is None:
+            raise DomainError(
+                f"`likelihood` must add noise to f for this, got {self.likelihood.name}; ask for the latent function"
+            )
+        return noise
+
+    def log_scale(self, y: Tensor) -> Tensor | None:
+        """What the likelihood adds to that of its sites under the covariance matrix, (*batch,); None for nothing."""
+        return self.sites(y).log_scale
 
     def likelihood_inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""
-        theta = [t.to(x.device) for t in self.kernel.theta()]
-        noise = self.likelihood.diagonal(x.shape[-2], x.device)
-        return self.residual(x, y), noise, self.kernel.rows(x), theta
+        theta, sites = [t.to(x.device) for t in self.kernel.theta()], self.sites(y)
+        return self.residual(x, sites.targets), sites.variance, self.kernel.rows(x), theta
 
     def residual(self, x: Float[Tensor, "*points n d"], y: Float[Tensor, "..."]) -> Float64[Tensor, "*batch n p"]:
-        """y minus the prior mean, (*batch, n, outputs or 1), float64."""
+        """Targets of sites minus the prior mean, (*batch, n, outputs or 1), float64."""
         y = y.to(torch.float64)
         mean = evaluate_mean(self.mean, x, self.outputs)
         return y - mean if self.outputs is not None else (y - mean).unsqueeze(-1)
@@ -131,10 +143,10 @@ class Prior(nn.Module):
     def repairable(self, x: Tensor, y: Tensor) -> bool:
         """Whether a failed factorisation may be blamed on rounding: not if equal noise-free rows disagree in y."""
         with torch.no_grad():
-            noise = self.likelihood.diagonal(x.shape[-2], x.device)
-            if bool((noise > 0).all()):
+            sites = self.sites(y)
+            if bool((sites.variance > 0).all()):
                 return True
-            return not _conflicting(x, y, noise, self.outputs)
+            return not _conflicting(x, sites.targets, sites.variance, self.outputs)
 
     # -- as text --------------------------------------------------------------------------------------------------
     def describe(self) -> list[tuple[str, str, str, str]]:
@@ -150,7 +162,7 @@ class Prior(nn.Module):
     def __repr__(self) -> str:
         rows = [("parameter", "value", "domain", "prior"), *self.describe()]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        title = f"GP(kernel={_outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood=Gaussian"
+        title = f"GP(kernel={_outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood={self.likelihood.name}"
         title += f", outputs={self.outputs})" if self.outputs is not None else ")"
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([title, *lines])

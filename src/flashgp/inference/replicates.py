@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.prior import Prior
-from flashgp.likelihoods.replicated import ReplicatedGaussian
+from flashgp.likelihoods.base import Likelihood
 
 __all__ = ["Replicates", "equal_rows", "join", "joined_event"]
 
@@ -37,7 +37,7 @@ class Replicates:
 
     x: Tensor
     y: Tensor
-    likelihood: ReplicatedGaussian
+    likelihood: Likelihood
     group: Tensor
     share: Tensor
 
@@ -51,7 +51,7 @@ class Replicates:
         deviation = y - self.y[self.group]
         deviation = deviation if deviation.dim() == 2 else deviation.unsqueeze(-1)
         share = self.share
-        noise = self.likelihood.diagonal(len(self.x), share.device)
+        noise = self.likelihood.sites(self.y, None if self.y.dim() == 1 else self.y.shape[-1]).variance
         noise = noise.expand(*noise.shape[:-1], len(self.x))[..., self.group]
         own = torch.where(noise > 0, share / noise, 0.0)  # 1 / s_i
         weights = share.unsqueeze(-1) * weights[..., self.group, :] + own.unsqueeze(-1) * deviation
@@ -69,23 +69,15 @@ def equal_rows(prior: Prior, x: Tensor, y: Tensor) -> Tensor | None:
     Cost: a look at the rows of a small table, a sort of the first column of a large one; a sort of every column where
         that leaves ties.
     """
-    likelihood = prior.likelihood
-    known, weight = likelihood.row_variance, likelihood.row_weight
-    one_table = x.dim() == 2 and y.dim() == (1 if prior.outputs is None else 2)
-    if not one_table or any(rows is not None and rows.dim() != 1 for rows in (known, weight)):
+    likelihood, n = prior.likelihood, x.shape[-2]
+    if x.dim() != 2 or y.dim() != (1 if prior.outputs is None else 2) or n == 0:
         return None
-    ordered = isinstance(likelihood, ReplicatedGaussian)
-    n = len(x)
-    if n == 0 or (not ordered and _all_differ(x)):
+    if not likelihood.joins_always and _all_differ(x):
         return None
-    keys = [column + 0.0 for column in x.unbind(-1)]
-    noise = likelihood.diagonal(n, x.device)  # refuses row tensors of another length
-    if likelihood.noise_variance is None:
-        bare = (noise == 0).expand(n)
-        keys += [bare.double()]
-        keys += [torch.where(bare, target.double(), 0.0) + 0.0 for target in y.reshape(n, -1).unbind(-1)]
-    elif known is not None:
-        keys.append((known if weight is None else known * weight).to(x.device))  # in one ratio with noise / weight
+    own = likelihood.join_keys(y)
+    if own is None:
+        return None
+    keys = [*(column + 0.0 for column in x.unbind(-1)), *own]
     order = torch.arange(n, device=x.device)
     for column in reversed(keys):
         order = order[column[order].argsort(stable=True)]
@@ -93,7 +85,7 @@ def equal_rows(prior: Prior, x: Tensor, y: Tensor) -> Tensor | None:
     for column in keys:
         sorted_column = column[order]
         follows[1:] |= sorted_column[1:] != sorted_column[:-1]
-    if not ordered and bool(follows[1:].all()):
+    if not likelihood.joins_always and bool(follows[1:].all()):
         return None
     return torch.empty_like(order).index_copy_(0, order, follows.cumsum(0))
 
@@ -111,40 +103,10 @@ def _all_differ(x: Tensor) -> bool:
 def join(prior: Prior, x: Tensor, y: Tensor, group: Tensor) -> Replicates:
     """The table of distinct rows, eqs. (M-86) and (M-87); `group` is that of `equal_rows`. Cost: O(n (d + outputs))."""
     n, u = len(group), int(group.max()) + 1
-    likelihood, device = prior.likelihood, x.device
-
-    def summed(values: Tensor) -> Tensor:
-        return values.new_zeros(u, *values.shape[1:]).index_add_(0, group, values)
-
-    known = None if likelihood.row_variance is None else likelihood.row_variance.to(device)
-    ones = torch.ones(n, dtype=torch.float64, device=device)
-    precision = ones if likelihood.row_weight is None else likelihood.row_weight.to(device)  # 1 / s_i, up to a factor
-    if likelihood.noise_variance is None:
-        precision = ones if known is None else torch.where(known > 0, 1.0 / known, 1.0)
-    total = summed(precision)
-    share = precision / total[group]
-    first = torch.full((u,), n, device=device).scatter_reduce_(0, group, torch.arange(n, device=device), "amin")
-    # Around a member of each group, so that the mean of equal targets is that target.
-    targets = y.to(torch.float64).reshape(n, -1)
-    anchor = targets[first]
-    mean = anchor + summed(share.unsqueeze(-1) * (targets - anchor[group]))
-    repeats = summed(ones) - 1.0
-    scatter = summed(share * (targets - mean[group]).square().sum(-1))
-    offset = summed(-share.log())
-    if isinstance(likelihood, ReplicatedGaussian):
-        excess = likelihood.excess.to(device)
-        repeats = repeats + summed(excess)
-        offset = offset + summed(likelihood.offset.to(device) - excess * share.log())
-        scatter = scatter + summed(share * likelihood.scatter.to(device))
-    row_variance = None if known is None else known[first] * share[first]
-    if likelihood.noise_variance is None:  # what has no noise is seen once
-        noisy = torch.zeros_like(repeats) if row_variance is None else (row_variance > 0).double()
-        repeats, offset, scatter = noisy * repeats, noisy * offset, noisy * scatter
-    joined = ReplicatedGaussian(
-        likelihood.noise_variance, row_variance, None if likelihood.noise_variance is None else total,
-        repeats, offset, scatter,
-    )  # fmt: skip
-    return Replicates(x[first] + 0.0, mean if prior.outputs is not None else mean[:, 0], joined, group, share)
+    first = torch.full((u,), n, device=x.device)
+    first.scatter_reduce_(0, group, torch.arange(n, device=x.device), "amin")
+    targets, likelihood, share = prior.likelihood.joined(y, group, first)
+    return Replicates(x[first] + 0.0, targets, likelihood, group, share)
 
 
 def joined_event(group: Tensor) -> Event:

@@ -24,7 +24,7 @@ from flashgp.inference.replicates import Replicates
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.solves import Solves
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
-from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods.base import Likelihood, Sites
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
 from flashgp.pairwise.problem import PairProblem
@@ -75,7 +75,7 @@ class UpdateState:
 class Cache:
     """What a state was asked for and need not compute again; the one thing of it that changes.
 
-    Each state begins with an empty one. Fields: weights, whitened, solves, as the properties of the state;
+    Each state begins with an empty one. Fields: weights, whitened, solves, sites, as the properties of the state;
     numpy_prior, in a tuple once it was looked up; likelihood_parts, r^T K^-1 r and log|K| without a factor;
     variance_probes (predict/variance_samples.py); warned_sampled_variance and warned_rounded_variance, whether a
     warning has said that variances are sampled, or that those of a float32 factor are off.
@@ -84,6 +84,7 @@ class Cache:
     weights: Tensor | None = None
     whitened: Tensor | None = None
     solves: Solves | None = None
+    sites: Sites | None = None
     numpy_prior: tuple[NumpyPrior | None] | None = None
     likelihood_parts: tuple[Tensor, float] | None = None
     variance_probes: Any = None
@@ -150,14 +151,22 @@ class State:
         return self.x if self.replicates is None else self.replicates.x
 
     @property
-    def likelihood(self) -> Gaussian:
+    def likelihood(self) -> Likelihood:
         """That of the distinct rows."""
         return self.prior.likelihood if self.replicates is None else self.replicates.likelihood
 
     @property
+    def sites(self) -> Sites:
+        """The Gaussian factors of the distinct rows that the state is conditioned on."""
+        if self.cache.sites is None:
+            y = self.y if self.replicates is None else self.replicates.y
+            self.cache.sites = self.likelihood.sites(y, self.prior.outputs)
+        return self.cache.sites
+
+    @property
     def noise(self) -> Float64[Tensor, "*batch rows"]:
         """The noise variance of each distinct row, with the jitter of the system that was solved, (*batch, u or 1)."""
-        noise = self.likelihood.diagonal(self.distinct, self.x.device)
+        noise = self.sites.variance
         if self.factor is None or self.by_solves:
             return noise
         return noise + self.factor.jitter.double().unsqueeze(-1)
@@ -190,7 +199,7 @@ class State:
         if self.solver is not None:
             return self.solver
         if self.cache.solves is None:  # of a model file: what they keep is made again
-            noise = self.likelihood.diagonal(self.distinct, self.x.device)
+            noise = self.sites.variance
             options = OperatorOptions(deterministic=self.settings.deterministic)
             operator = CovarianceOperator(
                 PairProblem(self.prior.kernel.form, self.theta, self.rows), F64, None, options

@@ -31,7 +31,6 @@ from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.online.update import check_updatable, like_own
 from flashgp.inference.posterior import Posterior
-from flashgp.likelihoods import Gaussian
 from flashgp.solvers.direct.strided import made_ready
 
 __all__ = ["Stream", "StreamMetrics", "StreamStep"]
@@ -235,12 +234,13 @@ class Stream:
     @staticmethod
     def _noise(post: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
         """Variance of each row's noise, (k,) or (k, 1). Raises: as `Posterior.append`, for what does not fit k rows."""
-        own, device = post.gp.likelihood, post.x.device
-        if row_variance is None and row_weight is None and own.row_variance is None:
-            noise = own.variance(device).detach().expand(k)
-        else:
-            likelihood = Gaussian(own.noise_variance).extended(0, k, row_variance, row_weight)
-            noise = likelihood.diagonal(k, device).detach().expand(k)
+        prior, device = post.gp, post.x.device
+        noise = prior.additive_noise(device)
+        if row_variance is not None or row_weight is not None or not prior.likelihood.rows_alike:
+            none = torch.zeros(0, dtype=torch.int64)
+            rows = prior.likelihood.rows(none).extended(0, k, row_variance, row_weight)
+            noise = rows.sites(post.y.new_zeros(k), None).variance
+        noise = noise.detach().expand(k)
         return noise if post.gp.outputs is None else noise.unsqueeze(-1)
 
     def _learned(self, post: Posterior, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> Posterior:

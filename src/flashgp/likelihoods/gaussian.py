@@ -1,4 +1,4 @@
-"""Likelihoods: how observations y scatter around latent values f."""
+"""The Gaussian likelihood: y is f with independent noise; for rows that stand for several observations too."""
 
 import math
 from typing import Any
@@ -6,18 +6,20 @@ from typing import Any
 import numpy
 import torch
 from jaxtyping import Float, Float64, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_finite
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.likelihoods.base import Likelihood, LinearNoise, PredictiveDistribution, Sites
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "Normal", "ReplicatedGaussian", "repeated"]
 
 Numeric = float | Tensor | Parameter
 
 
-class Gaussian(nn.Module):
+class Gaussian(Likelihood):
     """y_i = f(x_i) + e_i with e_i ~ N(0, noise_variance / row_weight_i + row_variance_i), eq. (M-28).
 
     Args:
@@ -27,6 +29,7 @@ class Gaussian(nn.Module):
     Raises: DomainError for negative variances or weights that are not positive.
     """
 
+    has_sites = True
     roles = {"noise_variance": "noise_variance"}
     row_variance: Tensor | None
     row_weight: Tensor | None
@@ -105,23 +108,82 @@ class Gaussian(nn.Module):
             setattr(longer, name, torch.cat([own, new.to(own.device)]))
         return longer
 
-    def beyond_information(self, device: torch.device, outputs: int) -> Tensor | None:
-        """The Fisher information of each row's noise variance in what `beyond_matrix` adds; None for nothing."""
+    def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
+        """The observations themselves, with the noise variance of each row."""
+        n = y.shape[-1] if outputs is None else y.shape[-2]
+        return Sites(y, self.diagonal(n, y.device), self.log_scale(y.device, outputs or 1))
+
+    def log_scale(self, device: torch.device, outputs: int) -> Tensor | None:
+        """`Sites.log_scale`, differentiable in the parameters."""
         return None
 
-    def beyond_matrix(self, device: torch.device, outputs: int) -> Tensor | None:
-        """A term of the log likelihood besides that of y under the covariance matrix, (*batch,); None for none."""
-        return None
+    @property
+    def rows_alike(self) -> bool:
+        return self.row_variance is None and self.row_weight is None
+
+    def additive_noise(self, device: torch.device) -> Float64[Tensor, "*batch"]:
+        return self.variance(device)
+
+    def linear_noise(self) -> LinearNoise:
+        weight = self.row_weight
+        return LinearNoise(self.noise_variance, None if weight is None else 1.0 / weight, self.row_variance)
+
+    # -- rows of equal x -------------------------------------------------------------------------------------------
+    def join_keys(self, y: Tensor) -> list[Tensor] | None:
+        """Rows may join where no parameter moves the ratio of their variances, and noise-free ones where they agree."""
+        known, weight, n, device = self.row_variance, self.row_weight, len(y), y.device
+        if any(rows is not None and rows.dim() != 1 for rows in (known, weight)):
+            return None
+        noise = self.diagonal(n, device)  # refuses row tensors of another length
+        if self.noise_variance is None:
+            bare = (noise == 0).expand(n)
+            columns = y.reshape(n, -1).unbind(-1)
+            return [bare.double(), *(torch.where(bare, target.double(), 0.0) + 0.0 for target in columns)]
+        if known is None:
+            return []
+        return [(known if weight is None else known * weight).to(device)]  # in one ratio with noise / weight
+
+    def joined(self, y: Tensor, group: Tensor, first: Tensor) -> "tuple[Tensor, Gaussian, Tensor]":
+        n, u, device = len(group), len(first), y.device
+
+        def summed(values: Tensor) -> Tensor:
+            return values.new_zeros(u, *values.shape[1:]).index_add_(0, group, values)
+
+        known = None if self.row_variance is None else self.row_variance.to(device)
+        ones = torch.ones(n, dtype=torch.float64, device=device)
+        precision = ones if self.row_weight is None else self.row_weight.to(device)  # 1 / s_i, up to a factor
+        if self.noise_variance is None:
+            precision = ones if known is None else torch.where(known > 0, 1.0 / known, 1.0)
+        total = summed(precision)
+        share = precision / total[group]
+        # Around a member of each group, so that the mean of equal targets is that target.
+        targets = y.to(torch.float64).reshape(n, -1)
+        anchor = targets[first]
+        mean = anchor + summed(share.unsqueeze(-1) * (targets - anchor[group]))
+        repeats = summed(ones) - 1.0
+        scatter = summed(share * (targets - mean[group]).square().sum(-1))
+        offset = summed(-share.log())
+        if isinstance(self, ReplicatedGaussian):
+            excess = self.excess.to(device)
+            repeats = repeats + summed(excess)
+            offset = offset + summed(self.offset.to(device) - excess * share.log())
+            scatter = scatter + summed(share * self.scatter.to(device))
+        row_variance = None if known is None else known[first] * share[first]
+        if self.noise_variance is None:  # what has no noise is seen once
+            noisy = torch.zeros_like(repeats) if row_variance is None else (row_variance > 0).double()
+            repeats, offset, scatter = noisy * repeats, noisy * offset, noisy * scatter
+        likelihood = ReplicatedGaussian(
+            self.noise_variance, row_variance, None if self.noise_variance is None else total, repeats, offset, scatter
+        )
+        return mean if y.dim() == 2 else mean[:, 0], likelihood, share
 
     def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """log p(y | f), entry by entry, for new observations."""
         return _log_normal(y, f, self.variance(f.device).unsqueeze(-1))
 
-    def predictive(
-        self, mean: Float[Tensor, "*shape"], variance: Float[Tensor, "..."]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "..."]]:
-        """Mean and variance of new observations from those of f, shapes (*batch, n)."""
-        return mean, variance + self.variance(variance.device).unsqueeze(-1)
+    def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> "Normal":
+        """New observations from mean and variance of f, shapes (*batch, n): the variance grows by the noise."""
+        return Normal(mean, variance + self.variance(variance.device).unsqueeze(-1))
 
     def expected_log_prob(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
@@ -134,8 +196,111 @@ class Gaussian(nn.Module):
         return {"kind": "Gaussian", "noise_free": self.noise_variance is None}
 
 
+class ReplicatedGaussian(Gaussian):
+    """A Gaussian likelihood whose rows stand for several observations each: it adds the factor C_g of eq. (M-87).
+
+    Args:
+        noise_variance, row_variance, row_weight: as Gaussian, of the rows.
+        excess: (n,) observations beyond one; offset: (n,) minus the logarithms of the shares, summed; scatter: (n,)
+            squared deviations around the row's target by share, all outputs together, units of y^2.
+    """
+
+    joins_always = True
+    excess: Tensor
+    offset: Tensor
+    scatter: Tensor
+
+    def __init__(
+        self,
+        noise_variance: Parameter | None,
+        row_variance: Tensor | None,
+        row_weight: Tensor | None,
+        excess: Tensor,
+        offset: Tensor,
+        scatter: Tensor,
+    ) -> None:
+        super().__init__(noise_variance, row_variance, row_weight)
+        self.register_buffer("excess", excess)
+        self.register_buffer("offset", offset)
+        self.register_buffer("scatter", scatter)
+
+    @property
+    def name(self) -> str:
+        return "Gaussian"
+
+    @property
+    def rows_alike(self) -> bool:
+        return False
+
+    @property
+    def counts(self) -> Float64[Tensor, "n"]:
+        return 1.0 + self.excess
+
+    def rows(self, index: Tensor) -> "ReplicatedGaussian":
+        part = super().rows(index)
+        return ReplicatedGaussian(
+            part.noise_variance, part.row_variance, part.row_weight,
+            self.excess[index], self.offset[index], self.scatter[index],
+        )  # fmt: skip
+
+    def extended(
+        self, n: int, more: int, row_variance: Tensor | None = None, row_weight: Tensor | None = None
+    ) -> "ReplicatedGaussian":
+        part = super().extended(n, more, row_variance, row_weight)
+        nothing = self.excess.new_zeros(more)
+        return ReplicatedGaussian(
+            part.noise_variance, part.row_variance, part.row_weight,
+            *(torch.cat([own, nothing]) for own in (self.excess, self.offset, self.scatter)),
+        )  # fmt: skip
+
+    def log_scale(self, device: torch.device, outputs: int) -> Tensor:
+        """log C_g over all rows and outputs, eq. (M-87), (*batch,), nats."""
+        variance = self.diagonal(len(self.excess), device)
+        if self.noise_variance is None:  # rows without noise stand for one observation
+            variance = torch.where(self.excess == 0, 1.0, variance)
+        repeats = self.excess * (LOG_2PI + variance.log()) + self.offset
+        return -0.5 * (outputs * repeats + self.scatter / variance).sum(-1)
+
+    def scale_information(self, device: torch.device, outputs: int) -> Tensor:
+        """The Fisher information of each row's noise variance s in C_g, eq. (M-109): p e / (2 s^2), (*batch, n).
+
+        The scatter of e + 1 observations is s times a chi-squared variable of p e degrees of freedom. A row that stands
+        there less than once has none to take away.
+        """
+        variance = self.diagonal(len(self.excess), device)
+        excess = self.excess.to(device).clamp_min(0.0)
+        return torch.where(excess > 0.0, 0.5 * outputs * excess / variance.square(), 0.0)
+
+
+def repeated(likelihood: Gaussian, weight: Tensor) -> ReplicatedGaussian:
+    """A likelihood of one noise variance, with rows that stand there `weight` times each, whole or not.
+
+    N(y; f, s)^w is the product of (M-86) with k = w rows of share 1 / w: a factor C of excess w - 1 and no scatter.
+    """
+    noise = likelihood.noise_variance
+    return ReplicatedGaussian(noise, None, weight, weight - 1.0, weight * weight.log(), torch.zeros_like(weight))
+
+
+class Normal(PredictiveDistribution):
+    """Independent normal distributions, eq. (M-43)."""
+
+    def __init__(self, mean: Tensor, variance: Tensor) -> None:
+        self.mean, self.variance = mean, variance
+
+    def quantile(self, q: float) -> Tensor:
+        standard = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * q - 1.0, dtype=torch.float64)))
+        return self.mean + standard * self.variance.sqrt()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        return _log_normal(y, self.mean, self.variance)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(self.mean.shape, generator=generator, dtype=torch.float64, device=self.mean.device)
+        return self.mean + self.variance.sqrt() * noise
+
+
 def _log_normal(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    return -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2.0 * math.pi))
+    return -0.5 * ((y - mean).square() / variance + variance.log() + LOG_2PI)
 
 
 def _is_zero(value: Numeric) -> bool:

@@ -62,7 +62,7 @@ def test_fisher_information_counts_what_repeats_say_about_the_noise(outputs):
     assert (numpy.abs(found - wanted) < 0.4 * scale).all()
     (noise,) = (i for i, name in enumerate(few.parameters.names()) if name.startswith("likelihood"))
     variances = gp.likelihood.diagonal(len(joined.x), x.device).expand(len(joined.x)).detach()
-    repeats = gp.likelihood.beyond_information(x.device, outputs or 1)
+    repeats = gp.likelihood.scale_information(x.device, outputs or 1)
     assert torch.allclose(repeats * variances.square(), 0.5 * (outputs or 1) * gp.likelihood.excess)
     half = 0.5 * (outputs or 1) * (len(x) - 30)
     assert found[noise, noise] > 0.8 * half, "in the logarithm of the noise variance: half of the excess"

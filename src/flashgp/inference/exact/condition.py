@@ -96,9 +96,6 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
         prior = prior.held()
     x, y = x.clone(), y.clone()  # what the caller does with theirs must not matter
     replicates = None if group is None else join(prior, x, y, group.to(target))
-    used_x, used_y, likelihood = x, y, prior.likelihood
-    if replicates is not None:
-        used_x, used_y, likelihood = replicates.x, replicates.y, replicates.likelihood
     if differentiable and plan.torch_dtype != torch.float64:
         raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
     workspace = Workspace(allowed_bytes(plan.peak_bytes))
@@ -106,10 +103,14 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
         TorchTiles(), plan.torch_dtype, settings.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
     with torch.set_grad_enabled(differentiable):
-        rows = prior.kernel.rows(used_x)
+        if replicates is None:
+            points, sites = x, prior.sites(y)
+        else:
+            points, sites = replicates.x, replicates.likelihood.sites(replicates.y, prior.outputs)
+        rows = prior.kernel.rows(points)
         theta = tuple(t.to(target) for t in prior.kernel.theta())
-        residual = prior.residual(used_x, used_y)
-        noise = likelihood.diagonal(distinct, target)
+        residual = prior.residual(points, sites.targets)
+        noise = sites.variance
         batch = broadcast_batch(rows.batch_shape, *(t.shape for t in theta), residual.shape[:-2], noise.shape[:-1])
         residual = residual.expand(*batch, *residual.shape[-2:])
         if batch and plan.route not in FACTORED:

@@ -9,7 +9,7 @@ from torch import Tensor
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.exact.likelihood import LOG_2PI
+from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 
@@ -35,8 +35,8 @@ def log_evidence(state: State) -> Float64[Tensor, "*batch"]:
             state.cache.likelihood_parts = _without_factor(state, p)
         fit, log_determinant = state.cache.likelihood_parts
     value = -0.5 * (fit + p * log_determinant + n * p * LOG_2PI)
-    beyond = state.likelihood.beyond_matrix(value.device, p)
-    return value if beyond is None else value + beyond
+    scale = state.sites.log_scale
+    return value if scale is None else value + scale
 
 
 def _without_factor(state: State, p: int) -> tuple[Tensor, float]:

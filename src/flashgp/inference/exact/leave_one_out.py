@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.exact.likelihood import LOG_2PI
+from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.state import State
 from flashgp.pairwise.torch.tiles import tile_rows
@@ -41,7 +41,7 @@ def leave_one_out(state: State) -> LeaveOneOut:
             "condition with a larger memory=, or with dtype=torch.float32, which takes half of what float64 takes"
         )
     outputs = state.prior.outputs
-    y = state.y.to(torch.float64)
+    y = state.prior.sites(state.y).targets.to(torch.float64)
     y = y if outputs is not None else y.unsqueeze(-1)
     parts = _left_out(state.factor, state.representer_weights, y, state.replicates)
     shaped = (part if outputs is not None else part.squeeze(-1) for part in parts)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.small import SmallLikelihood, SmallModel, small_likelihood
 from flashgp.inference.prior import Prior
@@ -37,8 +38,6 @@ __all__ = [
     "log_marginal_likelihood",
     "value_and_gradients",
 ]
-
-LOG_2PI = math.log(2.0 * math.pi)
 
 
 @dataclass
@@ -68,8 +67,8 @@ def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Te
         if value is None:
             residual, noise, rows, theta = prior.likelihood_inputs(x, y)
             value = log_marginal_likelihood(settings, prior.kernel.form, theta, rows, residual, noise)
-        beyond = prior.beyond_matrix(x.device)
-        return value if beyond is None else value + beyond
+        scale = prior.log_scale(y)
+        return value if scale is None else value + scale
 
 
 def factorise_covariance(

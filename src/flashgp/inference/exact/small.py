@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.form import Form
+from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.workspace import Workspace
@@ -68,7 +69,7 @@ class SmallLikelihood:
             return None
         log_determinant = 2.0 * float(numpy.log(lower.diagonal()).sum())
         fit = float(numpy.vdot(residual, weights))
-        return -0.5 * (fit + p * log_determinant + n * p * math.log(2.0 * math.pi)), weights, lower
+        return -0.5 * (fit + p * log_determinant + n * p * LOG_2PI), weights, lower
 
     @profiled("factorisation")
     def slope(self, weights: Array, lower: Array) -> Array:
@@ -143,13 +144,12 @@ class SmallModel:
             for leaf in leaves
         ]
         self.theta = [raw_of(p) for p in theta]
-        likelihood = prior.likelihood
         self.mean = raw_of(prior.mean.value) if isinstance(prior.mean, Constant) else None
-        noise = likelihood.noise_variance
-        self.noise = None if noise is None else raw_of(noise)
-        weight, known = likelihood.row_weight, likelihood.row_variance
-        self.share: Any = 1.0 if weight is None else 1.0 / weight.numpy()  # of the noise in each row
-        self.known: Any = 0.0 if known is None else known.numpy()
+        noise = prior.likelihood.linear_noise()
+        assert noise is not None
+        self.noise = None if noise.parameter is None else raw_of(noise.parameter)
+        self.share: Any = 1.0 if noise.scale is None else noise.scale.numpy()  # of the noise in each row
+        self.known: Any = 0.0 if noise.offset is None else noise.offset.numpy()
 
     @classmethod
     def of(cls, prior: Prior, x: Tensor, y: Tensor) -> "SmallModel | None":
@@ -167,12 +167,11 @@ class SmallModel:
         theta: list[Parameter] = []
         if not collect_leaves(prior.kernel, leaves, theta, x):
             return None
-        likelihood = prior.likelihood
-        for rows in (likelihood.row_weight, likelihood.row_variance):
-            if rows is not None and rows.shape != (n,):
-                return None
+        noise = prior.likelihood.linear_noise()
+        if noise is None or any(rows is not None and rows.shape != (n,) for rows in (noise.scale, noise.offset)):
+            return None
         parameters = [*theta, *(p for k in leaves for p in k.children() if isinstance(p, Parameter))]
-        parameters += [p for p in (getattr(prior.mean, "value", None), likelihood.noise_variance) if p is not None]
+        parameters += [p for p in (getattr(prior.mean, "value", None), noise.parameter) if p is not None]
         if not all(is_plain(p) for p in parameters):
             return None
         targets = y.detach().numpy().astype(numpy.float64, copy=False)

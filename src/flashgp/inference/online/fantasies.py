@@ -105,7 +105,7 @@ class Fantasies:
             prior = prior if post.prior.outputs is not None else prior.unsqueeze(-1)
             mean = (mean + prior).unflatten(-3, batch) if batch else (mean + prior).squeeze(-3)
             variance = variance.clamp_min(0.0).reshape(*batch, m)
-            noise = post.prior.likelihood.variance(post.x.device)
+            noise = post.prior.additive_noise(post.x.device)
             observed = variance + noise
             if post.prior.outputs is None:
                 mean = mean.squeeze(-1)
@@ -249,7 +249,7 @@ def _corners(
     mean = mean if prior.outputs is not None else mean.unsqueeze(-1)
     mean = mean.expand(count, q, prior.outputs or 1)
     corner = CovarianceOperator(PairProblem(prior.kernel.form, post.theta, prior.kernel.rows(members)), F64).to_dense()
-    noise = prior.likelihood.variance(post.x.device)
+    noise = prior.additive_noise(post.x.device)
     corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=post.x.device)
     own = corner.detach().diagonal(dim1=-2, dim2=-1)
     if half is not None:

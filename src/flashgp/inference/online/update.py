@@ -37,7 +37,6 @@ from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.state import State, UpdateState
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
-from flashgp.likelihoods.replicated import ReplicatedGaussian
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
@@ -250,9 +249,8 @@ def _changed(post: State, table: Table, block: Tensor | None, workspace: Workspa
 def _prior_of(prior: Prior, n: int, kept: Tensor | None, new: _New | None) -> Prior:
     """The same prior, its likelihood for the rows that there will be; the prior itself where rows are all alike."""
     likelihood = prior.likelihood
-    own = likelihood.row_variance is not None or likelihood.row_weight is not None
     given = new is not None and (new.row_variance is not None or new.row_weight is not None)
-    if not (own or given or isinstance(likelihood, ReplicatedGaussian)):
+    if likelihood.rows_alike and not given:
         return prior
     if kept is not None:
         likelihood = likelihood.rows(kept)
@@ -314,9 +312,10 @@ def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None,
     device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
     joined = post.replicates
     if joined is None:
-        more = None if new is None else post.prior.residual(new.x, new.y)
+        sites = prior.sites(y)
+        more = None if new is None else prior.residual(new.x, sites.targets[len(y) - len(new) :])
         residual = _stacked(post.residual, _taken(post.distinct, kept), more)
-        noise = prior.likelihood.diagonal(len(x), device).expand(len(x)) + jitter
+        noise = sites.variance.expand(len(x)) + jitter
         return Table(None, residual, noise, kept)
     u, group = post.distinct, joined.group
     stay, added = None, None
@@ -333,9 +332,9 @@ def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None,
     if new is not None:
         group = torch.cat([group, torch.arange(distinct, distinct + len(new), device=device)])
     replicates = join(prior, x, y, group)
-    count = len(replicates.x)
-    noise = replicates.likelihood.diagonal(count, device).expand(count) + jitter
+    sites = replicates.likelihood.sites(replicates.y, prior.outputs)
+    noise = sites.variance.expand(len(replicates.x)) + jitter
     if stay is not None:
         growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
         added = torch.where(fewer, growth, 0.0)
-    return Table(replicates, prior.residual(replicates.x, replicates.y), noise, stay, added)
+    return Table(replicates, prior.residual(replicates.x, sites.targets), noise, stay, added)

@@ -130,7 +130,7 @@ class Prediction:
     @property
     def observation_variance(self) -> Float[Tensor, "*shape"]:
         """Variance of a new observation at x*: variance plus noise_variance."""
-        noise = self._posterior.prior.likelihood.variance(self._x.device)
+        noise = self._posterior.prior.additive_noise(self._x.device)
         noise = noise[..., None, None] if self._outputs is not None else noise.unsqueeze(-1)
         return (self.variance.double() + noise).to(self._x.dtype)
 
@@ -494,7 +494,7 @@ class Prediction:
             joint = self._latent_joint()
             joint = joint.expand(*broadcast_batch(joint.shape[:-2], post.batch_shape), n, n)
             if observed:
-                noise = post.prior.likelihood.variance(self._x.device).unsqueeze(-1)
+                noise = post.prior.additive_noise(self._x.device).unsqueeze(-1)
                 joint = joint + torch.diag_embed(noise.expand(*joint.shape[:-1]))
         return joint
 

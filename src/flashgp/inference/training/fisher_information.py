@@ -40,7 +40,7 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
     with torch.no_grad():
         residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
         lower = factorise_covariance(direct, form, values, rows, noise).lower.double()
-        repeats = prior.likelihood.beyond_information(lower.device, residual.shape[-1])
+        repeats = prior.likelihood.scale_information(lower.device, residual.shape[-1])
     generator = torch.Generator().manual_seed(seed)
     shape = (*residual.shape, draws)
     normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(lower.device).flatten(1)

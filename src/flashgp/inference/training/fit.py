@@ -46,7 +46,6 @@ from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.inference.training.train import FitSettings, Schedule, Stop, Trained, train
-from flashgp.likelihoods.replicated import ReplicatedGaussian
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
@@ -193,9 +192,7 @@ def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Pla
     target = planned_device(plan, options.device, x)
     with profile_range("transfers"):
         x, y = x.detach().to(target), y.detach().to(target)
-    own = prior.likelihood
-    counts = 1.0 + own.excess if isinstance(own, ReplicatedGaussian) else None
-    facts = DataFacts.of(x, y, prior.outputs, counts)
+    facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
     if group is not None:
         replicates = join(prior, x, y, group.to(target))
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)

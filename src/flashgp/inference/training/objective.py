@@ -192,7 +192,7 @@ class LogJoint(Objective):
         self._small: SmallModel | None = None
         if direct.dtype == torch.float64 and not direct.jitter:
             self._small = SmallModel.of(prior, problem.x, problem.y)
-        self._has_beyond = prior.beyond_matrix(problem.x.device) is not None
+        self._has_beyond = prior.log_scale(problem.y) is not None
 
     def __call__(self, theta: Array) -> Evaluation:
         with one_thread(self.rows):
@@ -239,9 +239,9 @@ class LogJoint(Objective):
     def _extra_terms(self) -> list[Tensor]:
         """Terms of the log joint that autograd takes care of: uncommon priors, what replicated rows say about noise."""
         terms = [owner.log_prior().sum() for owner in self.priors.general]
-        beyond = self.problem.prior.beyond_matrix(self.problem.x.device)
-        if beyond is not None:
-            terms.append(beyond.sum())
+        scale = self.problem.prior.log_scale(self.problem.y)
+        if scale is not None:
+            terms.append(scale.sum())
         return [term for term in terms if term.requires_grad] + [
             t.detach().requires_grad_() for t in terms if not t.requires_grad
         ]

@@ -1,0 +1,150 @@
+"""What inference asks of a likelihood and nothing else: sites, densities, distributions of new observations."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.parameters import Parameter
+
+__all__ = ["Likelihood", "LinearNoise", "PredictiveDistribution", "Sites"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """A likelihood as one Gaussian factor for each row, exp(log_scale) prod_i N(targets_i; f_i, variance_i).
+
+    Args:
+        targets: (*batch, n) or (*batch, n, outputs), units of y.
+        variance: inverse precision of each row, (*batch, n), or (*batch, 1) where all are equal, float64, 0 or more;
+            the same for every output.
+        log_scale: (*batch,), nats; None for 0.
+    """
+
+    targets: Float[Tensor, "*targets"]
+    variance: Float64[Tensor, "*batch rows"]
+    log_scale: Float64[Tensor, "*batch"] | None = None
+
+
+@dataclass(frozen=True)
+class LinearNoise:
+    """Sites at the observations whose variances are one parameter times a scale, plus an offset.
+
+    None for no parameter, ones and zeros; scale and offset are (*batch, n).
+    """
+
+    parameter: Parameter | None
+    scale: Tensor | None
+    offset: Tensor | None
+
+
+class PredictiveDistribution(ABC):
+    """New observations, each on its own. Fields: mean and variance, of one shape."""
+
+    mean: Tensor
+    variance: Tensor
+
+    @abstractmethod
+    def quantile(self, q: float) -> Tensor:
+        """The q-quantile, 0 < q < 1."""
+
+    @abstractmethod
+    def log_prob(self, y: Tensor) -> Tensor:
+        """The log density of y, entry by entry, nats."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """One draw of each, float64."""
+
+
+class Likelihood(nn.Module, ABC):
+    """p(y | f), row by row. Subclasses give densities, predictive distributions, and sites where they can.
+
+    Exact inference needs `sites`. Those of `Gaussian` are its observations. A likelihood whose sites are found by
+    iteration leaves `has_sites` False; exact inference refuses it.
+
+    Example:
+        >>> import torch, flashgp as fgp
+        >>> likelihood = fgp.likelihoods.Gaussian(noise_variance=0.25)
+        >>> y = likelihood.predictive(torch.tensor([1.0]), torch.tensor([0.75]))
+        >>> y.variance
+        tensor([1.], dtype=torch.float64, grad_fn=<AddBackward0>)
+    """
+
+    has_sites: ClassVar[bool] = False
+    joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
+
+    @abstractmethod
+    def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """log p(y | f), entry by entry, for new observations."""
+
+    @abstractmethod
+    def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
+        """New observations where f ~ N(mean, variance), shapes (*batch, n)."""
+
+    @abstractmethod
+    def expected_log_prob(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        """The expectation of log p(y | f) under f ~ N(mean, variance)."""
+
+    def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
+        """Sites of the training rows y, (*batch, n) or (*batch, n, outputs), without iteration.
+
+        Raises: DomainError where there are none.
+        """
+        raise DomainError(f"`likelihood` must have sites, got {self.name}, which has none; use Gaussian")
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    # -- rows that a likelihood knows one by one; by default it knows nothing of them ------------------------------
+    @property
+    def rows_alike(self) -> bool:
+        """Whether it holds no numbers of single training rows."""
+        return True
+
+    @property
+    def counts(self) -> Float64[Tensor, "n"] | None:
+        """How many observations each training row stands for; None for one each."""
+        return None
+
+    def rows(self, index: Tensor) -> "Likelihood":
+        """The same for some of the training rows; parameters are shared."""
+        return self
+
+    def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Likelihood":
+        """The same for `more` rows after the n there are. Raises: DomainError for row tensors that it does not know."""
+        for name, value in (("row_variance", row_variance), ("row_weight", row_weight)):
+            if value is not None:
+                raise DomainError(f"`{name}` is of a Gaussian likelihood, got one for {self.name}; leave it out")
+        return self
+
+    # -- what only some likelihoods have ---------------------------------------------------------------------------
+    def additive_noise(self, device: torch.device) -> Float64[Tensor, "*batch"] | None:
+        """The variance of e where a new observation is y = f + e with e independent of f; None where it is not."""
+        return None
+
+    def linear_noise(self) -> LinearNoise | None:
+        """How site variances depend on the one parameter of the likelihood; None where targets or variances differ."""
+        return None
+
+    def scale_information(self, device: torch.device, outputs: int) -> Tensor | None:
+        """The Fisher information of each row's site variance in `Sites.log_scale`, (*batch, n); None for nothing."""
+        return None
+
+    def join_keys(self, y: Tensor) -> list[Tensor] | None:
+        """Columns, each (n,), that rows of equal x must have in common to be joined; None where none may be."""
+        return None
+
+    def joined(self, y: Tensor, group: Tensor, first: Tensor) -> tuple[Tensor, Self, Tensor]:
+        """Targets, likelihood and shares of rows that join others, eqs. (M-86) and (M-87).
+
+        Args: y (n,) or (n, outputs); group (n,), the row that each joins; first (u,), a member of each group.
+        """
+        raise NotImplementedError(f"rows of {self.name} are never joined")
