@@ -42,7 +42,7 @@ import flashgp as fgp
 from flashgp.bench.suites.online import GPyTorchModel
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_seconds
-from flashgp.solvers.growing.rotations import rotations
+from flashgp.solvers.direct.rotations import rotations
 
 D, LENGTHSCALE, NOISE = 4, 0.5 * 4**0.5, 0.01
 AGREEMENT = 1e-8  # of mean and variance with a fresh posterior

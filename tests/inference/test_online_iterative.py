@@ -16,7 +16,7 @@ from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference import state as inference_state
 from flashgp.inference.predict.pricing import price_of
 from flashgp.inference.solves import Solves
-from flashgp.solvers.iterative.contract import Limits
+from flashgp.solvers.contract import Limits
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from inference.plain_gp import data, model
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.workspace import Workspace
-from flashgp.solvers.iterative.contract import Index, System
+from flashgp.solvers.contract import Index, System
 
 F64 = torch.float64
 

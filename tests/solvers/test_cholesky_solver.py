@@ -10,7 +10,7 @@ import torch
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import EventKind
 from flashgp.solvers import CholeskySolver, Goal
-from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner
+from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 F32 = torch.float32

@@ -10,9 +10,9 @@ from torch import Tensor
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.solvers.direct import strided
 from flashgp.solvers.direct.cholesky import factorise
+from flashgp.solvers.direct.rotations import Rotations, rotations
 from flashgp.solvers.direct.strided import solve_triangle_, update_triangle
 from flashgp.solvers.growing.panels import PanelFactor
-from flashgp.solvers.growing.rotations import Rotations, rotations
 
 F64 = torch.float64
 WAYS = ["rotations", "reflections", "portable"]
@@ -311,7 +311,7 @@ def test_rotations_are_made_beside_the_work_once_it_is_worth_it() -> None:
 
 
 def test_without_a_compiler_reflections_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.solvers.growing.rotations._compiler", lambda: False)
+    monkeypatch.setattr("flashgp.solvers.direct.rotations._compiler", lambda: False)
     made = Rotations()
     assert all(made.update(10_000) is None for _ in range(10))
     assert made._thread is None
@@ -321,7 +321,7 @@ def test_without_a_compiler_reflections_go_on(monkeypatch: pytest.MonkeyPatch) -
 def test_a_compiler_that_fails_is_told_and_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("flashgp.solvers.growing.rotations.rotation_source", lambda: "nonsense = ]")
+    monkeypatch.setattr("flashgp.solvers.direct.rotations.rotation_source", lambda: "nonsense = ]")
     made = Rotations()
     assert not made.wait()
     assert "could not be compiled" in caplog.text

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError, ShapeError
 from flashgp.solvers import SOLVERS
-from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Solver, Step
+from flashgp.solvers.contract import Goal, Limits, Solution, Solver, Step
 from flashgp.solvers.settings import DEFAULTS
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 

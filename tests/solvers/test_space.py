@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.workspace import Workspace
+from flashgp.solvers.contract import Goal, Index, Limits, System
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import Goal, Index, Limits, System
 from flashgp.solvers.iterative.lanczos import log_determinant
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky

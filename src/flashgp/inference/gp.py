@@ -22,7 +22,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
     from flashgp.planner.plan import Plan
-    from flashgp.solvers.iterative.contract import Step
+    from flashgp.solvers.contract import Step
 
 __all__ = ["GP"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flashgp.planner.plan import Plan
-from flashgp.solvers.iterative.contract import Step
+from flashgp.solvers.contract import Step
 
 __all__ = ["ConditionSettings", "SolveSettings"]
 

@@ -12,11 +12,12 @@ from flashgp.inference.settings import SolveSettings
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.plan import Plan
+from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, System
 from flashgp.solvers.direct.cholesky import TriangularFactor
-from flashgp.solvers.direct.cholesky_solver import REFINEMENT, CholeskyPreconditioner
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, System
 from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
+from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
+from flashgp.solvers.settings import REFINEMENT
 
 __all__ = ["PreparedOnce", "Solves", "iterative_method"]
 

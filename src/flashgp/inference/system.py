@@ -10,7 +10,7 @@ from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.stored import StoredTiles
-from flashgp.solvers.iterative.contract import Index, System
+from flashgp.solvers.contract import Index, System
 
 __all__ = ["CovarianceSystem"]
 

@@ -1,8 +1,11 @@
 """Numbers that tune solvers, as frozen values with defaults; docs/decisions/0010-solvers.md has the measurements."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-__all__ = ["DEFAULTS", "ComparisonSettings", "LanczosSettings", "LowRankSettings", "SolveSettings", "VecchiaSettings"]
+__all__ = [
+    "DEFAULTS", "REFINEMENT", "ComparisonSettings", "LanczosSettings", "LowRankSettings", "SolveSettings",
+    "VecchiaSettings",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,3 +124,5 @@ class SolveSettings:
 
 
 DEFAULTS = SolveSettings()
+# With a factor of A as preconditioner: one that is worth its n^3 halves the residual within a few iterations.
+REFINEMENT = replace(DEFAULTS, single=False, stagnation_window=50)

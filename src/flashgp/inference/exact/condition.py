@@ -38,8 +38,8 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
+from flashgp.solvers.contract import Limits
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
-from flashgp.solvers.iterative.contract import Limits
 
 __all__ = ["condition"]
 

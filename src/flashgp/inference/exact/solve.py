@@ -18,7 +18,7 @@ from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.report import Report
 from flashgp.inference.system import CovarianceSystem
-from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Step
+from flashgp.solvers.contract import Goal, Limits, Solution, Step
 
 __all__ = [
     "OF_THE_WEIGHTS",

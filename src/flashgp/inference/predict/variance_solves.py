@@ -15,7 +15,7 @@ from torch import Tensor
 from flashgp.foundations.events import StopReason
 from flashgp.inference.solves import Solves
 from flashgp.planner.variances import SOLVED_POINTS
-from flashgp.solvers.iterative.contract import Goal
+from flashgp.solvers.contract import Goal
 
 __all__ = ["FLOOR", "SHARE", "Explained", "explained", "explained_jointly", "strips"]
 

@@ -45,10 +45,11 @@ from flashgp.inference.training.objective import Estimate, Evaluation, LogJoint,
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
-from flashgp.solvers.direct.cholesky_solver import CholeskyPreconditioner, CholeskySolver
+from flashgp.solvers.contract import Goal, Limits, System
+from flashgp.solvers.iterative.cholesky_solver import CholeskySolver
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
-from flashgp.solvers.iterative.contract import Goal, Limits, System
 from flashgp.solvers.preconditioners.candidate import CandidatePreconditioner, Compared, Outcome, making_passes, vecchia
+from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
 

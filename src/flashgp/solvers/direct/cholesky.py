@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.foundations.profile_ranges import profiled
-from flashgp.solvers.iterative.contract import check_residual
+from flashgp.solvers.contract import check_residual
 
 __all__ = ["Factor", "TriangularFactor", "factorise", "factorise_keeping", "refine"]
 

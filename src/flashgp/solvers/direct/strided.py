@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.lazy_import import lazy_import
-from flashgp.solvers.growing.rotations import rotations
+from flashgp.solvers.direct.rotations import rotations
 
 __all__ = [
     "Array",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.foundations.events import Event, EventKind, Obstacle, StopReason
-from flashgp.solvers.iterative.contract import (
+from flashgp.solvers.contract import (
     NO_LIMITS,
     Goal,
     Limits,

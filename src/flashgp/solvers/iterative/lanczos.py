@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.solvers.iterative.contract import System, check_residual
+from flashgp.solvers.contract import System, check_residual
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.settings import DEFAULTS, LanczosSettings
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.events import Event, EventKind, StopReason
-from flashgp.solvers.iterative.contract import Goal, Limits, Solution, Step, System, check_residual
+from flashgp.solvers.contract import Goal, Limits, Solution, Step, System, check_residual
 
 __all__ = ["Progress", "noise_bound", "product"]
 

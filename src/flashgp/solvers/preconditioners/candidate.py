@@ -20,7 +20,7 @@ from flashgp.foundations.events import EventKind, Obstacle, StopReason
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.workspace import ran_out_of_memory
-from flashgp.solvers.iterative.contract import System
+from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Comparison, Preconditioner, SolveState

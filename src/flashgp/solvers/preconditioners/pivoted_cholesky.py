@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.foundations.profile_ranges import profiled
-from flashgp.solvers.iterative.contract import System
+from flashgp.solvers.contract import System
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.solvers.iterative.contract import System
+from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.settings import DEFAULTS, VecchiaSettings
 
