@@ -3,8 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,17 +123,6 @@ def test_frames(library: Any) -> None:
         quick().fit(gap, y)
     with pytest.warns(fgp.FlashGPWarning, match="1 of 20 rows"):
         assert quick(missing="drop").fit(gap, y).X_train_.shape == (19, 2)
-
-
-def test_neither_pandas_nor_polars_is_needed(source_environment: dict[str, str]) -> None:
-    code = (
-        "import sys\n"
-        "sys.modules['pandas'] = sys.modules['polars'] = None\n"
-        "import flashgp as fgp\n"
-        "assert 'sklearn' not in sys.modules\n"
-        "fgp.GPRegressor(optimise=False).fit([[0.0], [1.0]], [1.0, 2.0]).predict([[0.5]])\n"
-    )
-    subprocess.run([sys.executable, "-c", code], env=source_environment, check=True)
 
 
 def test_copies_and_pickles_answer_alike(tmp_path: Path) -> None:

@@ -618,7 +618,7 @@ def test_forged_configs_are_refused_or_hold_a_model(path: Path, genuine: bytes) 
     places = list(_places(config))
     accepted = []
     for place in places:
-        for value in choose.sample(JUNK, 2):
+        for value in choose.sample(JUNK, 1):
             path.write_bytes(forged(genuine, _set(*place, value)))
             try:
                 posterior = fgp.load(path)
@@ -626,7 +626,7 @@ def test_forged_configs_are_refused_or_hold_a_model(path: Path, genuine: bytes) 
                 continue
             posterior.predict(torch.zeros(1, 2, dtype=torch.float64)).variance  # noqa: B018
             accepted.append(place)
-    assert len(accepted) < 0.2 * 2 * len(places)  # another degree, domain or number in the report is a model too
+    assert len(accepted) < 0.2 * len(places)  # another degree, domain or number in the report is a model too
 
 
 def test_forged_shapes_are_refused_or_hold_a_model(path: Path, genuine: bytes) -> None:

@@ -2,8 +2,6 @@
 
 import io
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -101,14 +99,6 @@ def test_it_draws_on_given_axes(name: str) -> None:
     ax = Figure().subplots()
     assert PLOTS[name](ax=ax) is ax
     assert ax.has_data()
-
-
-def test_matplotlib_is_imported_only_to_draw(source_environment: dict[str, str]) -> None:
-    code = "import sys, flashgp.plots; print('matplotlib' in sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=source_environment, capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == "False"
 
 
 # -- posterior ----------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.files.json_values import json_fields, refused
 from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.json_values import json_fields, refused
 
 __all__ = ["ColumnScaling", "Scaling"]
 

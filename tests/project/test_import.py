@@ -63,6 +63,20 @@ print("sympy" in sys.modules)
     assert (run.returncode, run.stdout.strip()) == (0, "False"), run.stderr
 
 
+def test_tables_plots_and_estimators_load_only_what_they_need(source_environment: dict[str, str]) -> None:
+    """Neither frames nor matplotlib on import; frames not even to fit."""
+    code = """
+import sys
+sys.modules["pandas"] = sys.modules["polars"] = None
+import flashgp.table, flashgp.plots
+import flashgp as fgp
+print(*{"sklearn", "pyarrow", "narwhals", "matplotlib"} & set(sys.modules))
+fgp.GPRegressor(optimise=False).fit([[0.0], [1.0]], [1.0, 2.0]).predict([[0.5]])
+"""
+    run = python(code, source_environment)
+    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
+
+
 def test_a_command_loads_what_it_runs_and_not_what_others_do(source_environment: dict[str, str]) -> None:
     run = python("import sys, flashgp.cli; print(*sys.modules)", source_environment)
     assert run.returncode == 0, run.stderr

@@ -158,7 +158,7 @@ def test_what_is_allowed_passes(tmp_path: Path) -> None:
         "class K:\n    def operator(self):\n        from flashgp.operators import Dense",
         "kernels/matern.py": "from flashgp.means import Zero\nfrom ..foundations.errors import ShapeError",
         "cli.py": "import flashgp\nfrom flashgp import GP\nfrom flashgp.plots import calibration",
-        "table/read.py": "from flashgp.files.json_values import refused",
+        "table/read.py": "from flashgp.foundations.json_values import refused",
     }
     for name, text in allowed.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -22,9 +22,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from flashgp.files.json_values import json_fields, parse_json, refused
 from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ModelFileError
+from flashgp.foundations.json_values import json_fields, parse_json, refused
 
 __all__ = ["Container", "Entry", "lower_triangle", "open_container", "stored", "write_container"]
 

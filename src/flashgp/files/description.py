@@ -16,11 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from flashgp import kernels, means
-from flashgp.files.json_values import json_count, json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.files.modules import FUNCTION, module_description, module_state, prepared_module, require_modules
 from flashgp.files.priors import prior_from_tensors, prior_tensors
 from flashgp.files.validation import refusing
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.json_values import (
+    json_count,
+    json_fields,
+    json_list,
+    json_number,
+    json_text,
+    number_json,
+    refused,
+)
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.gp import GP
 from flashgp.inference.prior import Prior

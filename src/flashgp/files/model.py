@@ -24,7 +24,6 @@ from torch import nn
 from flashgp import __version__
 from flashgp.files.container import lower_triangle, open_container, stored, write_container
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild
-from flashgp.files.json_values import json_fields, json_list, json_text, refused, strict_json
 from flashgp.files.report_fields import json_report, report_json
 from flashgp.files.validation import (
     check_batch,
@@ -36,6 +35,7 @@ from flashgp.files.validation import (
     refusing,
 )
 from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.json_values import json_fields, json_list, json_text, refused, strict_json
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior

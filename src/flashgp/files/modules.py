@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashgp.files.json_values import json_fields, json_list, json_text
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.json_values import json_fields, json_list, json_text
 
 __all__ = ["FUNCTION", "module_description", "module_state", "prepared_module", "require_modules"]
 

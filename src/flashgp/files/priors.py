@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from flashgp.files.json_values import refused
 from flashgp.files.validation import broadcasts
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.json_values import refused
 
 __all__ = ["PRIORS", "prior_from_tensors", "prior_tensors"]
 

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from typing import Any
 
-from flashgp.files.json_values import json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
+from flashgp.foundations.json_values import json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.foundations.report import Report
 from flashgp.planner.plan import Plan
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from flashgp.files.container import Container
-from flashgp.files.json_values import refused
 from flashgp.foundations.checks import check_finite
 from flashgp.foundations.errors import FlashGPError, MemoryBudgetError, ModelFileError
 from flashgp.foundations.form import Rows
+from flashgp.foundations.json_values import refused
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.gp import GP

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.files.json_values import json_count, json_fields, json_list, json_text, refused
+from flashgp.foundations.json_values import json_count, json_fields, json_list, json_text, refused
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Kind, Table, listed, quoted
