@@ -14,7 +14,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +101,7 @@ def save(
         entries["factor"] = lower_triangle(posterior.factor.lower)
     config = {
         **description, "attempts": attempts, "layouts": layouts, "report": report_json(posterior.report),
-        "flashgp": __version__, "torch": torch.__version__, "solves": asdict(posterior.state.settings),
+        "flashgp": __version__, "torch": torch.__version__, "solves": {name: getattr(posterior.state.settings, name) for name in _SOLVES},
         "learned": {name: getattr(posterior.state.online, name) for name in _LEARNED},
     }  # fmt: skip
     write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))

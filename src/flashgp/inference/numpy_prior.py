@@ -20,9 +20,7 @@ from flashgp.kernels.base import Kernel, Leaf, Product, Scaled, Sum
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.numpy_pairs import TITLE, Array, NumpyPairs, RowArrays
 
-__all__ = ["FEW_PAIRS", "TITLE", "NumpyPrior", "collect_leaves", "is_plain"]
-
-FEW_PAIRS = 2**14  # of a block, up to which the calls weigh as much as the arithmetic
+__all__ = ["TITLE", "NumpyPrior", "collect_leaves", "is_plain", "plain_array"]
 
 
 class NumpyPrior:
@@ -72,9 +70,23 @@ class NumpyPrior:
         return RowArrays(features, (), len(x))
 
     def block(self, rows: Rows, others: Rows, workspace: Workspace) -> Tensor:
-        """K between rows that are at hand, (k, n), at most FEW_PAIRS entries."""
+        """K between some rows, (k, n)."""
         workspace.ran(TITLE)
         return torch.from_numpy(self.covariance.block(RowArrays.of(rows), RowArrays.of(others)))
+
+
+def plain_array(value: Any) -> Array | None:
+    """The numbers of a tensor or array where they lie; None where torch has to say what they are: with a graph, on
+    another device, inside a transform, lazily negated, or of a type of its own."""
+    if type(value) is numpy.ndarray:
+        return value
+    if type(value) is not Tensor:
+        return None
+    try:
+        numbers: Array = value.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return numbers
 
 
 def _columns(leaf: Leaf) -> list[int] | None:

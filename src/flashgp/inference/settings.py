@@ -8,7 +8,28 @@ import torch
 from flashgp.planner.plan import Plan
 from flashgp.solvers.contract import Step
 
-__all__ = ["ConditionSettings", "SolveSettings"]
+__all__ = ["ConditionSettings", "OnlineSettings", "SolveSettings"]
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """How updates of a float64 factor go, and predictions at a few points.
+
+    Fields:
+        numpy_pairs: of a block, up to which NumPy evaluates its covariances where the prior allows it (numpy_prior.py):
+            the calls weigh as much as the arithmetic. 0 for never.
+        few_rows: that come or go at once, up to which memory is the limit and a second thread only makes others wait.
+        checked_rows: of the factor that are checked in so many updates, (M-113).
+        check_every: updates in which so many rows are checked: a few in each, so that all take as long; on an
+            accelerator, which would be waited for, all of them in every so many updates.
+        max_drift: times sqrt(n) eps, a backward error beyond which the factor is made again.
+    """
+
+    numpy_pairs: int = 2**14
+    few_rows: int = 16
+    checked_rows: int = 16
+    check_every: int = 4
+    max_drift: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -16,12 +37,14 @@ class SolveSettings:
     """How solves go, beside the plan; a state keeps it for what it answers later.
 
     Fields: seed of a method's draws; deterministic, whether all answers have the same bits whatever the number of
-    threads (foundations/determinism.py); tolerance of the mean, in standard deviations of an observation.
+    threads (foundations/determinism.py); tolerance of the mean, in standard deviations of an observation; online, of
+    updates.
     """
 
     seed: int = 0
     deterministic: bool = False
     tolerance: float = 1e-3
+    online: OnlineSettings = OnlineSettings()
 
 
 @dataclass(frozen=True)

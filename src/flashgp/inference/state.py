@@ -262,6 +262,8 @@ class State:
         if self.cache.numpy_prior is None:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 return None  # inside a transform of torch.func no tensor is plain; afterwards they are
-            served = not (self.replicates or self.differentiable or self.settings.deterministic or self.batch_shape)
+            served = self.settings.online.numpy_pairs and not (
+                self.replicates or self.differentiable or self.settings.deterministic or self.batch_shape
+            )
             self.cache.numpy_prior = (NumpyPrior.of(self.prior, self.theta, self.x) if served else None,)
         return self.cache.numpy_prior[0]

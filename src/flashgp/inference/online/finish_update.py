@@ -1,11 +1,11 @@
-"""How an update of a float64 factor ends: a look at the factor, what was learned, the report, the new posterior.
+"""How an update of a float64 factor ends: the factor is checked, then come counts, report and the new state.
 
-Some rows of L L^T and of L z are held against K and r, taking turns:
+Some rows of L L^T and of L z are compared with K and r, taking turns:
 
     |L L^T - K|_ij / (|L| |L|^T)_ij  and  |r - L z|_i / (|L| |z| + |r|)_i                              (M-113)
 
-Every update looks at four rows among themselves, on an accelerator every fourth at sixteen; one that only appends a
-row, at one row beside the new one (one_point.py). Where they show more than rounding, the factor is made anew.
+Every update checks four rows among themselves, on an accelerator every fourth sixteen; one that only appends a row
+checks one row beside the new one (one_point.py). Where the error is more than rounding, the factor is made again.
 """
 
 import math
@@ -24,18 +24,14 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
+from flashgp.inference.settings import OnlineSettings
 from flashgp.inference.state import UPDATE, State, UpdateState
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["LEAST", "Looked", "Outcome", "Table", "ended"]
+__all__ = ["FactorCheck", "Table", "Update", "finish_update"]
 
 F64 = torch.float64
-LEAST = torch.finfo(F64).tiny
-# Rows of the factor and of L z that are checked in every so many updates: a few in each, so that all steps take the
-# same; where a device would be waited for, more of them and seldom.
-CHECKED_ROWS, CHECK_EVERY = 16, 4
-DRIFT = 100.0  # times sqrt(n) eps: a backward error beyond it is not that of a fresh factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +50,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class Update:
     """What an update has made. Fields: prior, x, y and rows of the state to be; table; factor; whitened, L^-1 of its
     residual; appended, dropped, how many rows came and went."""
 
@@ -70,91 +66,96 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What a look at some rows found. Fields: drift, the largest backward error; relative, an estimate of
-    |r - L z| / |r| over all rows, None where r is zero; turn, the row that is looked at next."""
+class FactorCheck:
+    """What a check of some rows found. Fields: drift, the largest backward error; relative, an estimate of
+    |r - L z| / |r| over all rows, None where r is zero; turn, the row that is checked next."""
 
     drift: float
     relative: float | None
     turn: int
 
 
-def ended(
+def finish_update(
     post: State,
-    state: Outcome,
+    update: Update,
     covariance: Callable[[Rows, Rows], Tensor],
     workspace: Workspace,
     started: float,
-    looked: Looked | None = None,
+    check: FactorCheck | None = None,
 ) -> State:
-    """The posterior after an update of `post`, looked at where it is time for that, or where the update has not."""
-    before, learned, n = post.report, post.online, state.rows.count
-    if looked is None and (checked := _checked_rows(learned, n, state.x.device)) is not None:
-        looked = _looked(state, checked, covariance)
-    anew = looked is not None and not looked.drift <= DRIFT * n**0.5 * torch.finfo(F64).eps
-    if looked is not None and anew:
-        state = _made_anew(post, state, workspace)
-        looked = _looked(state, slice(0, min(CHECKED_ROWS, n)), covariance)
-    learned = replace(
-        learned, appended=learned.appended + state.appended, dropped=learned.dropped + state.dropped,
-        refactorised=learned.refactorised + anew,
-        updates=learned.updates + 1 if looked is None else 0, turn=learned.turn if looked is None else looked.turn,
+    """The state after an update of `post`, whose factor is checked where it is time for that.
+
+    Args: covariance, of two sets of rows; started, by `time.perf_counter`; check, of the update itself.
+    """
+    before, online, n, settings = post.report, post.online, update.rows.count, post.settings.online
+    if check is None and (rows := _rows_to_check(online, n, update.x.device, settings)) is not None:
+        check = _checked(update, rows, covariance)
+    drifted = check is not None and not check.drift <= settings.max_drift * n**0.5 * torch.finfo(F64).eps
+    if drifted:
+        update = _refactorised(post, update, workspace)
+        check = _checked(update, slice(0, min(settings.checked_rows, n)), covariance)
+    online = replace(
+        online, appended=online.appended + update.appended, dropped=online.dropped + update.dropped,
+        refactorised=online.refactorised + drifted,
+        updates=online.updates + 1 if check is None else 0, turn=online.turn if check is None else check.turn,
     )  # fmt: skip
     report = Report(
         route=before.route, backend=workspace.backend, device=before.device, dtype=before.dtype,
-        relative_residual=before.relative_residual if looked is None else looked.relative,
-        jitter=float(state.factor.jitter) or None, peak_bytes=workspace.peak_bytes, plan=before.plan,
-        events=[*(event for event in before.events if event.stage != UPDATE), learned.event],
+        relative_residual=before.relative_residual if check is None else check.relative,
+        jitter=float(update.factor.jitter) or None, peak_bytes=workspace.peak_bytes, plan=before.plan,
+        events=[*(event for event in before.events if event.stage != UPDATE), online.event],
     )  # fmt: skip
     report.seconds = time.perf_counter() - started
     after = State(
-        state.prior, state.x, state.y, state.rows, post.theta, state.table.residual, state.factor, report,
-        whitened=state.whitened, replicates=state.table.replicates, settings=post.settings, online=learned,
+        update.prior, update.x, update.y, update.rows, post.theta, update.table.residual, update.factor, report,
+        whitened=update.whitened, replicates=update.table.replicates, settings=post.settings, online=online,
     )  # fmt: skip
-    if state.prior is post.prior and state.table.replicates is post.replicates:
+    if update.prior is post.prior and update.table.replicates is post.replicates:
         after.cache.numpy_prior = post.cache.numpy_prior
     return after
 
 
-def _checked_rows(online: UpdateState, count: int, device: torch.device) -> slice | None:
+def _rows_to_check(online: UpdateState, count: int, device: torch.device, settings: OnlineSettings) -> slice | None:
     """The rows, of so many, that this update checks; None where it does not."""
-    every, rows = (1, CHECKED_ROWS // CHECK_EVERY) if device.type == "cpu" else (CHECK_EVERY, CHECKED_ROWS)
+    every, rows = settings.check_every, settings.checked_rows
+    if device.type == "cpu":
+        every, rows = 1, rows // every
     if online.updates + 1 < every:
         return None
     start = online.turn if online.turn < count else 0
     return slice(start, min(start + rows, count))
 
 
-def _made_anew(post: State, state: Outcome, workspace: Workspace) -> Outcome:
+def _refactorised(post: State, update: Update, workspace: Workspace) -> Update:
     """With a fresh factor of the same rows."""
-    prior, table = state.prior, state.table
-    noise = table.noise - state.factor.jitter
+    prior, table = update.prior, update.table
+    noise = table.noise - update.factor.jitter
     settings = DirectSettings(
-        TorchTiles(), F64, None, repair=lambda: prior.repairable(state.x, state.y), workspace=workspace
+        TorchTiles(), F64, None, repair=lambda: prior.repairable(update.x, update.y), workspace=workspace
     )
-    factor = PanelFactor.of(factorise_covariance(settings, prior.kernel.form, post.theta, state.rows, noise))
+    factor = PanelFactor.of(factorise_covariance(settings, prior.kernel.form, post.theta, update.rows, noise))
     table = replace(table, noise=noise + factor.jitter)
-    return replace(state, table=table, factor=factor, whitened=factor.half_solve(table.residual))
+    return replace(update, table=table, factor=factor, whitened=factor.half_solve(table.residual))
 
 
-def _looked(state: Outcome, checked: slice, covariance: Callable[[Rows, Rows], Tensor]) -> Looked:
+def _checked(update: Update, rows: slice, covariance: Callable[[Rows, Rows], Tensor]) -> FactorCheck:
     """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113)."""
-    some = state.rows.part(checked.start, checked.stop)
-    lower, matrix = _at_hand(state.factor.some_rows(checked.start, checked.stop)), _at_hand(covariance(some, some))
-    residual, noise, z = (_at_hand(t) for t in (state.table.residual, state.table.noise, state.whitened))
+    some = update.rows.part(rows.start, rows.stop)
+    lower, matrix = _arrays(update.factor.some_rows(rows.start, rows.stop), covariance(some, some))
+    residual, noise, z = _arrays(update.table.residual, update.table.noise, update.whitened)
     with numpy.errstate(all="ignore"):  # what is not finite counts as drift
-        product, rows = lower @ lower.T, range(len(lower))
-        product[rows, rows] -= noise[checked]
+        product, diagonal = lower @ lower.T, range(len(lower))
+        product[diagonal, diagonal] -= noise[rows]
         size, z = abs(lower), z[: lower.shape[1]]
-        wrong = _backward_error(matrix - product, size @ size.T)
-        error = residual[checked] - lower @ z
-        wrong = max(wrong, _backward_error(error, size @ abs(z) + abs(residual[checked])))
-    return Looked(wrong, _relative_residual(error, residual), checked.stop)
+        drift = _backward_error(matrix - product, size @ size.T)
+        error = residual[rows] - lower @ z
+        drift = max(drift, _backward_error(error, size @ abs(z) + abs(residual[rows])))
+    return FactorCheck(drift, _relative_residual(error, residual), rows.stop)
 
 
 def _backward_error(wrong: Any, size: Any) -> float:
     """The largest share that entries are of what they were computed from: 0 of 0 is nothing, NaN is beyond all."""
-    share = float((abs(wrong) / size.clip(LEAST)).max())
+    share = float((abs(wrong) / size.clip(torch.finfo(F64).tiny)).max())
     return math.inf if math.isnan(share) else share
 
 
@@ -164,6 +165,6 @@ def _relative_residual(error: Any, residual: Any) -> float | None:
     return (len(residual) / len(error) * float((error * error).sum()) / whole) ** 0.5 if whole > 0.0 else None
 
 
-def _at_hand(tensor: Tensor) -> Any:
-    """For a dozen calls on few numbers: NumPy's start sooner, where it reaches them."""
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+def _arrays(*tensors: Tensor) -> list[Any]:
+    """The same for NumPy, whose calls on few numbers start sooner, where it reaches them."""
+    return [tensor.numpy() if tensor.device.type == "cpu" else tensor for tensor in tensors]

@@ -13,10 +13,11 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.numpy_prior import TITLE, NumpyPrior
-from flashgp.inference.online.finish_update import CHECKED_ROWS, Looked, Outcome, Table, ended
+from flashgp.inference.numpy_prior import TITLE, NumpyPrior, plain_array
+from flashgp.inference.online.finish_update import FactorCheck, Table, Update, finish_update
 from flashgp.inference.state import State
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.numpy_pairs import Array, RowArrays
@@ -25,9 +26,11 @@ from flashgp.solvers.growing.panels import PanelFactor
 __all__ = ["appended_row"]
 
 F64 = torch.float64
-LEAST_NORM = 2.0**-500
+MIN_NORM = 2.0**-500
 
 
+@outside_inference_mode
+@autocast_disabled
 def appended_row(post: State, x: Any, y: Any) -> State | None:
     """The posterior with one more row, as `Posterior.append`; None where `x`, `y` or the posterior ask for more care.
 
@@ -36,7 +39,7 @@ def appended_row(post: State, x: Any, y: Any) -> State | None:
     """
     started = time.perf_counter()
     prior, factor = post.numpy_prior, post.factor
-    if prior is None or factor is None or not _as_usual():
+    if prior is None or factor is None:
         return None
     given, panels = _row(post, x, y), PanelFactor.of(factor)
     if given is None or panels.dtype != F64 or not panels.takes_vectors:
@@ -48,30 +51,16 @@ def appended_row(post: State, x: Any, y: Any) -> State | None:
         return _appended(post, prior, panels, z, *given, started)
 
 
-def _as_usual() -> bool:
-    """Whether torch is in none of the modes that change what tensors are."""
-    return not (torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"))
-
-
 def _row(post: State, x: Any, y: Any) -> tuple[Array, Array] | None:
     """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
-    row, target = _alike(x, post.x.numpy()), _alike(y, post.y.numpy())
+    row, target = plain_array(x), plain_array(y)
     if row is None or target is None:
         return None
+    for given, own in ((row, post.x.numpy()), (target, post.y.numpy())):
+        if given.dtype != own.dtype or given.shape != (1, *own.shape[1:]):
+            return None
     total = sum(row[0].tolist()) + sum(target.ravel().tolist())  # of some numbers, sooner than by a call
     return (row, target) if math.isfinite(total) else None
-
-
-def _alike(value: Any, own: Array) -> Array | None:
-    if type(value) is Tensor:
-        try:
-            value = value.numpy()
-        except (RuntimeError, TypeError):  # with a graph, on another device, inside a transform, lazily negated
-            return None
-    elif type(value) is not numpy.ndarray:
-        return None
-    same = value.dtype == own.dtype and value.shape == (1, *own.shape[1:])
-    return value if same else None
 
 
 def _appended(
@@ -90,7 +79,7 @@ def _appended(
     own = post.residual.numpy()
     residual = y.reshape(1, -1) - prior.mean
     before = z.numpy()
-    looked = _looked(post, factor.row(turn), cross, entry, before, own)
+    check = _checked(post, factor.row(turn), cross, entry, before, own)
     whitened = _followed(before, (residual - cross @ before) / root)
     table = Table(None, _followed(own, residual), noise.expand(len(cross) + 1))
     longer = Rows(
@@ -99,15 +88,15 @@ def _appended(
         rows.count + 1, rows.batch, rows.place,
     )  # fmt: skip
     x_all, y_all = _followed(post.x.numpy(), x), _followed(post.y.numpy(), y)
-    state = Outcome(post.prior, x_all, y_all, longer, table, factor, whitened, appended=1)
+    update = Update(post.prior, x_all, y_all, longer, table, factor, whitened, appended=1)
 
     def covariance(some: Rows, others: Rows) -> Tensor:
         return prior.block(some, others, workspace)
 
-    return ended(post, state, covariance, workspace, started, looked)
+    return finish_update(post, update, covariance, workspace, started, check)
 
 
-def _looked(post: State, row: Array, half: Array, entry: float, z: Array, residual: Array) -> Looked:
+def _checked(post: State, row: Array, half: Array, entry: float, z: Array, residual: Array) -> FactorCheck:
     """One row l of the factor beside the new one s, with which its covariance is `entry`, eq. (M-113).
 
     An append changes no row but adds one: l . s sees the errors of that, and l z those of the row itself. Norms stand
@@ -122,17 +111,18 @@ def _looked(post: State, row: Array, half: Array, entry: float, z: Array, residu
         share = abs(error) / (length * _norm(squared) + abs(target))
         drift = max(drift, share if math.isfinite(share) else math.inf)  # max forgets what is no number
     squares = float(numpy.vdot(residual, residual))
-    found = None
+    relative = None
     if squares > 0.0:  # of one row: the mean of the last sixteen
-        found = len(residual) * sum(error * error for error in errors) / squares
-        known = post.report.relative_residual
-        found = (found if known is None else known * known + (found - known * known) / CHECKED_ROWS) ** 0.5
-    return Looked(drift if math.isfinite(drift) else math.inf, found, stop)
+        relative = len(residual) * sum(error * error for error in errors) / squares
+        if (known := post.report.relative_residual) is not None:
+            relative = known * known + (relative - known * known) / post.settings.online.checked_rows
+        relative = relative**0.5
+    return FactorCheck(drift if math.isfinite(drift) else math.inf, relative, stop)
 
 
 def _norm(squared: float) -> float:
     """Its root; squares of numbers that are nothing to anybody may be zero."""
-    return max(squared**0.5, LEAST_NORM)
+    return max(squared**0.5, MIN_NORM)
 
 
 def _followed(own: Array, more: Array) -> Tensor:

@@ -28,8 +28,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
-from flashgp.inference.numpy_prior import FEW_PAIRS
-from flashgp.inference.online.finish_update import Outcome, Table, ended
+from flashgp.inference.online.finish_update import Table, Update, finish_update
 from flashgp.inference.online.iterative import solved_again
 from flashgp.inference.online.one_point import appended_row
 from flashgp.inference.prior import Prior
@@ -52,7 +51,6 @@ __all__ = [
 ]
 
 F64 = torch.float64
-FEW_ROWS = 16  # at once, up to which memory is the limit and a second thread only makes others wait
 MANY_ROWS = ONE_THREAD_ROWS + 1
 
 
@@ -175,7 +173,8 @@ def check_updatable(post: State) -> None:
 def _updated(post: State, gone: Tensor | None, new: _New | None) -> State:
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
     check_updatable(post)
-    few = post.x.device.type == "cpu" and max(0 if part is None else len(part) for part in (gone, new)) <= FEW_ROWS
+    most = max(0 if part is None else len(part) for part in (gone, new))
+    few = post.x.device.type == "cpu" and most <= post.settings.online.few_rows
     few = few and post.float64_factor is not None  # solves keep all cores busy
     # Reflections are many small products, however many rows go.
     quiet = quiet_openblas() if few or gone is not None else nullcontext()
@@ -209,15 +208,15 @@ def _updated_now(post: State, gone: Tensor | None, new: _New | None) -> State:
     workspace, form, plain = Workspace(), prior.kernel.form, post.numpy_prior
 
     def covariance(some: Rows, others: Rows) -> Tensor:
-        if plain is not None and some.count * others.count <= FEW_PAIRS:
+        if plain is not None and some.count * others.count <= post.settings.online.numpy_pairs:
             return plain.block(some, others, workspace)
         block = TorchTiles().block(PairProblem(form, post.theta, some, others), dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
     block = None if rows_new is None else covariance(rows_new, rows)
     factor, whitened = _changed(post, table, block, workspace)
-    state = Outcome(prior, x, y, rows, table, factor, whitened, came, went)
-    return ended(post, state, covariance, workspace, started)
+    update = Update(prior, x, y, rows, table, factor, whitened, came, went)
+    return finish_update(post, update, covariance, workspace, started)
 
 
 def _changed(post: State, table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:

@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.inference.numpy_prior import FEW_PAIRS, NumpyPrior
+from flashgp.inference.numpy_prior import NumpyPrior, plain_array
 from flashgp.inference.state import State
 from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.numpy_pairs import Array, RowArrays
@@ -23,9 +23,9 @@ __all__ = ["FewPoints"]
 class FewPoints:
     """Mean and variance at few points. Made by `of`."""
 
-    def __init__(self, post: State, prior: NumpyPrior, x: Tensor) -> None:
+    def __init__(self, post: State, prior: NumpyPrior, x: Array) -> None:
         self._post, self._prior = post, prior
-        self._rows = prior.rows(x.numpy())
+        self._rows = prior.rows(x)
         self._cross = prior.covariance.block(self._rows, RowArrays.of(post.rows))
         self._solved: Array | None = None
 
@@ -35,9 +35,9 @@ class FewPoints:
 
         Args: x (k, d), checked, on the CPU and without a graph; post, whose factor is float64.
         """
-        prior = post.numpy_prior if x.dim() == 2 and len(x) * post.distinct <= FEW_PAIRS else None
-        ordinary = type(x) is Tensor and not (torch._C._functorch.is_functorch_wrapped_tensor(x) or x.is_neg())
-        return cls(post, prior, x) if prior is not None and ordinary and not torch.is_autocast_enabled("cpu") else None
+        few = x.dim() == 2 and len(x) * post.distinct <= post.settings.online.numpy_pairs
+        prior, numbers = post.numpy_prior if few else None, plain_array(x)
+        return None if prior is None or numbers is None else cls(post, prior, numbers)
 
     @property
     def half(self) -> Array:
