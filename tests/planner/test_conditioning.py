@@ -8,15 +8,15 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.pairwise.program.program import program_of
-from flashgp.planner.conditioning import PATIENCE_SECONDS, plan_conditioning
+from flashgp.planner.conditioning import PATIENCE_SECONDS
 from flashgp.planner.products import STORED_ROWS
+from planned import conditioning_plan
 
 FORM = fgp.kernels.RBF().form
 
 
 def build(n: int, memory: str | int = "1TiB", **options: object) -> fgp.Plan:
-    given = {"form": FORM, "features": 6, "temporaries": program_of(FORM).value_temporaries, **options}
-    return plan_conditioning(n, 4, memory=memory, **given)
+    return conditioning_plan(FORM, n, memory=memory, **options)
 
 
 def slow(cholesky: float) -> MachineProfile:

@@ -11,15 +11,13 @@ import flashgp as fgp
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.quantities import readable_seconds
-from flashgp.planner.conditioning import plan_conditioning
+from planned import conditioning_plan
 
 CPU = torch.device("cpu")
 
 
 def build(n: int = 2000, **options: object) -> fgp.Plan:
-    form = fgp.kernels.RBF().form
-    given = {"form": form, "features": 6, "temporaries": 3, "memory": "8GiB", **options}
-    return plan_conditioning(n, 4, **given)
+    return conditioning_plan(fgp.kernels.RBF().form, n, **{"memory": "8GiB", **options})
 
 
 @pytest.mark.parametrize(
@@ -216,7 +214,7 @@ def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan.profile, plan.notes) == ("measured", ())
     assert "measured rates" in str(plan)
     assert plan.seconds < fgp.plan(fgp.GP(fgp.kernels.RBF()), n=2000, d=4).seconds
-    monkeypatch.setattr("flashgp.planner.conditioning.current_profile", lambda: profile)
+    monkeypatch.setattr("flashgp.planner.problem.current_profile", lambda: profile)
     assert (build().profile, build(deterministic=True).profile) == ("measured", "built-in")
 
 

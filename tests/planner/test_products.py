@@ -14,7 +14,8 @@ from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner import engines, products
 from flashgp.planner.engines import ENGINES, Engine
-from flashgp.planner.products import STORED_ROWS, ProductPlan, plan_product
+from flashgp.planner.products import STORED_ROWS, ProductPlan
+from planned import product_plan
 
 CPU, F32, F64 = torch.device("cpu"), torch.float32, torch.float64
 KERNEL = fgp.kernels.Matern(2.5) + fgp.kernels.Linear()
@@ -47,7 +48,7 @@ def known(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
 
 def build(n: int = 20_000, m: int | None = None, **options: object) -> ProductPlan:
-    return plan_product(FORM, n, m, **{"d": 8, "memory": "16GiB", "profile": RATES, **options})
+    return product_plan(FORM, n, m, **{"d": 8, "memory": "16GiB", "profile": RATES, **options})
 
 
 def sizes(n: int, m: int, d: int, t: int, batch: int, item: int) -> tuple[int, int]:
@@ -70,7 +71,7 @@ def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
     assert build(6000, profile=quick).tile_pairs == 6000**2 // 64
     assert build(4000, profile=quick).tile_pairs == least
     assert build(20_000, profile=quick, deterministic=True).profile == quick.name
-    assert plan_product(FORM, 20_000, d=8, memory="16GiB", deterministic=True).tile_pairs == least
+    assert product_plan(FORM, 20_000, d=8, memory="16GiB", deterministic=True).tile_pairs == least
     operands, _ = sizes(20_000, 20_000, 8, 1, 1, 8)
     temporaries = program_of(FORM).value_temporaries
     assert large.peak_bytes == operands + 8 * temporaries * (2**20 // 20_000) * 20_000
@@ -84,7 +85,7 @@ def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
         build(20_000, profile=quick, memory=2**20)
     assert caught.value.needed_bytes == build(20_000).peak_bytes, "the least that it takes, whatever the budget"
     other = large.peak_bytes + 2**20  # of work before or after, not at the same time
-    beside = build(20_000, profile=quick, memory=other, other_bytes=other)
+    beside = build(20_000, profile=quick, memory=other, peak_bytes=other)
     assert (beside.tile_pairs, beside.peak_bytes) == (2**20, other)
     for route in ("dense", "stored"):
         made = build(8000, profile=quick, route=route, dtype=F32)
@@ -96,7 +97,8 @@ def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
 def test_a_full_accelerator_does_not_make_tiles_of_the_host_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = dataclasses.replace(RATES, cpu=dataclasses.replace(RATES.cpu, tile_pairs=2**20))
     free = {"cpu": 2**34, "cuda": 2**23}
-    monkeypatch.setattr(products, "budgets", lambda _, devices: {str(one): free[one.type] for one in devices})
+    there = lambda _, devices: {str(one): free[one.type] for one in devices}  # noqa: E731
+    monkeypatch.setattr("flashgp.planner.problem.budgets", there)
     both = build(20_000, profile=quick, memory=None, device=[CPU, torch.device("cuda")])
     assert (both.device, both.tile_pairs) == ("cpu", 2**20)
 
@@ -337,7 +339,7 @@ def test_a_prediction_is_planned(n: int) -> None:
     n_test = 50_000
     plan = fgp.plan(gp, n=n, d=3, n_test=n_test, memory="16GiB", profile=RATES, conditioned="direct")
     features = 6  # three scaled columns in each statistic
-    mean = plan_product(FORM, n_test, n, d=features, profile=RATES, memory="16GiB")
+    mean = product_plan(FORM, n_test, n, d=features, profile=RATES, memory="16GiB")
     program = program_of(FORM)
     temporaries = max(program.value_temporaries, program.partial_temporaries)
     strip_rows = max(2**25 // (8 * n), n // 64)

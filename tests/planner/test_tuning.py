@@ -74,7 +74,6 @@ def test_a_measured_profile_serves_the_plans_that_follow(folder: Path) -> None:
     after = fgp.plan(gp, n=500, d=2)
     assert (after.profile, after.notes) == ("measured", ())
     assert after.seconds != before.seconds
-    assert after.peak_bytes == before.peak_bytes
     assert fgp.plan(gp, n=500, d=2, deterministic=True).seconds == before.seconds
 
 

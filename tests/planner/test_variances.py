@@ -10,6 +10,7 @@ from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.predict.variance_solves import explained
+from flashgp.planner.problem import Features, ProductProblem
 from flashgp.planner.products import ProductPlan, product_prices
 from flashgp.planner.variances import SAMPLED_SECONDS, strip_points
 
@@ -23,10 +24,8 @@ def plan(n: int, n_test: int, **options: object) -> ProductPlan:
 
 def product_seconds(n: int, route: str, dtype: torch.dtype, passes: int) -> tuple[int, float]:
     with deterministically():  # as the plans are: a compiler's memory counts whether it was needed already or not
-        prices = product_prices(
-            GP.kernel.form, n, torch.device("cpu"), BUILT_IN, d=3, function_d=0, function_bytes=0, t=64,
-            products=passes, dtype=dtype,
-        )  # fmt: skip
+        problem = ProductProblem(GP.kernel.form, n, None, Features(3), t=64, products=passes, dtype=dtype)
+        prices = product_prices(problem, torch.device("cpu"), BUILT_IN)
     best = min((p for p in prices if p.route == route), key=lambda p: p.seconds)
     return best.peak_bytes, best.seconds
 

@@ -16,6 +16,7 @@ from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.kernels.matern import Matern
 from flashgp.planner.engines import ENGINES
+from flashgp.planner.problem import Features, ProductProblem, Resources
 from flashgp.planner.products import plan_product
 
 __all__ = ["PROBLEM", "package_findings", "product_seconds", "product_text", "version_findings"]
@@ -74,7 +75,8 @@ def product_seconds(device: str) -> dict[str, float]:
     """Seconds of the product by each engine on a kind of device, eqs. (M-57) and (M-58), installed or not."""
     n, d, t = PROBLEM
     form, profile = Matern(nu=2.5).form, current_profile()
-    plan = plan_product(form, n, d=d, t=t, dtype=torch.float32, device=device, memory=_BUDGET, profile=profile)
+    problem = ProductProblem(form, n, None, Features(d), t=t, dtype=torch.float32)
+    plan = plan_product(problem, Resources(_BUDGET, device, profile))
     found = {plan.backend: plan.seconds}
     return found | {one.backend: one.seconds for one in plan.alternatives if one.route == "recomputed"}
 

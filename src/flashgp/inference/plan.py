@@ -19,6 +19,7 @@ from flashgp.planner.choice import budgets, check_route
 from flashgp.planner.conditioning import PASSES, plan_conditioning
 from flashgp.planner.engines import accelerator
 from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
+from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, ProductProblem, Resources
 from flashgp.planner.products import ProductPlan, plan_product
 from flashgp.planner.variances import VariancePrice, VarianceProblem, check_variance, exact_or_sampled, variance_price
 
@@ -147,6 +148,7 @@ def plan_for(
     other = accelerator() if device == "auto" else None
     devices = [here, other] if other is not None else [chosen_device(device, torch.zeros(0))]
     profile = profile or (BUILT_IN if deterministic else current_profile())
+    resources = Resources(memory, devices, profile, deterministic)
     if n_test is not None:
         if conditioned is None and variance:
             conditioned = _route_now(gp, n, d, rows, batch, device, profile, deterministic)
@@ -155,23 +157,20 @@ def plan_for(
             asked = "auto" if variance is True else check_variance(variance)
             check_route(conditioned, tuple(ROUTES), "conditioned")
             room = 0 if deterministic else budgets(memory, devices)[str(devices[-1])]
-            problem = replace(size.variances(gp, n_test, devices[-1], profile), room=room)
-            price = variance_price(problem, conditioned, passes, asked)
+            variances = replace(size.variances(gp, n_test, devices[-1], profile), room=room)
+            price = variance_price(variances, conditioned, passes, asked)
+        features = replace(size.features, width=max(1, size.features.width))
+        product = ProductProblem(gp.kernel.form, n_test, rows, features, t=size.outputs, batch=size.batch)
+        results = 8 * RESULTS * n_test * size.batch * size.outputs
         plan = plan_product(
-            gp.kernel.form, n_test, rows, d=max(1, size.features), function_d=size.function_d,
-            function_bytes=size.function_bytes, t=size.outputs, batch=size.batch, memory=memory,
-            device=devices, route=route, backend=backend, profile=profile, deterministic=deterministic,
-            dtype=torch.float64,
-            kept_bytes=8 * RESULTS * n_test * size.batch * size.outputs, other_bytes=price.peak_bytes,
-            other_seconds=price.seconds,
+            product, resources, route=route, backend=backend,
+            beside=OtherWork(results, price.peak_bytes, price.seconds),
         )  # fmt: skip
         return replace(plan, notes=(price.note, *plan.notes)) if price.note else plan
+    problem = ConditioningProblem(gp.kernel.form, n, d, size.features, rows, size.outputs, size.batch)
     return plan_conditioning(
-        n, d, distinct=rows, form=gp.kernel.form, features=size.features + d, temporaries=size.temporaries,
-        function_d=size.function_d, function_bytes=size.function_bytes, outputs=size.outputs, batch=size.batch,
-        memory=memory, device=devices, dtype=dtype, route=route, routes=_routes(solver, factored), solver=solver,
-        profile=profile, deterministic=deterministic,
-    )  # fmt: skip
+        problem, resources, dtype=dtype, route=route, routes=_routes(solver, factored), solver=solver
+    )
 
 
 def _route_now(
@@ -222,14 +221,11 @@ def _routes(solver: str | None, factored: bool) -> Sequence[str]:
 class _Size:
     """Sizes of a GP's problem.
 
-    Fields: features, numbers per row, of them function_d for Python functions of two points; temporaries, tiles alive
-    at once, and function_bytes, what those functions make beside them; outputs, models, distinct training rows.
+    Fields: features; temporaries, tiles alive at once; outputs, models, distinct training rows.
     """
 
-    features: int
-    function_d: int
+    features: Features
     temporaries: int
-    function_bytes: int
     outputs: int
     batch: int
     n: int
@@ -240,10 +236,12 @@ class _Size:
         probe = gp.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
         models = batch * gp.kernel.batch_shape.numel()
         return cls(
-            features=probe.width,
-            function_d=sum(opaque.columns(gp.kernel.form, probe)),
+            features=Features(
+                probe.width,
+                sum(opaque.columns(gp.kernel.form, probe)),
+                opaque.temporary_bytes(gp.kernel.form, probe, models),
+            ),
             temporaries=max(program.value_temporaries, program.partial_temporaries),
-            function_bytes=opaque.temporary_bytes(gp.kernel.form, probe, models),
             outputs=gp.outputs or 1,
             batch=models,
             n=n,
@@ -253,8 +251,7 @@ class _Size:
         """What variances at n_test points are priced by."""
         return VarianceProblem(
             form=gp.kernel.form, n=self.n, n_test=n_test, batch=self.batch, features=self.features,
-            function_d=self.function_d, function_bytes=self.function_bytes, temporaries=self.temporaries,
-            device=device, profile=profile, has_features=gp.kernel.has_features,
+            temporaries=self.temporaries, device=device, profile=profile, has_features=gp.kernel.has_features,
         )  # fmt: skip
 
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
-from flashgp.foundations.form import Form
-from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.foundations.profile_store import current_profile
+from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
-from flashgp.planner.choice import DTYPES, Alternative, Candidate, budgets, check_route, choose, profile_notes
+from flashgp.planner.choice import DTYPES, Alternative, Candidate, check_route, choose
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
+from flashgp.planner.problem import ConditioningProblem, Resources
 from flashgp.planner.products import product_prices
 
 __all__ = ["PASSES", "PATIENCE_SECONDS", "plan_conditioning"]
@@ -39,56 +38,25 @@ MAX_RANK, ROWS_PER_RANK, MIN_RANK, RANK_BUFFERS = 512, 4, 32, 3
 Key = tuple[str, str, str]  # device, route, backend
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What every price depends on; the arguments of `plan_conditioning`."""
-
-    n: int
-    d: int
-    form: Form
-    features: int
-    temporaries: int
-    function_d: int
-    function_bytes: int
-    outputs: int
-    batch: int
-    profile: MachineProfile
-
-
 def plan_conditioning(
-    n: int,
-    d: int,
+    problem: ConditioningProblem,
+    resources: Resources,
     *,
-    form: Form,
-    features: int,
-    temporaries: int,
-    distinct: int | None = None,
-    function_d: int = 0,
-    function_bytes: int = 0,
-    outputs: int = 1,
-    batch: int = 1,
-    memory: str | int | None = None,
-    device: torch.device | str | Sequence[torch.device] = "cpu",
     dtype: torch.dtype | None = None,
     route: str | None = None,
     routes: Sequence[str] = tuple(ROUTES),
     solver: str | None = None,
-    profile: MachineProfile | None = None,
-    deterministic: bool = False,
 ) -> Plan:
     """The plan for n rows: a factor, eqs. (M-35) and (M-36), or iterative solves, eq. (M-98).
 
     Args:
-        form: the covariance function. features: float64 numbers per row, the columns of x included; function_d, those
-            of them that are points of Python functions, and function_bytes, what these make beside a tile;
-            temporaries: tiles alive at once in the generated code.
-        distinct: of the n rows, the u that differ: the price is theirs, but for (M-89); None for all.
-        memory: budget, bytes or text like "8GiB"; None for what is free now.
-        device: where; of several, the quickest is chosen.
+        problem, resources: what is conditioned, with what.
         dtype: torch.float64 asks for "direct", torch.float32 for "refined".
         route: force one of ROUTES; routes: those that may be chosen; solver: what solves on them.
-        profile: whose rates; the machine's current one by default, the built-in one with deterministic.
-    Raises: MemoryBudgetError with needed and available bytes when nothing that may be taken fits; DomainError.
+
+    Raises:
+        MemoryBudgetError: with needed and available bytes, when nothing that may be taken fits.
+        DomainError: for arguments that exclude each other.
     """
     if dtype is not None and dtype not in DTYPES.values():
         raise DomainError(
@@ -102,30 +70,27 @@ def plan_conditioning(
     if route is None and dtype is not None:
         route = "direct" if dtype == torch.float64 else "refined"
     # Iterative solvers take one system at a time.
-    routes = [name for name in routes if batch == 1 or name in FACTORED]
+    routes = [name for name in routes if problem.batch == 1 or name in FACTORED]
     if not routes:
-        raise DomainError(f'`solver` must be "cholesky" for {batch} models, got an iterative one; leave it out')
+        raise DomainError(f'`solver` must be "cholesky" for {problem.batch} models, got an iterative one; leave it out')
     if route is not None and route not in routes:
         raise DomainError(
-            f"`route` {route!r} cannot be taken for {batch} models or with the other arguments; choose from "
+            f"`route` {route!r} cannot be taken for {problem.batch} models or with the other arguments; choose from "
             f"{', '.join(routes)}, or leave it out"
         )
-    profile = profile or (BUILT_IN if deterministic else current_profile())
-    devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
-    u = n if distinct is None else distinct
-    problem = _Problem(u, d, form, features, temporaries, function_d, function_bytes, outputs, batch, profile)
-    available = budgets(memory, devices)
-    joining = 8 * n * (2 * d + 2 * outputs + 8) if u < n else 0  # eq. (M-89)
+    profile, available, n = resources.rates, resources.available(), problem.n
+    priced = _Priced(problem, profile)
+    joining = 8 * n * (2 * problem.d + 2 * problem.outputs + 8) if problem.u < n else 0  # eq. (M-89)
     # What is left of the budget beside the number of the row that each row joined.
     left = {device: bytes_there - (8 * n if joining else 0) for device, bytes_there in available.items()}
-    plans = {_key(plan): plan for where in devices for plan in _plans(problem, where, left[str(where)])}
+    plans = {_key(plan): plan for where in resources.devices for plan in _plans(priced, where, left[str(where)])}
     plans = {key: _with_joining(plan, n, joining) for key, plan in plans.items()}
     objections = _objections(plans, available, [route] if route else routes)
 
     def completed(key: Key, alternatives: tuple[Alternative, ...] = ()) -> Plan:
-        plan = _trained(plans[key], problem, left[key[0]], "refined" if route == "refined" else "direct")
+        plan = _trained(plans[key], priced, left[key[0]], "refined" if route == "refined" else "direct")
         plan = replace(plan, training_bytes=_bytes_with_joining(plan.training_bytes, n, joining))
-        notes = (*_notes(plan), *plan.notes, *profile_notes(profile, devices, deterministic))
+        notes = (*_notes(plan), *plan.notes, *resources.notes(profile))
         plan = plan if solver is None else replace(plan, solver=solver)
         return replace(plan, available_bytes=available[key[0]], alternatives=alternatives, notes=notes)
 
@@ -191,10 +156,22 @@ def _preferred(fitting: Sequence[Plan]) -> Sequence[str]:
 
 
 # -- prices ----------------------------------------------------------------------------------------------------------
-def _plans(problem: _Problem, device: torch.device, available: int) -> list[Plan]:
+@dataclass(frozen=True)
+class _Priced:
+    """A problem of its distinct rows at the rates of a machine."""
+
+    problem: ConditioningProblem
+    profile: MachineProfile
+
+    @property
+    def n(self) -> int:
+        return self.problem.u
+
+
+def _plans(priced: _Priced, device: torch.device, available: int) -> list[Plan]:
     """Every route on one device; what is available, how to train and the alternatives are filled in later."""
-    found = [_factored(problem, device, route) for route in FACTORED]
-    return found + (_iterative(problem, device, available) if problem.batch == 1 else [])
+    found = [_factored(priced, device, route) for route in FACTORED]
+    return found + (_iterative(priced, device, available) if priced.problem.batch == 1 else [])
 
 
 def _with_joining(plan: Plan, n: int, joining: int) -> Plan:
@@ -206,67 +183,65 @@ def _bytes_with_joining(peak_bytes: int, n: int, joining: int) -> int:
     return max(peak_bytes, joining) + 8 * n if joining else peak_bytes
 
 
-def _plan(problem: _Problem, device: torch.device, route: str, backend: str, peak_bytes: int, seconds: float) -> Plan:
+def _plan(priced: _Priced, device: torch.device, route: str, backend: str, peak_bytes: int, seconds: float) -> Plan:
+    problem = priced.problem
     return Plan(
         route=route, solver="cholesky" if route in FACTORED else "cg", backend=backend, device=str(device),
-        dtype=ROUTES[route], n=problem.n, distinct=problem.n, d=problem.d, outputs=problem.outputs, batch=problem.batch,
+        dtype=ROUTES[route], n=priced.n, distinct=priced.n, d=problem.d, outputs=problem.outputs, batch=problem.batch,
         rank=0, peak_bytes=peak_bytes, seconds=seconds, training="exact", training_bytes=peak_bytes,
         fit_step_seconds=0.0, training_factor_passes=0, training_rank=0, available_bytes=0,
-        profile=problem.profile.name, kernel=problem.form.fusion,
+        profile=priced.profile.name, kernel=problem.form.fusion,
     )  # fmt: skip
 
 
-def _factored(problem: _Problem, device: torch.device, route: str) -> Plan:
+def _factored(priced: _Priced, device: torch.device, route: str) -> Plan:
     """A factor, eqs. (M-35) and (M-36): one n x n buffer, the features, one tile's temporaries."""
     dtype = DTYPES[ROUTES[route]]
-    n, batch, rates = problem.n, problem.batch, problem.profile.rates(device)
+    problem, n, rates = priced.problem, priced.n, priced.profile.rates(device)
+    batch = problem.batch
     rows = min(n, tile_rows(n, batch, device))
     # A tile's temporaries: float64 statistics before the cast, and what the generated code keeps.
-    tiles = problem.temporaries * rows * n * 8 * batch + problem.function_bytes
-    vectors = 4 * n * problem.features * 8 * batch + 6 * n * problem.outputs * 8 * batch
+    tiles = problem.temporaries * rows * n * 8 * batch + problem.features.function_bytes
+    vectors = 4 * n * problem.numbers * 8 * batch + 6 * n * problem.outputs * 8 * batch
     pairs = n * n * batch / rates.block_pairs
     flops = n**3 * batch / rates.cholesky(dtype, n)
     seconds = flops / 3 + pairs * 1.5 + 40 * rates.call_seconds
-    plan = _plan(problem, device, route, "torch", n * n * dtype.itemsize * batch + tiles + vectors, seconds)
+    plan = _plan(priced, device, route, "torch", n * n * dtype.itemsize * batch + tiles + vectors, seconds)
     return replace(plan, fit_step_seconds=flops + pairs * 2 + 40 * rates.call_seconds)
 
 
-def _iterative(problem: _Problem, device: torch.device, available: int) -> list[Plan]:
+def _iterative(priced: _Priced, device: torch.device, available: int) -> list[Plan]:
     """Preconditioned conjugate gradients, eq. (M-98), stored or recomputed, on every backend there is."""
-    n, rates, found = problem.n, problem.profile.rates(device), []
-    for price in _products(problem, device, problem.outputs, PASSES):
-        rank, peak = _preconditioned(problem, price.peak_bytes, problem.outputs, available)
+    n, rates, found = priced.n, priced.profile.rates(device), []
+    for price in _products(priced, device, priced.problem.outputs, PASSES):
+        rank, peak = _preconditioned(priced, price.peak_bytes, priced.problem.outputs, available)
         preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
-        plan = _plan(problem, device, price.route, price.backend, peak, price.seconds + preparing)
+        plan = _plan(priced, device, price.route, price.backend, peak, price.seconds + preparing)
         found.append(replace(plan, rank=rank))
     return found
 
 
-def _preconditioned(problem: _Problem, products: int, t: int, available: int) -> tuple[int, int]:
+def _preconditioned(priced: _Priced, products: int, t: int, available: int) -> tuple[int, int]:
     """(rank, peak bytes) beside the bytes of products with t right-hand sides, (M-98)."""
-    n = problem.n
-    beside = products + 8 * n * (VECTORS * t + 4 * problem.features)
+    n = priced.n
+    beside = products + 8 * n * (VECTORS * t + 4 * priced.problem.numbers)
     column = 8 * n * RANK_BUFFERS
     full = min(MAX_RANK, n // ROWS_PER_RANK)
     rank = max(min(full, MIN_RANK), min(full, (available - beside) // max(1, column)))
     return rank, beside + column * rank
 
 
-def _products(problem: _Problem, device: torch.device, t: int, passes: int) -> list[Candidate]:
+def _products(priced: _Priced, device: torch.device, t: int, passes: int) -> list[Candidate]:
     """Float32 products with t right-hand sides, (M-55) to (M-58), on what answers so many pairs."""
-    n = problem.n
-    prices = product_prices(
-        problem.form, n, device, problem.profile, d=max(1, problem.features - problem.d),
-        function_d=problem.function_d, function_bytes=problem.function_bytes, t=t, products=passes,
-        dtype=torch.float32,
-    )  # fmt: skip
+    n = priced.n
+    prices = product_prices(priced.problem.products(t, passes), device, priced.profile)
     # Small problems do not wait for a compiler: portable tiles answer them.
     small = device.type == "cpu" and n * n < PORTABLE_PAIRS
     return [p for p in prices if p.route != "dense" and not (small and p.backend != "torch")]
 
 
 # -- training --------------------------------------------------------------------------------------------------------
-def _trained(plan: Plan, problem: _Problem, available: int, factor: str) -> Plan:
+def _trained(plan: Plan, priced: _Priced, available: int, factor: str) -> Plan:
     """How `fit` trains beside this way to condition, eq. (M-100).
 
     A closed-form gradient while TRAINING_EVALUATIONS of them take less than TRAINING_SECONDS, or are the quickest;
@@ -274,11 +249,11 @@ def _trained(plan: Plan, problem: _Problem, available: int, factor: str) -> Plan
     "direct" unless float32 was asked for, which rounds the likelihood; available, beside what joined rows take.
     """
     device = torch.device(plan.device)
-    exact = _factored(problem, device, factor)
+    exact = _factored(priced, device, factor)
     exact = replace(plan, training_bytes=exact.peak_bytes, fit_step_seconds=exact.fit_step_seconds)
-    if problem.batch != 1:
+    if priced.problem.batch != 1:
         return exact
-    estimated = _estimated(plan, problem, device, available)
+    estimated = _estimated(plan, priced, device, available)
     affordable = TRAINING_EVALUATIONS * exact.fit_step_seconds < TRAINING_SECONDS
     quickest = all(exact.fit_step_seconds <= other.fit_step_seconds for other in estimated)
     if exact.training_bytes <= available and (affordable or quickest):
@@ -290,17 +265,17 @@ def _trained(plan: Plan, problem: _Problem, available: int, factor: str) -> Plan
     return min([exact, *estimated], key=lambda other: other.training_bytes)
 
 
-def _estimated(plan: Plan, problem: _Problem, device: torch.device, available: int) -> list[Plan]:
+def _estimated(plan: Plan, priced: _Priced, device: torch.device, available: int) -> list[Plan]:
     """Steps with estimated gradients: TRAINING_PASSES products and the passes of a gradient, (M-100).
 
     A float32 factor may take over where it fits, and a float64 one after it where that fits.
     """
-    t, found = TRAINING_COLUMNS * problem.outputs, []
-    single, double = (_factored(problem, device, route) for route in ("refined", "direct"))
-    vectors = 8 * problem.n * VECTORS * FACTOR_COLUMNS * problem.outputs
+    t, found = TRAINING_COLUMNS * priced.problem.outputs, []
+    single, double = (_factored(priced, device, route) for route in ("refined", "direct"))
+    vectors = 8 * priced.n * VECTORS * FACTOR_COLUMNS * priced.problem.outputs
     fitting = [one.peak_bytes + vectors for one in (double, single) if one.peak_bytes + vectors <= available]
-    for price in _products(problem, device, t, TRAINING_PASSES + GRADIENT_PASSES):
-        rank, peak = _preconditioned(problem, price.peak_bytes, t, available)
+    for price in _products(priced, device, t, TRAINING_PASSES + GRADIENT_PASSES):
+        rank, peak = _preconditioned(priced, price.peak_bytes, t, available)
         one = replace(
             plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=price.seconds
         )

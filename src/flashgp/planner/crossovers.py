@@ -17,6 +17,7 @@ from flashgp.pairwise.program.program import program_of
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import ConditioningProblem, Features, ProductProblem, Resources
 from flashgp.planner.products import plan_product
 from flashgp.planner.variances import VarianceProblem, variance_price
 
@@ -26,12 +27,17 @@ DENSE = ("cholesky", "qr", "eigh", "triangular")
 RIGHT_HAND_SIDES = 16  # of the triangular systems shown
 MAX_ROWS, MAX_PRODUCTS = 10**7, 10**6
 PRODUCT_ROWS, FEATURES = 20_000, 8  # of the problems that plans are asked for
+_FEATURES = Features(FEATURES)
 UNBOUNDED_BYTES = 2**62  # so that seconds decide
 
 
 def crossovers(profile: MachineProfile) -> list[tuple[str, str]]:
     """(what, where it changes) of every dispatched operation and route that the profile knows."""
     return [*_dense(profile), *_loops(profile), *_factors(profile), *_products(profile), *_variances(profile)]
+
+
+def _unbounded(profile: MachineProfile) -> Resources:
+    return Resources(memory=UNBOUNDED_BYTES, profile=profile)
 
 
 def _form() -> Form:
@@ -63,7 +69,7 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
     form = _form()
 
     def tiled(n: int) -> bool:
-        return plan_product(form, n, d=FEATURES, memory=UNBOUNDED_BYTES, profile=profile).backend == "torch"
+        return plan_product(ProductProblem(form, n, None, _FEATURES), _unbounded(profile)).backend == "torch"
 
     least = math.isqrt(PORTABLE_PAIRS - 1) + 1  # smaller ones do not wait for a compiler
     rows = least if not tiled(least) else _largest(tiled) + 1
@@ -75,13 +81,9 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
 def _factors(profile: MachineProfile) -> list[tuple[str, str]]:
     """Up to which n the plan takes a float64 factor, and exact gradients in `fit`, were there memory for all."""
     form = _form()
-    temporaries = program_of(form).value_temporaries
 
     def plan(n: int) -> Plan:
-        return plan_conditioning(
-            n, FEATURES, form=form, features=2 * FEATURES, temporaries=temporaries, memory=UNBOUNDED_BYTES,
-            profile=profile,
-        )  # fmt: skip
+        return plan_conditioning(ConditioningProblem(form, n, FEATURES, _FEATURES), _unbounded(profile))
 
     direct = _largest(lambda n: plan(n).route == "direct")
     exact = _largest(lambda n: plan(n).training == "exact")
@@ -96,11 +98,8 @@ def _products(profile: MachineProfile) -> list[tuple[str, str]]:
     form = _form()
 
     def recomputed(count: int) -> bool:
-        plan = plan_product(
-            form, PRODUCT_ROWS, d=FEATURES, products=count, dtype=torch.float32, memory=UNBOUNDED_BYTES,
-            profile=profile,
-        )  # fmt: skip
-        return plan.route == "recomputed"
+        problem = ProductProblem(form, PRODUCT_ROWS, None, _FEATURES, products=count, dtype=torch.float32)
+        return plan_product(problem, _unbounded(profile)).route == "recomputed"
 
     count = _largest(recomputed, MAX_PRODUCTS)
     if count == MAX_PRODUCTS:
@@ -115,7 +114,7 @@ def _variances(profile: MachineProfile) -> list[tuple[str, str]]:
 
     def way(route: str, points: int) -> str:
         problem = VarianceProblem(
-            form, PRODUCT_ROWS, points, 1, FEATURES, 0, 0, temporaries, torch.device("cpu"), profile, True
+            form, PRODUCT_ROWS, points, 1, _FEATURES, temporaries, torch.device("cpu"), profile, True
         )
         return variance_price(problem, route).way
 

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
-from flashgp.foundations.form import Form
-from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.foundations.profile_store import current_profile
+from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.pairwise.cpu.backend import columns_together
 from flashgp.pairwise.near.far import PANEL
@@ -26,15 +24,14 @@ from flashgp.planner.choice import (
     DTYPES,
     Alternative,
     Candidate,
-    budgets,
     check_route,
     choose,
     plan_json,
     plan_values,
-    profile_notes,
 )
 from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.plan import kernel_line, printed, printed_html
+from flashgp.planner.problem import OtherWork, ProductProblem, Resources
 
 __all__ = [
     "PRODUCT_ROUTES",
@@ -45,6 +42,7 @@ __all__ = [
     "stored_bytes",
 ]
 
+NOTHING_ELSE = OtherWork()
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
 STORED_ROWS = 256  # of a stored panel: enough for matrix products at their full rate
 # Per row, column and halving: partitioning, gathering and bounds take about as long as copying so many bytes.
@@ -145,91 +143,64 @@ class ProductPlan:
         return printed_html(self.lines(), self.alternatives)
 
 
-@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
 def plan_product(
-    form: Form,
-    n: int,
-    m: int | None = None,
+    problem: ProductProblem,
+    resources: Resources,
     *,
-    d: int,
-    function_d: int = 0,
-    function_bytes: int = 0,
-    t: int = 1,
-    batch: int = 1,
-    products: int = 1,
-    kept: float = 1.0,
-    dtype: torch.dtype = torch.float64,
-    memory: str | int | None = None,
-    device: torch.device | str | Sequence[torch.device] = "cpu",
-    profile: MachineProfile | None = None,
     route: str | None = None,
     backend: str | None = None,
-    deterministic: bool = False,
-    kept_bytes: int = 0,
-    other_bytes: int = 0,
-    other_seconds: float = 0.0,
-    room: float = math.inf,
+    beside: OtherWork = NOTHING_ELSE,
 ) -> ProductPlan:
     """The quickest way to compute K V that fits, eqs. (M-55) to (M-58).
 
     Args:
-        form: the covariance function; n, m: rows and columns of K, m None where both are the same points.
-        d: numbers per row of all features; function_d, those of them that are points of Python functions;
-            function_bytes: what these make beside a tile.
-        t: columns of V; batch: models; products: how many with the same K.
-        kept: the share of the pairs that products evaluate, `operator.kept` of one that skips far tiles: then
-            "recomputed" is the only route, eq. (M-72).
-        dtype: of V and of the result: torch.float64 or torch.float32. Float32 tiles serve float64 only when forced.
-        memory: budget, bytes or text like "8GiB"; None for what is free now.
-        device: where; of several, the quickest is chosen.
-        profile: whose rates; the machine's current one by default, the built-in one with deterministic.
+        problem: the product; far tiles skipped make "recomputed" the only route. Float32 tiles serve float64 only when
+            forced.
+        resources: memory, devices and rates.
         route, backend: take these, whatever their seconds.
-        kept_bytes: of what is held all the while; other_bytes, other_seconds: of other work before or after, as the
-            variance of a prediction is to its mean, eq. (M-59); room: bytes that larger torch tiles than the least may
-            take, within the budget.
-    Raises: MemoryBudgetError if nothing fits, with the least bytes that any route needs; BackendUnavailableError if
-        what is forced needs a package that is missing; DomainError.
+        beside: what else takes memory and time.
+
+    Raises:
+        MemoryBudgetError: if nothing fits, with the least bytes that any route needs.
+        BackendUnavailableError: if what is forced needs a package that is missing.
+        DomainError: for a problem that is none.
     """
-    if dtype not in DTYPES.values():
-        raise DomainError(
-            f"`dtype` must be torch.float64 or torch.float32, got {dtype}; half precision is storage only"
-        )
-    if min(n, n if m is None else m, t) < 0 or min(d, batch, products) < 1:
-        raise DomainError(
-            f"`n`, `m` and `t` must be 0 or more, `d`, `batch` and `products` at least 1, got n={n}, m={m}, t={t}, "
-            f"d={d}, batch={batch}, products={products}"
-        )
-    if not 0.0 <= kept <= 1.0:
-        raise DomainError(f"`kept` must be a share of the pairs, 0 to 1, got {kept}; pass operator.kept")
+    with deterministically(resources.deterministic):
+        return _plan_product(problem, resources, route, backend, beside)
+
+
+def _plan_product(
+    problem: ProductProblem, resources: Resources, route: str | None, backend: str | None, beside: OtherWork
+) -> ProductPlan:
+    problem.check()
     check_route(route, PRODUCT_ROUTES)
-    profile = profile or (BUILT_IN if deterministic else current_profile())
-    devices = [torch.device(device)] if isinstance(device, torch.device | str) else list(device)
-    available = budgets(memory, devices)
-    size = _Size(
-        form, n, n if m is None else m, m is None, d, function_d, function_bytes, t, batch, products, float(kept),
-        dtype, profile,
-    )  # fmt: skip
+    profile, available = resources.rates, resources.available()
+    size = _Size(problem, profile)
     candidates = [
-        replace(one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds)
-        for where in devices
+        replace(
+            one, peak_bytes=max(one.peak_bytes, beside.peak_bytes) + beside.kept_bytes,
+            seconds=one.seconds + beside.seconds,
+        )
+        for where in resources.devices
         for one in _candidates(size, where)
-    ]
+    ]  # fmt: skip
 
     def completed(chosen: Candidate, alternatives: tuple[Alternative, ...] = ()) -> ProductPlan:
         where = torch.device(chosen.device)
         plan = ProductPlan(
             route=chosen.route, backend=chosen.backend, device=chosen.device,
-            dtype=str(dtype).removeprefix("torch."), n=n, m=size.m, symmetric=m is None, d=d, t=t, batch=batch,
-            products=products, kept=size.kept, peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
+            dtype=str(problem.dtype).removeprefix("torch."), n=problem.n, m=problem.columns,
+            symmetric=problem.symmetric, d=problem.features.width, t=problem.t, batch=problem.batch,
+            products=problem.products, kept=float(problem.kept), peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
             available_bytes=available[chosen.device], tile_pairs=size.tile_pairs(where, 0.0),
-            profile=profile.name, kernel=form.fusion,
-            notes=profile_notes(profile, devices, deterministic), alternatives=alternatives,
+            profile=profile.name, kernel=problem.form.fusion, notes=resources.notes(profile),
+            alternatives=alternatives,
         )  # fmt: skip
         if not plan.in_torch_tiles:
             return plan
         # The least tiles have been priced: larger ones take what is left, and refuse nothing that fits.
-        pairs = size.tile_pairs(where, min(room, plan.available_bytes - kept_bytes))
-        own = size.tile_bytes(where, pairs) + size.operand_bytes() + kept_bytes
+        pairs = size.tile_pairs(where, min(beside.room, plan.available_bytes - beside.kept_bytes))
+        own = size.tile_bytes(where, pairs) + size.operand_bytes() + beside.kept_bytes
         return replace(plan, tile_pairs=pairs, peak_bytes=max(plan.peak_bytes, own))
 
     def too_large(smallest: Candidate, other: Candidate | None) -> MemoryBudgetError:
@@ -238,8 +209,8 @@ def plan_product(
         if other is not None:
             advice = f"{other.route} by {other.backend} needs {readable_bytes(other.peak_bytes)} and fits"
         return MemoryBudgetError(
-            f"`memory` allows {readable_bytes(limit)}, but {smallest.route} by {smallest.backend} for K of {n:,} x "
-            f"{size.m:,} needs {readable_bytes(smallest.peak_bytes)}; {advice}",
+            f"`memory` allows {readable_bytes(limit)}, but {smallest.route} by {smallest.backend} for K of "
+            f"{problem.n:,} x {problem.columns:,} needs {readable_bytes(smallest.peak_bytes)}; {advice}",
             needed_bytes=smallest.peak_bytes,
             available_bytes=limit,
             cheapest_plan=None if other is None else completed(other),
@@ -255,131 +226,117 @@ def stored_bytes(n: int) -> int:
     return 4 * ((n * n + n * min(n, STORED_ROWS)) // 2)
 
 
-def product_prices(
-    form: Form,
-    n: int,
-    device: torch.device,
-    profile: MachineProfile,
-    *,
-    d: int,
-    function_d: int,
-    function_bytes: int,
-    t: int,
-    products: int,
-    dtype: torch.dtype,
-) -> list[Candidate]:
-    """The prices of all ways to compute K V on n points that can be taken here, as `plan_product` compares them."""
-    size = _Size(form, n, n, True, d, function_d, function_bytes, t, 1, products, 1.0, dtype, profile)
-    return [one for one in _candidates(size, device) if not one.missing and not one.objection]
+def product_prices(problem: ProductProblem, device: torch.device, profile: MachineProfile) -> list[Candidate]:
+    """The prices of all ways to compute K V that can be taken here, as `plan_product` compares them."""
+    return [one for one in _candidates(_Size(problem, profile), device) if not one.missing and not one.objection]
 
 
-@dataclass(frozen=True)
 class _Size:
-    """What the price of every route depends on."""
+    """The bytes that routes share."""
 
-    form: Form
-    n: int
-    m: int
-    symmetric: bool
-    d: int
-    function_d: int
-    function_bytes: int
-    t: int
-    batch: int
-    products: int
-    kept: float
-    dtype: torch.dtype
-    profile: MachineProfile
-
-    @property
-    def pairs(self) -> int:
-        return self.batch * self.n * self.m
+    def __init__(self, problem: ProductProblem, profile: MachineProfile) -> None:
+        self.problem, self.profile = problem, profile
+        self.form, self.features = problem.form, problem.features
+        self.n, self.m, self.t, self.batch = problem.n, problem.columns, problem.t, problem.batch
 
     def sorting_bytes(self) -> float:
         """What finding far tiles costs, as bytes copied: for each halving of both sides, (M-57)."""
         halvings = max(1.0, math.log2(max(self.n, self.m, 1) / PANEL))
-        return self.batch * (self.n + (0 if self.symmetric else self.m)) * SORTED_BYTES * (self.d + 2) * halvings
+        return (
+            self.batch
+            * (self.n + (0 if self.problem.symmetric else self.m))
+            * SORTED_BYTES
+            * (self.features.width + 2)
+            * halvings
+        )
 
     def tile_pairs(self, device: torch.device, room: float) -> int:
         """Of the torch tiles: as measured, as far as it is a small share of the pairs, and has room for so many bytes
         with all else that the product takes."""
         temporaries = max(1, 8 * program_of(self.form).value_temporaries)
-        room -= self.operand_bytes() + self.function_bytes
+        room -= self.operand_bytes() + self.features.function_bytes
         most = min(self.profile.rates(device).tile_pairs, max(0.0, room) // temporaries)
-        return tile_pairs(self.pairs, int(most), device)
+        return tile_pairs(self.problem.pairs, int(most), device)
 
     @property
     def feature_bytes(self) -> int:
         """Per row: features, float64, with two more copies, padded."""
-        copied = self.d - self.function_d + len(self.form.statistics) - len(self.form.pair_functions)
-        return 8 * (3 * copied + self.function_d)
+        copied = (
+            self.features.width
+            - self.features.function_width
+            + len(self.form.statistics)
+            - len(self.form.pair_functions)
+        )
+        return 8 * (3 * copied + self.features.function_width)
 
     def operand_bytes(self) -> int:
         """Result and mirrored part; features with their centred and extended copies: the tiles' terms of (M-55)."""
-        return self.batch * (self.n + self.m) * (self.t * self.dtype.itemsize + self.feature_bytes)
+        return self.batch * (self.n + self.m) * (self.t * self.problem.dtype.itemsize + self.feature_bytes)
 
     def tile_bytes(self, device: torch.device, pairs: int | None = None) -> int:
         """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
         rows = min(self.n, tile_rows(self.m, self.batch, device, pairs))
-        return 8 * program_of(self.form).value_temporaries * rows * self.m * self.batch + self.function_bytes
+        return 8 * program_of(self.form).value_temporaries * rows * self.m * self.batch + self.features.function_bytes
 
     def fused_bytes(self, engine: Engine, device: torch.device) -> int:
         """Of a fused engine, (M-55): operands, its compiler, and per thread a tile in its cache and sums in float64."""
         if device.type != "cpu":
-            sums = 8 * self.batch * (self.n + self.m if self.symmetric else self.n) * self.t
+            sums = 8 * self.batch * (self.n + self.m if self.problem.symmetric else self.n) * self.t
             return self.operand_bytes() + sums + FUSED_BYTES + engine.compiler_bytes()
-        rows = self.n if self.symmetric else self.n + self.m  # equal rows are packed once
-        kept = self.batch * (self.n * self.t * self.dtype.itemsize + rows * self.feature_bytes)
+        rows = self.n if self.problem.symmetric else self.n + self.m  # equal rows are packed once
+        kept = self.batch * (self.n * self.t * self.problem.dtype.itemsize + rows * self.feature_bytes)
         t = min(self.t, columns_together(self.n))  # of one member at a time; float64 where float32 would cost digits
         return kept + 8 * self.m * t + self.profile.threads * (8 * self.n * t + FUSED_BYTES) + engine.compiler_bytes()
 
     def stored_pairs(self) -> int:
         """Numbers in stored tiles, (M-56): of a symmetric K the panels from the diagonal on."""
-        return self.batch * stored_bytes(self.n) // 4 if self.symmetric else self.pairs
+        return self.batch * stored_bytes(self.n) // 4 if self.problem.symmetric else self.problem.pairs
 
 
 def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
-    rates = size.profile.rates(device)
-    name, item, where = str(size.dtype).removeprefix("torch."), size.dtype.itemsize, str(device)
+    problem, rates = size.problem, size.profile.rates(device)
+    name, item, where = str(problem.dtype).removeprefix("torch."), problem.dtype.itemsize, str(device)
     base = size.operand_bytes()
     tiles = size.tile_bytes(device)
-    build = size.pairs / rates.block_pairs + rates.call_seconds
-    flops = 2 * size.pairs * size.t
+    build = problem.pairs / rates.block_pairs + rates.call_seconds
+    flops = 2 * problem.pairs * size.t
     cube = (size.n * size.m * max(1, size.t)) ** (1 / 3)  # of a square product with as many flops
 
     def multiply(dtype: torch.dtype, stored_bytes: int) -> float:
         """Seconds of all products with what is stored: arithmetic or reading, whichever is slower, (M-57)."""
-        return size.products * (
+        return problem.products * (
             max(flops / rates.gemm(dtype, cube), stored_bytes / rates.copy_bytes) + rates.call_seconds
         )
 
     stored = 4 * size.stored_pairs()
     panel = 4 * size.batch * min(size.n, STORED_ROWS) * size.m  # the one that is made
     # One product asks for a result, not for a matrix: storing K is another memory class (docs/decisions/0006).
-    keeps = "keeps K, for one product: only on request" if size.products == 1 else ""
+    keeps = "keeps K, for one product: only on request" if problem.products == 1 else ""
     found = [
         Candidate(
-            "dense", "torch", where, name, item * size.pairs + tiles + base,
-            build + multiply(size.dtype, item * size.pairs), objection=keeps,
+            "dense", "torch", where, name, item * problem.pairs + tiles + base,
+            build + multiply(problem.dtype, item * problem.pairs), objection=keeps,
         ),
         Candidate(
             "stored", "torch", where, "float32", stored + panel + tiles + base, build + multiply(torch.float32, stored),
-            objection="rounds K to float32: only on request" if size.dtype == torch.float64 else keeps,
+            objection="rounds K to float32: only on request" if problem.dtype == torch.float64 else keeps,
         ),
     ]  # fmt: skip
     for engine in ENGINES:
         if not engine.runs_on(device) or name not in engine.dtypes or not engine.supported():
             continue
-        if engine.fused and not (size.form.fusable and size.form.statistics):
+        if engine.fused and not (problem.form.fusable and problem.form.statistics):
             continue  # a Python function of two points runs on torch tiles, and so does a constant
-        if size.kept < 1.0 and not engine.skips:
+        if problem.kept < 1.0 and not engine.skips:
             continue
-        rate = size.profile.product_rate(engine.backend, device, size.dtype, size.symmetric, size.d, size.t)
+        rate = size.profile.product_rate(
+            engine.backend, device, problem.dtype, problem.symmetric, problem.features.width, size.t
+        )
         if rate is None:
             continue
-        seconds = size.products * (size.pairs / rate + rates.call_seconds)
-        if size.kept < 1.0:
-            panels = size.products * (size.kept * size.pairs / (PANEL_RATE * rate) + rates.call_seconds)
+        seconds = problem.products * (problem.pairs / rate + rates.call_seconds)
+        if problem.kept < 1.0:
+            panels = problem.products * (problem.kept * problem.pairs / (PANEL_RATE * rate) + rates.call_seconds)
             seconds = panels + size.sorting_bytes() / rates.copy_bytes
         needed = size.fused_bytes(engine, device) if engine.fused else tiles + base
         missing = "" if engine.installed() else engine.package
@@ -389,7 +346,7 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
                 missing=missing,
             )
         )  # fmt: skip
-    return found if size.kept == 1.0 else [one for one in found if one.route == "recomputed"]
+    return found if problem.kept == 1.0 else [one for one in found if one.route == "recomputed"]
 
 
 def _prices(plan: ProductPlan, candidates: Sequence[Candidate]) -> tuple[str, ...]:

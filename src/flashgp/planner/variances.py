@@ -5,7 +5,7 @@ where samples take one block of solves for all points, eq. (M-107). A float32 fa
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import Candidate
 from flashgp.planner.conditioning import PASSES
+from flashgp.planner.problem import Features, ProductProblem
 from flashgp.planner.products import product_prices
 
 __all__ = [
@@ -55,9 +56,8 @@ SYSTEMS = 4  # (rank + neighbours)^2 numbers per point of a strip of samples
 class VarianceProblem:
     """What the price depends on.
 
-    Fields: form; n, training rows; n_test; batch, models; features, numbers per row, of them function_d for Python
-    functions of two points; function_bytes, what these make beside a tile; temporaries, tiles alive at once; device,
-    profile; has_features, whether the kernel has random features, without which nothing is sampled; room, bytes that a
+    Fields: form; n, training rows; n_test; batch, models; features; temporaries, tiles alive at once; device, profile;
+    has_features, whether the kernel has random features, without which nothing is sampled; room, bytes that a
     prediction may take, for wider strips.
     """
 
@@ -65,9 +65,7 @@ class VarianceProblem:
     n: int
     n_test: int
     batch: int
-    features: int
-    function_d: int
-    function_bytes: int
+    features: Features
     temporaries: int
     device: torch.device
     profile: MachineProfile
@@ -137,11 +135,11 @@ def _by_factor(problem: VarianceProblem) -> VariancePrice:
     rows = min(strip_points(n, batch, problem.room), n_test)
     strip = 8 * n * rows * batch
     tile = 8 * problem.temporaries * min(rows, tile_rows(n, batch, problem.device)) * n * batch
-    features = 8 * (n_test + n) * problem.features * batch
+    features = 8 * (n_test + n) * problem.features.width * batch
     flops = batch * n_test * n * n
     seconds = flops / rates.gemm_float64 + 2 * batch * n_test * n / rates.block_pairs
     seconds += math.ceil(n_test / max(1, rows)) * rates.call_seconds
-    return VariancePrice("factor", 3 * strip + tile + problem.function_bytes + features, seconds)
+    return VariancePrice("factor", 3 * strip + tile + problem.features.function_bytes + features, seconds)
 
 
 def _by_solves(problem: VarianceProblem, route: str, passes: int) -> VariancePrice:
@@ -149,7 +147,7 @@ def _by_solves(problem: VarianceProblem, route: str, passes: int) -> VariancePri
     n, points = problem.n, min(SOLVED_POINTS, max(1, problem.n_test))
     blocks = math.ceil(problem.n_test / SOLVED_POINTS)
     peak, seconds = _block(problem, route, passes, points)
-    features = 8 * (problem.n_test + n) * problem.features
+    features = 8 * (problem.n_test + n) * problem.features.width
     note = f"variance by solves, {SOLVED_POINTS} points at a time"
     return VariancePrice("solves", peak + features, blocks * seconds, note)
 
@@ -186,12 +184,10 @@ def _block(problem: VarianceProblem, route: str, passes: int, points: int) -> tu
 def _product(problem: VarianceProblem, route: str, dtype: torch.dtype, points: int, passes: int) -> Candidate:
     """The quickest way to so many products with so many columns."""
     small = problem.device.type == "cpu" and problem.n**2 < PORTABLE_PAIRS
-    prices = product_prices(
-        problem.form, problem.n, problem.device, problem.profile, d=max(1, problem.features),
-        function_d=problem.function_d, function_bytes=problem.function_bytes, t=points,
-        products=max(2, passes),  # for one product alone no tiles would be kept
-        dtype=dtype,
-    )  # fmt: skip
+    features = replace(problem.features, width=max(1, problem.features.width))
+    # For one product alone no tiles would be kept.
+    product = ProductProblem(problem.form, problem.n, None, features, t=points, products=max(2, passes), dtype=dtype)
+    prices = product_prices(product, problem.device, problem.profile)
     return min(
         (p for p in prices if p.route == route and not (small and p.backend != "torch")), key=lambda p: p.seconds
     )

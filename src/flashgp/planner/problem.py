@@ -1,0 +1,145 @@
+"""What a plan is asked about: the problem, in sizes, and the resources that may be used, in bytes and rates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.form import Form
+from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.foundations.profile_store import current_profile
+from flashgp.pairwise.program.program import program_of
+from flashgp.planner.choice import DTYPES, budgets, profile_notes
+
+__all__ = ["ConditioningProblem", "Features", "OtherWork", "ProductProblem", "Resources"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Numbers per row that a form makes of x: width, all of them; function_width, of them those that are points of
+    Python functions; function_bytes, what these functions make beside a tile."""
+
+    width: int
+    function_width: int = 0
+    function_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ProductProblem:
+    """K V. Fields: form; n and m, rows and columns of K, m None where both are the same points; features; t, columns of
+    V; batch, models; products, how many with the same K; kept, the share of the pairs that is evaluated, below 1 where
+    far tiles are skipped, eq. (M-72); dtype, of V and of the result."""
+
+    form: Form
+    n: int
+    m: int | None
+    features: Features
+    t: int = 1
+    batch: int = 1
+    products: int = 1
+    kept: float = 1.0
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def symmetric(self) -> bool:
+        return self.m is None
+
+    @property
+    def columns(self) -> int:
+        return self.n if self.m is None else self.m
+
+    @property
+    def pairs(self) -> int:
+        return self.batch * self.n * self.columns
+
+    def check(self) -> None:
+        """Raises: DomainError."""
+        if self.dtype not in DTYPES.values():
+            raise DomainError(
+                f"`dtype` must be torch.float64 or torch.float32, got {self.dtype}; half precision is storage only"
+            )
+        if min(self.n, self.columns, self.t) < 0 or min(self.features.width, self.batch, self.products) < 1:
+            raise DomainError(
+                f"`n`, `m` and `t` must be 0 or more, `d`, `batch` and `products` at least 1, got n={self.n}, "
+                f"m={self.m}, t={self.t}, d={self.features.width}, batch={self.batch}, products={self.products}"
+            )
+        if not 0.0 <= self.kept <= 1.0:
+            raise DomainError(f"`kept` must be a share of the pairs, 0 to 1, got {self.kept}; pass operator.kept")
+
+
+@dataclass(frozen=True)
+class ConditioningProblem:
+    """Conditioning and fitting. Fields: form; n rows of d columns; features; distinct, of the n rows those that differ,
+    whose price it is but for (M-89), None for all; outputs; batch, models."""
+
+    form: Form
+    n: int
+    d: int
+    features: Features
+    distinct: int | None = None
+    outputs: int = 1
+    batch: int = 1
+
+    @property
+    def u(self) -> int:
+        """The rows that are computed with."""
+        return self.n if self.distinct is None else self.distinct
+
+    @property
+    def numbers(self) -> int:
+        """Float64 numbers per row, the columns of x included."""
+        return self.features.width + self.d
+
+    @property
+    def temporaries(self) -> int:
+        """Tiles alive at once in the generated code."""
+        program = program_of(self.form)
+        return max(program.value_temporaries, program.partial_temporaries)
+
+    def products(self, t: int, count: int) -> ProductProblem:
+        """Float32 products of the distinct rows with t right-hand sides."""
+        features = Features(max(1, self.features.width), self.features.function_width, self.features.function_bytes)
+        return ProductProblem(self.form, self.u, None, features, t=t, products=count, dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What may be used.
+
+    Fields: memory, budget in bytes or text like "8GiB", None for what is free now; device, of several the quickest is
+    chosen; profile, whose rates, None for the machine's current one; deterministic, the built-in profile then.
+    """
+
+    memory: str | int | None = None
+    device: torch.device | str | Sequence[torch.device] = "cpu"
+    profile: MachineProfile | None = None
+    deterministic: bool = False
+
+    @property
+    def devices(self) -> list[torch.device]:
+        return [torch.device(self.device)] if isinstance(self.device, torch.device | str) else list(self.device)
+
+    @property
+    def rates(self) -> MachineProfile:
+        return self.profile or (BUILT_IN if self.deterministic else current_profile())
+
+    def available(self) -> dict[str, int]:
+        """Bytes by device."""
+        return budgets(self.memory, self.devices)
+
+    def notes(self, profile: MachineProfile) -> tuple[str, ...]:
+        """What a plan says about the rates."""
+        return profile_notes(profile, self.devices, self.deterministic)
+
+
+@dataclass(frozen=True)
+class OtherWork:
+    """Work beside products. Fields: kept_bytes, held all the while; peak_bytes and seconds of what comes before or
+    after, as the variance of a prediction does, eq. (M-59); room, bytes that larger torch tiles than the least may take
+    within the budget."""
+
+    kept_bytes: int = 0
+    peak_bytes: int = 0
+    seconds: float = 0.0
+    room: float = field(default=float("inf"))
