@@ -203,9 +203,9 @@ class _Entrant:
             # Work that a clock does not count is missing in every run: more is only believed if all runs say so.
             middle = statistics.median(times)
             other = middle if middle <= seconds else max(seconds, min(times))
-            said = disagreement(decides, seconds, name, other, self.overhead[name])
-            if said is not None:
-                yield said
+            line = disagreement(decides, seconds, name, other, self.overhead[name])
+            if line is not None:
+                yield line
 
 
 class _Bench:
@@ -232,16 +232,16 @@ class _Bench:
         except Exception as error:
             entrant.reason = f"raised {type(error).__name__}: {error}"
             return
-        entrant.reason, found = answer_tensors(answer)
+        entrant.reason, tensors = answer_tensors(answer)
         if entrant.reason is not None:
             return
-        reading = read(found)
+        reading = read(tensors)
         mutation = entrant.feed.mutation()
         if mutation is not None:
             entrant.reason = f"mutated its inputs: {mutation}"
             return
         truth = self._truth(values)
-        if reading.changed(found):
+        if reading.changed(tensors):
             entrant.reason = (
                 "changed its answer after the clock had stopped: its work was still going on; wait for it inside the "
                 "call"

@@ -142,15 +142,15 @@ class InputSource:
         return (leaf.base.to(wide) * factor).to(leaf.base.dtype)
 
     def _draw_with(self, perturb: Callable[[Any, torch.Generator], Any]) -> list[torch.Tensor]:
-        made = InputSource(perturb(self.structure(), self._generator), seed=0, perturb=False).leaves
+        leaves = InputSource(perturb(self.structure(), self._generator), seed=0, perturb=False).leaves
         wanted = [(tuple(leaf.base.shape), leaf.base.dtype) for leaf in self.leaves]
-        found = [(tuple(leaf.base.shape), leaf.base.dtype) for leaf in made]
-        if wanted != found:
+        given = [(tuple(leaf.base.shape), leaf.base.dtype) for leaf in leaves]
+        if wanted != given:
             raise DomainError(
-                f"`perturb` must return inputs like those it was given, {wanted}, got {found}; "
+                f"`perturb` must return inputs like those it was given, {wanted}, got {given}; "
                 "change values only, not shapes, dtypes or their number"
             )
-        return [leaf.base for leaf in made]
+        return [leaf.base for leaf in leaves]
 
     def structure(self, values: Sequence[torch.Tensor] | None = None) -> Any:
         """Fresh copies of the inputs as nested as the caller's, with these values."""

@@ -76,18 +76,18 @@ def versions() -> dict[str, str]:
     """
     from flashgp import __version__
 
-    found = {"python": platform.python_version(), "torch": str(torch.__version__), "flashgp": __version__}
+    versions_by_name = {"python": platform.python_version(), "torch": str(torch.__version__), "flashgp": __version__}
     if torch.version.cuda is not None:
-        found["cuda"] = torch.version.cuda
+        versions_by_name["cuda"] = torch.version.cuda
     distributions = {"numpy": "numpy"} | {name: dist for name, dist in _PEERS.items() if name in sys.modules}
     for name, distribution in distributions.items():
         try:
-            found[name] = metadata.version(distribution)
+            versions_by_name[name] = metadata.version(distribution)
         except metadata.PackageNotFoundError:
             version = getattr(sys.modules.get(name), "__version__", None)
             if isinstance(version, str):
-                found[name] = version
-    return found
+                versions_by_name[name] = version
+    return versions_by_name
 
 
 def commit() -> str | None:
@@ -165,9 +165,9 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"({error}); run the benchmark again"
         ) from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise DomainError(
-            f"`path` must be a benchmark record of schema {SCHEMA!r}, got {os.fspath(path)!r} with {found!r}; "
+            f"`path` must be a benchmark record of schema {SCHEMA!r}, got {os.fspath(path)!r} with {schema!r}; "
             "write records with `flashgp.bench.write_record`"
         )
     return record

@@ -33,21 +33,21 @@ def reference_tensors(value: Any) -> dict[Path, torch.Tensor]:
 
     Raises: DomainError if it holds anything else, no tensor at all, or a value that is not finite.
     """
-    found: dict[Path, torch.Tensor] = {}
-    _collect_reference(value, (), found)
-    if not found:
+    tensors: dict[Path, torch.Tensor] = {}
+    _collect_reference(value, (), tensors)
+    if not tensors:
         raise DomainError("`reference` must give at least one tensor, got an empty container; return what it computes")
-    return found
+    return tensors
 
 
-def _collect_reference(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> None:
+def _collect_reference(value: Any, path: Path, tensors: dict[Path, torch.Tensor]) -> None:
     if isinstance(value, dict):
         for key, entry in value.items():
-            _collect_reference(entry, (*path, key), found)
+            _collect_reference(entry, (*path, key), tensors)
         return
     if isinstance(value, tuple | list):
         for index, entry in enumerate(value):
-            _collect_reference(entry, (*path, index), found)
+            _collect_reference(entry, (*path, index), tensors)
         return
     is_number = isinstance(value, bool | int | float | complex)
     if not is_number and not isinstance(value, torch.Tensor) and not hasattr(value, "__array__"):
@@ -57,27 +57,27 @@ def _collect_reference(value: Any, path: Path, found: dict[Path, torch.Tensor]) 
         raise DomainError(
             f"`reference` must be finite, got NaN or infinity{_place(path)}; choose inputs inside its domain"
         )
-    found[path] = tensor.clone()
+    tensors[path] = tensor.clone()
 
 
 def answer_tensors(answer: Any) -> tuple[str | None, dict[Path, torch.Tensor]]:
     """Why the answer is refused as something that is no numbers (None if it is not), and its tensors by their place."""
-    found: dict[Path, torch.Tensor] = {}
-    return _collect_answer(answer, (), found), found
+    tensors: dict[Path, torch.Tensor] = {}
+    return _collect_answer(answer, (), tensors), tensors
 
 
 def answer_error(
-    found: Mapping[Path, torch.Tensor], truth: Mapping[Path, torch.Tensor], tolerance: float
+    tensors: Mapping[Path, torch.Tensor], truth: Mapping[Path, torch.Tensor], tolerance: float
 ) -> tuple[str | None, float | None]:
     """Why an answer's tensors are refused (None if they are not), and their error (None if there is none to state)."""
-    if found.keys() != truth.keys():
-        return f"returned tensors at {_names(found)}, the reference at {_names(truth)}", None
+    if tensors.keys() != truth.keys():
+        return f"returned tensors at {_names(tensors)}, the reference at {_names(truth)}", None
     worst = 0.0
     for path, expected in truth.items():
-        reason = _unlike(found[path], expected)
+        reason = _unlike(tensors[path], expected)
         if reason is not None:
             return f"returned {reason}{_place(path)}", None
-        worst = max(worst, _distance(found[path], expected))
+        worst = max(worst, _distance(tensors[path], expected))
     # NaN and infinity were refused above, so a plain comparison decides.
     return (None if worst <= tolerance else f"gave a wrong answer: error {worst:.1e}, tolerance {tolerance:.1e}"), worst
 
@@ -91,12 +91,12 @@ def distances(left: dict[Path, torch.Tensor], right: dict[Path, torch.Tensor]) -
     ]
 
 
-def _collect_answer(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> str | None:
+def _collect_answer(value: Any, path: Path, tensors: dict[Path, torch.Tensor]) -> str | None:
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         reason = _unfinished(value)
         if reason is not None:
             return f"returned{_place(path)} a tensor {reason}"
-        found[path] = value.detach()
+        tensors[path] = value.detach()
         return None
     entries: list[tuple[Any, Any]]
     if type(value) is dict:
@@ -108,7 +108,7 @@ def _collect_answer(value: Any, path: Path, found: dict[Path, torch.Tensor]) -> 
     else:
         return f"returned {_kind(value)}{_place(path)}, which may still have work to do; {_ADVICE}"
     for key, entry in entries:
-        reason = _collect_answer(entry, (*path, key), found)
+        reason = _collect_answer(entry, (*path, key), tensors)
         if reason is not None:
             return reason
     return None
@@ -186,5 +186,5 @@ def _place(path: Path) -> str:
     return "" if not path else " at output" + "".join(f"[{entry!r}]" for entry in path)
 
 
-def _names(found: Mapping[Path, torch.Tensor]) -> str:
-    return ", ".join(_place(path).removeprefix(" at ") or "the top" for path in found) or "nowhere"
+def _names(tensors: Mapping[Path, torch.Tensor]) -> str:
+    return ", ".join(_place(path).removeprefix(" at ") or "the top" for path in tensors) or "nowhere"

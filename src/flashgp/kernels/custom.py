@@ -112,17 +112,17 @@ class Custom(Leaf):
 
     @property
     def fusion(self) -> str:
-        found = self._form_at()[1]
-        return f"tiled: {found}" if isinstance(found, str) else "fused"
+        fusion = self._form_at()[1]
+        return f"tiled: {fusion}" if isinstance(fusion, str) else "fused"
 
     def theta(self) -> tuple[Tensor, ...]:
-        values, found = self._values(), self._form_at()[1]
-        if isinstance(found, str):
+        values, fusion = self._values(), self._form_at()[1]
+        if isinstance(fusion, str):
             return self._pair_function().flat(values)
-        if not found.theta:
+        if not fusion.theta:
             return ()
         entries: tuple[Tensor, ...] = over_batch(
-            lambda *own: found.values(dict(zip(self.names, own, strict=True))), values, self._events()
+            lambda *own: fusion.values(dict(zip(self.names, own, strict=True))), values, self._events()
         )
         return entries
 
@@ -136,7 +136,7 @@ class Custom(Leaf):
             raise ShapeError(
                 f"`x` must have {self.columns} columns for {self._name}, got {x.shape[-1]}; choose them by active_dims"
             )
-        found = self._form_at()[1]
+        fusion = self._form_at()[1]
         try:
             own = self._fusion(x.shape[-1])
         except Untraceable as error:
@@ -144,12 +144,12 @@ class Custom(Leaf):
                 f"`x` must have columns that {self._name} takes, got {x.shape[-1]} ({str(error)[:300]}); choose them "
                 "by active_dims"
             ) from error
-        if isinstance(found, str):
+        if isinstance(fusion, str):
             return Rows((x,), (), *shape)
-        if not isinstance(own, Fusion) or (own.profile, own.kinds) != (found.profile, found.kinds):
+        if not isinstance(own, Fusion) or (own.profile, own.kinds) != (fusion.profile, fusion.kinds):
             raise ShapeError(
                 f"`x` has {x.shape[-1]} columns, for which {self._name} takes another form than the one that was "
-                f"found for {self._form_at()[0]}; pass Custom(..., columns={x.shape[-1]})"
+                f"traced for {self._form_at()[0]}; pass Custom(..., columns={x.shape[-1]})"
             )
         values = tuple(v.to(x.device) for v in self._values())
 
@@ -218,22 +218,22 @@ class Custom(Leaf):
         if key not in self._traces:
             with temporarily_clear_interpreter_stack():  # a transform of torch.func would follow what is tried here
                 tried = some_values(self._single_values(), [p.domain for p in self._own()])
-                found = trace(self._pair_function(), tried, self._positive(), columns)
+                fusion = trace(self._pair_function(), tried, self._positive(), columns)
                 check_symmetry(self._pair_function(), tried, columns)
-            self._traces[key] = found
+            self._traces[key] = fusion
         return self._traces[key]
 
     def _form_at(self) -> tuple[int, Fusion | str, Form]:
         """(columns, fusion or reason, form); without a number of columns, the form that two of them agree on."""
         key = self._positive()
         if key not in self._settled:
-            columns, found = self._settle()
-            if isinstance(found, Fusion):
-                form = Form(found.profile, found.kinds, len(found.scalars), len(found.theta))
+            columns, fusion = self._settle()
+            if isinstance(fusion, Fusion):
+                form = Form(fusion.profile, fusion.kinds, len(fusion.scalars), len(fusion.theta))
             else:
-                function = replace(self._pair_function(), tiled=f"{self._name} ({found})")
+                function = replace(self._pair_function(), tiled=f"{self._name} ({fusion})")
                 form = Form(opaque(), ("opaque",), 0, function.theta_count, (function,))
-            self._settled[key] = columns, found, form
+            self._settled[key] = columns, fusion, form
         return self._settled[key]
 
     def _settle(self) -> tuple[int, Fusion | str]:
@@ -245,39 +245,39 @@ class Custom(Leaf):
                     f"`function` must take two points of {self.columns} columns, but {self._name} failed on them "
                     f"({str(error)[:300]}); pass the number of columns it is written for"
                 ) from error
-        found: list[tuple[int, Fusion | str]] = []
+        traced: list[tuple[int, Fusion | str]] = []
         failure: Exception | None = None
         sizes = sorted({size for p in self._own() for size in p.raw.shape[p.raw.dim() - p.event_dim :] if size > 1})
         for columns in dict.fromkeys((*sizes, *TRIED_COLUMNS)):
-            if columns == 1 and found:
+            if columns == 1 and traced:
                 continue  # one column broadcasts against parameters of several
             try:
-                found.append((columns, self._fusion(columns)))
+                traced.append((columns, self._fusion(columns)))
             except Untraceable as error:
                 failure = failure or error
-            if len(found) == 2:
+            if len(traced) == 2:
                 break
-        if not found:
+        if not traced:
             raise DomainError(
                 f"`function` must take two points of shape (d,), but {self._name} failed for every d that was tried "
                 f"({str(failure)[:300]}); pass columns=d"
             ) from failure
-        columns, first = found[0]
-        second = found[-1][1]
+        columns, first = traced[0]
+        second = traced[-1][1]
         if isinstance(first, Fusion) and (
             isinstance(second, str) or (first.profile, first.kinds) != (second.profile, second.kinds)
         ):
             first = f"its form depends on the number of columns; pass columns={columns} or whatever x has"
         return columns, self._checked(columns, first)
 
-    def _checked(self, columns: int, found: Fusion | str) -> Fusion | str:
-        if isinstance(found, Fusion):
-            return found
+    def _checked(self, columns: int, fusion: Fusion | str) -> Fusion | str:
+        if isinstance(fusion, Fusion):
+            return fusion
         function = self._pair_function()
         count = function.theta_count
         if count > MAX_NUMBERS:
             raise DomainError(
-                f"`parameters` of a function that is not fused ({found}) must be at most {MAX_NUMBERS} numbers, got "
+                f"`parameters` of a function that is not fused ({fusion}) must be at most {MAX_NUMBERS} numbers, got "
                 f"{count}; put networks into Warped(module, Custom(...))"
             )
         points = torch.stack([x for x, _ in random_pairs(columns)[:2]])
@@ -288,7 +288,7 @@ class Custom(Leaf):
                 f"`function` must be torch operations that torch.func.vmap can take over pairs, but {self._name} is "
                 f"not ({str(error)[:300]}); write it without changing tensors in place and without their values"
             ) from error
-        return found
+        return fusion
 
 
 class _Traces(dict[Any, Any]):

@@ -140,12 +140,12 @@ class SpectralMixture(Leaf):
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         means, scales = self._means_and_scales(x)
-        found: list[Tensor] = []
+        features: list[Tensor] = []
         for q in range(self.components):
             angle = 2.0 * math.pi * (x @ means[..., q, :].unsqueeze(-1))
-            found.append(x * (2.0 * math.pi * scales[..., q, :].unsqueeze(-2)))
-            found.append(torch.cat([angle.cos(), angle.sin()], dim=-1))
-        return tuple(found)
+            features.append(x * (2.0 * math.pi * scales[..., q, :].unsqueeze(-2)))
+            features.append(torch.cat([angle.cos(), angle.sin()], dim=-1))
+        return tuple(features)
 
     def _profile_parameters(self) -> tuple[Parameter, ...]:
         return (self.weights,)

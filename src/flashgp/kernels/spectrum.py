@@ -81,13 +81,13 @@ def mixture_of(
 def _peaks(frequencies: Tensor, weights: Tensor, components: int, resolution: Tensor) -> Tensor:
     """The strongest frequencies that are at least two resolutions apart; repeated from the start when there are few."""
     left = weights.clone()
-    found: list[Tensor] = []
-    while len(found) < components:
+    means: list[Tensor] = []
+    while len(means) < components:
         best = int(left.argmax())
         if left[best] < 0:
             left = weights.clone()
             best = int(left.argmax())
-        found.append(frequencies[best])
+        means.append(frequencies[best])
         near = ((frequencies - frequencies[best]).abs() <= 2 * resolution).all(-1)
         left[near] = -1.0
-    return torch.stack(found)
+    return torch.stack(means)

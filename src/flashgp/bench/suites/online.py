@@ -57,9 +57,9 @@ class GPyTorchModel:
     def answer(self, model: Any, point: Tensor) -> Answer:
         """Mean and variance there."""
         with torch.no_grad(), self.settings.max_cholesky_size(100_000):
-            found = model(point)
-            mean: Tensor = found.mean
-            return mean, found.variance
+            prediction = model(point)
+            mean: Tensor = prediction.mean
+            return mean, prediction.variance
 
     def predict(self, model: Any, point: Tensor) -> Tensor:
         """The mean there; the variance is computed too."""

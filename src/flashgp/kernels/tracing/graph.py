@@ -99,17 +99,17 @@ def evaluate(nodes: Sequence[Node], point: Tensor | None, parameters: Mapping[st
         if id(node) not in known:
             match node.target:
                 case "point":
-                    found: Any = point
+                    output: Any = point
                 case "parameter":
-                    found = parameters[node.args[0]]
+                    output = parameters[node.args[0]]
                 case "literal":
-                    found = node.args[0].to(device)
+                    output = node.args[0].to(device)
                 case _:
                     kwargs = {k: _mapped(v, resolved) for k, v in node.kwargs.items()}
                     if kwargs.get("device") is not None:
                         kwargs["device"] = device
-                    found = node.target(*_mapped(node.args, resolved), **kwargs)
-            known[id(node)] = found
+                    output = node.target(*_mapped(node.args, resolved), **kwargs)
+            known[id(node)] = output
         return known[id(node)]
 
     def resolved(entry: Any) -> Any:

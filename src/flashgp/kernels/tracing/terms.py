@@ -47,8 +47,8 @@ class PairTerms:
         if full not in self._known:
             self._known[full] = len(table)
             table.append(key)
-        found: int = self._known[full]
-        return found
+        index: int = self._known[full]
+        return index
 
     def statistic(self, kind: str, node: Node, indices: Indices | None) -> Expression:
         """The distance or product of some entries of a feature, as a symbol."""

@@ -55,9 +55,9 @@ class Fusion:
 
     def row(self, x: Tensor, parameters: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Features, each (d',), then row scalars, each (), of one point x (d,)."""
-        found = _entries([*self.features, *self.scalars], x, parameters)
+        values = _entries([*self.features, *self.scalars], x, parameters)
         split = len(self.features)
-        return (*(f.to(torch.float64) for f in found[:split]), *(a.reshape(()).double() for a in found[split:]))
+        return (*(f.to(torch.float64) for f in values[:split]), *(a.reshape(()).double() for a in values[split:]))
 
     def values(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """The parameters of the profile, each ()."""
@@ -173,10 +173,10 @@ def _read(function: PairFunction, algebra: PairOperations, x: Tensor, z: Tensor,
         raise
     except Exception as error:  # whatever a function of the user's raises
         raise Untraceable(str(error)) from error
-    found: Value | None = reading.value(result)
-    if found is None:
+    value: Value | None = reading.value(result)
+    if value is None:
         raise NotFused(reading.reason)
-    return found
+    return value
 
 
 def _settled(profile: Expression, algebra: PairOperations) -> Fusion:
@@ -194,13 +194,13 @@ def _settled(profile: Expression, algebra: PairOperations) -> Fusion:
     statistics = [s for s in order if s.kind in ("distance", "product")]
     scalars = sorted({s.index for s in order if s.kind in ("left", "right")})
     theta = [s for s in order if s.kind == "parameter"]
-    for found, most, what in (
+    for symbols, most, what in (
         (statistics, MAX_STATISTICS, "pair statistics"),
         (scalars, MAX_SCALARS, "row scalars"),
         (theta, MAX_PARAMETERS, "parameters in the profile"),
     ):
-        if len(found) > most:
-            raise NotFused(f"{len(found)} {what}, more than {most}")
+        if len(symbols) > most:
+            raise NotFused(f"{len(symbols)} {what}, more than {most}")
     rename = {s: Symbol(s.kind, i) for i, s in enumerate(statistics)} | {
         s: Symbol(s.kind, i) for i, s in enumerate(theta)
     }
@@ -227,9 +227,9 @@ def _mismatch(function: PairFunction, fusion: Fusion, tried: Sequence[Values], c
         some = [*pairs[:: 3 if number else 1], equal]
         wanted = values_at(function, values, some)
         with torch.no_grad():
-            found = [_value(fusion, x, z, values) for x, z in some]
+            formed = [_value(fusion, x, z, values) for x, z in some]
         size = max((abs(w) for w in wanted if math.isfinite(w)), default=1.0)
-        for pair, w, f in zip(some, wanted, found, strict=True):
+        for pair, w, f in zip(some, wanted, formed, strict=True):
             if math.isfinite(w):
                 same = abs(w - f) <= AGREEMENT * size
             else:  # at equal points a form has the limit where plain torch has 0/0
