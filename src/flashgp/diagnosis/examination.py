@@ -38,6 +38,11 @@ def doctor() -> Diagnosis:
     Returns: a Diagnosis, whose findings have a severity and advice; `print` it. Never raises: a probe that fails is a
         finding.
     Cost: a fraction of a second beyond `import flashgp`; some MiB.
+
+    Example:
+        >>> findings = fgp.doctor()
+        >>> isinstance(findings.advice, (list, tuple, str))
+        True
     """
     return Diagnosis(tuple(finding for topic, probe in PROBES for finding in examine(topic, probe)))
 

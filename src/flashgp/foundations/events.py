@@ -242,7 +242,7 @@ class Event:
         fields: numbers, texts, booleans, None, and sequences of them, by name; `stage`, if there, says during what.
 
     Example:
-        >>> event = Event(EventKind.ROWS_JOINED, rows=12, distinct=7)
+        >>> event = fgp.Event(fgp.EventKind.ROWS_JOINED, rows=12, distinct=7)
         >>> str(event)
         '12 rows joined into 7 that differ in x; the answer is the same.'
         >>> event.fields["rows"]

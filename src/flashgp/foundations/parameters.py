@@ -113,6 +113,13 @@ class Parameter(nn.Module):
         prior: a `torch.distributions.Distribution` over the constrained value, or None.
         trainable: whether `fit` and optimisers may change it.
     Raises: DomainError for a value outside the domain, complex or not finite.
+
+    Example:
+        >>> positive = torch.distributions.constraints.positive
+        >>> prior = torch.distributions.LogNormal(0.0, 1.0)
+        >>> lengthscale = fgp.Parameter(0.5, positive, prior)
+        >>> round(lengthscale.value.item(), 3)
+        0.5
     """
 
     def __init__(

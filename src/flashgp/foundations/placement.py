@@ -68,7 +68,7 @@ def runtime(
     Cost: some milliseconds, and SciPy's linear algebra is loaded, so that its threads count too. Blocks may be nested.
 
     Example:
-        >>> with runtime(threads=1) as placement:
+        >>> with fgp.runtime(threads=1) as placement:
         ...     print(placement)
         1 thread
     """

@@ -43,7 +43,13 @@ class LinearNoise:
 
 
 class PredictiveDistribution(ABC):
-    """New observations, each on its own. Fields: mean and variance, of one shape."""
+    """New observations, each on its own. Fields: mean and variance, of one shape.
+
+    Example:
+        >>> y = fgp.likelihoods.Gaussian(0.5).predictive(torch.zeros(2), torch.ones(2))
+        >>> isinstance(y, fgp.likelihoods.PredictiveDistribution), y.variance.detach()
+        (True, tensor([1.5000, 1.5000], dtype=torch.float64))
+    """
 
     mean: Tensor
     variance: Tensor

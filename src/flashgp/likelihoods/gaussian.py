@@ -27,6 +27,12 @@ class Gaussian(Likelihood):
         row_variance: (*batch, n) known variances of the training rows, not trained; None for none.
         row_weight: (*batch, n) positive; a row of weight w counts like the mean of w observations; None for ones.
     Raises: DomainError for negative variances or weights that are not positive.
+
+    Example:
+        >>> x, y = torch.rand(20, 1), torch.rand(20)
+        >>> gp = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(noise_variance=0.1))
+        >>> gp.condition(x, y).predict(x[:3]).observation_variance.shape
+        torch.Size([3])
     """
 
     has_sites = True

@@ -47,6 +47,11 @@ def qr(
     Returns: the named tuple (Q, R) of torch.
     Raises: ShapeError, DomainError; BackendUnavailableError for a device that is not there.
     Cost: 4 m n^2 flops; on another device, what is carried there and back, too. A GPU that fails costs a warning.
+
+    Example:
+        >>> Q, R = fgp.linalg.qr(torch.rand(30, 4, dtype=torch.float64))
+        >>> Q.shape, R.shape
+        (torch.Size([30, 4]), torch.Size([4, 4]))
     """
     try:
         place = None if _stays(A, device, crossover) else elsewhere("qr", A, None, device, crossover)
@@ -71,6 +76,12 @@ def cholesky(
     Args: A: shape (*batch, n, n), symmetric positive definite; one triangle is read. device, crossover: as of `qr`.
     Raises: NotPositiveDefiniteError with the pivot and the members of a batch that failed; otherwise as `qr`.
     Cost: n^3 / 3 flops, and what is carried.
+
+    Example:
+        >>> A = torch.tensor([[4.0, 2.0], [2.0, 5.0]], dtype=torch.float64)
+        >>> fgp.linalg.cholesky(A)
+        tensor([[2., 0.],
+                [1., 2.]], dtype=torch.float64)
     """
     try:
         place = None if _stays(A, device, crossover) else elsewhere("cholesky", A, None, device, crossover)
@@ -94,6 +105,11 @@ def eigh(A: Inexact[Tensor, "*batch n n"], *, device: str = "auto", crossover: f
         of `qr`.
     Returns: the named tuple (eigenvalues, eigenvectors) of torch. Vectors of other devices may differ in sign.
     Raises: ConvergenceError where LAPACK gives up; otherwise as `qr`. Cost: some 9 n^3 flops, and what is carried.
+
+    Example:
+        >>> values, vectors = fgp.linalg.eigh(torch.diag(torch.tensor([3.0, 1.0])))
+        >>> values
+        tensor([1., 3.])
     """
     try:
         place = None if _stays(A, device, crossover) else elsewhere("eigh", A, None, device, crossover)
@@ -131,6 +147,12 @@ def solve_triangular(
         device: as of `qr`; crossover: the rows of A from which the accelerator is taken.
     Returns: X, shape of B. A zero on the diagonal gives infinities, as torch does.
     Raises: as `qr`. Cost: n^2 t flops, and what is carried.
+
+    Example:
+        >>> L = torch.tensor([[2.0, 0.0], [1.0, 2.0]])
+        >>> fgp.linalg.solve_triangular(L, torch.tensor([[2.0], [5.0]]), upper=False)
+        tensor([[1.],
+                [2.]])
     """
     try:
         place = None if _stays(A, device, crossover) else _of_system(A, B, left, device, crossover)

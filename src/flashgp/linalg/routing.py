@@ -143,7 +143,12 @@ def check_crossover(crossover: Any) -> float | None:
 
 
 def own_device(A: Tensor) -> str:
-    """What the library's own factorisations ask for: data on the CPU stay there, others go where it is quicker."""
+    """What the library's own factorisations ask for: data on the CPU stay there, others go where it is quicker.
+
+    Example:
+        >>> fgp.linalg.own_device(torch.ones(3, 3))
+        'cpu'
+    """
     return "cpu" if A.is_cpu else "auto"
 
 
@@ -229,6 +234,10 @@ def explain(
         home: "cpu" or "cuda", where the data lie.
         profile: a machine's, which decides alone; None for this process: what there is, measured now if need be.
     Raises: DomainError.
+
+    Example:
+        >>> fgp.linalg.explain("qr", 300, 40).device  # without an accelerator
+        'cpu'
     """
     if operation not in OPERATIONS:
         raise DomainError(f"`operation` must be one of {', '.join(OPERATIONS)}, got {operation!r}")

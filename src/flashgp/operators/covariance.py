@@ -41,6 +41,11 @@ class CovarianceOperator(LinearOperator):
         workspace: counts and limits large buffers; a fresh one without limit by default.
         options: what is settled about its products: a plan, a budget, a backend; by default each follows a plan of its
             own from 1e7 pairs on.
+
+    Example:
+        >>> K = fgp.kernels.Matern(nu=1.5)(torch.rand(50, 3), torch.rand(20, 3))
+        >>> K.shape, (K @ torch.ones(20, 2)).shape, K[:5].to_dense().shape
+        (torch.Size([50, 20]), torch.Size([50, 2]), torch.Size([5, 20]))
     """
 
     def __init__(

@@ -33,7 +33,13 @@ class Product:
 
 
 class LinearOperator(ABC):
-    """A matrix (*batch, n, m) given by what it does. Has `dtype`, and everything below."""
+    """A matrix (*batch, n, m) given by what it does. Has `dtype`, and everything below.
+
+    Example:
+        >>> K = fgp.kernels.Matern()(torch.rand(40, 2))
+        >>> isinstance(K, fgp.operators.LinearOperator), (K @ torch.ones(40, 3)).shape, (torch.ones(2, 40) @ K).shape
+        (True, torch.Size([40, 3]), torch.Size([2, 40]))
+    """
 
     dtype: torch.dtype
     __array_ufunc__ = None  # NumPy leaves array @ K to us, instead of applying K to each of its numbers
@@ -193,7 +199,13 @@ class LinearOperator(ABC):
 
 
 class DiagonalOperator(LinearOperator):
-    """diag(values), values (*batch, n)."""
+    """diag(values), values (*batch, n).
+
+    Example:
+        >>> fgp.operators.DiagonalOperator(torch.tensor([1.0, 2.0])) @ torch.ones(2, 1)
+        tensor([[1.],
+                [2.]])
+    """
 
     def __init__(self, values: Tensor) -> None:
         if not isinstance(values, Tensor) or values.dim() == 0:
@@ -273,7 +285,13 @@ class DiagonalPart(LinearOperator):
 
 
 class SumOperator(LinearOperator):
-    """The sum of operators of one shape (batches broadcast), dtype and device."""
+    """The sum of operators of one shape (batches broadcast), dtype and device.
+
+    Example:
+        >>> K = fgp.kernels.Matern()(torch.rand(40, 2)).with_noise(0.1)
+        >>> type(K).__name__, K.shape
+        ('SumOperator', torch.Size([40, 40]))
+    """
 
     def __init__(self, *parts: LinearOperator) -> None:
         first = parts[0]

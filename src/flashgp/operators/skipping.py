@@ -30,6 +30,12 @@ class SkippingOperator(LinearOperator):
     Fields: exact, the operator without skipping; skip_below; far, the tiles and their bounds, None where leaving out is
     not worth it (then products are those of `exact`, bit for bit); dtype.
     Cost: besides the near tiles, sorting both sides once, when the operator is made, on the CPU.
+
+    Example:
+        >>> K = fgp.kernels.Matern(lengthscale=0.01).operator(torch.rand(50, 2), skip_below=1e-9)
+        >>> product = K.product(torch.ones(50, 1))
+        >>> product.value.shape, bool((product.error_bound >= 0).all())
+        (torch.Size([50, 1]), True)
     """
 
     def __init__(self, exact: CovarianceOperator, skip_below: float, far: FarTiles | None) -> None:

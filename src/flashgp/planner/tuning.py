@@ -60,6 +60,9 @@ def tune(
     Returns: the profile. A process that finds another one measuring takes what that one measured.
     Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
+
+    Example:
+        >>> profile = fgp.tune(only="exp", keep=False)  # doctest: +SKIP
     """
     return tuned(only, progress, keep)[0]
 
