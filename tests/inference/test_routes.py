@@ -13,7 +13,8 @@ import flashgp as fgp
 from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.inference.exact import condition as module
-from flashgp.inference.predict import prediction as prediction_module
+from flashgp.inference.predict.compute import ExactPredictor, PredictOptions
+from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.variance_solves import explained
 from flashgp.inference.solves import Solves
 
@@ -372,14 +373,15 @@ def test_batches_of_test_points(route: str) -> None:
     assert float((slopes - wanted).norm() / wanted.norm()) < 0.05
 
 
-def test_a_float32_factor_is_checked_where_correcting_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction_module, "CORRECTION_SECONDS", 0.0)
+def test_a_float32_factor_is_checked_where_correcting_is_dear() -> None:
+    options = PredictOptions(correction_seconds=0.0)
     x, y, x_test = data(300)
     for noise, corrected in ((1e-1, False), (1e-5, True)):
         gp = model(k.RBF(0.5), noise)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fgp.FlashGPWarning)
-            prediction = by(gp, x, y, "refined").predict(x_test)
+            state = by(gp, x, y, "refined").state
+            prediction = Prediction(ExactPredictor(state, options), x_test, gp.likelihood, None)
             variance = prediction.variance
         (event,) = of_kind(prediction.report.events, EventKind.VARIANCE_BY_FACTOR)
         assert event.fields["instead"] == ("corrected" if corrected else None)

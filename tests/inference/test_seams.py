@@ -1,11 +1,16 @@
-"""The seams of inference, from outside: a likelihood of our own with fixed sites."""
+"""The seams of inference, from outside: a likelihood of our own with fixed sites, and a predictor that is a table."""
+
+import math
 
 import pytest
 import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.likelihoods import Likelihood, PredictiveDistribution, Sites
+from flashgp.foundations.report import Report
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.likelihoods import Gaussian, Likelihood, PredictiveDistribution, Sites
 
 F64 = torch.float64
 NOISE = 0.2
@@ -124,6 +129,26 @@ def test_a_likelihood_with_sites_of_its_own_conditions_predicts_and_leaves_out()
     close(longer.drop(range(30, 37)).predict(at).mean, found.mean)
 
 
+def test_a_prediction_asks_its_likelihood_for_observations() -> None:
+    x, y = table()
+    at = x[:5] + 0.03
+    found = prior(Multiplicative()).condition(x, y).predict(at)
+    wanted = torch.distributions.LogNormal(found.mean, (found.variance + NOISE).sqrt())
+    close(found.observation_mean, wanted.mean)
+    close(found.observation_variance, wanted.variance)
+    close(found.quantile(0.3), wanted.icdf(torch.tensor(0.3, dtype=F64)))
+    close(found.log_prob(y[:5]), wanted.log_prob(y[:5]))
+    low, high = found.interval(0.9)
+    assert (low > 0).all()
+    assert (low < high).all()
+    drawn = found.sample(4000, observed=True, seed=0)
+    error = drawn.log().mean(0) - found.mean
+    assert (error.abs() < 4.0 * (found.variance + NOISE).sqrt() / math.sqrt(4000)).all()
+    for ask in (lambda: found.covariance(observed=True), lambda: found.joint_log_prob(y[:5])):
+        with pytest.raises(fgp.DomainError, match="`likelihood` must add noise to f for this, got Multiplicative"):
+            ask()
+
+
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 def test_sites_that_are_given_row_by_row(solver: str) -> None:
     x, y = table()
@@ -156,3 +181,45 @@ def test_equal_rows_of_a_likelihood_that_cannot_join_them_stay() -> None:
 def test_a_likelihood_without_sites_is_refused() -> None:
     with pytest.raises(fgp.DomainError, match=r"must have sites that are known without iteration.*got WithoutSites"):
         prior(WithoutSites())
+
+
+class Table(Predictor):
+    """A posterior that is written down: values at points 0, 1, 2, ... of one column."""
+
+    def __init__(self, mean: Tensor, covariance: Tensor) -> None:
+        self.values, self.joint, self.report = mean, covariance, Report(route="table")
+
+    def mean(self, x: Tensor) -> Tensor:
+        return self.values[x[:, 0].long()].unsqueeze(-1)
+
+    def variance(self, x: Tensor) -> Variance:
+        return Variance(self.joint.diagonal()[x[:, 0].long()].unsqueeze(-1))
+
+    def covariance(self, x: Tensor) -> Tensor:
+        index = x[:, 0].long()
+        return self.joint[index][:, index]
+
+    def paths(self, count: int, features: int, seed: int | None) -> None:
+        raise fgp.DomainError("a table has no paths")
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(NOISE), Multiplicative()])
+def test_a_prediction_asks_any_predictor(likelihood: Likelihood) -> None:
+    root = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.8, 0.0], [0.1, -0.3, 0.6]], dtype=F64)
+    mean, covariance = torch.tensor([0.3, -1.0, 2.0], dtype=F64), root @ root.mT
+    x = torch.tensor([[2.0], [0.0]], dtype=F64)
+    found = Prediction(Table(mean, covariance), x, likelihood, None)
+    assert found.report.route == "table"
+    close(found.mean, mean[[2, 0]])
+    close(found.variance, covariance.diagonal()[[2, 0]])
+    close(found.covariance(), covariance[[2, 0]][:, [2, 0]])
+    assert found.variance_standard_error is None
+    wanted = likelihood.predictive(found.mean, found.variance)
+    close(found.observation_variance, wanted.variance)
+    close(found.interval(0.8)[1], wanted.quantile(0.9))
+    close(found.log_prob(torch.ones(2, dtype=F64)), wanted.log_prob(torch.ones(2, dtype=F64)))
+    drawn = found.sample(4000, seed=1)
+    assert torch.allclose(drawn.mT.cov(), found.covariance(), atol=0.1)
+    if isinstance(likelihood, Gaussian):
+        normal = torch.distributions.MultivariateNormal(found.mean, found.covariance(observed=True))
+        close(found.joint_log_prob(torch.ones(2, dtype=F64)), normal.log_prob(torch.ones(2, dtype=F64)))

@@ -11,6 +11,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.predict import variance_samples as sampled_variance
+from flashgp.inference.predict.compute import ExactPredictor, PredictOptions
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.pricing import price_of
 from flashgp.inference.predict.variance_samples import variance_probes
@@ -160,16 +161,20 @@ def test_samples_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(posterior.predict(x_test, variance="sampled").variance, first)
 
 
+def predicted(post: fgp.Posterior, x: torch.Tensor, variance: str = "auto", **settings: float) -> Prediction:
+    """The same with other settings; no float32 factor is corrected without a look."""
+    options = PredictOptions(variance, correction_seconds=0.0, **settings)
+    return Prediction(ExactPredictor(post.state, options), x, post.gp.likelihood, post.gp.outputs)
+
+
 @pytest.mark.usefixtures("impatient")
-def test_a_float32_factor_that_is_off_by_less_than_samples_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_float32_factor_that_is_off_by_less_than_samples_stays() -> None:
     """By more than its share, so that it is said, once; exact solves are taken where they are asked for."""
-    monkeypatch.setattr("flashgp.inference.predict.prediction.CORRECTION_SECONDS", 0.0)
-    monkeypatch.setattr("flashgp.inference.predict.prediction.SHARE", 1e-3)  # far below what it is off by, 1 to 2 %
-    monkeypatch.setattr("flashgp.inference.predict.prediction.SAMPLED_SHARE", 0.2)
+    settings = {"max_error": 1e-3, "max_sampled_error": 0.2}  # the factor is off by 1 to 2 %
     x, y, x_test = data(300)
     gp = model(3e-4, k.RBF(0.5))
     posterior = by(gp, x, y, "refined")
-    prediction = posterior.predict(x_test)
+    prediction = predicted(posterior, x_test, **settings)
     with pytest.warns(fgp.FlashGPWarning, match="float32 factor, off by at most"):
         variance = prediction.variance
     assert prediction.variance_standard_error is None
@@ -179,38 +184,38 @@ def test_a_float32_factor_that_is_off_by_less_than_samples_stays(monkeypatch: py
     assert 1e-3 < float((variance / wanted - 1.0).abs().max()) < 0.2
     with warnings.catch_warnings():
         warnings.simplefilter("error", fgp.FlashGPWarning)
-        assert torch.allclose(posterior.predict(x_test).variance, variance, rtol=1e-3)
-    exact = posterior.predict(x_test, variance="exact")
+        assert torch.allclose(predicted(posterior, x_test, **settings).variance, variance, rtol=1e-3)
+    exact = predicted(posterior, x_test, "exact", **settings)
     assert float((exact.variance / wanted - 1.0).abs().max()) < SHARE
     assert any(event.fields.get("instead") == "corrected" for event in exact.report.events)
 
 
 def test_a_float32_factor_whose_variances_are_no_numbers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.inference.predict.prediction.CORRECTION_SECONDS", 0.0)
-    monkeypatch.setattr(Prediction, "_explained", lambda self, rows: torch.full((rows.count,), torch.nan, dtype=F64))
+    monkeypatch.setattr(
+        ExactPredictor, "_explained", lambda self, rows: torch.full((rows.count,), torch.nan, dtype=F64)
+    )
     x, y, x_test = data(200)
-    found = by(model(), x, y, "refined").predict(x_test).variance
+    found = predicted(by(model(), x, y, "refined"), x_test).variance
     monkeypatch.undo()
     assert torch.allclose(found, model().condition(x, y).predict(x_test).variance, rtol=SHARE)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_float32_factor_whose_rounding_matters_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.inference.predict.prediction.CORRECTION_SECONDS", 0.0)
+def test_a_float32_factor_whose_rounding_matters_gives_way() -> None:
     x, y, x_test = data(300)
     for noise, sampled in ((1e-1, False), (1e-5, True)):
         gp = model(noise, k.RBF(0.5))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fgp.FlashGPWarning)
             posterior = by(gp, x, y, "refined")
-            prediction = posterior.predict(x_test)
+            prediction = predicted(posterior, x_test)
             assert (prediction.variance_standard_error is not None) == sampled
         (event,) = of_kind(prediction.report.events, EventKind.VARIANCE_BY_FACTOR)
         assert event.fields["instead"] == ("sampled" if sampled else None)
         if sampled:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", fgp.FlashGPWarning)
-                joint = posterior.predict(x_test)
+                joint = predicted(posterior, x_test)
                 joint.covariance()
             assert any(event.fields.get("instead") == "corrected" for event in joint.report.events), "by exact solves"
         wanted = gp.condition(x, y).predict(x_test).variance

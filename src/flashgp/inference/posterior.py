@@ -15,8 +15,8 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.leave_one_out import LeaveOneOut, leave_one_out
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import Fantasies, fantasize
-from flashgp.inference.predict.compute import predict
-from flashgp.inference.predict.paths import Paths, draw_paths
+from flashgp.inference.predict.compute import ExactPredictor, PredictOptions, predict
+from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
@@ -158,7 +158,7 @@ class Posterior:
         Cost: one solve with count outputs right-hand sides; then n (d + count outputs) per point.
         Source: Wilson, Borovitskiy, Terenin, Mostowsky & Deisenroth (2020), eq. 13.
         """
-        return draw_paths(self.state, count, features, seed)
+        return ExactPredictor(self.state, PredictOptions()).paths(count, features, seed)
 
     def _of(self, state: State) -> "Posterior":
         return self if state is self.state else Posterior(state)
