@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import gzip
 import json
 import math
 import re
@@ -21,9 +22,10 @@ from typer.testing import CliRunner
 
 from flashgp.cli.application import application
 from flashgp.cli.console import Console
+from flashgp.cli.fitting import run_fit
 from flashgp.cli.model import TableModel
+from flashgp.cli.options import FitOptions
 from flashgp.cli.scores import Scores
-from flashgp.inference.posterior import Posterior
 from flashgp.standardise import Scaling
 
 NASTY = "<script>alert(1)</script>"
@@ -190,25 +192,17 @@ def test_leave_one_out_without_held_out_rows(folder: Path) -> None:
     assert said["leave_one_out"]["rmse"] < 8
 
 
-def test_a_kernel_expression_is_fitted_from_its_own_starting_values(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[str] = []
-    import flashgp.cli.fitting as module
-
-    original = module.fit
-
-    def spy(*arguments: Any, **options: Any) -> Any:
-        given.append(options["initial"])
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(module, "fit", spy)
-    for text in ("Matern(lengthscale=15, active_dims=x) * Categorical()", "RBF(active_dims=[x])"):
-        result = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--json", "--kernel", text)
+def test_a_kernel_expression_is_fitted_from_its_own_starting_values(folder: Path) -> None:
+    for text, start in (
+        ("Matern(lengthscale=15, active_dims=x) * Categorical()", 15.0),
+        ("RBF(active_dims=[x])", None),
+    ):
+        result = run("fit", folder / "table.csv", "-t", "y", "--time-limit", 1e-9, "--json", "--kernel", text)
         said = json.loads(result.stdout)
         assert said["kernel"] == text
         assert any(NASTY in note and "does not use" in note for note in said["notes"])
-    assert given == ["given", "data"]
+        found = next(row["value"] for row in said["parameters"] if row["of"] == "x")
+        assert (found == pytest.approx(start)) == (start is not None)
 
 
 def test_a_published_split_and_dropped_rows(tmp_path: Path) -> None:
@@ -249,25 +243,25 @@ def test_a_deterministic_fit_is_the_same_with_any_number_of_threads(tmp_path: Pa
     assert (tmp_path / "1.csv").read_text() == (tmp_path / "2.csv").read_text()
 
 
-def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def interrupting(console: Console) -> Iterator[Any]:
-        seen: list[Any] = []
+def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path) -> None:
+    class Interrupting(Console):
+        @contextmanager
+        def progress(self) -> Iterator[Any]:
+            seen: list[Any] = []
 
-        def callback(progress: Any) -> None:
-            seen.append(progress)
-            if len(seen) == 5:
-                raise KeyboardInterrupt
+            def callback(progress: Any) -> None:
+                seen.append(progress)
+                if len(seen) == 5:
+                    raise KeyboardInterrupt
 
-        yield callback
+            yield callback
 
-    monkeypatch.setattr(Console, "progress", interrupting)
-    model = tmp_path / "m.safetensors"
-    result = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, "--json")
-    said = json.loads(result.stdout)
+    model, console = tmp_path / "m.safetensors", Interrupting(json=True)
+    options = FitOptions(table=str(folder / "table.csv"), target="y", starts=1, out=str(model))
+    said = run_fit(options, console)
     assert said["interrupted"] is True
     assert said["evaluations"] == 5
-    assert "best so far; the model is written as it is" in result.stderr
+    assert any("best so far; the model is written as it is" in text for text in console.warnings)
     assert TableModel.load(model).posterior.count == 60
 
 
@@ -292,12 +286,13 @@ def test_ctrl_c_in_the_last_solve_says_what_was_found(
     assert TableModel.load(model).posterior.count == 60
 
 
-def test_ctrl_c_while_reading_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_reading_writes_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashgp.cli.prepared.read_table", interrupted)
-    assert "nothing was written" in run("fit", folder / "table.csv", "--target", "y", code=130).stderr
+    (tmp_path / "table.csv.gz").write_bytes(gzip.compress((folder / "table.csv").read_bytes()))
+    monkeypatch.setattr("gzip.decompress", interrupted)
+    assert "nothing was written" in run("fit", tmp_path / "table.csv.gz", "--target", "y", code=130).stderr
 
 
 # -- predict ------------------------------------------------------------------------------------------------------
@@ -350,19 +345,6 @@ def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> 
     assert "RMSE" in run(*common).stdout
     run(*common, "--memory", "1GiB")
     assert np.allclose(read(out)["mean"], mean, rtol=1e-12)
-
-
-def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budgets = []
-    original = Posterior.predict
-
-    def predict(self: Posterior, x: Any, **options: Any) -> Any:
-        budgets.append(options.get("memory"))
-        return original(self, x, **options)
-
-    monkeypatch.setattr(Posterior, "predict", predict)
-    run("fit", folder / "table.csv", "-t", "y", "--test-fraction", "0.2", "--starts", "1", "--memory", "1GiB")
-    assert budgets == ["1GiB"]
 
 
 def test_a_table_without_the_target_is_not_scored(folder: Path, tmp_path: Path) -> None:
@@ -543,18 +525,14 @@ def test_failures_are_one_message_and_code_1(folder: Path, arguments: list[str],
         (["predict", "{f}/m.csv", "{t}", "--out", "{f}/m.csv"], "must differ"),
     ],
 )
-def test_outputs_are_checked_before_anything_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
-    for name in ("flashgp.cli.prepared.read_table", "flashgp.cli.model.TableModel.load"):
-        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work had begun"))
-    assert said in run(*[a.format(t=folder / "table.csv", f=folder) for a in arguments], code=1).stderr
+def test_outputs_are_checked_before_anything_is_read(folder: Path, arguments: list[str], said: str) -> None:
+    """The table and the model do not exist, and that is not what is said."""
+    assert said in run(*[a.format(t=folder / "none.csv", f=folder) for a in arguments], code=1).stderr
 
 
 def test_a_report_without_matplotlib_is_refused_before_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("flashgp.cli.prepared.read_table", lambda *_, **__: pytest.fail("work had begun"))
-    result = run("fit", folder / "table.csv", "-t", "y", "--report", folder / "r.html", code=1)
+    result = run("fit", folder / "none.csv", "-t", "y", "--report", folder / "r.html", code=1)
     assert "flashgp[plot]" in result.stderr
 
 
