@@ -33,7 +33,7 @@ NOISE, SEED = 0.01, 0
 LENGTHSCALES = {3: 0.1, 8: 0.5 * 8**0.5}
 POINTS, PATHS = 10_000, 64
 NORMAL_95 = 1.959963984540054
-WARM_ROWS = 3400  # enough pairs that the compiled loops are made
+WARM_ROWS = 3400  # enough pairs that the compiled backend is compiled
 COLUMNS = [
     {"key": "work", "title": "rows"},
     {"key": "what", "title": "of"},

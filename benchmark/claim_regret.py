@@ -5,10 +5,10 @@
 A problem is a product K V, the gradient of sum(U * K V) by every parameter, or a posterior with mean and variance at
 200 points, of a scaled Matern-3/2 kernel with ARD. `auto` is the call as users make it, its planning included. It is
 timed beside every route that may be taken without being asked for, each forced by a plan made beforehand, products by
-torch tiles in every size that `tune` tries. Nobody is asked for the device and the dtype of a product here: there is
-one device, and float32 for data of float64 would be another answer; routes of posteriors differ in dtype. A time is the
-smallest of 7 turns, A B C C B A A B C, so that no one comes after the same other every time: threads of another library
-wait for work by spinning for a while. A route whose first turn takes over four times that of the quickest is not run
+the portable backend with tiles of every size that `tune` tries. Nobody is asked for the device and the dtype of a
+product here: there is one device, and float32 for data of float64 would be another answer; routes of posteriors differ
+in dtype. A time is the smallest of 7 turns, A B C C B A A B C, so that no one comes after the same other every time:
+threads of another library wait for work by spinning for a while. A route whose first turn takes over four times that of the quickest is not run
 again. A cell is all problems of one kind and number of rows, in a process of its own:
 
     regret            seconds of auto / seconds of the quickest of them, auto among them
@@ -137,8 +137,8 @@ def _plans(operator: Any, t: int) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _with_tiles(plans: Mapping[str, Any], asked: frozenset[str]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The same plans and those of torch tiles in the other sizes that `tune` tries and that cut the product otherwise;
-    those that a plan may not take, which keeps temporaries well below the matrix, only on request."""
+    """The same plans and those of the portable backend in the other sizes that `tune` tries and that cut the product
+    otherwise; those that a plan may not take, which keeps temporaries well below the matrix, only on request."""
     found, more = dict(plans), set(asked)
     for name, plan in plans.items():
         if not plan.in_torch_tiles:

@@ -220,7 +220,7 @@ def _in_bfloat16(job: Job) -> Job:
 
 
 def tiles(n: int, repeats: int) -> list[dict[str, Any]]:
-    """Seconds of a product by torch tiles, by pairs per tile, all sizes in turns."""
+    """Seconds of a product by the portable backend, by pairs per tile, all sizes in turns."""
     jobs: dict[str, Job] = {}
     for dtype in (torch.float32, torch.float64):
         x, _ = smooth_data(n, 8, dtype)

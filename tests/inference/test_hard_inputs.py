@@ -10,9 +10,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.events import Event, EventKind
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
-from flashgp.pairwise.torch.statistics import DIRECT_PAIRS
-from flashgp.pairwise.torch.tile_job import TILE_PAIRS
-from flashgp.pairwise.torch.tiles import TAPED_PAIRS
+from flashgp.pairwise.torch.tile_job import TILE_PAIRS, TileSettings
 from inference.plain_gp import F64, PlainGP, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
@@ -205,7 +203,11 @@ def test_means_of_the_wrong_shape() -> None:
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
-SWITCHES = [MAX_NUMPY_ROWS, math.isqrt(DIRECT_PAIRS), math.isqrt(TILE_PAIRS["cpu"]), math.isqrt(TAPED_PAIRS)]
+SIZES = TileSettings()
+SWITCHES = [
+    MAX_NUMPY_ROWS,
+    *(math.isqrt(pairs) for pairs in (SIZES.direct_pairs, TILE_PAIRS["cpu"], SIZES.taped_pairs)),
+]
 
 
 @pytest.mark.parametrize("n", sorted({801, *(s + step for s in SWITCHES for step in (0, 1))}))

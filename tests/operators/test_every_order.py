@@ -71,7 +71,7 @@ def sides(n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def energy(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor | None, v: Tensor, w: Tensor) -> Tensor:
-    """sum(w * K v), on the torch tiles whatever the size."""
+    """sum(w * K v), on the portable backend whatever the size."""
     made = kernel.operator(x, z)
     operator = CovarianceOperator(made.problem, torch.float64, options=OperatorOptions(backend=TorchTiles()))
     return (w * (operator @ v)).sum()

@@ -15,7 +15,7 @@ from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.torch.tiles import TorchTiles
 from pairwise.pair_cases import ONE_CASE_EACH, Case
 
-BACKENDS = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}
+BACKENDS = {"torch": TorchTiles, "cpu": lambda: CpuTiles(min_pairs=0)}
 
 
 class Watcher(TorchDispatchMode):

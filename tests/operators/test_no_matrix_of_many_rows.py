@@ -1,9 +1,9 @@
 """Every kernel x public method x backend at 20,000 rows, where a matrix would take 3.2 GB: none is allocated.
 
 Three witnesses: every dispatch of torch is watched, the Workspace enforces the plan, and the operating system counts
-what a fresh process takes. To be quick the loops visit only their first and last panels (torch tiles) or tiles
-(compiled loops): every panel allocates as much as these, and everything that is allocated for all rows is allocated in
-full. Forward mode and second derivatives, which visit all their tiles, get 300 of the rows: a graph over these would
+what a fresh process takes. To be quick the loops visit only their first and last panels (portable backend) or tiles
+(compiled backend): every panel allocates as much as these, and everything that is allocated for all rows is allocated
+in full. Forward mode and second derivatives, which visit all their tiles, get 300 of the rows: a graph over these would
 hold several times 48 MB.
 
 What announces a matrix is not here: `to_dense`, plans with route "dense" or "stored", `condition` and `fit`

@@ -14,7 +14,6 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.operators import multiplication
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
-from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.torch import opaque, tile_job
 from flashgp.pairwise.torch import tiles as torch_tiles
@@ -59,7 +58,7 @@ def test_every_way_gives_the_same_numbers(
     found = operator @ v
     limit = tolerance(route, dtype)
     assert (found - dense).abs().max() <= limit * dense.abs().max()
-    title = "compiled loops" if backend == "cpu" else "torch tiles"
+    title = "compiled backend" if backend == "cpu" else "portable backend"
     report = operator.report
     assert (report.route, report.backend, report.plan) == (route, title, plan)
     for one, other in zip(torch.autograd.grad(found.square().sum(), leaves), wanted, strict=True):
@@ -106,23 +105,24 @@ def test_a_product_follows_the_plan_that_is_shown() -> None:
 def test_a_gradient_keeps_to_the_plan_of_its_product(rectangular: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """(M-21) in compiled loops: what all pairs at once would take beyond the plan is done in panels, and noted."""
     monkeypatch.setattr("flashgp.foundations.workspace.COUNTED_BYTES", 0)
-    monkeypatch.setattr(panels, "LEAST_ROWS", 4)
-    x, z = numbers(N, 2), numbers(M, 2, seed=1) if rectangular else None
+    n, m = 1200, 1100
+    x, z = numbers(n, 2), numbers(m, 2, seed=1) if rectangular else None
     operator = operator_with(KERNEL, x, z)
     operator = operator.with_problem(operator.problem.detached())
-    u, v = numbers(N, T, seed=2), numbers(M if rectangular else N, T, seed=3)
+    u, v = numbers(n, T, seed=2), numbers(m if rectangular else n, T, seed=3)
     full = operator.plan(T, route="recomputed", backend="cpu")
     features = operator.problem.rows.nbytes + (operator.problem.columns.nbytes if rectangular else 0)
     found = {}
-    for share, room in (("all", full.peak_bytes), ("little", features + 12_000)):
+    for share, room in (("all", full.peak_bytes), ("little", features + 230_000)):
         plan, workspace = dataclasses.replace(full, peak_bytes=room), Workspace()
         planned = CovarianceOperator(operator.problem, operator.dtype, workspace, OperatorOptions(plan))
-        pulled = planned.pulled_back(u, v)
+        with fgp.runtime(threads=2):
+            pulled = planned.pulled_back(u, v)
         found[share] = [g for g in (*pulled.rows, *pulled.cols, *pulled.theta) if g is not None]
         assert workspace.peak_bytes <= room - features
         assert bool(workspace.events) == (share == "little")
     for one, two in zip(found["all"], found["little"], strict=True):
-        assert (one - two).abs().max() <= N * 8 * torch.finfo(F64).eps * one.abs().max()
+        assert (one - two).abs().max() <= n * 8 * torch.finfo(F64).eps * one.abs().max()
 
 
 def test_small_products_make_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_small_products_make_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = KERNEL.operator(x)
     assert operator.report.backend == ""
     (operator @ numbers(N, 1)).sum()
-    assert (operator.report.backend, operator.report.plan) == ("torch tiles", None)
+    assert (operator.report.backend, operator.report.plan) == ("portable backend", None)
     with pytest.raises(AssertionError, match="a plan was made"):
         KERNEL.operator(x, memory="1GiB") @ numbers(N, 1)
     with pytest.raises(AssertionError, match="a plan was made"):
@@ -228,7 +228,7 @@ def test_a_missing_package_costs_seconds_and_never_a_matrix(monkeypatch: pytest.
     assert (plan.route, plan.backend) == ("recomputed", "torch")
     assert any(note.startswith("not_there is not installed: one product takes about") for note in plan.notes)
     operator @ numbers(2000, 1)
-    assert operator.report.backend == "torch tiles"
+    assert operator.report.backend == "portable backend"
     assert operator.report.peak_bytes < 8 * 2000**2
 
 
@@ -267,7 +267,7 @@ def test_predictions_follow_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     gp, x, x_test = fgp.GP(KERNEL), numbers(N, 2), numbers(M, 2, seed=3)
     posterior = gp.condition(x, x.sum(-1))
     wanted = posterior.predict(x_test)
-    assert (wanted.mean.shape, wanted.report.plan, wanted.report.backend) == ((M,), None, "torch tiles")
+    assert (wanted.mean.shape, wanted.report.plan, wanted.report.backend) == ((M,), None, "portable backend")
     plan = fgp.plan(gp, n=N, d=2, n_test=M, route="dense")
     found = posterior.predict(x_test, plan=plan)
     assert torch.allclose(found.mean, wanted.mean, rtol=1e-12, atol=1e-12)
@@ -317,7 +317,8 @@ def test_compiling_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = operator_with(KERNEL, x, backend=Slow())
     operator @ v
     report = operator.report
-    assert (report.backend, report.compile_seconds >= 0.3, report.seconds < 0.3) == ("slow and torch tiles", True, True)
+    assert report.backend == "slow and portable backend"
+    assert report.compile_seconds >= 0.3 > report.seconds
 
 
 def test_a_plan_of_other_feature_columns_is_refused() -> None:

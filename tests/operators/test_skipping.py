@@ -22,8 +22,8 @@ from pairwise.pair_cases import CASES, ONE_CASE_EACH, Case
 
 F32, F64 = torch.float32, torch.float64
 k = fgp.kernels
-TITLES = {"torch": "torch tiles", "cpu": "compiled loops"}  # in reports
-ROUTES: dict[str, Callable[[], Backend]] = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}
+TITLES = {"torch": "portable backend", "cpu": "compiled backend"}  # in reports
+ROUTES: dict[str, Callable[[], Backend]] = {"torch": TorchTiles, "cpu": lambda: CpuTiles(min_pairs=0)}
 
 
 CHOSEN: list[Backend] = []  # the backend of operators, where a test asks for one

@@ -15,7 +15,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from operators.operator_cases import operator_with
 
 F64 = torch.float64
-ROUTES = {"torch": TorchTiles, "cpu": lambda: CpuTiles(least_pairs=0)}
+ROUTES = {"torch": TorchTiles, "cpu": lambda: CpuTiles(min_pairs=0)}
 
 
 CHOSEN: list[Backend] = []  # the backend of operators

@@ -11,8 +11,8 @@ from flashgp.kernels import REGISTRY, Kernel
 from flashgp.pairwise import reference
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
 from flashgp.pairwise.problem import PairProblem
-from flashgp.pairwise.torch import statistics, tile_job
 from flashgp.pairwise.torch import tiles as torch_tiles
+from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 
 EPS = torch.finfo(torch.float64).eps
 REFERENCE: Backend = BACKENDS[reference.Reference.name]()
@@ -52,12 +52,11 @@ SHAPE_IDS = [f"{n}x{n if m is None else m}{'-symmetric' if m is None else ''}" f
 ROUTES = ["one tile", "panels", "panels and one matrix product"]
 
 
-def use_route(monkeypatch: pytest.MonkeyPatch, route: str) -> None:
-    """Shrink the tiles so that small tables need several, and the size from which distances are matrix products."""
-    if route != "one tile":
-        monkeypatch.setattr(tile_job, "TILE_PAIRS", {"cpu": 32})
-    if route == "panels and one matrix product":
-        monkeypatch.setattr(statistics, "DIRECT_PAIRS", 0)
+def torch_tiles_by(route: str) -> Backend:
+    """Tiles so small that small tables need several, or also distances by one matrix product whatever the size."""
+    pairs = None if route == "one tile" else 32
+    direct_pairs = 0 if route == "panels and one matrix product" else 2**16
+    return TorchTiles(settings=TileSettings(pairs=pairs, direct_pairs=direct_pairs))
 
 
 @dataclass(frozen=True)

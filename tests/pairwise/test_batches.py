@@ -12,9 +12,10 @@ from torch import Tensor
 
 from flashgp import kernels
 from flashgp.foundations.form import Rows
+from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.problem import PairProblem
-from flashgp.pairwise.torch import statistics
-from pairwise.pair_cases import EPS, ROUTES, TORCH, gradients, relative_error, use_route
+from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
+from pairwise.pair_cases import EPS, ROUTES, TORCH, gradients, relative_error, torch_tiles_by
 
 f64 = torch.float64
 B, D = 3, 2
@@ -61,20 +62,20 @@ def points(name: str, n: int, batched: bool, seed: int) -> Tensor:
 
 
 def everything(
-    kernel: kernels.Kernel, x: Tensor, z: Tensor | None, right: Tensor, weights: Tensor
+    backend: Backend, kernel: kernels.Kernel, x: Tensor, z: Tensor | None, right: Tensor, weights: Tensor
 ) -> dict[str, Tensor]:
     theta, rows = [t.detach() for t in kernel.theta()], kernel.rows(x).detach()
     cols = None if z is None else kernel.rows(z).detach()
     found = {
-        "block": TORCH.block(PairProblem(kernel.form, theta, rows, cols), dtype=f64),
-        "diagonal": TORCH.diagonal(PairProblem(kernel.form, theta, rows), dtype=f64),
-        "product": TORCH.product(PairProblem(kernel.form, theta, rows, cols), right),
+        "block": backend.block(PairProblem(kernel.form, theta, rows, cols), dtype=f64),
+        "diagonal": backend.diagonal(PairProblem(kernel.form, theta, rows), dtype=f64),
+        "product": backend.product(PairProblem(kernel.form, theta, rows, cols), right),
     }
     for what, pull in (
-        ("block_gradient", TORCH.block_gradient(PairProblem(kernel.form, theta, rows, cols), weights)),
+        ("block_gradient", backend.block_gradient(PairProblem(kernel.form, theta, rows, cols), weights)),
         (
             "bilinear_gradient",
-            TORCH.bilinear_gradient(PairProblem(kernel.form, theta, rows, cols), weights @ right, right),
+            backend.bilinear_gradient(PairProblem(kernel.form, theta, rows, cols), weights @ right, right),
         ),
     ):
         found |= {f"{what}[{k}]": g for k, g in enumerate(gradients(pull)) if g is not None}
@@ -84,20 +85,21 @@ def everything(
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("batched_points", [False, True], ids=["shared points", "points each"])
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_is_a_loop(name: str, batched_points: bool, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_a_loop(name: str, batched_points: bool, route: str) -> None:
     if name == "one model, many tables" and not batched_points:
         return  # then there is no batch
-    use_route(monkeypatch, route)
+    backend = torch_tiles_by(route)
     for n, m in ((7, None), (5, 8)):
         x, z = points(name, n, batched_points, 1), None if m is None else points(name, m, batched_points, 2)
         generator = torch.Generator().manual_seed(3)
         right = torch.randn(B, m or n, 2, generator=generator, dtype=f64)
         weights = torch.randn(B, n, m or n, generator=generator, dtype=f64)
         weights = weights if m is not None else weights + weights.mT
-        batch = everything(BATCHES[name](lambda t: t), x, z, right, weights)
+        batch = everything(backend, BATCHES[name](lambda t: t), x, z, right, weights)
         assert batch["block"].shape == (B, n, m or n)
         for b in range(B):
             one = everything(
+                backend,
                 BATCHES[name](lambda t, b=b: t[b]),  # type: ignore[misc]
                 x[b] if batched_points else x,
                 z[b] if z is not None and batched_points else z,
@@ -114,9 +116,9 @@ def test_a_batch_is_a_loop(name: str, batched_points: bool, route: str, monkeypa
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("value", [1e-9, 1e9, float("nan")])
-def test_no_member_feels_another(route: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_member_feels_another(route: str, value: float) -> None:
     """One member with hopeless features leaves every bit of the others as it was, and its own distances right."""
-    use_route(monkeypatch, route)
+    backend = torch_tiles_by(route)
     kernel = 1.3 * kernels.Matern(2.5) * kernels.RationalQuadratic(0.4) + kernels.Linear()
     x = points("", 9, True, 1)
     changed = x.clone()
@@ -126,21 +128,21 @@ def test_no_member_feels_another(route: str, value: float, monkeypatch: pytest.M
         m = 9 if cols is None else 8
         right = torch.randn(B, m, 2, generator=generator, dtype=f64)
         weights = torch.ones(B, 9, m, dtype=f64)
-        before, after = (everything(kernel, points, cols, right, weights) for points in (x, changed))
+        before, after = (everything(backend, kernel, points, cols, right, weights) for points in (x, changed))
         for what, wanted in before.items():
             if wanted.shape[:1] == (B,):
                 assert torch.equal(after[what][[0, 2]], wanted[[0, 2]]), what
 
 
-def test_close_pairs_survive_a_far_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_pairs_survive_a_far_member() -> None:
     """Distances by one matrix product, eq. (M-22), have one bound per member: a wide member does not blur a narrow."""
-    monkeypatch.setattr(statistics, "DIRECT_PAIRS", 0)
+    backend = TorchTiles(settings=TileSettings(direct_pairs=0))
     kernel = kernels.SquaredExponential()
     narrow = points("", 9, False, 1)
     wide = torch.stack([narrow, narrow * 30.0, narrow * 1e6])
-    block = TORCH.block(PairProblem(kernel.form, [], kernel.rows(wide).detach()), dtype=f64)
+    block = backend.block(PairProblem(kernel.form, [], kernel.rows(wide).detach()), dtype=f64)
     for member, points_of_it in zip(block, wide, strict=True):
-        alone = TORCH.block(PairProblem(kernel.form, [], kernel.rows(points_of_it).detach()), dtype=f64)
+        alone = backend.block(PairProblem(kernel.form, [], kernel.rows(points_of_it).detach()), dtype=f64)
         assert relative_error(member, alone) <= 10 * EPS
 
 

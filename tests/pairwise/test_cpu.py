@@ -17,7 +17,7 @@ from pairwise.pair_cases import ONE_CASE_EACH, Case
 
 pytestmark = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
 
-CPU, TORCH = CpuTiles(least_pairs=0), TorchTiles()
+CPU, TORCH = CpuTiles(min_pairs=0), TorchTiles()
 F32, F64 = torch.float32, torch.float64
 k = fgp.kernels
 # None: symmetric. One row, fewer than a vector, one past four rows, and past a block of rows.
@@ -162,7 +162,7 @@ def test_a_profile_that_cancels_runs_in_float64() -> None:
 
 
 def test_what_is_not_a_number_stays_none() -> None:
-    """The compiled loops assume finite numbers; an infinite or missing one goes to the torch tiles, which carry it.
+    """The compiled loops assume finite numbers; others go to the portable backend, which carries them.
 
     Whether the loops would carry it too is the compiler's choice, so that who computed is asked for as well.
     """

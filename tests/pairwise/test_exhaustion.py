@@ -11,12 +11,12 @@ from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 from flashgp.pairwise.backend import Backend, PairGradient
-from flashgp.pairwise.cpu import panels
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.cpu.engine import CompiledPairs
+from flashgp.pairwise.cpu.panels import PanelSettings
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import tile_gradient, tile_job
-from pairwise.pair_cases import TORCH
+from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 
 f64 = torch.float64
 D, T, N, M = 3, 2, 45, 37
@@ -30,10 +30,13 @@ KERNELS = {
 }  # fmt: skip
 
 
+EIGHT_ROWS = TorchTiles(settings=TileSettings(pairs=8 * N))
+
+
 class Calls:
     """The primitives that go over tiles, on fixed rows: each returns tensors to compare."""
 
-    def __init__(self, kernel: kernels.Kernel, symmetric: bool, backend: Backend = TORCH) -> None:
+    def __init__(self, kernel: kernels.Kernel, symmetric: bool, backend: Backend = EIGHT_ROWS) -> None:
         self.backend = backend
         generator = torch.Generator().manual_seed(0)
         x = torch.randint(0, 4, (N, D), generator=generator).double()
@@ -73,9 +76,8 @@ def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
 
 
 @pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight rows per tile, and every byte counted."""
-    monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", 8 * N)
+def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte is counted."""
     monkeypatch.setattr("flashgp.foundations.workspace.COUNTED_BYTES", 0)
 
 
@@ -92,7 +94,7 @@ def failing(function: Callable[..., object], at: int, error: Callable[[], Except
     return run
 
 
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", NAMES)
@@ -130,7 +132,7 @@ ERRORS: list[Callable[[], Exception]] = [  # made anew each time: an error holds
 ]
 
 
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
 @pytest.mark.parametrize(
     ("name", "place"),
@@ -155,7 +157,7 @@ def test_torch_failing_at_every_call(name: str, place: str, symmetric: bool, mon
     assert k > 3, "the place was never reached"
 
 
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("every_byte")
 def test_a_budget_that_a_smaller_tile_fits() -> None:
     """The largest tile that fits is found by halving; where not one row fits, the error has the numbers."""
     calls = Calls(KERNELS["distance"](), True)
@@ -171,7 +173,7 @@ def test_a_budget_that_a_smaller_tile_fits() -> None:
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (row, row - 1)
 
 
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("error", [RuntimeError("expected m1 and m2 to have the same dtype"), ValueError("wrong")])
 def test_other_errors_pass(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(KERNELS["distance"](), True)
@@ -195,7 +197,7 @@ def test_what_counts_as_memory_running_out() -> None:
 
 # -- compiled loops --------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", ["product", "bilinear_gradient"])
@@ -203,13 +205,11 @@ def test_compiled_loops_go_on_with_halves(
     name: str, kernel: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eqs. (M-20), (M-21) in panels: the same numbers whichever request fails; what cannot be halved raises."""
-    monkeypatch.setattr(panels, "LEAST_ROWS", 4)
-    monkeypatch.setattr(panels, "LEAST_RIGHT", 1)
-    calls = Calls(KERNELS[kernel](), symmetric, CpuTiles(least_pairs=0))
+    calls = Calls(KERNELS[kernel](), symmetric, CpuTiles(0, PanelSettings(min_rows=4, min_right_sides=1)))
     counting = Workspace()
     wanted = getattr(calls, name)(counting)
     own = 1 if name == "product" else 0  # the result
-    assert (counting.events, counting.requests, counting.backends) == ([], own + 1, ["compiled loops"])
+    assert (counting.events, counting.requests, counting.backends) == ([], own + 1, ["compiled backend"])
     for k in range(1, counting.requests + 1):
         workspace = Workspace(fail_at=k)
         if k <= own:

@@ -13,7 +13,7 @@ from flashgp.pairwise.cpu.generation import generated_source
 from flashgp.pairwise.cpu.layout import Statistic, layout_of
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program import slopes
-from flashgp.pairwise.program.families import LEAST_MEMBERS, Indexed, distance_runs, indexed
+from flashgp.pairwise.program.families import MIN_MEMBERS, Indexed, distance_runs, indexed
 from pairwise.test_cpu import CPU, check, check_product, numbers
 
 k = fgp.kernels
@@ -88,7 +88,7 @@ def test_a_spectral_mixture_is_one_term() -> None:
 @pytest.mark.parametrize(
     ("profile", "statistics"),
     [
-        (sum((parameter(q) * squared_distance(q) for q in range(LEAST_MEMBERS - 1)), number(0)), LEAST_MEMBERS - 1),
+        (sum((parameter(q) * squared_distance(q) for q in range(MIN_MEMBERS - 1)), number(0)), MIN_MEMBERS - 1),
         (sum((parameter(q) * exp(-squared_distance(0) * (q + 1)) for q in range(5)), number(0)), 1),
         (sum((parameter(0) * exp(-squared_distance(q)) for q in range(5)), number(0)), 5),
         (sum((parameter(q) * exp(-squared_distance(q) * (q + 1)) for q in range(5)), number(0)), 5),
@@ -118,9 +118,9 @@ def test_other_columns_are_another_family() -> None:
 
 def test_generated_text_does_not_grow() -> None:
     """One text for every number of components, hardly longer than that of two."""
-    of = {q: mixture(q).form for q in (2, LEAST_MEMBERS, 32, 90)}
+    of = {q: mixture(q).form for q in (2, MIN_MEMBERS, 32, 90)}
     text = {q: generated_source(form, differences(form), "float64") for q, form in of.items()}
-    assert text[LEAST_MEMBERS] == text[32] == text[90]
+    assert text[MIN_MEMBERS] == text[32] == text[90]
     assert len(text[32].splitlines()) <= 1.1 * len(text[2].splitlines())
 
 
@@ -167,7 +167,7 @@ def test_loops_agree_with_the_portable_tiles(name: str) -> None:
 
 
 @needs_numba
-@pytest.mark.parametrize("components", [LEAST_MEMBERS, 33])
+@pytest.mark.parametrize("components", [MIN_MEMBERS, 33])
 def test_any_number_of_components(components: int) -> None:
     check(mixture(components), numbers(301, 2), None, F64, 1e-13)
     check(mixture(components), numbers(301, 2), numbers(33, 2, seed=4), F32, 1e-6)

@@ -16,7 +16,7 @@ from flashgp.pairwise.near.ordering import spatial_order
 from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.reference import Reference
-from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 from pairwise.pair_cases import CASES, TORCH, Case
 
 F32, F64 = torch.float32, torch.float64
@@ -205,7 +205,7 @@ def flat(gradient: PairGradient) -> list[Tensor | None]:
     return [*gradient.rows, *gradient.cols, *gradient.theta]
 
 
-MADE: dict[str, Backend] = {"torch": TorchTiles(), "cpu": CpuTiles(least_pairs=0)}
+MADE: dict[str, Backend] = {"torch": TorchTiles(), "cpu": CpuTiles(min_pairs=0)}
 
 
 @pytest.mark.parametrize("rectangular", [False, True], ids=["symmetric", "rectangular"])
@@ -248,18 +248,18 @@ def test_runs_join_neighbours_only() -> None:
     assert NearTiles(16, 40, 70, False, pairs[:0]).runs(64) == []
 
 
-def test_torch_tiles_cut_tiles_that_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_tiles_cut_tiles_that_are_large() -> None:
     """Rows of a panel in parts, columns of a run in parts: the same numbers."""
-    from flashgp.pairwise.torch import tile_job
-
     kernel, x, right = DECAYING["RBF"], clusters(200, 1), numbers(200, 2)
     far = found(kernel, x, None, 1e-6)
     assert far is not None
     rows = kernel.rows(x).detach().take(far.row_order)
-    wanted = TORCH.product(PairProblem(kernel.form, [], rows, near=far.near), right)
+    problem = PairProblem(kernel.form, [], rows, near=far.near)
+    wanted = TORCH.product(problem, right)
     for pairs in (2**4, 2**7, 2**10):
-        monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", pairs)
-        got = TORCH.product(PairProblem(kernel.form, [], rows, near=far.near), right)
+        got = TorchTiles(settings=TileSettings(pairs=pairs)).product(
+            PairProblem(kernel.form, [], rows, near=far.near), right
+        )
         assert torch.allclose(got, wanted, rtol=0, atol=1e-13)
 
 

@@ -17,7 +17,7 @@ from pairwise.pair_cases import (
     job,
     pulled,
     relative_error,
-    use_route,
+    torch_tiles_by,
 )
 
 
@@ -41,35 +41,35 @@ def test_extremes_of_every_layout(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("case", ONE_CASE_EACH)
-def test_layouts_of_points_and_weights(case: Case, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_route(monkeypatch, route)
+def test_layouts_of_points_and_weights(case: Case, route: str) -> None:
+    backend = torch_tiles_by(route)
     kernel, x, z = case.kernel, case.points(7, 1), case.points(5, 2)
     theta = [t.detach() for t in kernel.theta()]
     weights = torch.randn(7, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     right = torch.randn(5, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     rows, cols = kernel.rows(x).detach(), kernel.rows(z).detach()
-    product = TORCH.product(PairProblem(kernel.form, theta, rows, cols), right)
-    wanted = pulled(TORCH, kernel, x, z, weights)
+    product = backend.product(PairProblem(kernel.form, theta, rows, cols), right)
+    wanted = pulled(backend, kernel, x, z, weights)
     for x2, z2, w2, r2 in zip(strided(x), strided(z), strided(weights), strided(right), strict=True):
         assert not (x2.is_contiguous() and w2.is_contiguous())
-        found = TORCH.product(PairProblem(kernel.form, theta, kernel.rows(x2).detach(), kernel.rows(z2).detach()), r2)
+        found = backend.product(PairProblem(kernel.form, theta, kernel.rows(x2).detach(), kernel.rows(z2).detach()), r2)
         assert relative_error(found, product) <= 20 * EPS
-        for name, gradient in pulled(TORCH, kernel, x2, z2, w2).items():
+        for name, gradient in pulled(backend, kernel, x2, z2, w2).items():
             assert relative_error(gradient, wanted[name]) <= 100 * EPS, name
 
 
 @pytest.mark.parametrize("case", ONE_CASE_EACH)
-def test_expanded_points_give_the_gradient_of_each_copy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expanded_points_give_the_gradient_of_each_copy(case: Case) -> None:
     """A point repeated as a view: the gradient by it is the sum over its copies, as in plain torch."""
-    use_route(monkeypatch, "panels")
+    backend = torch_tiles_by("panels")
     kernel, z = case.kernel, case.points(5, 2)
     point = case.points(1, 1).requires_grad_()
     ones = torch.ones((), dtype=torch.float64).expand(6, 5)
     rows, theta = kernel.rows(point.expand(6, 3)), [t.detach() for t in kernel.theta()]
     copies = kernel.rows(point.detach().repeat(6, 1))
     cols = kernel.rows(z).detach()
-    found = TORCH.block_gradient(PairProblem(kernel.form, theta, rows.detach(), cols), ones)
-    wanted = TORCH.block_gradient(PairProblem(kernel.form, theta, copies.detach(), cols), ones.contiguous())
+    found = backend.block_gradient(PairProblem(kernel.form, theta, rows.detach(), cols), ones)
+    wanted = backend.block_gradient(PairProblem(kernel.form, theta, copies.detach(), cols), ones.contiguous())
     for one, two in zip(gradients(found), gradients(wanted), strict=True):
         if one is None or two is None:
             assert one is two
@@ -78,20 +78,20 @@ def test_expanded_points_give_the_gradient_of_each_copy(case: Case, monkeypatch:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_inputs_are_left_alone(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_left_alone(route: str) -> None:
     """Tiles are overwritten in place; what the caller gave is not."""
-    use_route(monkeypatch, route)
+    backend = torch_tiles_by(route)
     for case in (Case("Product", 1, 3), Case("Coregionalization", 0, 3), Case("Linear", 0, 1)):
         for n, m in ((9, None), (5, 8)):
             given = job(case, n, m)
             tensors = [*given.rows.tensors, *(given.cols.tensors if given.cols else ())]
             tensors += [*given.theta, given.left, given.right, given.weights]
             before = [t.clone() for t in tensors]
-            TORCH.block(given.problem, dtype=torch.float64).add_(7.0)
-            TORCH.product(given.problem, given.right).add_(7.0)
-            TORCH.block_gradient(given.problem, given.weights)
-            TORCH.bilinear_gradient(given.problem, given.left, given.right)
-            TORCH.diagonal_gradient(PairProblem(given.form, given.theta, given.rows), given.weights.sum(-1))
+            backend.block(given.problem, dtype=torch.float64).add_(7.0)
+            backend.product(given.problem, given.right).add_(7.0)
+            backend.block_gradient(given.problem, given.weights)
+            backend.bilinear_gradient(given.problem, given.left, given.right)
+            backend.diagonal_gradient(PairProblem(given.form, given.theta, given.rows), given.weights.sum(-1))
             assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 

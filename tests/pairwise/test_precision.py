@@ -7,7 +7,8 @@ from torch import Tensor
 from flashgp import kernels
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
-from flashgp.pairwise.torch import statistics, tile_job
+from flashgp.pairwise.torch.statistics import TileStatistics
+from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 from kernels.plain_formulas import plain
 from pairwise.pair_cases import EPS, ONE_CASE_EACH, TORCH, Case, gradients, pulled, relative_error
 
@@ -49,16 +50,16 @@ def test_float32_gradients(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", [f64, f32])
 @pytest.mark.parametrize("d", [1, 3, 20])
-def test_the_matrix_product_keeps_its_bound(d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_matrix_product_keeps_its_bound(d: int, dtype: torch.dtype) -> None:
     """(M-22): distances by one matrix product are off by at most the bound, among close and repeated rows too."""
     generator = torch.Generator().manual_seed(d)
     u = torch.randn(40, d, generator=generator, dtype=f64) + 5.0
     v = torch.cat([u[:20], u[:20] + 1e-7 * torch.randn(20, d, generator=generator, dtype=f64)])
     kernel = kernels.SquaredExponential()
     slope = program_of(kernel.form).bounded_slope
-    direct = statistics.TileStatistics(kernel.form, kernel.rows(u).detach(), kernel.rows(v).detach(), f64, slope)
-    monkeypatch.setattr(statistics, "DIRECT_PAIRS", 0)
-    made = statistics.TileStatistics(kernel.form, kernel.rows(u).detach(), kernel.rows(v).detach(), dtype, slope)
+    rows, columns = kernel.rows(u).detach(), kernel.rows(v).detach()
+    direct = TileStatistics(kernel.form, rows, columns, f64, slope)
+    made = TileStatistics(kernel.form, rows, columns, dtype, slope, direct_pairs=0)
     everything = slice(0, 40)
     (wanted,), _ = direct.tile(everything, everything)
     (found,), _ = made.tile(everything, everything)
@@ -71,16 +72,14 @@ def test_the_matrix_product_keeps_its_bound(d: int, dtype: torch.dtype, monkeypa
     assert torch.equal(found[:20, :20].diagonal(), torch.zeros(20, dtype=dtype))
 
 
-def test_points_too_far_apart_for_it_are_taken_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_too_far_apart_for_it_are_taken_directly() -> None:
     """(M-22): where the bound exceeds what the dtype affords, or the slope is not bounded: differences, bit for bit."""
     x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=f64)
     far_apart, kinked = kernels.SquaredExponential(1e-4), kernels.Matern(0.5)
     x[1] = x[0] + 1e-9  # with a kink at zero distance, an error of 1e-15 in q is one of 3e-8 in the value
     for kernel in (far_apart, kinked):
         rows = kernel.rows(x).detach()
-        monkeypatch.setattr(statistics, "DIRECT_PAIRS", 0)
-        found = TORCH.block(PairProblem(kernel.form, [], rows), dtype=f64)
-        monkeypatch.setattr(statistics, "DIRECT_PAIRS", 2**16)
+        found = TorchTiles(settings=TileSettings(direct_pairs=0)).block(PairProblem(kernel.form, [], rows), dtype=f64)
         assert torch.equal(found, TORCH.block(PairProblem(kernel.form, [], rows), dtype=f64))
 
 
@@ -103,9 +102,9 @@ def test_an_offset_costs_no_digits(offset: float, dtype: torch.dtype, symmetric:
 
 
 @pytest.mark.parametrize("dtype", [f64, f32])
-def test_a_product_over_many_tiles(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_over_many_tiles(dtype: torch.dtype) -> None:
     """K V over 100 panels, eq. (M-20): the error is that of one dense product in the same dtype, times at most 4."""
-    monkeypatch.setattr(tile_job, "TILE_PAIRS", {"cpu": 1200})
+    backend = TorchTiles(settings=TileSettings(pairs=1200))
     kernel = kernels.Matern(2.5, 0.5) + 0.3 * kernels.Linear()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, 3, generator=generator, dtype=f64)
@@ -115,6 +114,6 @@ def test_a_product_over_many_tiles(dtype: torch.dtype, monkeypatch: pytest.Monke
     wanted = K @ right
     dense_error = relative_error(K.to(dtype) @ right.to(dtype), wanted)
     for cols in (None, rows):
-        found = TORCH.product(PairProblem(kernel.form, theta, rows, cols), right.to(dtype))
+        found = backend.product(PairProblem(kernel.form, theta, rows, cols), right.to(dtype))
         assert found.dtype == dtype
         assert relative_error(found, wanted) <= 4 * dense_error + 10 * EPS

@@ -77,7 +77,7 @@ def test_many_statistics_go_to_the_torch_tiles() -> None:
     rows, right = kernel.rows(torch.rand(3, 1)).detach(), torch.ones(3, 1)
     theta, workspace = [t.detach() for t in kernel.theta()], Workspace()
     TRITON.product(PairProblem(kernel.form, theta, rows), right, workspace=workspace)
-    assert workspace.backend == "torch tiles"
+    assert workspace.backend == "portable backend"
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_scalars_of_parameters() -> None:
 def test_every_source_is_python(name: str) -> None:
     for kernel in REGISTRY[name].examples(3):
         form = kernel.form
-        if not form.fusable:  # Python functions stay on the torch tiles
+        if not form.fusable:  # Python functions stay on the portable backend
             continue
         for width in (3, 20, 100):
             columns = [0 if kind == "match" else width for kind in form.statistics]

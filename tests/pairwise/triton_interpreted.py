@@ -45,7 +45,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compare(given: Job, count: int = 2, blocks: bool = True) -> list[str]:
-    """Every operation of the backend against the torch tiles in float64, in words where it is off.
+    """Every operation of the backend against the portable backend in float64, in words where it is off.
 
     `blocks` False leaves out those that take or give a matrix of all pairs.
     """

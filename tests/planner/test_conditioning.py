@@ -31,7 +31,7 @@ def slow(cholesky: float) -> MachineProfile:
 
 @pytest.mark.parametrize(("n", "outputs"), [(2000, 1), (700, 3), (100, 1)])
 def test_bytes_and_seconds_of_iterative_routes(n: int, outputs: int) -> None:
-    """Eq. (M-98), written out for the torch tiles that answer few pairs."""
+    """Eq. (M-98), written out for the portable backend, which answers few pairs."""
     rates, rank = BUILT_IN.cpu, min(512, n // 4)
     rows = min(n, max(1, 2**18 // n))
     tiles = 8 * program_of(FORM).value_temporaries * rows * n

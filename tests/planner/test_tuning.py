@@ -361,14 +361,17 @@ def test_where_one_way_takes_over_is_where_plans_change(speed: float) -> None:
         for more in (0, 1)
     ]
     assert ["samples" in plan.notes[0] for plan in plans] == [False, True]
-    assert said["compiled loops"].startswith("from 10,000,000 pairs on")
+    assert said["compiled backend"].startswith("from 10,000,000 pairs on")
     assert gp.kernel.operator(torch.zeros(3163, 8)).plan(1, memory=2**62, profile=profile).backend == "cpu"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "installed", lambda self: self.package != "numba")
-        assert "numba is not installed" in dict(crossovers(profile))["compiled loops"]
+        assert "numba is not installed" in dict(crossovers(profile))["compiled backend"]
     slower = tuple(
         replace(rate, pairs_per_second=0.3e9 if rate.backend == "cpu" else 1e9) for rate in BUILT_IN.products
     )
-    assert dict(crossovers(replace(profile, products=slower)))["compiled loops"] == "never quicker than torch tiles"
+    assert (
+        dict(crossovers(replace(profile, products=slower)))["compiled backend"]
+        == "never quicker than the portable backend"
+    )
     never = replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, copy_bytes=1.0))
     assert "never" in dict(crossovers(never))["stored tiles"]

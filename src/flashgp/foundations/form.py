@@ -27,7 +27,7 @@ class Form:
 
     Fields: profile g, exact; statistics, the kind of each pair statistic ("distance", "product", "match" or "opaque");
     scalar_count, the row scalars per row; parameter_count, the scalar parameters theta of g; pair_functions, one per
-    opaque statistic, in order: Python functions of two points, which only torch tiles evaluate.
+    opaque statistic, in order: Python functions of two points, which only the portable backend evaluates.
     """
 
     profile: Expression

@@ -3,7 +3,7 @@
     o(x, x') = f(x, x'; parameters), any torch operations on two points, eq. (M-48)
 
 It stands in a `Form` as the kind "opaque": its features are the points themselves, its parameters are entries of theta,
-one per number. It is evaluated through `torch.func.vmap` over pairs, on torch tiles only.
+one per number. It is evaluated through `torch.func.vmap` over pairs, on the portable backend only.
 """
 
 import functools

@@ -29,7 +29,7 @@ class DeviceRates:
 
     Fields: gemm and cholesky in flops per second by dtype (n^3 / 3 flops for a factor) at large sizes; copy_bytes,
     bytes read and written; exp, float32 exponentials in cache; block_pairs, float64 covariances of a dense symmetric
-    block by the torch tiles, a pair counted once per entry of the full matrix; call_seconds, seconds of one small
+    block by the portable backend, a pair counted once per entry of the full matrix; call_seconds, seconds of one small
     operation of this library, the launches of its kernels included; launch_seconds, of one operation of torch on one
     number, waited for; transfer_bytes and return_bytes, per second from host memory to the device and back, and
     transfer_seconds, of one number there and back; tile_pairs, of the torch tile that large products are quickest with;

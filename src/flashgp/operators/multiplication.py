@@ -48,7 +48,7 @@ class OperatorOptions:
         deterministic: these plans leave measured rates out, and all runs on one thread (foundations/determinism.py).
         backend: computes everything, without plans.
         route: forced on plans that are made here.
-        least_tiles: torch tiles keep their least size, as in solves, whose plans count no larger ones.
+        least_tiles: the portable backend keeps its smallest tiles, as in solves, whose plans count no larger ones.
         notes: events of every report.
         planned_pairs: pairs from which on products follow a plan.
     """

@@ -63,9 +63,9 @@ def _dense(profile: MachineProfile) -> list[tuple[str, str]]:
 
 
 def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
-    """From how many pairs on compiled loops answer instead of torch tiles."""
+    """From how many pairs on the compiled backend answers instead of the portable one."""
     if not next(engine for engine in ENGINES if engine.backend == "cpu").installed():
-        return [("compiled loops", "never, numba is not installed")]
+        return [("compiled backend", "never, numba is not installed")]
     form = _form()
 
     def tiled(n: int) -> bool:
@@ -74,8 +74,8 @@ def _loops(profile: MachineProfile) -> list[tuple[str, str]]:
     least = math.isqrt(PORTABLE_PAIRS - 1) + 1  # smaller ones do not wait for a compiler
     rows = least if not tiled(least) else _largest(tiled) + 1
     if rows > MAX_ROWS:
-        return [("compiled loops", "never quicker than torch tiles")]
-    return [("compiled loops", f"from {rows**2 if rows > least else PORTABLE_PAIRS:,} pairs on, one right-hand side")]
+        return [("compiled backend", "never quicker than the portable backend")]
+    return [("compiled backend", f"from {rows**2 if rows > least else PORTABLE_PAIRS:,} pairs on, one right-hand side")]
 
 
 def _factors(profile: MachineProfile) -> list[tuple[str, str]]:

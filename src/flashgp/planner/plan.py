@@ -145,7 +145,7 @@ def kernel_line(fusion: str) -> str:
     """A form's fusion for readers of a plan."""
     if fusion == "fused":
         return "fused: generated code evaluates all of it"
-    return f"{fusion}; these pairs run through Python, on torch tiles only"
+    return f"{fusion}; these pairs run through Python, on the portable backend only"
 
 
 def printed(lines: Sequence[tuple[str, str]], alternatives: Sequence[Alternative]) -> str:

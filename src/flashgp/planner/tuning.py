@@ -219,7 +219,7 @@ def _steps(device: torch.device) -> Iterator[tuple[str, str, Callable[[], dict[s
 
 
 def _block(n: int, device: torch.device) -> Callable[[], object]:
-    """A dense block by the torch tiles, d = 8: on two rows, what a small operation of this library takes."""
+    """A dense block by the portable backend, d = 8: on two rows, what a small operation of this library takes."""
     kernel = Matern(2.5)
     rows = kernel.rows(_points(n, 8, device)).detach()
     backend = TorchTiles()
@@ -227,7 +227,7 @@ def _block(n: int, device: torch.device) -> Callable[[], object]:
 
 
 def _tile_pairs(device: torch.device) -> int:
-    """The smallest tile of TILES with which a product by torch tiles is about as quick as with the best of them."""
+    """The smallest tile of TILES with which the portable backend is about as quick as with the best of them."""
     if device.type != "cpu":
         return BUILT_IN.rates(device).tile_pairs
     kernel = Matern(2.5)
@@ -257,7 +257,7 @@ def _shapes(device: torch.device) -> Iterator[tuple[torch.device, str, str, bool
 def _product_rate(device: torch.device, backend: str, dtype: torch.dtype, symmetric: bool, d: int, t: int) -> float:
     """Pairs per second of K V on as many rows as make a call long enough to time."""
     kernel, made = Matern(2.5), BACKENDS[backend]()
-    # The compiled loops leave less than 1e7 pairs to the torch tiles: begin where they take over.
+    # The compiled loops leave less than 1e7 pairs to the portable backend: begin where they take over.
     n = max(4096, SIZES[_kind(device)]) if backend == "cpu" else SIZES[_kind(device)]
     while True:
         rows = kernel.rows(_points(n, d, device)).detach()

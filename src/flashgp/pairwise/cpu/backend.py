@@ -13,15 +13,15 @@ from flashgp.foundations.determinism import contiguous_copy, is_deterministic
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
-from flashgp.pairwise.cpu.engine import Array, CompiledPairs, Gradients, add_blocks
-from flashgp.pairwise.cpu.panels import Panel, visit_panels
+from flashgp.pairwise.cpu.engine import TITLE, Array, CompiledPairs, Gradients, add_blocks
+from flashgp.pairwise.cpu.panels import Panel, PanelSettings, visit_panels
 from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 __all__ = ["PORTABLE_PAIRS", "CpuTiles", "columns_together", "cpu_tiles_missing"]
 
-PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the torch tiles do
+PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the portable backend does
 COMPILER_BYTES = 160 * 2**20  # numba and LLVM in this process, from the first compile on
 LOOPS_BYTES = 16 * 2**20  # compiling one more form
 MODERATE = 2.0**500  # features beyond it overflow when they are squared and added
@@ -42,22 +42,22 @@ def cpu_tiles_missing() -> str:
 class CpuTiles(Backend):
     """Compiled loops over pairs of rows on the CPU; see Backend for the contract.
 
-    Serves float32 and float64 on the CPU from `least_pairs` pairs on, with numba installed; everything else goes to
-    the torch tiles, which compute the same (`serves` says which); forms with Python functions always.
+    Serves float32 and float64 on the CPU from `min_pairs` pairs on, with numba installed; everything else goes to
+    the portable backend, which computes the same (`serves` says which); forms with Python functions always.
     Errors: a product is off by at most about 1e-6 |K| |V| in float32 (float64 totals over tiles, eqs. (M-65) to
     (M-69)). Cost: n m pairs, half of them when symmetric; memory: packed copies of the features and one float64 total
     per worker.
     """
 
-    title = "compiled loops"
+    title = TITLE
 
-    def __init__(self, least_pairs: int = PORTABLE_PAIRS) -> None:
-        self.least_pairs = least_pairs
+    def __init__(self, min_pairs: int = PORTABLE_PAIRS, settings: PanelSettings | None = None) -> None:
+        self.min_pairs, self.settings = min_pairs, settings or PanelSettings()
         self._portable = TorchTiles()
 
     @classmethod
     def for_every_size(cls) -> "CpuTiles":
-        return cls(least_pairs=0)
+        return cls(min_pairs=0)
 
     @classmethod
     def compiles_first(cls) -> bool:
@@ -69,13 +69,13 @@ class CpuTiles(Backend):
         return COMPILER_BYTES if is_deterministic() or cls.compiles_first() else LOOPS_BYTES
 
     def serves(self, problem: PairProblem, dtype: torch.dtype) -> bool:
-        """Whether the compiled loops compute this; they assume finite numbers, so that others go to the torch tiles."""
+        """Whether the compiled loops compute this; the portable backend takes the rest, such as infinite numbers."""
         form, rows, other = problem.form, problem.rows, problem.right
         return (
             rows.device.type == "cpu"
             and other.device.type == "cpu"
             and dtype in (torch.float32, torch.float64)
-            and problem.pair_count >= max(1, self.least_pairs)
+            and problem.pair_count >= max(1, self.min_pairs)
             and bool(form.statistics)
             and form.fusable
             and all(f.shape[-1] > 0 for f in rows.features if f.is_floating_point())
@@ -98,7 +98,7 @@ class CpuTiles(Backend):
         workspace = workspace or Workspace()
         out = workspace.empty(tuple(problem.shape), dtype, problem.device)
         for block, member in zip(_flat(out, 2), _members(problem, problem.batch_shape), strict=True):
-            _Member(member, dtype, workspace).all_pairs().block(block.numpy(), both=not upper)
+            _Member(member, dtype, workspace, self.settings).all_pairs().block(block.numpy(), both=not upper)
         return out
 
     def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
@@ -120,7 +120,7 @@ class CpuTiles(Backend):
         out.zero_()
         right = right.detach().expand(*batch, *right.shape[-2:])
         for total, v, member in zip(_flat(out, 2), _flat(right, 2), _members(problem, batch), strict=True):
-            job = _Member(member, right.dtype, workspace)
+            job = _Member(member, right.dtype, workspace, self.settings)
             for start in range(0, v.shape[-1], together):
                 job.product(v, slice(start, min(v.shape[-1], start + together)), total)
         return out
@@ -143,7 +143,9 @@ class CpuTiles(Backend):
             batch,
             problem.symmetric,
             [
-                _Member(member, w.dtype, workspace).all_pairs(pulled=True).block_gradient(w.contiguous().numpy())
+                _Member(member, w.dtype, workspace, self.settings)
+                .all_pairs(pulled=True)
+                .block_gradient(w.contiguous().numpy())
                 for w, member in members
             ],
         )
@@ -174,7 +176,7 @@ class CpuTiles(Backend):
         left = left.detach().expand(*batch, *left.shape[-2:])
         right = right.detach().expand(*batch, *right.shape[-2:])
         members = zip(_flat(left, 2), _flat(right, 2), _members(problem, batch), strict=True)
-        gradients = [_Member(member, v.dtype, workspace).gradient(u, v) for u, v, member in members]
+        gradients = [_Member(member, v.dtype, workspace, self.settings).gradient(u, v) for u, v, member in members]
         return _joined(batch, problem.symmetric, gradients)
 
     def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
@@ -198,6 +200,7 @@ class _Member:
     problem: PairProblem
     dtype: torch.dtype
     workspace: Workspace
+    settings: PanelSettings
 
     def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> CompiledPairs:
         rows = self.problem.rows.part(i.start, i.stop)
@@ -212,7 +215,7 @@ class _Member:
     def whole(self, right: slice) -> Panel:
         problem = self.problem
         columns = None if problem.symmetric else slice(0, problem.right.count)
-        return Panel(slice(0, problem.rows.count), columns, right, problem.near is not None)
+        return Panel(slice(0, problem.rows.count), columns, right, problem.near is not None, self.settings)
 
     def product(self, v: Tensor, right: slice, out: Tensor) -> None:
         """Add K v[:, right] to out[:, right]."""

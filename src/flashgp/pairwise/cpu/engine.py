@@ -30,11 +30,11 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.program.source_cache import warn_not_kept
 
-__all__ = ["CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "paired"]
+__all__ = ["TITLE", "CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "paired"]
 
 CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
-TITLE = "compiled loops"  # in reports
-LEAST_TILES = 3  # per worker: fewer and starting a thread costs more than it brings
+TITLE = "compiled backend"  # in reports
+MIN_TILES = 3  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}
 Array = numpy.ndarray
 Gradients = tuple[list[Array | None], list[Array | None], Array]  # by arrays of rows, of cols, by theta
@@ -189,7 +189,7 @@ class CompiledPairs:
     def _run(self, name: str, extra: Sequence[Array], make: Callable[[], list[Any]]) -> list[list[Any]]:
         """Every tile once; one set of outputs per worker, always the same tiles in the same order."""
         tiles = self.tiles()
-        count = max(1, min(workers(), len(tiles) // LEAST_TILES))
+        count = max(1, min(workers(), len(tiles) // MIN_TILES))
         head = (self.n, self.m, self.size, self.symmetric, self.theta, *self.arguments, *extra)
         function = self._ready(name, head, make)
         outs = [make() for _ in range(count)]

@@ -10,23 +10,32 @@ from dataclasses import dataclass, replace
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 
-__all__ = ["Panel", "visit_panels"]
+__all__ = ["Panel", "PanelSettings", "visit_panels"]
 
-LEAST_ROWS = 512  # a block of the loops: smaller panels would save nothing
-LEAST_RIGHT = 8
+
+@dataclass(frozen=True)
+class PanelSettings:
+    """The smallest panels of compiled products and gradients: what is smaller is not halved when memory runs out.
+
+    Fields: min_rows, rows or columns (a block of the loops: smaller panels would save nothing); min_right_sides.
+    """
+
+    min_rows: int = 512
+    min_right_sides: int = 8
 
 
 @dataclass(frozen=True)
 class Panel:
     """Pairs of rows and columns, with right-hand sides; cols None: the rows themselves, each pair in both orders.
 
-    `whole`: rows and columns stay together.
+    Fields: whole, whether rows and columns stay together; settings, when not to halve.
     """
 
     rows: slice
     cols: slice | None
     right: slice
     whole: bool = False
+    settings: PanelSettings = PanelSettings()
 
     @property
     def row_count(self) -> int:
@@ -45,9 +54,9 @@ class Panel:
 
         Two diagonal halves of a symmetric panel leave the pairs between them, which stand for both orders.
         """
-        if self.right_count > LEAST_RIGHT:
+        if self.right_count > self.settings.min_right_sides:
             yield from (replace(self, right=part) for part in _halved(self.right))
-        elif self.whole or max(self.row_count, self.column_count) <= LEAST_ROWS:
+        elif self.whole or max(self.row_count, self.column_count) <= self.settings.min_rows:
             return
         elif self.cols is None:
             first, second = _halved(self.rows)

@@ -17,9 +17,9 @@ from fractions import Fraction
 from flashgp.foundations.expression import Atom, Expression, Function, Symbol, number
 from flashgp.foundations.form import Form
 
-__all__ = ["LEAST_MEMBERS", "Family", "Indexed", "Slope", "distance_runs", "indexed"]
+__all__ = ["MIN_MEMBERS", "Family", "Indexed", "Slope", "distance_runs", "indexed"]
 
-LEAST_MEMBERS = 4  # fewer terms are written out: straight-line code of that length compiles as quickly
+MIN_MEMBERS = 4  # fewer terms are written out: straight-line code of that length compiles as quickly
 _REPEATED = ("distance", "product", "parameter")  # what a repeated term may name
 
 
@@ -150,7 +150,7 @@ class _Search:
     def folded(self, expression: Expression) -> Expression:
         """The expression with a symbol for every family, its own first, then those of its parts."""
         families: dict[Hashable, list[Expression]] = {}
-        if len(expression.terms) >= LEAST_MEMBERS:
+        if len(expression.terms) >= MIN_MEMBERS:
             for term in (Expression({factors: coefficient}) for factors, coefficient in expression.terms):
                 pattern = self._pattern(term)
                 if pattern is not None:
@@ -158,7 +158,7 @@ class _Search:
         taken: set[Expression] = set()
         total = number(0)
         for terms in families.values():
-            if len(terms) >= LEAST_MEMBERS:
+            if len(terms) >= MIN_MEMBERS:
                 total = total + _factor(Symbol("sum", len(self.terms)))
                 terms.sort(key=lambda term: [s.index for s in _ordered(term)])
                 self.terms.append(terms[0])

@@ -15,9 +15,8 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.program.slopes import steepness
 from flashgp.pairwise.torch import opaque
 
-__all__ = ["DIRECT_PAIRS", "FAR_SQUARED", "TileStatistics"]
+__all__ = ["FAR_SQUARED", "TileStatistics"]
 
-DIRECT_PAIRS = 2**16  # up to here direct differences are as quick as a matrix product (docs/decisions/0003)
 DISTANCE_BUDGET = {torch.float64: 1e-11, torch.float32: 1e-8}  # largest admitted error of q from cancellation
 # Features whose squared distance from their centre, times eps, passes 1e-9 (1e-3 in float32) pull gradients back by
 # differences: the difference of two sums, eq. (M-24), would be all rounding where the terms are far larger than it.
@@ -35,6 +34,7 @@ class TileStatistics:
         dtype: the dtype of the tiles (distances are formed in float64 first where they could cancel).
         bounded_slope: per distance, whether an error of q stays small in g.
         theta: the parameters, which opaque statistics and the steepness of the profile depend on.
+        direct_pairs: see TileSettings.
     """
 
     def __init__(
@@ -45,10 +45,11 @@ class TileStatistics:
         dtype: torch.dtype,
         bounded_slope: dict[int, bool],
         theta: Sequence[Tensor] = (),
+        direct_pairs: int = 2**16,
     ) -> None:
         self.dtype = dtype
         self.makers: list[Callable[[slice, slice], Tensor]] = []
-        small = rows.count * cols.count <= DIRECT_PAIRS
+        small = rows.count * cols.count <= direct_pairs
         for index, kind in enumerate(form.statistics):
             left, right = rows.features[index], cols.features[index]
             if kind == "match":

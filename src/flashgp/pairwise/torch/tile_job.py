@@ -5,6 +5,7 @@ panel's result is added only when all of it is there, so that nothing is counted
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from flashgp.pairwise.program.tile_code import Scalar
 from flashgp.pairwise.torch import opaque
 from flashgp.pairwise.torch.statistics import FAR_SQUARED, TileStatistics
 
-__all__ = ["TILE_PAIRS", "TITLE", "TileJob", "tile_pairs", "tile_rows", "visit_panels"]
+__all__ = ["TILE_PAIRS", "TITLE", "TileJob", "TileSettings", "tile_pairs", "tile_rows", "visit_panels"]
 
-TITLE = "torch tiles"  # in reports
+TITLE = "portable backend"  # in reports
 TILE_PAIRS = {"cpu": 2**18}  # pairs per tile: two float64 tiles fit a 4 MiB cache (docs/decisions/0003)
 ACCELERATOR_TILE_PAIRS = 2**24
 TILE_SHARE = 64  # of all pairs, at most, in a larger tile: its temporaries stay well below the matrix
@@ -40,23 +41,42 @@ def tile_rows(columns: int, batch: int, device: torch.device, pairs: int | None 
     return max(1, pairs // max(1, columns * batch))
 
 
+@dataclass(frozen=True)
+class TileSettings:
+    """Sizes of the portable backend (docs/decisions/0003 has the measurements).
+
+    Fields:
+        pairs: of a tile; None for what suits the device.
+        direct_pairs: of a problem up to which squared distances are direct differences, not one matrix product.
+        taped_pairs: of a block that keeps its derivatives until its gradient is asked for.
+    """
+
+    pairs: int | None = None
+    direct_pairs: int = 2**16
+    taped_pairs: int = 2**20
+
+
 class TileJob:
     """One call: the program, the statistics of its rows, theta in the cheapest form, and the panels to visit.
 
-    Args: pairs: per tile, as in `tile_rows`.
+    Args: pairs: per tile, instead of those of the settings.
     """
 
     def __init__(
         self,
         problem: PairProblem,
         dtype: torch.dtype,
+        settings: TileSettings = TileSettings(),
         pairs: int | None = None,
     ) -> None:
+        pairs = settings.pairs if pairs is None else pairs
         form, theta, rows, tiles = problem.form, problem.theta, problem.rows, problem.near
         self.form, self.rows, self.dtype, self.exact_theta = form, rows, dtype, tuple(theta)
         self.symmetric, self.cols, self.batch_shape = problem.symmetric, problem.right, problem.batch_shape
         self.program: Program = program_of(form)
-        self.statistics = TileStatistics(form, rows, self.cols, dtype, self.program.bounded_slope, theta)
+        self.statistics = TileStatistics(
+            form, rows, self.cols, dtype, self.program.bounded_slope, theta, settings.direct_pairs
+        )
         # Row and column ranges to evaluate: everything, or what the tiles cover; each is cut to `step` rows at a time.
         self.ranges = [(slice(0, rows.count), slice(0, self.cols.count))]
         if tiles is not None:

@@ -16,24 +16,24 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import differentiable, opaque
 from flashgp.pairwise.torch.tile_gradient import Accumulator, pull_panels
-from flashgp.pairwise.torch.tile_job import TITLE, TileJob, tile_pairs, tile_rows, visit_panels
+from flashgp.pairwise.torch.tile_job import TITLE, TileJob, TileSettings, tile_pairs, tile_rows, visit_panels
 
-__all__ = ["TAPED_PAIRS", "TorchTiles", "tile_pairs", "tile_rows"]
-
-TAPED_PAIRS = 2**20  # a whole block this small keeps its derivatives until the gradient (docs/decisions/0003)
+__all__ = ["TileSettings", "TorchTiles", "tile_pairs", "tile_rows"]
 
 
 @register_backend("torch")
 class TorchTiles(Backend):
     """Straight torch calls over row panels; see Backend for the contract.
 
-    Args: product_pairs: of a tile in products, as a plan says; the least by default, which everything else takes.
+    Args:
+        product_pairs: of a tile in products, as a plan says; by default those of the settings, as everything else.
+        settings: sizes of tiles.
     """
 
     title = TITLE
 
-    def __init__(self, product_pairs: int | None = None) -> None:
-        self.product_pairs = product_pairs
+    def __init__(self, product_pairs: int | None = None, settings: TileSettings | None = None) -> None:
+        self.product_pairs, self.settings = product_pairs, settings or TileSettings()
 
     def block(
         self,
@@ -43,7 +43,7 @@ class TorchTiles(Backend):
         workspace: Workspace | None = None,
         upper: bool = False,
     ) -> Tensor:
-        job = TileJob(problem.whole, dtype)
+        job = TileJob(problem.whole, dtype, self.settings)
         panels = job.panels()
         workspace = workspace or Workspace()
         if len(panels) == 1 and job.single_fits:
@@ -75,7 +75,7 @@ class TorchTiles(Backend):
         *,
         workspace: Workspace | None = None,
     ) -> Tensor:
-        job = TileJob(problem, right.dtype, self.product_pairs)
+        job = TileJob(problem, right.dtype, self.settings, self.product_pairs)
         workspace = workspace or Workspace()
         batch = broadcast_batch(job.batch_shape, right.shape[:-2])
         out = workspace.empty((*batch, problem.rows.count, right.shape[-1]), right.dtype, problem.device)
@@ -101,7 +101,7 @@ class TorchTiles(Backend):
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        job = TileJob(problem.whole, weights.dtype)
+        job = TileJob(problem.whole, weights.dtype, self.settings)
         return pull_panels(job, lambda i, j: weights[..., i, j], workspace)
 
     def taped_block(
@@ -111,10 +111,10 @@ class TorchTiles(Backend):
         dtype: torch.dtype,
         workspace: Workspace | None = None,
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
-        job, rows = TileJob(problem.whole, dtype), problem.rows
+        job, rows = TileJob(problem.whole, dtype, self.settings), problem.rows
         pairs = rows.count**2 * job.batch_shape.numel()
         workspace = workspace or Workspace()
-        if pairs > TAPED_PAIRS or not job.single_fits:
+        if pairs > self.settings.taped_pairs or not job.single_fits:
             return super().taped_block(problem, dtype=dtype, workspace=workspace)
         everything = slice(0, rows.count)
         workspace.ran(self.title)
@@ -146,7 +146,7 @@ class TorchTiles(Backend):
         *,
         workspace: Workspace | None = None,
     ) -> PairGradient:
-        job = TileJob(problem, right.dtype)
+        job = TileJob(problem, right.dtype, self.settings)
         if not job.symmetric:
             return pull_panels(job, lambda i, j: left[..., i, :] @ right[..., j, :].mT, workspace)
         # Only the upper panels are visited, so the weights must be symmetric: (U V^T + V U^T) / 2, eq. (M-21).

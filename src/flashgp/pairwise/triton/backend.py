@@ -1,6 +1,6 @@
 """The GPU backend: products and gradients over pairs in generated Triton kernels, float32, nothing stored.
 
-It serves float32 on CUDA devices. What it hands to the torch tiles, explicitly: float64 jobs (a GPU's float64 rate
+It serves float32 on CUDA devices. What it hands to the portable backend, explicitly: float64 jobs (a GPU's float64 rate
 leaves nothing to gain), `diagonal` and `diagonal_gradient` (n numbers), tables without rows or columns, forms of more
 than MAX_STATISTICS statistics. Derivatives of second order are the operators' matter and run there on the torch
 tiles. Tensors on a CPU are refused, unless Triton interprets its kernels (TRITON_INTERPRET=1, for tests).
@@ -209,7 +209,7 @@ def _stride(tensor: Tensor) -> int:
 
 
 def _not_ours(problem: PairProblem, dtype: torch.dtype) -> bool:
-    """Whether the torch tiles serve this call.
+    """Whether the portable backend serves this call.
 
     Raises: BackendUnavailableError when neither does: no Triton, or float32 on a device without it.
     """

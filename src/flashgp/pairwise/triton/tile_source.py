@@ -21,7 +21,7 @@ __all__ = ["DOT_CHUNK", "UNROLLED", "PairText", "TileStatistic", "power_of_two",
 
 UNROLLED = 8  # columns up to which differences are unrolled: about as many instructions as a product (not yet measured)
 DOT_CHUNK = 64  # columns of one tensor-core product; more are taken in a loop
-DOT_LEAST = 16  # the tensor cores' smallest inner size here
+MIN_DOT = 16  # the tensor cores' smallest inner size here
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TileStatistic:
     size: int
 
 
-def power_of_two(size: int, least: int = DOT_LEAST, most: int = DOT_CHUNK) -> int:
+def power_of_two(size: int, least: int = MIN_DOT, most: int = DOT_CHUNK) -> int:
     """The smallest power of two from `least` to `most` that holds size columns (most, when a loop is needed)."""
     width = least
     while width < size and width < most:

@@ -18,7 +18,7 @@ from flashgp.foundations.lazy_import import no_forks
 __all__ = ["Rotations", "rotation_source", "rotations"]
 
 ROWS = 8  # chains that run side by side: a rotation waits for the last one in its own row
-LOST_SECONDS = 0.05  # after which the compiled loops are made ready
+LOST_SECONDS = 0.05  # after which the compiled backend is compiled ready
 ENTRY_SECONDS = 1e-9  # that LAPACK takes longer, for every entry of the triangle's square
 SIGNATURE = "void(f8[:,:], f8[:,:], f8[::1], f8[:,:], f8[::1], f8[::1], f8[::1])"
 Update = Callable[[Any, Any, Any, Any, Any, Any, Any], None]
