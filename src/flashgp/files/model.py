@@ -99,11 +99,17 @@ def save(
     entries = {name: entry for name, (entry, _) in kept.items()}
     if posterior.factor is not None:
         entries["factor"] = lower_triangle(posterior.factor.lower)
+    settings, online = posterior.state.settings, posterior.state.online
     config = {
-        **description, "attempts": attempts, "layouts": layouts, "report": report_json(posterior.report),
-        "flashgp": __version__, "torch": torch.__version__, "solves": {name: getattr(posterior.state.settings, name) for name in _SOLVES},
-        "learned": {name: getattr(posterior.state.online, name) for name in _LEARNED},
-    }  # fmt: skip
+        **description,
+        "attempts": attempts,
+        "layouts": layouts,
+        "report": report_json(posterior.report),
+        "flashgp": __version__,
+        "torch": torch.__version__,
+        "solves": {name: getattr(settings, name) for name in _SOLVES},
+        "learned": {name: getattr(online, name) for name in _LEARNED},
+    }
     write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     keys = list(description["modules"])
     if keys:
