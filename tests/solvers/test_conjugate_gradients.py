@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import EventKind, Obstacle
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Step
-from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients, _Halves
+from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import DEFAULTS
-from flashgp.solvers.space import LOCAL_SPACE
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 F32 = torch.float32
@@ -172,47 +170,3 @@ def test_the_rank(rank: int | None) -> None:
     system = DenseSystem(matern(points(100, 2), 0.3), 1e-9)
     prepared = ConjugateGradients(rank=rank).prepare(system)
     assert prepared.preconditioner.rank == (25 if rank is None else 7)
-
-
-def test_nothing_is_kept_of_a_half_solve_that_nobody_awaits() -> None:
-    system = DenseSystem(matern(points(50, 2), 0.5), 1e-2)
-    halves, r = _Halves(LowRank(partial_cholesky(system, limit=10), system.noise), LOCAL_SPACE), normal(50, 2)
-    halves.bound(r)
-    assert halves._last is not None, "a solve begins with directions"
-    halves.take(r)
-    assert halves._last is None
-    halves.bound(r)
-    assert halves._last is None, "as in every step that is told to a callback"
-    halves.awaited()
-    halves.bound(r)
-    r += 1.0
-    assert torch.equal(halves.take(r), halves.preconditioner.half_solve(r)), "of what it is now"
-
-
-@pytest.mark.parametrize("started", [False, True])
-def test_a_bound_and_the_directions_after_it_take_one_half_solve(
-    started: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """L^-1 r of the first residual and of a true one, which bounds the error, begins the directions too."""
-    system = DenseSystem(matern(points(200, 2), 0.5), 1e-2)
-    rhs = normal(200, 4)
-    prepared = ConjugateGradients(20, DOUBLE).prepare(system)
-    start = 1e-3 * normal(200, 4) if started else None
-    asked = []
-    half_solve = LowRank.half_solve
-
-    def counted(self: LowRank, v: Tensor) -> Tensor:
-        asked.append(v.clone())
-        return half_solve(self, v)
-
-    monkeypatch.setattr(LowRank, "half_solve", counted)
-    with deterministically():
-        found = prepared.solve(rhs, Goal(1e-6), start=start)
-    apart = sum(not any(torch.equal(v, w) for w in asked[:i]) for i, v in enumerate(asked))
-    assert apart == len(asked), "none twice"
-    monkeypatch.setattr(_Halves, "take", lambda self, residual: self.preconditioner.half_solve(residual))
-    asked.clear()
-    with deterministically():
-        again = prepared.solve(rhs, Goal(1e-6), start=start)
-    assert torch.equal(again.value, found.value)
-    assert len(asked) > apart

@@ -77,51 +77,22 @@ class PreparedConjugateGradients(Prepared):
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
         """As `Prepared.solve`; an iteration is one product with a block of search directions."""
-        halves = _Halves(self.preconditioner, self.system.space)
-        account = Progress(self.name, self.system, goal, limits, halves.bound, self.events)
-        account.begin(rhs, start)
+        progress = Progress(self.name, self.system, goal, limits, self._bound, self.events)
+        progress.begin(rhs, start)
         with self.system.workspace.hold(8 * 8 * rhs.numel()):
             try:
-                ended = _Run(self, account, halves).stopped()
+                ended = _Run(self, progress).stopped()
             except KeyboardInterrupt:
-                ended = account.interrupted_by_hand()
-            return account.finished(ended)
+                ended = progress.interrupted_by_hand()
+            return progress.finished(ended)
 
-
-class _Halves:
-    """L^-1 r with the first preconditioner, of one solve: what bounds the error of a residual often begins the next
-    directions as well."""
-
-    def __init__(self, preconditioner: Preconditioner, space: Space) -> None:
-        self.preconditioner, self.space, self._awaited = preconditioner, space, True
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def awaited(self) -> None:
-        """Directions will begin with the next residual that is asked for."""
-        self._awaited = True
-
-    def bound(self, residual: Tensor) -> Tensor:
+    def _bound(self, residual: Tensor) -> Tensor:
         """sqrt(slack r^T P^-1 r), (t,), eq. (M-79)."""
-        half = self.preconditioner.half_solve(residual)
-        if self._awaited:
-            self._last = residual.clone(), half  # whatever becomes of the caller's
-        return half_bound(self.preconditioner, self.space.norm(half))
+        return self.bound_of(self.system.space.norm(self.preconditioner.half_solve(residual)))
 
-    def forget(self) -> None:
-        self._last, self._awaited = None, False
-
-    def take(self, residual: Tensor) -> Tensor:
-        """L^-1 r, of which nothing is kept any longer."""
-        last = self._last
-        self.forget()
-        if last is not None and last[0].shape[1] == residual.shape[1] and self.space.all(last[0] == residual):
-            return last[1]
-        return self.preconditioner.half_solve(residual)
-
-
-def half_bound(preconditioner: Preconditioner, half: Tensor) -> Tensor:
-    """sqrt(slack) |L^-1 r|, eq. (M-79); 0 for r = 0 also where the slack is infinite."""
-    return torch.where(half > 0.0, preconditioner.slack**0.5 * half, 0.0)
+    def bound_of(self, half: Tensor) -> Tensor:
+        """sqrt(slack) |L^-1 r| of |L^-1 r|, eq. (M-79); 0 for r = 0 also where the slack is infinite."""
+        return torch.where(half > 0.0, self.preconditioner.slack**0.5 * half, 0.0)
 
 
 class _Directions:
@@ -153,8 +124,8 @@ class _Run:
     It is the `SolveState` of a comparison of preconditioners.
     """
 
-    def __init__(self, method: PreparedConjugateGradients, account: Progress, halves: _Halves) -> None:
-        self.method, self.progress, self.halves = method, account, halves
+    def __init__(self, method: PreparedConjugateGradients, progress: Progress) -> None:
+        self.method, self.progress = method, progress
         self.settings, self.space = method.settings, method.system.space
         self.comparison = method.preconditioner.comparison()
         self.active = self.comparison.begin_with() or method.preconditioner
@@ -240,12 +211,7 @@ class _Run:
             self.last = None  # what would be left of Q is rounding
 
     def _orthonormalise(self) -> None:
-        if self.active is self.method.preconditioner:
-            half = self.halves.take(self.r)
-        else:
-            self.halves.forget()
-            half = self.active.half_solve(self.r)
-        self.Q, self.coefficients = self.space.qr(half)
+        self.Q, self.coefficients = self.space.qr(self.active.half_solve(self.r))
 
     def _take_best(self) -> None:
         self.columns = self.progress.open
@@ -253,12 +219,11 @@ class _Run:
         self._synchronise(self.progress.residual[:, self.columns])
 
     def _verify(self) -> None:
-        self.halves.awaited()
         self._synchronise(self.progress.verify(self.columns, self.x))
 
     def _wants_residual(self, before: Tensor) -> bool:
-        norms, first = self.half_norms, self.method.preconditioner
-        bound = half_bound(first, norms) if self.active is first else self._bound()
+        norms, method = self.half_norms, self.method
+        bound = method.bound_of(norms) if self.active is method.preconditioner else self.progress.bound(self.r)
         met = self.progress.met(self.columns, self.r, bound)
         count = int(met.sum())
         if count == len(met) or count > self.settings.narrow_share * len(met):
@@ -295,7 +260,7 @@ class _Run:
         return float(self.space.norm(self.r).max()) if len(self.columns) else 0.0
 
     def excess(self) -> float:
-        return self.progress.excess(self.columns, self.r, self._bound())
+        return self.progress.excess(self.columns, self.r)
 
     def has_room_for(self, iterations: int, passes: float) -> bool:
         return self.progress.has_room_for(iterations, passes)
@@ -313,11 +278,6 @@ class _Run:
         self.active, self.dtype, self.last = self.method.preconditioner, dtype, None
         self._take_best()
         self._begin()
-
-    def _bound(self) -> Tensor:
-        """sqrt(slack r^T P^-1 r), (t,), eq. (M-79)."""
-        first = self.method.preconditioner
-        return half_bound(first, self.space.norm(first.half_solve(self.r)))
 
     def _begin(self) -> None:
         """Progress counts from here."""

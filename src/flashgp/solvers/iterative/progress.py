@@ -114,10 +114,9 @@ class Progress:
         energy = energy if bound is None else torch.minimum(energy, bound)
         return self.goal.met(relative, energy * self.scale[columns])
 
-    def excess(self, columns: Tensor, residual: Tensor, bound: Tensor) -> float:
-        """How many times too large the residuals are, with a bound of |e|_A, scaled."""
-        energy = torch.minimum(noise_bound(self.system, residual), bound) * self.scale[columns]
-        merit = self._merit(self.space.norm(residual), energy)
+    def excess(self, columns: Tensor, residual: Tensor) -> float:
+        """How many times too large the residuals are."""
+        merit = self._merit(*self._sizes(residual, columns))
         return float(merit.max()) if len(merit) else 0.0
 
     # -- what ends a solve ---------------------------------------------------------------------------------------
