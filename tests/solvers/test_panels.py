@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -18,14 +19,17 @@ F64 = torch.float64
 WAYS = ["rotations", "reflections", "portable"]
 
 
+def _none() -> Any:
+    raise ImportError("numba")
+
+
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Compiled rotations, LAPACK's reflections, or torch alone."""
     if request.param == "portable":
         monkeypatch.setattr(strided, "_routines", dict)
     elif request.param == "reflections":
-        monkeypatch.setattr(strided.rotations, "_update", None)
-        monkeypatch.setattr(strided.rotations, "_thread", threading.current_thread())
+        monkeypatch.setattr(strided, "rotations", Rotations(_none))
     elif not rotations.wait():
         pytest.skip("needs numba")
     return str(request.param)
@@ -299,32 +303,36 @@ def test_a_view_by_columns_is_solved_as_it_is() -> None:
 
 
 def test_rotations_are_made_beside_the_work_once_it_is_worth_it() -> None:
-    made = Rotations()
+    ready = threading.Event()
+
+    def load() -> Any:
+        ready.set()
+        return lambda *_: None
+
+    made = Rotations(load)
     assert made.update(1000) is None
-    assert made._thread is None
+    assert not ready.is_set()
     for _ in range(60):
         made.update(1000)
-    if made._thread is None:
-        pytest.skip("needs numba")
-    made._thread.join()
+    assert ready.wait(10.0)
+    assert made.wait()
     assert made.update(1000) is not None
 
 
-def test_without_a_compiler_reflections_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.solvers.direct.rotations._compiler", lambda: False)
-    made = Rotations()
+def test_without_a_compiler_reflections_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    made = Rotations(_none)
+    assert not made.wait()
     assert all(made.update(10_000) is None for _ in range(10))
-    assert made._thread is None
-    assert not made.wait()
+    assert not caplog.text
 
 
-def test_a_compiler_that_fails_is_told_and_left_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("flashgp.solvers.direct.rotations.rotation_source", lambda: "nonsense = ]")
-    made = Rotations()
+def test_a_compiler_that_fails_is_told_and_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> Any:
+        raise RuntimeError("no compiler today")
+
+    made = Rotations(load)
     assert not made.wait()
-    assert "could not be compiled" in caplog.text
+    assert "could not be compiled (no compiler today)" in caplog.text
 
 
 def test_some_rows_are_those_of_the_factor() -> None:
