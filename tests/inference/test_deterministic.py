@@ -12,8 +12,8 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.determinism import EVENT
+from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
-from flashgp.inference.training.train import FitSettings
 from flashgp.planner import variances
 from inference.plain_gp import F64
 

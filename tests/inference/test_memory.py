@@ -15,8 +15,8 @@ from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.predict import prediction
+from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
-from flashgp.inference.training.train import FitSettings
 from flashgp.pairwise.torch import tile_job
 from flashgp.planner import variances
 from inference.allocations import Allocations

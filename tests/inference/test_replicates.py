@@ -15,8 +15,8 @@ from flashgp import likelihoods as lik
 from flashgp import means as m
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
-from flashgp.inference.training.train import FitSettings
 from flashgp.likelihoods.gaussian import repeated
 from inference.plain_gp import F64, PlainGP, data, relative
 

@@ -10,9 +10,9 @@ import torch
 from flashgp.foundations.report import Report
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.training.fit import FitOptions, fit_prior
+from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import HistoryEntry, Progress
-from flashgp.inference.training.train import FitSettings
+from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.planner.plan import Plan
 
 __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit"]

@@ -8,9 +8,9 @@ import torch
 import flashgp as fgp
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
-from flashgp.inference.training.train import FitSettings
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 F64 = torch.float64

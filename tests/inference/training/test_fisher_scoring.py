@@ -6,7 +6,8 @@ import numpy
 import pytest
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.inference.training.fisher_scoring import Curvature, Descent, DescentStop, damped_bfgs, descend
+from flashgp.foundations.events import StopReason
+from flashgp.inference.training.fisher_scoring import Curvature, Descent, damped_bfgs, descend
 from flashgp.inference.training.settings import ScoringSettings
 
 MAX_SCALE = ScoringSettings().max_curvature_scale
@@ -29,7 +30,7 @@ def test_a_descent_finds_the_minimum_with_a_curvature_that_is_off(factor):
     """(M-105)."""
     matrix, minimum = quadratic(100.0)
     found = search(lambda t: matrix @ (t - minimum), numpy.zeros(6), factor * matrix)
-    assert found.stop is DescentStop.CONVERGED
+    assert found.stop is StopReason.GOAL
     off = found.theta - minimum
     assert 0.5 * off @ matrix @ off < 1e-4
 
@@ -56,7 +57,7 @@ def test_a_descent_learns_from_its_first_step_the_scale_of_the_curvature():
     assert numpy.allclose(overshot.theta, 0.0, atol=1e-3)
     assert overshot.curvature.scale == pytest.approx(3.0)
     last = found(matrix / 3.0, most=2)  # ends beyond: what one more step would gain is the truth
-    assert last.stop is DescentStop.GRADIENTS
+    assert last.stop is StopReason.ITERATIONS
     assert last.expected == pytest.approx(0.5 * last.theta @ matrix @ last.theta, rel=1e-6)
     assert numpy.allclose(found(matrix / 100.0).theta, 0.0, atol=1e-3), "of a model that is off by more, too"
     for model, scale, wanted in (
@@ -97,7 +98,7 @@ def test_what_one_direction_says_of_all_stays_bounded_over_parts():
             theta, model.matrix * n / rows[max(0, k - 1)], enough=1e-3 * n, scale=model.scale,
         )  # fmt: skip
         model, theta = found.curvature, found.theta
-        assert found.stop is DescentStop.CONVERGED
+        assert found.stop is StopReason.GOAL
         left = 0.5 * (theta - minimum) @ true @ (theta - minimum)
         assert left <= 3.0 * 1e-3 * n
     assert model.scale == MAX_SCALE == 3.0, "12 without a bound"
@@ -115,7 +116,7 @@ def test_answers_that_make_no_sense_break_nothing(wild, seed):
         return matrix @ theta if len(asked) == 1 else wild * generator.standard_normal(4)
 
     found = search(ask, numpy.full(4, 0.02), matrix, limit=1e3)
-    assert found.stop is DescentStop.NO_STEP
+    assert found.stop is StopReason.STAGNATED
     assert numpy.isfinite(found.expected)
     numpy.linalg.cholesky(found.curvature.matrix)
 
@@ -129,7 +130,7 @@ def test_a_gradient_that_is_not_finite_is_none(nothing):
         return matrix @ theta * (nothing if len(asked) == 2 else 1.0)
 
     found = search(ask, numpy.full(4, 0.1), 0.5 * matrix, enough=1e-9)
-    assert found.stop is DescentStop.CONVERGED
+    assert found.stop is StopReason.GOAL
     assert numpy.allclose(asked[2], 0.5 * (asked[0] + asked[1])), "half as far"
     with pytest.raises(NotPositiveDefiniteError, match="not finite"):
         asked[:] = [0]
@@ -173,7 +174,7 @@ def test_a_descent_stays_within_bounds_and_ends_on_them():
         return matrix @ (theta - minimum)
 
     found = search(ask, numpy.zeros(6), matrix, (low, high), enough=1e-8)
-    assert found.stop is DescentStop.CONVERGED
+    assert found.stop is StopReason.GOAL
     assert all((low <= t).all() and (t <= high).all() for t in asked)
     gradient = matrix @ (found.theta - minimum)
     inside = (found.theta > low) & (found.theta < high)
@@ -225,6 +226,6 @@ def test_a_descent_steps_back_from_where_nothing_can_be_computed():
         return matrix @ (theta - minimum)
 
     found = search(ask, numpy.zeros(6), 0.2 * matrix)
-    assert found.stop is DescentStop.CONVERGED
+    assert found.stop is StopReason.GOAL
     with pytest.raises(NotPositiveDefiniteError):
         search(ask, numpy.ones(6), matrix)

@@ -16,8 +16,8 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.training.objective import LogJoint
+from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
-from flashgp.inference.training.train import FitSettings
 from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods

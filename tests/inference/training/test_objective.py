@@ -8,8 +8,8 @@ import torch
 
 import flashgp as fgp
 from flashgp.inference.training.objective import Evaluation, Objective
+from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
-from flashgp.inference.training.train import FitSettings
 from inference.plain_gp import data, model
 
 

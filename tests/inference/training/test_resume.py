@@ -17,7 +17,8 @@ import flashgp as fgp
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.fit import Fit
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.train import FitSettings
+from flashgp.inference.training.history import Factors, Run, Stage
+from flashgp.inference.training.options import FitSettings
 from inference.plain_gp import data, model
 
 Trajectory = list[tuple[str, float, tuple[float, ...]]]
@@ -103,12 +104,18 @@ def test_a_log_that_no_longer_fits_is_left_behind(tmp_path: Path) -> None:
         assert replayed(again) == count
 
 
-def test_names_of_older_checkpoints_are_known(tmp_path: Path) -> None:
-    arrays = {
-        f"start woken 0/{what}": numpy.zeros((1, 2)[: 2 - (what == "value")]) for what in ("theta", "value", "gradient")
-    }
+@pytest.mark.parametrize(
+    ("old", "run"),
+    [
+        ("start woken 0", Run(Stage.ALL_ROWS, reset=True)),
+        ("part 500, by factors with a float64 head", Run(Stage.PART, 500, factors=Factors.DOUBLE)),
+        ("start 0, by factors", Run(Stage.ALL_ROWS, factors=Factors.SINGLE)),
+    ],
+)
+def test_names_of_older_checkpoints_are_known(old: str, run: Run, tmp_path: Path) -> None:
+    arrays = {f"{old}/{name}": numpy.zeros((1, 2)) for name in ("theta", "gradient")} | {f"{old}/value": numpy.zeros(1)}
     save_file(arrays, tmp_path / "log", {"flashgp_checkpoint": '{"version": 2, "mark": "m"}'})
-    assert EvaluationLog(tmp_path / "log", "m").recall("start 0, lengthscales reset", numpy.zeros(2)) is not None
+    assert EvaluationLog(tmp_path / "log", "m").recall(str(run), numpy.zeros(2)) is not None
 
 
 @pytest.mark.parametrize("count", [5, 7])
@@ -169,7 +176,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from inference.plain_gp import data, model
 import flashgp as fgp
-from flashgp.inference.training.train import FitSettings
+from flashgp.inference.training.options import FitSettings
 replace, calls = os.replace, []
 def half(source, target):  # the temporary file is there, half of it, and the move never happens
     calls.append(1)

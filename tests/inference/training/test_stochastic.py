@@ -12,10 +12,10 @@ from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import Factors, Recorder, Run, Stage
+from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from flashgp.inference.training.stochastic import StochasticFit, part_sizes, with_factored_part
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
-from flashgp.inference.training.train import FitSettings
 from inference.training.tables import FEW_ROWS, SETTINGS, kinds, objectives, planned, prior, table
 
 

@@ -19,6 +19,16 @@ from flashgp.foundations.errors import DomainError, FlashGPWarning
 __all__ = ["EvaluationLog", "fingerprint"]
 
 
+_OLD_NAMES = {" woken 0": " 0, lengthscales reset", "factors with a float64 head": "float64 factors"}
+
+
+def _present_name(run: str) -> str:
+    """The name of a run that an older version may have written."""
+    for old, new in _OLD_NAMES.items():
+        run = run.replace(old, new)
+    return run
+
+
 def fingerprint(*parts: object) -> str:
     """A hash of arrays (their bytes) and other values (their text)."""
     digest = hashlib.sha256()
@@ -120,7 +130,7 @@ class EvaluationLog:
             mark = header["mark"]
             runs = sorted({name.split("/")[0] for name in arrays})
             logs = {
-                run.replace(" woken 0", " 0, lengthscales reset"): [  # as older versions named it
+                _present_name(run): [
                     (t, float(v), g)
                     for t, v, g in zip(
                         arrays[f"{run}/theta"], arrays[f"{run}/value"], arrays[f"{run}/gradient"], strict=True

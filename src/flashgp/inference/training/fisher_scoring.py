@@ -16,7 +16,6 @@ Sources: Nocedal & Wright (2006), Numerical Optimization, section 18.3 (damped B
 Self-scaling variable metric algorithms, for the first step.
 """
 
-import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,20 +23,13 @@ from dataclasses import dataclass
 import numpy
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
+from flashgp.foundations.events import StopReason
 from flashgp.inference.training.settings import ScoringSettings
 
-__all__ = ["Curvature", "Descent", "DescentStop", "damped_bfgs", "descend"]
+__all__ = ["Curvature", "Descent", "damped_bfgs", "descend"]
 
 Array = numpy.ndarray
 Gradient = Array | NotPositiveDefiniteError | ConvergenceError
-
-
-class DescentStop(enum.Enum):
-    """Why a descent ended: one more step promises too little; the limit of gradients; no step made it better."""
-
-    CONVERGED = "converged"
-    GRADIENTS = "limit of gradients"
-    NO_STEP = "no step improves"
 
 
 @dataclass
@@ -68,18 +60,14 @@ class Curvature:
 @dataclass(frozen=True)
 class Descent:
     """Where a descent ended: theta, gradient and curvature there, evaluations made, the decrease in nats that one more
-    step would bring by its model, and why it ended."""
+    step would bring by its model, and why it ended: at its goal, by its limit of gradients, or since no step helped."""
 
     theta: Array
     gradient: Array
     curvature: Curvature
     evaluations: int
     expected: float
-    stop: DescentStop
-
-    @property
-    def converged(self) -> bool:
-        return self.stop is DescentStop.CONVERGED
+    stop: StopReason
 
 
 def descend(
@@ -122,8 +110,8 @@ def descend(
             gradient, model.matrix, numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
         )
         if stuck or expected <= sufficient or evaluations >= settings.max_gradients:
-            stop = DescentStop.GRADIENTS if evaluations >= settings.max_gradients else DescentStop.NO_STEP
-            stop = DescentStop.CONVERGED if not stuck and expected <= sufficient else stop
+            stop = StopReason.ITERATIONS if evaluations >= settings.max_gradients else StopReason.STAGNATED
+            stop = StopReason.GOAL if not stuck and expected <= sufficient else stop
             return Descent(theta, gradient, model, evaluations, expected, stop)
         stuck = True
         for _ in range(settings.max_trials):

@@ -8,8 +8,7 @@ import dataclasses
 import os
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import (
-    DomainError,
     FitInterrupted,
     FlashGPWarning,
     MemoryBudgetError,
     NotPositiveDefiniteError,
     ShapeError,
 )
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.quantities import readable_bytes
@@ -41,61 +39,16 @@ from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.state import State
 from flashgp.inference.training.checkpoint import EvaluationLog, fingerprint
-from flashgp.inference.training.history import HistoryEntry, Progress, Recorder, Stage
+from flashgp.inference.training.history import HistoryEntry, Recorder, Stage
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import Problem
+from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions
-from flashgp.inference.training.train import FitSettings, Schedule, Stop, Trained, train
+from flashgp.inference.training.train import Trained, train
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
-__all__ = ["FitOptions", "Fitted", "fit_prior"]
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What `flashgp.fit` is asked for beside prior and data; the fields are its arguments.
-
-    Raises: DomainError for values of the wrong kind.
-    """
-
-    starts: int | None = None
-    initial: str = "data"
-    priors: str = "weak"
-    max_iterations: int = 200
-    time_limit: float | None = None
-    memory: str | int | None = None
-    device: str | torch.device | None = None
-    dtype: torch.dtype | None = None
-    plan: Plan | None = None
-    tolerance: float = 1e-3
-    jitter: float | None = None
-    seed: int = 0
-    deterministic: bool = False
-    checkpoint: str | Path | None = None
-    progress: Callable[[Progress], None] | None = None
-    settings: FitSettings = field(default_factory=FitSettings)
-
-    def __post_init__(self) -> None:
-        def whole(value: Any, smallest: int) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
-
-        def positive(value: Any) -> bool:
-            return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-        for name, holds, wanted in (
-            ("starts", self.starts is None or whole(self.starts, 1), "None or a positive integer"),
-            ("initial", self.initial in ("data", "given"), "'data' or 'given'"),
-            ("priors", self.priors in ("weak", "given"), "'weak' or 'given'"),
-            ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
-            ("time_limit", self.time_limit is None or positive(self.time_limit), "positive seconds or None"),
-            ("tolerance", positive(self.tolerance), "positive, in standard deviations of an observation"),
-            ("seed", whole(self.seed, 0), "0 or a positive integer"),
-        ):
-            if not holds:
-                raise DomainError(
-                    f"`{name}` must be {wanted}, got {getattr(self, name)!r}; leave it out for the default"
-                )
+__all__ = ["Fitted", "fit_prior"]
 
 
 @dataclass(frozen=True)
@@ -138,8 +91,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
             stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
             rank=plan.training_rank, deadline=began + recorder.deadline,
         )  # fmt: skip
-    schedule = Schedule(options.starts, options.initial == "data", options.max_iterations, seed, plan.batch)
-    trained = train(problem, schedule, settings, recorder, estimate)
+    trained = train(problem, options, recorder, estimate)
     report = Report(events=promoted)
     _describe(report, recorder, trained, options)
     left = None if limit is None else max(limit - (time.perf_counter() - began), settings.answer_share * limit)
@@ -154,7 +106,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     except KeyboardInterrupt as stop:
         raise FitInterrupted(_without_answer(path), gp=prior, history=recorder.history) from stop
     report.events += cut[:1]
-    interrupted = bool(cut) or trained.stop is not Stop.FINISHED
+    interrupted = bool(cut) or trained.stop is not StopReason.GOAL
     _complete(report, recorder, state, plan, problem.direct.workspace)
     return Fitted(prior, state, recorder.history, report, interrupted)
 
@@ -247,9 +199,9 @@ def _marks(prior: Prior) -> list[object]:
 def _describe(report: Report, recorder: Recorder, trained: Trained, options: FitOptions) -> None:
     """What the user should know about the search; the checkpoint is written."""
     report.events += recorder.events
-    if trained.stop is Stop.INTERRUPTED:
+    if trained.stop is StopReason.INTERRUPT:
         report.events.append(Event(EventKind.FIT_INTERRUPTED))
-    if trained.stop is Stop.TIME_LIMIT:
+    if trained.stop is StopReason.TIME:
         report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.time_limit))
     try:
         recorder.evaluations.write()

@@ -101,12 +101,11 @@ class GradientSearch:
 
     def _gradient(self, theta: Array) -> Gradient:
         """The gradient in scaled units, recalled or computed, and recorded; a failure is recorded too."""
-        known = self.recorder.evaluations.recall(str(self._run), theta)
-        for factors in (Factors.SINGLE, Factors.DOUBLE):
-            if known is None:
-                known = self.recorder.evaluations.recall(str(dataclasses.replace(self.name, factors=factors)), theta)
-                if known is not None:
-                    self.objective.use_factors(factors)
+        for factors in (self.objective.factors, Factors.SINGLE, Factors.DOUBLE):
+            known = self.recorder.evaluations.recall(str(dataclasses.replace(self.name, factors=factors)), theta)
+            if known is not None:
+                self.objective.use_factors(factors)
+                break
         try:
             if known is None:
                 gradient = self.objective(theta).gradient

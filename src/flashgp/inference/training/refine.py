@@ -15,8 +15,9 @@ from flashgp.inference.online.update import carried_on
 from flashgp.inference.plan import plan_for
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.state import State
-from flashgp.inference.training.fit import FitOptions, fit_prior
+from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import Progress
+from flashgp.inference.training.options import FitOptions
 
 __all__ = ["refined"]
 

@@ -22,7 +22,7 @@ import numpy
 import torch
 
 from flashgp.foundations.errors import FlashGPWarning, NotPositiveDefiniteError
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.fisher_scoring import Curvature, Descent
@@ -103,7 +103,7 @@ class StochasticFit:
             self._warn(Event(EventKind.NO_GRADIENT, rows=n, fitted=trend.rows, error=str(error)))
             return
         last, estimate = first, self.objective.estimate
-        if first.converged and estimate.loss > estimate.negligible_gain:
+        if first.stop is StopReason.GOAL and estimate.loss > estimate.negligible_gain:
             self.objective.refresh(first.theta)
             last = search.run(first.theta, first.curvature)
         if self._diverged(last, theta, n):
@@ -162,7 +162,7 @@ class StochasticFit:
                 enough=estimate.negligible_gain,
             )
         )
-        if not first.converged:
+        if first.stop is not StopReason.GOAL:
             self.recorder.note(
                 Event(EventKind.SEARCH_UNFINISHED, evaluations=search.evaluations, expected=first.expected)
             )

@@ -328,9 +328,7 @@ class EstimatedLogJoint(LogJoint):
 
     def _check(self, stopped: StopReason) -> None:
         """Raises: TimeUp; ConvergenceError for a solution that is none."""
-        if (
-            stopped is StopReason.TIME
-        ):  # what is half solved must not be taken for a gradient, now or when a fit is resumed
+        if stopped is StopReason.TIME:  # half a solve must not be taken for a gradient, now or when a fit is resumed
             raise TimeUp
         if not self.residual <= self._limits.useless_residual:
             raise ConvergenceError(

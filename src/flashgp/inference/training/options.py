@@ -1,0 +1,84 @@
+"""How a fit was asked for: its documented arguments, and the settings that tune it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashgp.foundations.errors import DomainError
+from flashgp.inference.training.history import Progress
+from flashgp.inference.training.objective import LogJoint, Objective, Problem
+from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
+from flashgp.planner.plan import Plan
+
+__all__ = ["FitOptions", "FitSettings"]
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What tunes a fit beside its documented keywords.
+
+    Args:
+        search: of starts and L-BFGS-B.
+        stochastic: of many rows.
+        objective: made from a `Problem`; minimised by L-BFGS-B.
+        estimated: made from a `Problem` and `EstimateOptions`; minimised by its gradients where rows are many.
+        answer_share: of a time limit that the posterior of the parameters found gets at least.
+        seconds_between_writes: of the checkpoint.
+    """
+
+    search: SearchSettings = field(default_factory=SearchSettings)
+    stochastic: StochasticSettings = field(default_factory=StochasticSettings)
+    objective: Callable[[Problem], Objective] = LogJoint
+    estimated: Callable[[Problem, StochasticSettings, EstimateOptions], EstimatedLogJoint] = EstimatedLogJoint
+    answer_share: float = 0.1
+    seconds_between_writes: float = 1.0
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What `flashgp.fit` is asked for beside prior and data; the fields are its arguments.
+
+    Raises: DomainError for values of the wrong kind.
+    """
+
+    starts: int | None = None
+    initial: str = "data"
+    priors: str = "weak"
+    max_iterations: int = 200
+    time_limit: float | None = None
+    memory: str | int | None = None
+    device: str | torch.device | None = None
+    dtype: torch.dtype | None = None
+    plan: Plan | None = None
+    tolerance: float = 1e-3
+    jitter: float | None = None
+    seed: int = 0
+    deterministic: bool = False
+    checkpoint: str | Path | None = None
+    progress: Callable[[Progress], None] | None = None
+    settings: FitSettings = field(default_factory=FitSettings)
+
+    def __post_init__(self) -> None:
+        def whole(value: Any, smallest: int) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+
+        def positive(value: Any) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+        for name, holds, wanted in (
+            ("starts", self.starts is None or whole(self.starts, 1), "None or a positive integer"),
+            ("initial", self.initial in ("data", "given"), "'data' or 'given'"),
+            ("priors", self.priors in ("weak", "given"), "'weak' or 'given'"),
+            ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
+            ("time_limit", self.time_limit is None or positive(self.time_limit), "positive seconds or None"),
+            ("tolerance", positive(self.tolerance), "positive, in standard deviations of an observation"),
+            ("seed", whole(self.seed, 0), "0 or a positive integer"),
+        ):
+            if not holds:
+                raise DomainError(
+                    f"`{name}` must be {wanted}, got {getattr(self, name)!r}; leave it out for the default"
+                )
