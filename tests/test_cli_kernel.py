@@ -123,7 +123,7 @@ def test_what_lies_along_a_column_is_in_its_units(text: str, attribute: str, exp
 
 def test_a_mixture_is_shown_in_the_units_it_was_written_in() -> None:
     gp = GP(built(f"SpectralMixture({MIXTURE})").kernel)
-    rows = {(row.name, row.of): row.own for row in parameter_rows(gp, NAMES_OF_INPUTS, SCALING, "power")}
+    rows = {(row.name, row.of): row.in_units for row in parameter_rows(gp, NAMES_OF_INPUTS, SCALING, "power")}
     assert rows["SpectralMixture means", "hour"] == pytest.approx(-3.0)  # the last of both
     assert rows["SpectralMixture scales", "hour"] == pytest.approx(2.0)
 

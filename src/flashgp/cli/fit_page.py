@@ -114,7 +114,7 @@ def _most_relevant(outcome: FitOutcome) -> list[int]:
     scales = {
         row.of: row.value
         for row in sorted(outcome.parameters, key=lambda row: -row.value)
-        if row.own is not None and row.path.endswith("lengthscale")
+        if row.in_units is not None and row.path.endswith("lengthscale")
     }
     real = [j for j in range(len(names)) if j not in codes]
     return sorted(real, key=lambda j: scales.get(names[j], float("inf")))[:_SLICES]

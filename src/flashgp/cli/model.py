@@ -15,7 +15,7 @@ from flashgp.inference.posterior import Posterior
 from flashgp.standardise import Scaling
 from flashgp.table import Encoding
 
-__all__ = ["Answers", "TableModel"]
+__all__ = ["RowPredictions", "TableModel"]
 
 _KEY = "flashgp.table"
 _FIELDS = ("encoding", "scaling", "kernel")
@@ -23,7 +23,7 @@ _Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Answers:
+class RowPredictions:
     """Predictions of rows in units of the target, each (n,).
 
     Fields: mean; std, of new observations; std_error, the standard error of std where variances were sampled, None
@@ -47,10 +47,10 @@ class TableModel:
 
     def predict(self, x: _Numbers, memory: str | None = None) -> tuple[_Numbers, _Numbers]:
         """Mean and standard deviation of new observations at encoded rows (n, d), each (n,), in units of the target."""
-        found = self.answers(x, memory=memory)
-        return found.mean, found.std
+        predictions = self.predictions(x, memory=memory)
+        return predictions.mean, predictions.std
 
-    def answers(self, x: _Numbers, variance: str = "auto", memory: str | None = None) -> "Answers":
+    def predictions(self, x: _Numbers, variance: str = "auto", memory: str | None = None) -> RowPredictions:
         """The same with where the deviations come from; variance, memory: as `Posterior.predict`."""
         post = self.posterior
         scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
@@ -63,10 +63,10 @@ class TableModel:
             error = prediction.variance_standard_error
         mean, events = self.scaling.mean(mean), list(prediction.report.events)
         if error is None:
-            return Answers(mean, self.scaling.std(std), None, events)
+            return RowPredictions(mean, self.scaling.std(std), None, events)
         # To first order: the root of a variance v moves by half the error of v over the root.
         moved = 0.5 * error.cpu().double().numpy() / np.maximum(std, np.finfo(np.float64).tiny)
-        return Answers(mean, self.scaling.std(std), self.scaling.std(moved), events)
+        return RowPredictions(mean, self.scaling.std(std), self.scaling.std(moved), events)
 
     def save(self, path: str) -> None:
         """Write the model file, whole or not at all. Raises: DomainError when it cannot be written."""

@@ -22,22 +22,22 @@ class ParameterRow:
     """One number of the model.
 
     Fields: path, its name in the model; name, for people; of, the column or category it belongs to; value,
-    standardised; own, in units of the table, or None where it has none; fitted.
+    standardised; in_units, in units of the table, or None where it has none; fitted.
     """
 
     path: str
     name: str
     of: str
     value: float
-    own: float | None
+    in_units: float | None
     fitted: bool
 
     def cells(self) -> tuple[str, ...]:
-        own = "" if self.own is None else f"{self.own:.4g}"
-        return self.name, self.of, own, f"{self.value:.4g}", "" if self.fitted else "fixed"
+        in_units = "" if self.in_units is None else f"{self.in_units:.4g}"
+        return self.name, self.of, in_units, f"{self.value:.4g}", "" if self.fitted else "fixed"
 
     def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "name": self.name, "of": self.of, "value": self.own, "standardised": self.value,
+        return {"path": self.path, "name": self.name, "of": self.of, "value": self.in_units, "standardised": self.value,
                 "fitted": self.fitted}  # fmt: skip
 
 
@@ -73,19 +73,19 @@ def parameter_rows(gp: GP, names: Sequence[str], scaling: Scaling, target: str) 
                 of = "all inputs" if dims is None else ", ".join(names[j] for j in columns)
             elif not per_column and len(values) > 1:
                 of = f"entry {index + 1}"
-            own: float | None = None
+            in_units: float | None = None
             label = name
             if column is not None and role in ("input_scale", "period"):
-                own = value * scaling.x_scale[column]
+                in_units = value * scaling.x_scale[column]
             elif column is not None and role == "frequency":
-                own = value / scaling.x_scale[column]
+                in_units = value / scaling.x_scale[column]
             elif role == "noise_variance" or (role == "output_variance" and id(owner) in additive):
-                own, of = scaling.std(math.sqrt(value)), target
+                in_units, of = scaling.std(math.sqrt(value)), target
                 label = name.replace("variance", "standard deviation")
                 value = math.sqrt(value)
             elif role == "output_mean":
-                own, of = scaling.mean(value), target
-            rows.append(ParameterRow(path, label, of, value, own, parameter.trainable))
+                in_units, of = scaling.mean(value), target
+            rows.append(ParameterRow(path, label, of, value, in_units, parameter.trainable))
     return rows
 
 

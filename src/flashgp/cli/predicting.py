@@ -10,7 +10,7 @@ from flashgp.foundations.normal import half_width
 from flashgp.table import Encoding, Table, read_table, require_format, write_predictions
 
 from .console import Console
-from .model import Answers, TableModel
+from .model import RowPredictions, TableModel
 from .options import PredictOptions
 from .paths import require_distinct, require_writable
 from .scores import Scores
@@ -37,13 +37,13 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         console.note(
             f"{table.rows - len(data.rows):,} rows with missing inputs have nan in every column of the result."
         )
-    answers = model.answers(data.x, options.variance, options.memory)
-    mean, std = answers.mean, answers.std
+    predictions = model.predictions(data.x, options.variance, options.memory)
+    mean, std = predictions.mean, predictions.std
     columns: dict[str, npt.NDArray[Any]] = {"mean": _in_order(mean, data.rows, table.rows)}
     if options.std:
         columns["std"] = _in_order(std, data.rows, table.rows)
-        if answers.std_error is not None:
-            columns["std_error"] = _in_order(answers.std_error, data.rows, table.rows)
+        if predictions.std_error is not None:
+            columns["std_error"] = _in_order(predictions.std_error, data.rows, table.rows)
     if half is not None:
         columns["lower"] = _in_order(mean - half * std, data.rows, table.rows)
         columns["upper"] = _in_order(mean + half * std, data.rows, table.rows)
@@ -52,8 +52,8 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     console.say(f"predicted {len(data.rows):,} rows of {options.table} from {model.posterior.count:,} fitted rows")
     if scores is not None:
         console.pairs(f"against {encoding.target}, {scores.rows:,} rows", scores.lines(encoding.target))
-    if answers.std_error is not None:
-        console.pairs("deviations are estimates", [("event", str(event)) for event in answers.events])
+    if predictions.std_error is not None:
+        console.pairs("deviations are estimates", [("event", str(event)) for event in predictions.events])
     console.say(f"wrote {options.out}: {', '.join(columns)}")
     return {
         "command": "predict",
@@ -64,19 +64,19 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         "interval": options.interval,
         "rows": table.rows,
         "rows_predicted": len(data.rows),
-        "variance": "exact" if answers.std_error is None else "sampled",
-        "largest_std_error": _largest(answers),
-        "events": [event.to_json() for event in answers.events],
+        "variance": "exact" if predictions.std_error is None else "sampled",
+        "largest_std_error": _largest(predictions),
+        "events": [event.to_json() for event in predictions.events],
         "scores": None if scores is None else scores.to_json(),
         "seconds": time.perf_counter() - began,
     }
 
 
-def _largest(answers: Answers) -> float | None:
+def _largest(predictions: RowPredictions) -> float | None:
     """The largest standard error of a sampled deviation, as a share of it."""
-    if answers.std_error is None or not len(answers.std):
+    if predictions.std_error is None or not len(predictions.std):
         return None
-    return float((answers.std_error / np.maximum(answers.std, np.finfo(np.float64).tiny)).max())
+    return float((predictions.std_error / np.maximum(predictions.std, np.finfo(np.float64).tiny)).max())
 
 
 def _in_order(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numbers:

@@ -304,8 +304,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         x_units, y_units = self._x_units, self._y_units
         x_shift, x_scale = tuple(x_units.offset.tolist()), tuple(x_units.scale.tolist())
         pairs = zip(y_units.offset.tolist(), y_units.scale.tolist(), strict=True)
-        found = tuple(Scaling(x_shift, x_scale, shift, scale) for shift, scale in pairs)
-        return found[0] if self._outputs is None else found
+        scalings = tuple(Scaling(x_shift, x_scale, shift, scale) for shift, scale in pairs)
+        return scalings[0] if self._outputs is None else scalings
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

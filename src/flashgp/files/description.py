@@ -129,8 +129,8 @@ class _Describer:
             self.tensors |= {f"{key}.{name}": value for name, value in module_state(module, key).items()}
         return key
 
-    def cover(self, own: Mapping[str, Tensor], key: str) -> None:
-        for name, value in own.items():
+    def cover(self, weights: Mapping[str, Tensor], key: str) -> None:
+        for name, value in weights.items():
             if self.covered.setdefault(id(value), key) != key:
                 raise DomainError(
                     f"`{key}` and `{self.covered[id(value)]}` share the parameter {name!r}, which a file cannot say; "
@@ -171,19 +171,19 @@ class _Builder:
         self.modules = modules
         self.kernels = 0
 
-    def arguments(self, fields: Mapping[str, Any], made: Callable[..., Any], where: str) -> dict[str, Any]:
+    def arguments(self, fields: Mapping[str, Any], constructor: Callable[..., Any], where: str) -> dict[str, Any]:
         """Options, Parameters and the module as keyword arguments of a constructor; nothing it does not take."""
         options, keys = fields["options"], fields["parameters"]
         if not isinstance(options, dict) or not isinstance(keys, dict) or options.keys() & keys.keys():
             raise refused(where, "options and parameters by name", options)
         # All its parameters come from the table: a constructor left to make its own might make a huge one.
-        roles = getattr(made, "roles", {})
+        roles = getattr(constructor, "roles", {})
         # Those of a user's function are the function's own names: its constructor refuses others.
-        named = made is not kernels.Custom
-        if named and (not keys.keys() <= roles.keys() or (made is not Gaussian and keys.keys() != roles.keys())):
+        named = constructor is not kernels.Custom
+        if named and (not keys.keys() <= roles.keys() or (constructor is not Gaussian and keys.keys() != roles.keys())):
             raise refused(f"{where}.parameters", f"those of its kind ({', '.join(roles) or 'none'})", sorted(keys))
         for name in options:
-            if name not in inspect.signature(made).parameters:
+            if name not in inspect.signature(constructor).parameters:
                 raise refused(f"{where}.options", "those that its kind takes", name)
         arguments = dict(options)
         for name, key in keys.items():
@@ -207,15 +207,15 @@ class _Builder:
         self.kernels += 1
         if depth > MAX_DEPTH or self.kernels > MAX_KERNELS:
             raise refused("kernel", f"of at most {MAX_KERNELS} parts, {MAX_DEPTH} deep", "more")
-        made = kernels.REGISTRY[kind].kernel
-        arguments = self.arguments(fields, made, where[:60])
+        constructor = kernels.REGISTRY[kind].kernel
+        arguments = self.arguments(fields, constructor, where[:60])
         parts = json_list(fields["parts"], f"{where[:60]}.parts")
         built = [self.kernel(part, f"{where}.parts[{i}]", depth + 1) for i, part in enumerate(parts)]
-        if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(made).parameters.values()):
-            return made(*built, **arguments)
+        if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(constructor).parameters.values()):
+            return constructor(*built, **arguments)
         if built:
             arguments["kernel"] = built[0]
-        return made(**arguments)
+        return constructor(**arguments)
 
     def mean(self, description: Any) -> nn.Module:
         fields = json_fields(description, "mean", _PARTS)
@@ -227,8 +227,8 @@ class _Builder:
             return module
         if not isinstance(kind, str) or kind not in means.REGISTRY:
             raise refused("mean.kind", f"Module or one of {', '.join(means.REGISTRY)}", kind)
-        made = means.REGISTRY[kind]
-        return made(**self.arguments(fields, made, "mean"))
+        constructor = means.REGISTRY[kind]
+        return constructor(**self.arguments(fields, constructor, "mean"))
 
     def likelihood(self, description: Any, read: Callable[[str], Tensor]) -> Gaussian:
         fields = json_fields(description, "likelihood", _PARTS)
@@ -244,7 +244,7 @@ def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modul
     """The GP of a description.
 
     Args:
-        description: the JSON that `describe` made; read: a stored tensor by name; modules: the caller's, by key.
+        description: the JSON that `describe` made; read: a stored tensor by name; modules: by key.
     Raises: ModelFileError for a description that `describe` did not make; DomainError, ShapeError for modules that
         are missing or do not fit.
     """

@@ -94,9 +94,9 @@ def save(
     if posterior.factor is not None:
         tensors["jitter"] = posterior.factor.jitter
         attempts = [float(value) for value in posterior.factor.attempts]
-    kept = {name: stored(tensor) for name, tensor in tensors.items()}
-    layouts = {name: order for name, (_, order) in kept.items() if order is not None}
-    entries = {name: entry for name, (entry, _) in kept.items()}
+    packed = {name: stored(tensor) for name, tensor in tensors.items()}
+    layouts = {name: order for name, (_, order) in packed.items() if order is not None}
+    entries = {name: entry for name, (entry, _) in packed.items()}
     if posterior.factor is not None:
         entries["factor"] = lower_triangle(posterior.factor.lower)
     settings, online = posterior.state.settings, posterior.state.online

@@ -78,22 +78,22 @@ def prepared_module(module: Any, key: str, description: Any, read: Callable[[str
         where = f"modules.{key}.{name}"
         lists[name] = [json_text(entry, where) for entry in json_list(fields[name], where)]
     module = copy.deepcopy(module).cpu()
-    own = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    current = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     stored = {name: read(name) for name in lists["state"]}
     advice = "build the module as it was when saved"
-    for name in (*stored, *own):
-        if name not in own or name not in stored:
+    for name in (*stored, *current):
+        if name not in current or name not in stored:
             where = "the file" if name in stored else "the module"
             raise DomainError(
                 f"`modules[{key!r}]` must have the state that was saved, but only {where} has {name!r}; {advice}"
             )
-        if own[name].shape != stored[name].shape:
+        if current[name].shape != stored[name].shape:
             raise ShapeError(
                 f"`modules[{key!r}]` must have {name!r} of shape {tuple(stored[name].shape)}, got "
-                f"{tuple(own[name].shape)}; {advice}"
+                f"{tuple(current[name].shape)}; {advice}"
             )
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in current.items():
             value.data = value.data.to(stored[name].dtype)  # as it was trained: float64 modules stay float64
         try:
             module.load_state_dict(stored, strict=True)

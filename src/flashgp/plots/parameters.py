@@ -51,31 +51,31 @@ def relevance(
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['chord', 'speed']
     """
-    found = list(_lengthscales(gp.kernel, names))
-    ax = new_axes(ax, (5.4, max(2.2, 0.9 + 0.3 * min(len(found), MAX_ROWS))))
-    if not found:
+    lengthscales = list(_lengthscales(gp.kernel, names))
+    ax = new_axes(ax, (5.4, max(2.2, 0.9 + 0.3 * min(len(lengthscales), MAX_ROWS))))
+    if not lengthscales:
         style(ax, "", "", grid="")
         ax.set_xticks([])
         ax.set_yticks([])
         empty(ax, "this covariance function has no lengthscale")
         return ax
-    found.sort(key=lambda entry: entry[2])
-    shown = found[:MAX_ROWS][::-1]
+    lengthscales.sort(key=lambda entry: entry[2])
+    shown = lengthscales[:MAX_ROWS][::-1]
     values = np.array([1.0 / max(entry[2], 1e-300) for entry in shown])
     logarithmic = len(shown) > 1 and values.max() > _LOG_RANGE * values.min()
     style(ax, f"1 / lengthscale, {unit}" + (" (log scale)" if logarithmic else ""), "", grid="x")
     heights = np.arange(len(shown))
     for category, colour, label in ((False, BLUE, "distance"), (True, ORANGE, "category: drop of log correlation")):
-        mine = np.array([entry[3] == category for entry in shown])
-        if not mine.any():
+        chosen = np.array([entry[3] == category for entry in shown])
+        if not chosen.any():
             continue
         if logarithmic:
             # A bar needs a zero to start from, which a logarithm does not have: stems and dots.
             start = 10.0 ** np.floor(np.log10(values.min()) - 0.05)
-            ax.hlines(heights[mine], start, values[mine], color=colour, linewidth=1.4, alpha=0.5)
-            ax.scatter(values[mine], heights[mine], color=colour, s=34, zorder=3, label=label)
+            ax.hlines(heights[chosen], start, values[chosen], color=colour, linewidth=1.4, alpha=0.5)
+            ax.scatter(values[chosen], heights[chosen], color=colour, s=34, zorder=3, label=label)
         else:
-            ax.barh(heights[mine], values[mine], height=0.66, color=colour, alpha=0.9, label=label)
+            ax.barh(heights[chosen], values[chosen], height=0.66, color=colour, alpha=0.9, label=label)
     if logarithmic:
         ax.set_xscale("log")
         ax.set_xlim(left=start)
@@ -90,10 +90,10 @@ def relevance(
     ax.set_ylim(-0.6, len(shown) - 0.4)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_color(GREY)
-    if len(found) > len(shown):
-        note(ax, f"the {len(shown)} most relevant of {len(found):,}")
+    if len(lengthscales) > len(shown):
+        note(ax, f"the {len(shown)} most relevant of {len(lengthscales):,}")
     if any(entry[3] for entry in shown):
-        legend(ax, loc="lower right" if len(found) == len(shown) else "center right")
+        legend(ax, loc="lower right" if len(lengthscales) == len(shown) else "center right")
     return ax
 
 

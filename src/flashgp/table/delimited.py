@@ -214,32 +214,32 @@ def _decimal_comma(
     if decimal == "." or (decimal is None and delimiter == ","):
         return False
     compute = pyarrow.compute
-    found, ambiguous = [], ""
+    comma_columns, ambiguous = [], ""
     for column, data in zip(columns, cells, strict=True):
         given, _ = given_cells(pyarrow, data)
         comma = given.filter(compute.match_substring(given, ","))
         if len(comma) and column_from_text(pyarrow, "", given, ",").kind == "number":
-            found.append(column.name)
+            comma_columns.append(column.name)
             thousands = compute.all(compute.match_substring_regex(comma, _THOUSANDS)).as_py()
             ambiguous = (ambiguous or comma[0].as_py()) if thousands else "no"
             if not thousands:
                 break
-    if decimal is None and not found:
+    if decimal is None and not comma_columns:
         return False
     if decimal is None and ambiguous != "no":
         raise DomainError(
             f"numbers of {quoted(path)} must have one clear decimal mark, got {quoted(ambiguous)} in column "
-            f"{quoted(found[0])}, decimals or thousands; pass decimal=',' or remove them."
+            f"{quoted(comma_columns[0])}, decimals or thousands; pass decimal=',' or remove them."
         )
     for column in columns:
         if column.kind == "number" and np.any(column.values[np.isfinite(column.values)] % 1):
-            other = f"decimal commas in column {quoted(found[0])}" if found else "decimal=','"
+            other = f"decimal commas in column {quoted(comma_columns[0])}" if comma_columns else "decimal=','"
             raise DomainError(
                 f"numbers of {quoted(path)} must have one decimal mark, got {other} and decimal points in column "
                 f"{quoted(column.name)}; write all numbers with a point."
             )
-    if found:
-        notes.append(f"decimal comma in {quoted(found[-1])}.")
+    if comma_columns:
+        notes.append(f"decimal comma in {quoted(comma_columns[-1])}.")
     return True
 
 

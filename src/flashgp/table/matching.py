@@ -95,8 +95,8 @@ def kept_rows(
             f"{quoted(table.path)} must have a row without missing values, got {count} of {table.rows} rows with one, "
             f"{first}; fill them, or drop the columns that are mostly empty."
         )
-    kept = np.flatnonzero(~incomplete).astype(np.int64)
-    return kept, [f"{count} of {table.rows} rows have missing values and are left out, {first}."]
+    complete = np.flatnonzero(~incomplete).astype(np.int64)
+    return complete, [f"{count} of {table.rows} rows have missing values and are left out, {first}."]
 
 
 def converted(
@@ -123,10 +123,10 @@ def converted(
         given = column.values[~np.isnan(column.values)]
         if np.isin(given, (0.0, 1.0)).all():
             return column
-    found = f"{column.kind}, stored as {quoted(column.stored_as)}{_number_hint(table, column)}"
+    held = f"{column.kind}, stored as {quoted(column.stored_as)}{_number_hint(table, column)}"
     raise DomainError(
         f"column {quoted(column.name)} of {quoted(table.path)} must hold values of kind {kind} as in training, "
-        f"got {found}; correct its values, or fit the model again."
+        f"got {held}; correct its values, or fit the model again."
     )
 
 
@@ -134,15 +134,15 @@ def _recoded(
     table: Table, column: Column, levels: Sequence[str], unseen: Literal["error", "new"], notes: list[str]
 ) -> Column:
     known = {level: index for index, level in enumerate(levels)}
-    own, index_of = _own_levels(column, known)
-    codes = np.array([known.get(level, len(levels)) for level in own], np.float64)
+    levels_of_column, index_of = _levels_as_text(column, known)
+    codes = np.array([known.get(level, len(levels)) for level in levels_of_column], np.float64)
     given = ~np.isnan(column.values)
     values = np.full(table.rows, np.nan)
     values[given] = codes[index_of]
     new = values == len(levels)
     if new.any():
         row = int(np.argmax(new))
-        level = own[index_of[int(np.count_nonzero(given[:row]))]]
+        level = levels_of_column[index_of[int(np.count_nonzero(given[:row]))]]
         if unseen == "error":
             raise DomainError(
                 f"column {quoted(column.name)} of {quoted(table.path)} must hold categories seen in training "
@@ -156,7 +156,7 @@ def _recoded(
     return Column(column.name, "category", values, tuple(levels), column.stored_as)
 
 
-def _own_levels(column: Column, known: dict[str, int]) -> tuple[Sequence[str], npt.NDArray[np.int64]]:
+def _levels_as_text(column: Column, known: dict[str, int]) -> tuple[Sequence[str], npt.NDArray[np.int64]]:
     """The column's distinct values as text, in the learned spelling where one equals it, and each given row's index."""
     given = column.values[~np.isnan(column.values)]
     if column.kind == "category":
@@ -168,7 +168,7 @@ def _own_levels(column: Column, known: dict[str, int]) -> tuple[Sequence[str], n
             spelling.setdefault(float(level.casefold() == "true"), []).append(level)
         elif column.kind == "number" and (number := number_of(level)) is not None:
             spelling.setdefault(number, []).append(level)
-    own = []
+    spelled = []
     for value in distinct.tolist():
         alike = spelling.get(value, [f"{value:g}" if column.kind == "number" else str(bool(value)).lower()])
         if len(alike) > 1:
@@ -176,8 +176,8 @@ def _own_levels(column: Column, known: dict[str, int]) -> tuple[Sequence[str], n
                 f"column {quoted(column.name)} must hold text as in training, got numbers, and {value:g} may be any of "
                 f"{listed(alike)}; spell the categories alike, or add a row with one that is no number."
             )
-        own.append(alike[0])
-    return own, index_of.astype(np.int64)
+        spelled.append(alike[0])
+    return spelled, index_of.astype(np.int64)
 
 
 def _number_hint(table: Table, column: Column) -> str:
