@@ -36,7 +36,7 @@ _LATE = {
     "linalg": ("flashgp.linalg", None),
     "load": ("flashgp.files", "load"),
     "operators": ("flashgp.operators", None),
-    "plan": ("flashgp.inference.public_plan", "plan"),
+    "plan": ("flashgp.inference.plan", "plan"),
     "plots": ("flashgp.plots", None),
     "runtime": ("flashgp.foundations.placement", "runtime"),
     "save": ("flashgp.files", "save"),
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from flashgp.files import load, save
     from flashgp.foundations.placement import runtime
     from flashgp.inference.fit import fit
+    from flashgp.inference.plan import plan
     from flashgp.inference.posterior import Posterior
-    from flashgp.inference.public_plan import plan
     from flashgp.inference.stream import Stream
     from flashgp.planner.plan import Plan
     from flashgp.planner.tuning import tune

@@ -65,7 +65,6 @@ def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("command" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
-@pytest.mark.xfail(strict=True, reason="options become values folder by folder")
 def test_no_function_of_our_own_takes_more_than_eight_parameters(root: Path) -> None:
     found = long_functions(root / "src" / "flashgp", public_names())
     assert not found, f"{len(found)} functions:\n" + "\n".join(found)

@@ -3,8 +3,8 @@
 from dataclasses import asdict, fields
 from typing import Any
 
+from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
-from flashgp.inference.plan import plan_for
 from flashgp.planner.choice import table_of
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan
@@ -30,14 +30,14 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     else:
         rows, columns = options.rows or 0, options.columns or 1
         gp = GP(default_kernel(columns, ()))
-        plan = plan_for(
+        plan = plans.plan(
             gp, rows, columns, memory=options.memory, device=options.device, dtype=DTYPES[options.dtype],
             solver=options.solver,
         )  # fmt: skip
     _show("plan", plan, console)
     said = {"command": "plan", **asdict(plan)}
     if options.test_rows is not None:
-        prediction = plan_for(
+        prediction = plans.plan(
             gp, plan.n, plan.d, n_test=options.test_rows, distinct=plan.distinct, memory=options.memory,
             device=options.device, conditioned=plan.route,
         )  # fmt: skip

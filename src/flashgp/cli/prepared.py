@@ -9,8 +9,8 @@ import torch
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
-from flashgp.inference.plan import plan_for
 from flashgp.inference.replicates import equal_rows
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
@@ -97,7 +97,7 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
     gp = GP(built.kernel, Constant(), Gaussian(0.1))
     x, y = _standardised(scaling, encoded, train)
     group = equal_rows(gp, x, y)
-    plan = plan_for(
+    plan = plans.plan(
         gp,
         len(train),
         len(names),

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.inference import plan as plans
 from flashgp.inference.exact.restore import with_prior
 from flashgp.inference.gp import GP
-from flashgp.inference.plan import plan_for
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.replicates import equal_rows, join
@@ -169,7 +169,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Set gp_, kernel_, posterior_ and the record of the fit."""
         where = x.device if self.device is None else self.device
         group = equal_rows(gp, x, y)
-        plan = plan_for(
+        plan = plans.plan(
             gp, x.shape[0], x.shape[1], distinct=None if group is None else int(group.max()) + 1, memory=self.memory,
             device=where, dtype=self._compute_dtype(), solver=self.solver, factored=self.jitter is not None,
             deterministic=self.deterministic,

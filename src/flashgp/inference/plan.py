@@ -13,6 +13,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError, Mem
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import opaque
 from flashgp.planner.choice import budgets, check_route
@@ -23,7 +24,19 @@ from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, Pr
 from flashgp.planner.products import ProductPlan, plan_product
 from flashgp.planner.variances import VariancePrice, VarianceProblem, check_variance, exact_or_sampled, variance_price
 
-__all__ = ["check_plan", "check_prediction_plan", "chosen_device", "plan_for", "planned_device", "price_of_variance"]
+__all__ = [
+    "PlanSettings",
+    "PredictionQuestion",
+    "RowCounts",
+    "check_plan",
+    "check_prediction_plan",
+    "chosen_device",
+    "conditioning_plan",
+    "plan",
+    "planned_device",
+    "prediction_plan",
+    "price_of_variance",
+]
 
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
 # library keeps: freed blocks below 32 MiB are not given back to the system one by one.
@@ -57,8 +70,43 @@ def planned_device(plan: Plan, device: str | torch.device | None, x: Tensor) -> 
     return torch.device(plan.device) if device == "auto" else chosen_device(device, x)
 
 
+@dataclass(frozen=True)
+class RowCounts:
+    """Training rows: n of d columns, of which so many differ in x (None for all), for each of `batch` models."""
+
+    n: int
+    d: int
+    distinct: int | None = None
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What a plan is asked to keep to; the fields are arguments of `fgp.plan`."""
+
+    memory: str | int | None = None
+    device: str | torch.device | None = None
+    dtype: torch.dtype | None = None
+    route: str | None = None
+    solver: str | None = None
+    factored: bool = False
+    backend: str | None = None
+    profile: MachineProfile | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class PredictionQuestion:
+    """What is predicted, and how its posterior came about; the fields are arguments of `fgp.plan`."""
+
+    n_test: int
+    variance: bool | str = True
+    conditioned: str | None = None
+    passes: int = PASSES
+
+
 @overload
-def plan_for(
+def plan(
     gp: Prior,
     n: int,
     d: int,
@@ -76,7 +124,7 @@ def plan_for(
     deterministic: bool = False,
 ) -> Plan: ...
 @overload
-def plan_for(
+def plan(
     gp: Prior,
     n: int,
     d: int,
@@ -95,8 +143,7 @@ def plan_for(
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> ProductPlan: ...
-@deterministic_where(lambda *_, deterministic=False, **__: deterministic)
-def plan_for(
+def plan(
     gp: Prior,
     n: int,
     d: int,
@@ -123,7 +170,7 @@ def plan_for(
         n_test: None for conditioning and fitting; else the points whose mean and variance are predicted.
         distinct: of the n rows, those that differ in x; rows that repeat join them (inference/replicates.py). None for
             all. Conditioning and fitting count them themselves.
-        batch: models; memory: budget in bytes or text like "8GiB"; None for what is free now.
+        batch: models, 1 or more; memory: budget in bytes or text like "8GiB"; None for what is free now.
         device: "auto" takes the quickest of the devices there are; dtype: float64 asks for the route "direct", float32
             for "refined".
         route: force one: "direct" or "refined" (a Cholesky factor in float64 or float32), "stored" or "recomputed"
@@ -138,68 +185,76 @@ def plan_for(
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
     Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
     """
-    n, d, batch = check_count(n, "n", 0), check_count(d, "d", 1), check_count(batch, "batch", 0)
-    n_test = None if n_test is None else check_count(n_test, "n_test", 0)
-    rows = n if distinct is None else check_count(distinct, "distinct", min(n, 1))
-    if rows > n:
-        raise DomainError(f"`distinct` must be at most n = {n:,}, got {rows:,}; count the rows that differ in x")
-    size = _Size.of(gp, rows, d, batch)
-    here = torch.device("cpu")
-    other = accelerator() if device == "auto" else None
-    devices = [here, other] if other is not None else [chosen_device(device, torch.zeros(0))]
-    profile = profile or (BUILT_IN if deterministic else current_profile())
-    resources = Resources(memory, devices, profile, deterministic)
-    if n_test is not None:
-        if conditioned is None and variance:
-            conditioned = _route_now(gp, n, d, rows, batch, device, profile, deterministic)
-        price = VariancePrice("none", 0, 0.0)
-        if variance and conditioned is not None:
-            asked = "auto" if variance is True else check_variance(variance)
-            check_route(conditioned, tuple(ROUTES), "conditioned")
-            room = 0 if deterministic else budgets(memory, devices)[str(devices[-1])]
-            variances = replace(size.variances(gp, n_test, devices[-1], profile), room=room)
-            price = variance_price(variances, conditioned, passes, asked)
-        features = replace(size.features, width=max(1, size.features.width))
-        product = ProductProblem(gp.kernel.form, n_test, rows, features, t=size.outputs, batch=size.batch)
-        results = 8 * RESULTS * n_test * size.batch * size.outputs
-        plan = plan_product(
-            product, resources, route=route, backend=backend,
-            beside=OtherWork(results, price.peak_bytes, price.seconds),
-        )  # fmt: skip
-        return replace(plan, notes=(price.note, *plan.notes)) if price.note else plan
-    problem = ConditioningProblem(gp.kernel.form, n, d, size.features, rows, size.outputs, size.batch)
+    rows = RowCounts(n, d, distinct, check_count(batch, "batch", 1))
+    settings = PlanSettings(memory, device, dtype, route, solver, factored, backend, profile, deterministic)
+    if n_test is None:
+        return conditioning_plan(gp, rows, settings)
+    return prediction_plan(gp, rows, PredictionQuestion(n_test, variance, conditioned, passes), settings)
+
+
+@deterministic_where(lambda prior, rows, settings: settings.deterministic)
+def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Plan:
+    """What conditioning and fitting take; the batch may be empty. Raises: as `plan`."""
+    size = _Size.of(prior, rows)
+    problem = ConditioningProblem(prior.kernel.form, rows.n, rows.d, size.features, size.n, size.outputs, size.batch)
     return plan_conditioning(
-        problem, resources, dtype=dtype, route=route, routes=_routes(solver, factored), solver=solver
-    )
+        problem, _resources(settings), dtype=settings.dtype, route=settings.route,
+        routes=_routes(settings.solver, settings.factored), solver=settings.solver,
+    )  # fmt: skip
 
 
-def _route_now(
-    gp: Prior,
-    n: int,
-    d: int,
-    distinct: int,
-    batch: int,
-    device: str | torch.device | None,
-    profile: MachineProfile,
-    deterministic: bool,
-) -> str:
+@deterministic_where(lambda prior, rows, question, settings: settings.deterministic)
+def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion, settings: PlanSettings) -> ProductPlan:
+    """What a prediction takes. Raises: as `plan`."""
+    size, n_test = _Size.of(prior, rows), check_count(question.n_test, "n_test", 0)
+    resources, conditioned = _resources(settings), question.conditioned
+    if conditioned is None and question.variance:
+        conditioned = _route_now(prior, rows, settings)
+    price = VariancePrice("none", 0, 0.0)
+    if question.variance and conditioned is not None:
+        asked = "auto" if question.variance is True else check_variance(question.variance)
+        check_route(conditioned, tuple(ROUTES), "conditioned")
+        device = resources.devices[-1]
+        assert resources.profile is not None
+        room = 0 if settings.deterministic else budgets(settings.memory, resources.devices)[str(device)]
+        variances = replace(size.variances(prior, n_test, device, resources.profile), room=room)
+        price = variance_price(variances, conditioned, question.passes, asked)
+    features = replace(size.features, width=max(1, size.features.width))
+    product = ProductProblem(prior.kernel.form, n_test, size.n, features, t=size.outputs, batch=size.batch)
+    results = 8 * RESULTS * n_test * size.batch * size.outputs
+    made = plan_product(
+        product, resources, route=settings.route, backend=settings.backend,
+        beside=OtherWork(results, price.peak_bytes, price.seconds),
+    )  # fmt: skip
+    return replace(made, notes=(price.note, *made.notes)) if price.note else made
+
+
+def _resources(settings: PlanSettings) -> Resources:
+    """The devices that may be used, with their rates. Raises: DomainError."""
+    other = accelerator() if settings.device == "auto" else None
+    devices = [torch.device("cpu"), other] if other is not None else [chosen_device(settings.device, torch.zeros(0))]
+    profile = settings.profile or (BUILT_IN if settings.deterministic else current_profile())
+    return Resources(settings.memory, devices, profile, settings.deterministic)
+
+
+def _route_now(prior: Prior, rows: RowCounts, settings: PlanSettings) -> str:
     """The route that conditioning takes on this machine now; where nothing fits, that of the least memory."""
+    free = PlanSettings(device=settings.device, profile=settings.profile, deterministic=settings.deterministic)
     try:
-        plan = plan_for(
-            gp, n, d, distinct=distinct, batch=batch, device=device, profile=profile, deterministic=deterministic
-        )
+        return conditioning_plan(prior, rows, free).route
     except MemoryBudgetError:
         return "recomputed"
-    return plan.route
 
 
 def price_of_variance(
-    gp: Prior, n: int, d: int, n_test: int, device: torch.device, *, route: str, passes: int, asked: str,
-    deterministic: bool,
-) -> VariancePrice:  # fmt: skip
-    """Exact solves, or samples in their place, for a posterior of n distinct rows that came by a route, (M-107)."""
+    prior: Prior, rows: RowCounts, question: PredictionQuestion, device: torch.device, *, deterministic: bool
+) -> VariancePrice:
+    """Exact solves, or samples in their place, for a state that came by a route, (M-107)."""
+    assert isinstance(question.variance, str)
+    assert question.conditioned is not None
     profile = BUILT_IN if deterministic else current_profile()
-    return exact_or_sampled(_Size.of(gp, n, d, 1).variances(gp, n_test, device, profile), route, passes, asked)
+    problem = _Size.of(prior, rows).variances(prior, question.n_test, device, profile)
+    return exact_or_sampled(problem, question.conditioned, question.passes, question.variance)
 
 
 def _routes(solver: str | None, factored: bool) -> Sequence[str]:
@@ -231,62 +286,56 @@ class _Size:
     n: int
 
     @classmethod
-    def of(cls, gp: Prior, n: int, d: int, batch: int) -> "_Size":
-        program = program_of(gp.kernel.form)
-        probe = gp.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
-        models = batch * gp.kernel.batch_shape.numel()
+    def of(cls, prior: Prior, rows: RowCounts) -> "_Size":
+        """Raises: DomainError for counts that are none."""
+        n, d, batch = check_count(rows.n, "n", 0), check_count(rows.d, "d", 1), check_count(rows.batch, "batch", 0)
+        distinct = n if rows.distinct is None else check_count(rows.distinct, "distinct", min(n, 1))
+        if distinct > n:
+            raise DomainError(
+                f"`distinct` must be at most n = {n:,}, got {distinct:,}; count the rows that differ in x"
+            )
+        form = prior.kernel.form
+        program, probe = program_of(form), prior.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
+        models = batch * prior.kernel.batch_shape.numel()
         return cls(
-            features=Features(
-                probe.width,
-                sum(opaque.columns(gp.kernel.form, probe)),
-                opaque.temporary_bytes(gp.kernel.form, probe, models),
-            ),
-            temporaries=max(program.value_temporaries, program.partial_temporaries),
-            outputs=gp.outputs or 1,
-            batch=models,
-            n=n,
-        )
+            Features(probe.width, sum(opaque.columns(form, probe)), opaque.temporary_bytes(form, probe, models)),
+            max(program.value_temporaries, program.partial_temporaries), prior.outputs or 1, models, distinct,
+        )  # fmt: skip
 
-    def variances(self, gp: Prior, n_test: int, device: torch.device, profile: MachineProfile) -> VarianceProblem:
+    def variances(self, prior: Prior, n_test: int, device: torch.device, profile: MachineProfile) -> VarianceProblem:
         """What variances at n_test points are priced by."""
         return VarianceProblem(
-            form=gp.kernel.form, n=self.n, n_test=n_test, batch=self.batch, features=self.features,
-            temporaries=self.temporaries, device=device, profile=profile, has_features=gp.kernel.has_features,
+            form=prior.kernel.form, n=self.n, n_test=n_test, batch=self.batch, features=self.features,
+            temporaries=self.temporaries, device=device, profile=profile, has_features=prior.kernel.has_features,
         )  # fmt: skip
 
 
 def check_plan(
-    plan: Plan,
-    gp: Prior,
-    x: Tensor,
-    memory: Any,
-    dtype: torch.dtype | None,
-    device: torch.device,
-    solver: str | None = None,
-    distinct: int | None = None,
-    *,
-    jitter: float | None = None,
+    plan: Plan, prior: Prior, x: Tensor, device: torch.device, distinct: int, settings: ConditionSettings
 ) -> None:
     """A handed-in plan is run exactly: it must fit the data, and nothing beside it may say otherwise.
 
-    Args: distinct: the rows of x that are computed with; None for all. jitter: what shall be added to a factor.
+    Args:
+        device: where it runs.
+        distinct: the rows of x that are computed with.
+        settings: what was asked for beside the plan.
     Raises: DomainError.
     """
+    memory, dtype, solver, jitter = settings.memory, settings.dtype, settings.solver, settings.jitter
     if not isinstance(plan, Plan):
         raise DomainError(
             f"`plan` must be a plan of conditioning, got {type(plan).__name__}; make one with flashgp.plan(gp, n=, d=)"
         )
     made_for = (plan.n, plan.d, plan.outputs, plan.batch)
-    given = (*x.shape[-2:], gp.outputs or 1, x.shape[:-2].numel() * gp.kernel.batch_shape.numel())
+    given = (*x.shape[-2:], prior.outputs or 1, x.shape[:-2].numel() * prior.kernel.batch_shape.numel())
     if made_for != given:
         raise DomainError(
             f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
         )
-    rows = x.shape[-2] if distinct is None else distinct
-    if plan.distinct != rows:
+    if plan.distinct != distinct:
         raise DomainError(
-            f"`plan` is for {plan.distinct:,} distinct rows of {plan.n:,}, got data with {rows:,}; make a plan with "
-            f"distinct={rows}"
+            f"`plan` is for {plan.distinct:,} distinct rows of {plan.n:,}, got data with {distinct:,}; make a plan "
+            f"with distinct={distinct}"
         )
     other_dtype = dtype is not None and dtype != plan.torch_dtype
     if memory is not None or other_dtype or torch.device(plan.device).type != device.type:

@@ -25,7 +25,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.solve import limits_of, mean_goal, record, unfinished
-from flashgp.inference.plan import check_plan, plan_for, planned_device
+from flashgp.inference.plan import PlanSettings, RowCounts, check_plan, conditioning_plan, planned_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -71,18 +71,16 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
     distinct = n if group is None else int(group.max()) + 1
     if plan is None:
         where = x.device if settings.device is None else settings.device
-        plan = plan_for(
-            prior, n, d, distinct=distinct, batch=x.shape[:-2].numel(), memory=settings.memory, device=where,
-            dtype=torch.float64 if differentiable and settings.dtype is None else settings.dtype,
-            solver=settings.solver,
-            factored=settings.jitter is not None or differentiable or prior.is_batch(x, y), deterministic=deterministic,
+        asked = PlanSettings(
+            settings.memory, where, torch.float64 if differentiable and settings.dtype is None else settings.dtype,
+            solver=settings.solver, deterministic=deterministic,
+            factored=settings.jitter is not None or differentiable or prior.is_batch(x, y),
         )  # fmt: skip
+        plan = conditioning_plan(prior, RowCounts(n, d, distinct, x.shape[:-2].numel()), asked)
         target = planned_device(plan, settings.device, x)
     else:
         target = planned_device(plan, settings.device, x)
-        check_plan(
-            plan, prior, x, settings.memory, settings.dtype, target, settings.solver, distinct, jitter=settings.jitter
-        )
+        check_plan(plan, prior, x, target, distinct, settings)
     if group is not None and distinct < n:
         events.append(joined_event(group))
     if target != x.device:

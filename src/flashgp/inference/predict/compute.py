@@ -30,7 +30,13 @@ from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import TITLE
-from flashgp.inference.plan import check_prediction_plan, plan_for
+from flashgp.inference.plan import (
+    PlanSettings,
+    PredictionQuestion,
+    RowCounts,
+    check_prediction_plan,
+    prediction_plan,
+)
 from flashgp.inference.predict.few_points import FewPoints
 from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.prediction import Prediction
@@ -501,8 +507,11 @@ def _planner(
     if plan is not None:
         check_prediction_plan(plan, (n_test, state.distinct, prior.outputs or 1, members), memory, x_test.device)
         return lambda variance: plan
-    return lambda variance: plan_for(
-        prior, state.distinct, d, n_test=n_test, batch=max(1, members // prior.kernel.batch_shape.numel()),
-        memory=memory, device=x_test.device, variance=variance, conditioned=route_of_variances(state),
-        passes=passes_of_solves(state), deterministic=deterministic,
-    )  # fmt: skip
+    rows = RowCounts(state.distinct, d, batch=max(1, members // prior.kernel.batch_shape.numel()))
+    settings = PlanSettings(memory, x_test.device, deterministic=deterministic)
+
+    def planned(variance: bool | str) -> ProductPlan:
+        question = PredictionQuestion(n_test, variance, route_of_variances(state), passes_of_solves(state))
+        return prediction_plan(prior, rows, question, settings)
+
+    return planned

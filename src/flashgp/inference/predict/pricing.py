@@ -1,6 +1,6 @@
 """What variances of a state take without a float64 factor: by exact solves, or by samples, eq. (M-107)."""
 
-from flashgp.inference.plan import price_of_variance
+from flashgp.inference.plan import PredictionQuestion, RowCounts, price_of_variance
 from flashgp.inference.state import State
 from flashgp.planner.conditioning import PASSES
 from flashgp.planner.variances import VariancePrice
@@ -31,7 +31,6 @@ def passes_of_solves(state: State) -> int:
 
 def price_of(state: State, n_test: int, asked: str, deterministic: bool) -> VariancePrice:
     """Of variances at so many points."""
-    return price_of_variance(
-        state.prior, state.distinct, state.x.shape[-1], n_test, state.x.device, route=route_of_variances(state),
-        passes=passes_of_solves(state), asked=asked, deterministic=deterministic,
-    )  # fmt: skip
+    question = PredictionQuestion(n_test, asked, route_of_variances(state), passes_of_solves(state))
+    rows = RowCounts(state.distinct, state.x.shape[-1])
+    return price_of_variance(state.prior, rows, question, state.x.device, deterministic=deterministic)

@@ -33,7 +33,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.plan import check_plan, plan_for, planned_device
+from flashgp.inference.plan import PlanSettings, RowCounts, check_plan, conditioning_plan, planned_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -117,17 +117,18 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
     distinct = rows if group is None else int(group.max()) + 1
     if plan is not None:
         device = planned_device(plan, options.device, x)
-        check_plan(plan, prior, x, options.memory, options.dtype, device, distinct=distinct, jitter=options.jitter)
+        beside = ConditionSettings(memory=options.memory, dtype=options.dtype, jitter=options.jitter)
+        check_plan(plan, prior, x, device, distinct, beside)
     if rows == 0:
         raise ShapeError(
             f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
         )
     if plan is None:
-        plan = plan_for(
-            prior, rows, x.shape[-1], distinct=distinct, batch=x.shape[:-2].numel(), memory=options.memory,
-            device=x.device if options.device is None else options.device, dtype=options.dtype,
+        asked = PlanSettings(
+            options.memory, x.device if options.device is None else options.device, options.dtype,
             factored=options.jitter is not None or prior.is_batch(x, y), deterministic=options.deterministic,
         )  # fmt: skip
+        plan = conditioning_plan(prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked)
     if plan.training_bytes > plan.available_bytes:
         raise MemoryBudgetError(
             f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "

@@ -12,7 +12,7 @@ import torch
 
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.online.update import carried_on
-from flashgp.inference.plan import plan_for
+from flashgp.inference.plan import PlanSettings, RowCounts, conditioning_plan
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.state import State
 from flashgp.inference.training.fit import fit_prior
@@ -40,10 +40,8 @@ def refined(
         )
     n, d = post.x.shape
     group = equal_rows(post.prior, post.x, post.y)
-    plan = plan_for(
-        post.prior, n, d, distinct=None if group is None else int(group.max()) + 1, device=post.x.device,
-        dtype=torch.float64, deterministic=post.settings.deterministic,
-    )  # fmt: skip
+    asked = PlanSettings(device=post.x.device, dtype=torch.float64, deterministic=post.settings.deterministic)
+    plan = conditioning_plan(post.prior, RowCounts(n, d, None if group is None else int(group.max()) + 1), asked)
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(
