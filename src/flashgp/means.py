@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 
-__all__ = ["REGISTRY", "Constant", "Linear", "Zero", "evaluate_mean"]
+__all__ = ["REGISTRY", "Constant", "Linear", "Zero"]
 
 Numeric = float | Tensor | Parameter
 

@@ -85,6 +85,13 @@ def fit(
         what prepares its solve: there is no partial answer then, and gp.condition(x, y), or the same call with its
         checkpoint, goes on from there.
     Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
+
+    Example:
+        >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+        >>> y = torch.sin(x[:, 0])
+        >>> fit = fgp.fit(fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5)), x, y, starts=1)
+        >>> bool(fit.posterior.predict(x).mean.sub(y).abs().max() < 0.1)
+        True
     """
     options = FitOptions(
         starts, initial, priors, max_iterations, time_limit, memory, device, dtype, plan, tolerance, jitter, seed,

@@ -36,6 +36,13 @@ class GP(Prior):
         likelihood: `flashgp.likelihoods.Gaussian` by default.
         outputs: None for y of shape (*batch, n); p for y of shape (*batch, n, p): p right-hand sides of one factor.
     Raises: DomainError for arguments of the wrong kind.
+
+    Example:
+        >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+        >>> gp = fgp.GP(2.0 * fgp.kernels.Matern(nu=2.5), likelihood=fgp.likelihoods.Gaussian(0.01))
+        >>> p = gp.condition(x, torch.sin(x[:, 0])).predict(x[:3])
+        >>> p.mean.shape, p.variance.shape
+        (torch.Size([3]), torch.Size([3]))
     """
 
     def __init__(

@@ -184,6 +184,12 @@ def plan(
             were kept or with `deterministic`.
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
     Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
+
+    Example:
+        >>> gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+        >>> plan = fgp.plan(gp, n=100_000, d=4, memory="4GiB")
+        >>> plan.route in ("refined", "stored", "recomputed"), plan.peak_bytes < 4 * 2**30
+        (True, True)
     """
     rows = RowCounts(n, d, distinct, check_count(batch, "batch", 1))
     settings = PlanSettings(memory, device, dtype, route, solver, factored, backend, profile, deterministic)

@@ -39,6 +39,13 @@ class Posterior:
     solves made the weights); report; plan; replicates, the u distinct rows that repeated rows of x were joined into
     (None where u = n). Factor, weights and residual are theirs, in that order (inference/replicates.py). state: the
     value behind it, which the functions of inference take and return.
+
+    Example:
+        >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+        >>> post = fgp.GP(fgp.kernels.Matern()).condition(x, torch.sin(x[:, 0]))
+        >>> longer = post.append(x[:2] + 5.0, torch.zeros(2, dtype=torch.float64))
+        >>> longer.x.shape, longer.predict(x[:4]).sample(8, seed=0).shape
+        (torch.Size([32, 1]), torch.Size([8, 4]))
     """
 
     def __init__(self, state: State) -> None:

@@ -106,6 +106,14 @@ class Stream:
     Cost: of a step O(n^2) for each row (without a float64 factor solves: of the variance, and of the weights from the
         old ones), of a refinement about 1.3 n^3 flops a step. Making one takes 0.1 s, with a
         window a second or more in a new process: what the first steps would load, and make late, is loaded then.
+
+    Example:
+        >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+        >>> y = torch.sin(x[:, 0])
+        >>> stream = fgp.Stream(fgp.GP(fgp.kernels.Matern()).condition(x[:20], y[:20]), window=20)
+        >>> steps = list(stream.consume(zip(x[20:], y[20:])))
+        >>> len(steps), stream.posterior.x.shape
+        (10, torch.Size([20, 1]))
     """
 
     def __init__(
