@@ -8,7 +8,8 @@ timed beside every route that may be taken without being asked for, each forced 
 the portable backend with tiles of every size that `tune` tries. Nobody is asked for the device and the dtype of a
 product here: there is one device, and float32 for data of float64 would be another answer; routes of posteriors differ
 in dtype. A time is the smallest of 7 turns, A B C C B A A B C, so that no one comes after the same other every time:
-threads of another library wait for work by spinning for a while. A route whose first turn takes over four times that of the quickest is not run again. A cell is all problems of one kind and number of rows, in a process of its own:
+threads of another library wait for work by spinning for a while. A route whose first turn takes over four times that
+of the quickest is not run again. A cell is all problems of one kind and number of rows, in a process of its own:
 
     regret            seconds of auto / seconds of the quickest of them, auto among them
     against all       the same where routes that are taken only on request count too (K kept in memory, large tiles)
