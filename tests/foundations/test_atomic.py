@@ -10,18 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flashgp.foundations import atomic
 from flashgp.foundations.atomic import replacing, write_whole
 
 
-@pytest.fixture(params=["as the system has it", "by name"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "by name":
-        monkeypatch.setattr(atomic, "_NAMELESS", None)
-    return str(request.param)
-
-
-def test_the_new_content_or_the_old(way: str, tmp_path: Path) -> None:
+def test_the_new_content_or_the_old(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_whole(path, b"old")
     with pytest.raises(KeyboardInterrupt), replacing(path) as file:
@@ -37,7 +29,7 @@ def test_the_new_content_or_the_old(way: str, tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_links_folders_and_permissions(way: str, tmp_path: Path) -> None:
+def test_links_folders_and_permissions(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     link.symlink_to(target)
     write_whole(link, b"content", mode=0o600)
@@ -53,26 +45,15 @@ def test_links_folders_and_permissions(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["n" * 255, "\N{HIRAGANA LETTER A}" * 85], ids=["letters", "three bytes each"])
-def test_every_name_that_the_system_takes(way: str, name: str, tmp_path: Path) -> None:
+def test_every_name_that_the_system_takes(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.touch()
     write_whole(path, b"content")
     assert path.read_bytes() == b"content"
 
 
-def test_a_system_that_links_no_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*paths: object, **options: object) -> None:
-        raise FileNotFoundError("made up")
-
-    monkeypatch.setattr(os, "link", refuse)
-    write_whole(tmp_path / "file", b"content" * 10**6, mode=0o600)
-    assert (tmp_path / "file").read_bytes() == b"content" * 10**6
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
-    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
-
-
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
-def test_a_folder_that_cannot_be_read(way: str) -> None:
+def test_a_folder_that_cannot_be_read() -> None:
     """Writing and entering are enough, also for who is not root."""
     me = os.geteuid()
     with tempfile.TemporaryDirectory() as name:
@@ -90,7 +71,7 @@ def test_a_folder_that_cannot_be_read(way: str) -> None:
             folder.chmod(0o700)
 
 
-def test_an_error_while_renaming_leaves_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_renaming_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*paths: str) -> None:
         raise PermissionError("made up")
 
@@ -100,11 +81,7 @@ def test_an_error_while_renaming_leaves_nothing(way: str, tmp_path: Path, monkey
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_killed_process_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, source_environment: dict[str, str]
-) -> None:
-    if atomic._nameless(str(tmp_path), 0o666) is None:
-        pytest.skip("the file system has no files without a name")
+def test_a_killed_process_leaves_the_old_file(tmp_path: Path, source_environment: dict[str, str]) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     program = (
@@ -119,5 +96,4 @@ def test_a_killed_process_leaves_the_old_file_and_nothing_else(
         assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGKILL)
         process.wait(30)
-    assert [*tmp_path.iterdir()] == [path]
     assert path.read_bytes() == b"old"

@@ -10,7 +10,7 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops, result_numbers
 from flashgp.foundations.profile import BUILT_IN, DeviceRates, MachineProfile
-from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, crossover_order, decide
+from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, decide
 
 F32, F64 = torch.float32, torch.float64
 SIDES = {"triangular": 16}
@@ -86,41 +86,18 @@ def test_batches_count() -> None:
     assert SPEEDS.quicker("cholesky", F64, 48, 48, 4096, CPU) == CPU, "carrying them takes longer"
 
 
-@pytest.mark.parametrize("home", [CPU, ACCELERATOR])
-def test_the_crossover_is_where_the_choice_changes(home: str) -> None:
-    for op in ("qr", "cholesky", "eigh"):
-        order = crossover_order(SPEEDS, op, F64, 64, 64, home=home)
-        assert order is not None
-        costs = [
-            seconds(op, order + step, ACCELERATOR, home) / seconds(op, order + step, CPU, home) for step in (-40, 0, 40)
-        ]
-        assert costs[0] > 1.0 > costs[2], (op, order, costs)
-        assert decide(SPEEDS, op, F64, order + 30, order + 30, home=home).device == "cuda"
-    assert crossover_order(SPEEDS, "triangular", F64, 64, 16, home=CPU) is None
-    quick = Speeds(rates(1.0, 1e6), GPU)
-    assert crossover_order(quick, "qr", F64, 64, 64) == 1
-
-
-def test_a_tall_crossover_keeps_its_proportions() -> None:
-    square = crossover_order(SPEEDS, "qr", F64, 64, 64)
-    tall = crossover_order(SPEEDS, "qr", F64, 640, 64)
-    assert square is not None
-    assert tall is not None
-    assert tall < square, "ten times the rows: fewer columns pay"
-
-
 def test_a_decision_says_what_it_rests_on() -> None:
-    found = decide(SPEEDS, "qr", F64, 2000, 2000)
+    found = decide(SPEEDS, "qr", F64, (2000, 2000, 1))
     assert (found.device, found.home, found.dtype, found.rates) == ("cuda", "cpu", "float64", "measured")
     assert found.cpu_seconds == pytest.approx(seconds("qr", 2000, CPU, CPU), rel=0.05)
     assert found.accelerator_seconds == pytest.approx(seconds("qr", 2000, ACCELERATOR, CPU), rel=0.05)
     assert found.transfer_seconds == pytest.approx(3 * 2000**2 * 8 / 1e10 + 3e-5)
-    for part in ("qr, 2,000 x 2,000, float64, on cpu", "cuda", "times quicker", "crossover", "order"):
+    for part in ("qr, 2,000 x 2,000, float64, on cpu", "cuda", "times quicker"):
         assert part in str(found)
-    unknown = decide(None, "qr", F64, 2000, 2000, home=ACCELERATOR)
-    assert (unknown.device, unknown.crossover) == ("cuda", None)
+    unknown = decide(None, "qr", F64, (2000, 2000, 1), ACCELERATOR)
+    assert unknown.device == "cuda"
     assert "stay where they are" in str(unknown)
-    partly = decide(Speeds(CPU_RATES, BUILT_IN.cpu), "qr", F64, 2000, 2000)
+    partly = decide(Speeds(CPU_RATES, BUILT_IN.cpu), "qr", F64, (2000, 2000, 1))
     assert (partly.device, partly.accelerator_seconds) == ("cpu", None)
 
 

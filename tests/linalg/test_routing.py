@@ -254,7 +254,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process that thinks it has an accelerator, and has chosen nothing yet."""
     monkeypatch.setattr(module, "_found", CUDA)
     monkeypatch.setattr(routing, "_of_profile", None)
-    monkeypatch.setattr(routing, "_of_process", {})
     monkeypatch.setattr(routing, "_accelerator_name", lambda: "made up")
     monkeypatch.delenv(profile_store.CHOICE)
     return monkeypatch
@@ -274,47 +273,19 @@ def test_a_profile_of_another_accelerator_is_said_and_not_used(machine: pytest.M
     own = profile()
     machine.setattr(routing, "current_profile", lambda: own)
     machine.setattr(routing, "_accelerator_name", lambda: "another one")
-    machine.setattr(routing, "measured_quickly", lambda *_: Speeds(CPU_RATES, GPU, "measured in this process"))
     with pytest.warns(FlashGPWarning, match="measured with made up, and this machine has another one") as said:
         found = routing.known_speeds("qr", torch.float64)
     assert len(said) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert routing.known_speeds("qr", torch.float64) is found
-    assert found is not None
-    assert found.source == "measured in this process"
+        assert routing.known_speeds("qr", torch.float64) is found is None
 
 
-def test_rates_nobody_measured_are_measured_once(machine: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def measured(operation: str, dtype: torch.dtype, devices: object) -> Speeds:
-        asked.append((operation, dtype, devices))
-        return Speeds(CPU_RATES, GPU, "measured in this process")
-
+def test_without_measured_rates_data_stay(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(routing, "current_profile", lambda: BUILT_IN)
-    machine.setattr(routing, "measured_quickly", measured)
-    for _ in range(3):
-        assert routing.known_speeds("qr", torch.float64) is not None
-    routing.known_speeds("qr", torch.float32)
-    assert asked == [("qr", dtype, (torch.device("cpu"), CUDA)) for dtype in (torch.float64, torch.float32)]
-    assert fgp.linalg.explain("qr", 2000, dtype=torch.float64).rates == "measured in this process"
-    machine.setenv(profile_store.CHOICE, "built-in")
-    assert routing.known_speeds("eigh", torch.float64) is None, "measured rates are not wanted"
+    assert routing.known_speeds("qr", torch.float64) is None
     assert fgp.linalg.explain("eigh", 2000, home="cuda").device == "cuda"
-
-
-def test_an_accelerator_that_cannot_be_measured_is_left_alone(machine: pytest.MonkeyPatch) -> None:
-    def measured(*_: object) -> Speeds:
-        raise RuntimeError("no such operation")
-
-    machine.setattr(routing, "current_profile", lambda: BUILT_IN)
-    machine.setattr(routing, "measured_quickly", measured)
-    with pytest.warns(FlashGPWarning, match="could not be measured on cuda .no such operation."):
-        assert routing.known_speeds("qr", torch.float64) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert torch.equal(linalg.qr(matrix(200, 200)).R, torch.linalg.qr(matrix(200, 200)).R)
+    assert fgp.linalg.explain("eigh", 2000).device == "cpu"
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import multiprocessing
-import re
 import time
 import warnings
 from dataclasses import replace
@@ -19,7 +18,6 @@ from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import CHOICE, current_profile, machine_key, profile_path
 from flashgp.linalg import measuring
 from flashgp.planner import engines, tuning
-from flashgp.planner.engines import Engine
 
 CPU = torch.device("cpu")
 
@@ -122,8 +120,8 @@ def test_a_rate_is_measured_on_enough_rows(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[int] = []
 
     class Engine(engines.BACKENDS["torch"]):  # type: ignore[misc, valid-type]
-        def product(self, form, theta, rows, cols, right, **options):  # type: ignore[no-untyped-def]
-            seen.append(rows.count)
+        def product(self, problem, right, **options):  # type: ignore[no-untyped-def]
+            seen.append(problem.rows.count)
 
     monkeypatch.setitem(engines.BACKENDS, "quick", Engine)
     monkeypatch.setattr(tuning, "_seconds", lambda call, device: (call(), seen[-1] ** 2 / 1e9)[1])
@@ -280,23 +278,19 @@ def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeyp
 
 
 @pytest.mark.usefixtures("short")
-def test_a_second_device_is_measured_and_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a second CPU where the accelerator would be: its rates, and both at the crossovers."""
+def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second CPU where the accelerator would be."""
     other = torch.device("cpu")
     monkeypatch.setattr(tuning, "accelerator", lambda: other)
     monkeypatch.setattr(tuning, "_kind", lambda device: "accelerator" if device is other else "cpu")
     monkeypatch.setattr(tuning, "SIZES", {"cpu": 64, "accelerator": 64})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a second CPU")
-    monkeypatch.setattr(measuring, "crossover_order", lambda *_, home: {"cpu": 40, "accelerator": 41}[home])
-    heard: list[str] = []
-    profile = fgp.tune(progress=lambda what, _: heard.append(what))
+    profile = fgp.tune()
     assert profile.accelerator is not None
     assert profile.accelerator_name == "a second CPU"
-    assert {"crossovers of qr", "crossovers of triangular"} <= set(heard)
     for rates in (profile.cpu, profile.accelerator):
         orders = {one.rows for one in rates.operations if (one.operation, one.dtype) == ("eigh", "float32")}
-        assert orders == {16, 40, 41, 64}
-        assert 40 not in {one.rows for one in rates.operations if one.operation == "gemm"}
+        assert orders == {16, 64}
     assert {rate.device for rate in profile.products} == {"cpu", "accelerator"}
     assert MachineProfile.from_json(profile_path().read_text()) == profile
     monkeypatch.setattr(tuning, "accelerator", lambda: None)
@@ -307,71 +301,8 @@ def test_a_second_device_is_measured_and_compared(folder: Path, monkeypatch: pyt
 
 
 def test_sizes_that_would_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"time": 0.0}
     monkeypatch.setattr(measuring, "seconds_of", lambda call, device, least: call())
     monkeypatch.setattr(measuring, "_call", lambda op, dtype, device, size: lambda: size[0] ** 3 * 1e-7)
     sizes = [(n, n, 1) for n in (16, 64, 256, 1024)]
     found = measuring.measured_curve("cholesky", torch.float64, CPU, sizes)
     assert [one.rows for one in found] == [16, 64]
-    monkeypatch.setattr(time, "monotonic", lambda: clock["time"])
-    monkeypatch.setattr(measuring, "_call", lambda op, dtype, device, size: lambda: 1e-6)
-    assert len(measuring.measured_curve("cholesky", torch.float64, CPU, sizes)) == 4
-    clock["time"] = 10.0
-    assert len(measuring.measured_curve("cholesky", torch.float64, CPU, sizes, deadline=5.0)) == 2
-
-
-def test_rates_are_measured_quickly_where_nobody_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "QUICK_ORDERS", (8, 16))
-    for operation in ("qr", "cholesky", "eigh", "triangular"):
-        speeds = measuring.measured_quickly(operation, torch.float32, (CPU, CPU), 0.02)
-        assert speeds.source == "measured in this process"
-        for rates in (speeds.cpu, speeds.accelerator):
-            seconds = rates.seconds(operation, torch.float32, 12, 1)
-            assert seconds is not None
-            assert 1e-7 < seconds < 1.0
-            assert rates.seconds(operation, torch.float64, 12) is None
-
-
-@pytest.mark.parametrize("speed", [1.0, 0.1])
-def test_where_one_way_takes_over_is_where_plans_change(speed: float) -> None:
-    from flashgp.planner.crossovers import crossovers
-
-    rates = replace(BUILT_IN.cpu, cholesky_float64=speed * BUILT_IN.cpu.cholesky_float64)
-    profile = replace(BUILT_IN, cpu=rates)
-    said = dict(crossovers(profile))
-    dense = ("factor, float64", "fit, exact gradients", "stored tiles")
-    found = {what: int(re.sub(r"\D", "", said[what].split(";")[0].replace("float32", ""))) for what in dense}
-    gp = fgp.GP(fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(8)))
-
-    def plan(n: int) -> fgp.Plan:
-        return fgp.plan(gp, n=n, d=8, memory=2**62, profile=profile)
-
-    last = found["factor, float64"]
-    assert (plan(last).route, plan(last + 1).route) == ("direct", "refined")
-    last = found["fit, exact gradients"]
-    assert plan(last).training == "exact"
-    assert plan(last + 1).training != "exact"
-    operator = gp.kernel.operator(torch.zeros(20_000, 8))
-    first = found["stored tiles"]
-    routes = [operator.plan(1, products=first - less, memory=2**62, profile=profile).route for less in (1, 0)]
-    assert routes == ["recomputed", "stored"]
-    points = int(said["variances without a factor"].split("up to ")[1].split(" points")[0].replace(",", ""))
-    plans = [
-        fgp.plan(gp, n=20_000, d=8, n_test=points + more, conditioned="recomputed", memory=2**62, profile=profile)
-        for more in (0, 1)
-    ]
-    assert ["samples" in plan.notes[0] for plan in plans] == [False, True]
-    assert said["compiled backend"].startswith("from 10,000,000 pairs on")
-    assert gp.kernel.operator(torch.zeros(3163, 8)).plan(1, memory=2**62, profile=profile).backend == "cpu"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "installed", lambda self: self.package != "numba")
-        assert "numba is not installed" in dict(crossovers(profile))["compiled backend"]
-    slower = tuple(
-        replace(rate, pairs_per_second=0.3e9 if rate.backend == "cpu" else 1e9) for rate in BUILT_IN.products
-    )
-    assert (
-        dict(crossovers(replace(profile, products=slower)))["compiled backend"]
-        == "never quicker than the portable backend"
-    )
-    never = replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, copy_bytes=1.0))
-    assert "never" in dict(crossovers(never))["stored tiles"]

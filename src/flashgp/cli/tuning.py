@@ -21,7 +21,6 @@ from flashgp.foundations.profile_store import (
 )
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
-from flashgp.planner.crossovers import crossovers
 from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import require_matplotlib
 
@@ -51,7 +50,6 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
     if len(profiles) == 1:
         profile = next(iter(profiles.values()))
         console.pairs("profile", profile.lines())
-        console.pairs("where one way takes over from another", crossovers(profile))
     else:
         console.table(*_beside(profiles))
     if options.out is not None:
@@ -62,7 +60,6 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
         said["profiles"] = {name: json.loads(profile.to_json()) for name, profile in profiles.items()}
     else:
         said["profile"] = json.loads(profile.to_json())
-        said["crossovers"] = dict(crossovers(profile))
     return said
 
 
@@ -107,7 +104,7 @@ def _profile_of(name: str) -> MachineProfile:
 # -- several beside each other -------------------------------------------------------------------------------------
 def _beside(profiles: Mapping[str, MachineProfile]) -> tuple[list[str], list[list[str]]]:
     """A table with a column for each profile."""
-    columns = [dict([*profile.lines(), *crossovers(profile)]) for profile in profiles.values()]
+    columns = [dict(profile.lines()) for profile in profiles.values()]
     names = list(dict.fromkeys(name for column in columns for name in column))
     return ["", *profiles], [[name, *(column.get(name, "-") for column in columns)] for name in names]
 
@@ -137,7 +134,7 @@ def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
         sections=[
             Section("Machines", [Facts(facts)]),
             Section("Rates by size", figures),
-            Section("All rates, and where one way takes over from another", [PageTable(head, rows)]),
+            Section("All rates", [PageTable(head, rows)]),
         ],
     )
     write_page(out, page)

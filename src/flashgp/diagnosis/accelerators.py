@@ -1,7 +1,6 @@
 """The accelerator, its driver and how torch multiplies matrices there, asked without initialising anything.
 
-The driver's library (NVML) answers for NVIDIA's devices; torch's count of them takes the same way. Whether torch can
-compute there is known for certain only at the first use.
+`nvidia-smi` answers for NVIDIA's devices. Whether torch can compute there is known for certain only at the first use.
 """
 
 import os
@@ -31,13 +30,6 @@ def accelerator_findings() -> Iterator[Finding]:
     if torch.version.cuda is None:
         yield _unused(names)
         return
-    built = tuple(int(part) for part in torch.version.cuda.split(".")[:2])
-    if found.cuda_version[0] < built[0]:
-        yield Finding(
-            "accelerator", f"{names}: its driver {found.version} knows CUDA {_dotted(found.cuda_version)}, and torch "
-            f"is built for {_dotted(built)}", "warning",
-            f"update the driver, or install a build of torch for CUDA {found.cuda_version[0]}",
-        )  # fmt: skip
     visible = torch.cuda.device_count()
     if not visible:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -49,11 +41,11 @@ def accelerator_findings() -> Iterator[Finding]:
         yield Finding(
             "accelerator", f"{device.name}, {readable_bytes(device.free_bytes)} free of "
             f"{readable_bytes(device.total_bytes)}, compute capability {_dotted(device.capability)} ({modes}), driver "
-            f"{found.version} for CUDA {_dotted(found.cuda_version)}, torch for {_dotted(built)}",
+            f"{found.version}, torch for CUDA {torch.version.cuda}",
             values={
                 "number": number, "name": device.name, "total_bytes": device.total_bytes,
                 "free_bytes": device.free_bytes, "capability": list(device.capability), "driver": found.version,
-                "driver_cuda": list(found.cuda_version), "torch_cuda": list(built), "visible": visible,
+                "torch_cuda": torch.version.cuda, "visible": visible,
             },
         )  # fmt: skip
 
@@ -89,7 +81,7 @@ def _without_device(found: Driver | None) -> Iterator[Finding]:
         count = torch.cuda.device_count()
         yield Finding("accelerator", f"{counted(count, 'AMD device')}, torch for ROCm {torch.version.hip}")
         return
-    kind = "no NVIDIA driver is installed" if found is None else f"driver {found.version}, and no device"
+    kind = "no NVIDIA driver is installed" if found is None else "an NVIDIA driver, and no device"
     if torch.version.cuda is not None:
         kind += f" (torch is built for CUDA {torch.version.cuda})"
     yield Finding("accelerator", f"none: {kind}; everything runs on the processor")

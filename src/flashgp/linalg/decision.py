@@ -4,7 +4,6 @@ The accelerator is charged for carrying operands there and results back if the d
 lie on the accelerator. The backward pass is not counted: it goes where the forward one went.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,18 +12,16 @@ from flashgp.foundations.operations import result_numbers
 from flashgp.foundations.profile import DeviceRates
 from flashgp.foundations.quantities import readable_seconds
 
-__all__ = ["ACCELERATOR", "CPU", "Decision", "Speeds", "crossover_order", "decide", "order_of"]
+__all__ = ["ACCELERATOR", "CPU", "Decision", "Speeds", "decide", "order_of"]
 
 CPU, ACCELERATOR = "cpu", "accelerator"
-MAX_ORDER = 2**14  # a crossover beyond it is none
-STEPS = 4  # orders looked at between one power of two and the next
 EXACT_ORDER = 128  # sizes above it are rounded down to seven binary digits before they are looked up: 0.8 % of an order
 
 
 @dataclass(frozen=True)
 class Speeds:
     """What a choice is made from. Fields: cpu and accelerator, whose `operations` hold the measured seconds; source,
-    "measured" by `flashgp tune` or "measured in this process"."""
+    the name of the profile."""
 
     cpu: DeviceRates
     accelerator: DeviceRates
@@ -57,8 +54,7 @@ class Decision:
 
     Fields: operation, rows, columns, batch, dtype; home, where its data lie, and device, where it runs, "cpu" or
     "cuda"; cpu_seconds and accelerator_seconds, with what is carried, None where not known; transfer_seconds, the
-    carrying alone; crossover, the order (the shorter side; the proportions and the batch kept) from which the
-    accelerator is quicker, None where it never is or nothing is known; rates, where the seconds come from; reason.
+    carrying alone; rates, where the seconds come from; reason.
     """
 
     operation: str
@@ -71,7 +67,6 @@ class Decision:
     cpu_seconds: float | None
     accelerator_seconds: float | None
     transfer_seconds: float | None
-    crossover: int | None
     rates: str
     reason: str
 
@@ -87,12 +82,10 @@ class Decision:
             )
             if value is not None
         ]
-        found = [] if self.crossover is None else [("crossover", f"order {self.crossover:,}")]
         return [
             ("operation", f"{self.operation}, {self.rows:,} x {self.columns:,}{many}, {self.dtype}, on {self.home}"),
             ("runs on", f"{self.device}: {self.reason}"),
             *seconds,
-            *found,
             ("rates", self.rates),
         ]
 
@@ -106,27 +99,21 @@ def order_of(operation: str, rows: int, columns: int) -> int:
 
 
 def decide(
-    speeds: Speeds | None,
-    operation: str,
-    dtype: torch.dtype,
-    rows: int,
-    columns: int,
-    batch: int = 1,
-    home: str = CPU,
-    cuda: str = "cuda",
+    speeds: Speeds | None, operation: str, dtype: torch.dtype, size: tuple[int, int, int], home: str = CPU
 ) -> Decision:
-    """The choice with all that it rests on. Args: speeds, None where nothing is known; home, CPU or ACCELERATOR; cuda,
-    what the accelerator is called."""
-    names = {CPU: "cpu", ACCELERATOR: cuda}
+    """The choice with all that it rests on.
+
+    Args: speeds, None where nothing is known; size, rows, columns and batch; home, CPU or ACCELERATOR.
+    """
+    rows, columns, batch = size
+    names = {CPU: "cpu", ACCELERATOR: "cuda"}
     seconds: tuple[float | None, float | None, float | None] = (None, None, None)
-    crossover = None
     if speeds is None:
         place = home
         rates, reason = "none", "nothing was measured, so data stay where they are"
     else:
         place = speeds.quicker(operation, dtype, rows, columns, batch, home)
         seconds = _seconds(speeds, operation, dtype, rows, columns, batch, home)
-        crossover = crossover_order(speeds, operation, dtype, rows, columns, batch, home)
         rates = speeds.source
         if seconds[0] is None or seconds[1] is None:
             reason = "one of the devices was not measured, so data stay where they are"
@@ -135,41 +122,8 @@ def decide(
             reason = f"{times:.3g} times quicker" if times > 1.0 else "as quick"
     return Decision(
         operation, rows, columns, batch, str(dtype).removeprefix("torch."), names[home], names[place], *seconds,
-        crossover, rates, reason,
+        rates, reason,
     )  # fmt: skip
-
-
-def crossover_order(
-    speeds: Speeds, operation: str, dtype: torch.dtype, rows: int, columns: int, batch: int = 1, home: str = CPU
-) -> int | None:
-    """The least order from which the accelerator is quicker at every order looked at, up to MAX_ORDER; the sides
-    keep their proportions, a triangular system its right-hand sides. None where it is not quicker at the largest."""
-    order = max(1, order_of(operation, rows, columns))
-
-    def pays(k: int) -> bool:
-        if operation == "triangular":
-            size = (k, columns)
-        else:
-            size = (max(1, round(rows * k / order)), max(1, round(columns * k / order)))
-        on_cpu, on_accelerator, _ = _seconds(speeds, operation, dtype, *size, batch, home)
-        return on_cpu is not None and on_accelerator is not None and on_accelerator < on_cpu
-
-    least = MAX_ORDER + 1
-    steps = STEPS * int(math.log2(MAX_ORDER))
-    for step in range(steps, -1, -1):
-        k = round(2 ** (step / STEPS))
-        if not pays(k):
-            below = k
-            break
-        least = k
-    else:
-        return 1
-    if least > MAX_ORDER:
-        return None
-    while least - below > 1:
-        middle = (least + below) // 2
-        least, below = (middle, below) if pays(middle) else (least, middle)
-    return least
 
 
 def _seconds(

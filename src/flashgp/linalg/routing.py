@@ -6,8 +6,6 @@ CPU where that is quicker. An accelerator that fails is told once and not asked 
 """
 
 import math
-import os
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,19 +20,16 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError, FlashGPWarning
 from flashgp.foundations.operations import OPERATIONS, operation_flops
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import CHOICE, current_profile, tune_command
+from flashgp.foundations.profile_store import current_profile, tune_command
 
 from .decision import ACCELERATOR, CPU, Decision, Speeds, decide, order_of
-from .measuring import measured_quickly
 
 __all__ = ["Elsewhere", "elsewhere", "explain", "own_device"]
 
 DEVICES = ("auto", "cpu", "cuda")
 MIN_FLOPS = 3e4  # data in host memory: less than this is done before an accelerator has heard of it
 
-_lock = threading.Lock()
 _of_profile: tuple[MachineProfile, Speeds | None] | None = None
-_of_process: dict[tuple[str, torch.dtype], Speeds | None] = {}  # measured on first need
 
 
 @dataclass(frozen=True)
@@ -158,25 +153,13 @@ def _home(A: Tensor) -> str | None:
 
 
 def known_speeds(operation: str, dtype: torch.dtype) -> Speeds | None:
-    """Of both devices: from the machine's profile if it knows them, else measured now, once per process.
-
-    None where measured rates are not wanted (FLASHGP_PROFILE=built-in), or measuring failed.
-    """
+    """Of both devices, from the machine's profile; None where it does not know them."""
     global _of_profile
     profile = current_profile()
     if _of_profile is None or _of_profile[0] is not profile:
         _of_profile = (profile, _speeds_of(profile))
-    kept = _of_profile[1]
-    if kept is not None and kept.accelerator.seconds(operation, dtype, 2) is not None:
-        return kept
-    if os.environ.get(CHOICE) == "built-in":
-        return None
-    key = (operation, dtype)
-    if key not in _of_process:
-        with _lock:
-            if key not in _of_process:
-                _of_process[key] = _measured(operation, dtype)
-    return _of_process[key]
+    speeds = _of_profile[1]
+    return None if speeds is None or speeds.accelerator.seconds(operation, dtype, 2) is None else speeds
 
 
 def _speeds_of(profile: MachineProfile) -> Speeds | None:
@@ -200,22 +183,6 @@ def _accelerator_name() -> str:
     return "" if there is None else torch.cuda.get_device_name(there)[:200]
 
 
-def _measured(operation: str, dtype: torch.dtype) -> Speeds | None:
-    there = accelerator()
-    if there is None:
-        return None
-    try:
-        return measured_quickly(operation, dtype, (torch.device("cpu"), there))
-    except RuntimeError as error:  # an accelerator that does not answer, or has no such operation
-        warnings.warn(
-            f"{operation} in {dtype} could not be measured on {there} ({str(error).splitlines()[0][:200]}): data stay "
-            "where they are; pass device= to decide",
-            FlashGPWarning,
-            stacklevel=6,
-        )
-        return None
-
-
 def explain(
     operation: str,
     rows: int,
@@ -232,7 +199,7 @@ def explain(
         operation: "qr", "cholesky", "eigh" or "triangular" (solve_triangular).
         rows, columns: of the matrix; of a triangular system its order and its right-hand sides. batch: how many.
         home: "cpu" or "cuda", where the data lie.
-        profile: a machine's, which decides alone; None for this process: what there is, measured now if need be.
+        profile: a machine's, which decides alone; None for the one kept.
     Raises: DomainError.
 
     Example:
@@ -249,11 +216,11 @@ def explain(
         raise DomainError(f"`rows`, `columns` and `batch` must be 0 or more, got {size}")
     if profile is not None:
         known = None if profile.accelerator is None else Speeds(profile.cpu, profile.accelerator, profile.name)
-        return decide(known, operation, dtype, *size, home=place)
+        return decide(known, operation, dtype, size, place)
     if accelerator() is None:
         seconds = current_profile().cpu.seconds(operation, dtype, *size)
         return Decision(
-            operation, *size, str(dtype).removeprefix("torch."), home, "cpu", seconds, None, None, None,
+            operation, *size, str(dtype).removeprefix("torch."), home, "cpu", seconds, None, None,
             "none" if seconds is None else "measured", "there is no accelerator",
         )  # fmt: skip
-    return decide(known_speeds(operation, dtype), operation, dtype, *size, home=place)
+    return decide(known_speeds(operation, dtype), operation, dtype, size, place)

@@ -25,8 +25,7 @@ from flashgp.foundations.profile_store import (
 )
 from flashgp.foundations.timing import seconds_of
 from flashgp.kernels.matern import Matern
-from flashgp.linalg.decision import Speeds
-from flashgp.linalg.measuring import link_rates, measured_curve, refined, sizes_of
+from flashgp.linalg.measuring import link_rates, measured_curve, sizes_of
 from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -120,8 +119,7 @@ def _measure(
     )
     steps = [(device, *step) for device in devices for step in _steps(device) if step[0] in parts]
     shapes = [one for device in devices for one in _shapes(device)] if "products" in parts else []
-    compared = [one for one in OPERATIONS[1:] if one in parts and there is not None]
-    total = len(steps) + len(shapes) + len(compared)
+    total = len(steps) + len(shapes)
     done = 0
 
     def say(what: str) -> None:
@@ -145,13 +143,6 @@ def _measure(
             products.append(PairRate(backend, _kind(device), dtype, symmetric, d, t, rate))
         made = {kind: _device_rates(before[kind], rates[kind], times[kind], parts) for kind in rates}
         cpu, other = made["cpu"], made.get("accelerator")
-        for operation in compared:
-            say(f"crossovers of {operation}")
-            assert other is not None
-            speeds = Speeds(cpu, other)
-            for kind in FLOATS:
-                speeds = refined(speeds, operation, kind, devices)
-            cpu, other = speeds.cpu, speeds.accelerator
     if progress is not None:
         progress("done", 1.0)
     processor, cores, threads, version = machine_key()
