@@ -59,21 +59,30 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             weights in it belong to the rows of X as passed to `fit`.
         standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
         optimise: False keeps every parameter as given.
-        initial, priors, starts, max_iterations, time_limit: as `flashgp.fit`.
+        initial: as `flashgp.fit`.
+        priors: as `flashgp.fit`.
+        starts: as `flashgp.fit`.
+        max_iterations: as `flashgp.fit`.
+        time_limit: as `flashgp.fit`.
         missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
             `predict` and `sample_y`, with a warning that says how many.
         solver: "cholesky" or "cg"; None leaves it to the plan, as `GP.condition`.
         memory: budget like "8GiB"; None for what is free.
         device: "auto" for an accelerator when there is one, or a torch device.
         dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.
-        tolerance: of the mean, in standard deviations of an observation; jitter: as `GP.condition`.
+        tolerance: of the mean, in standard deviations of an observation.
+        jitter: as `GP.condition`.
         random_state: of the random starts; None is the fixed seed of `flashgp.fit`, not numpy's global generator.
         deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
 
-    Attributes: X_train_, y_train_ as passed (rows that were dropped or weigh 0 left out); gp_, the fitted prior, and
-    kernel_, its kernel; posterior_;
-    log_marginal_likelihood_value_; report_; history_, the evaluations of `fit`; scaling_, to and from standard units;
-    n_features_in_, feature_names_in_.
+    Attributes:
+        X_train_, y_train_: as passed; rows that were dropped or weigh 0 are left out.
+        gp_, kernel_: the fitted prior and its kernel, in standard units.
+        posterior_: in standard units.
+        log_marginal_likelihood_value_: nats, of y in standard units.
+        report_, history_: of the fit.
+        scaling_: to and from standard units.
+        n_features_in_, feature_names_in_: as in scikit-learn.
 
     Example:
         >>> import numpy as np
@@ -133,10 +142,16 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Fit the parameters and condition on the data.
 
         Args:
-            X: shape (n, d), an array or a frame of numbers; y: shape (n,) or (n, p).
+            X: shape (n, d), an array or a frame of numbers.
+            y: shape (n,) or (n, p).
             sample_weight: shape (n,), 0 or more: how often each row counts; None for once.
-        Returns: self.
-        Raises: ShapeError, DomainError (both ValueError), MemoryBudgetError, NotPositiveDefiniteError.
+
+        Returns:
+            self.
+
+        Raises:
+            ShapeError, DomainError: both ValueError, for data that do not fit.
+            MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`, with n the number of distinct rows.
         """
         self._check_choices()
@@ -221,9 +236,13 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 Sampled ones are logged with their largest standard error ("flashgp.predict"); that of every point is
                 `posterior_.predict(x_test, variance="sampled").variance_standard_error`, in standard units squared.
                 A covariance is exact, and takes no "sampled".
-        Returns: shape (n_test,), or (n_test, p) when y had columns; float32 for float32 X, else float64.
-        Raises: RuntimeError for both return_std and return_cov; ValueError for X that does not fit the training data,
-            or a variance that does not exist.
+
+        Returns:
+            Shape (n_test,), or (n_test, p) when y had columns; float32 for float32 X, else float64.
+
+        Raises:
+            RuntimeError: for both return_std and return_cov.
+            ValueError: for X that does not fit the training data, or a variance that does not exist.
         Cost: n n_test d for the mean, n^2 n_test flops for deviations, and n_test^2 numbers for a covariance.
         """
         if return_std and return_cov:
@@ -252,7 +271,14 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     ) -> Array:
         """Joint samples of new observations at X (of the function, with `latent`).
 
-        Returns: shape (n_test, n_samples), or (n_test, p, n_samples) when y had columns.
+        Args:
+            X: shape (n_test, d), finite.
+            n_samples: how many.
+            random_state: their seed, as in scikit-learn.
+            latent: of the function without observation noise.
+
+        Returns:
+            Shape (n_test, n_samples), or (n_test, p, n_samples) when y had columns.
         Cost: n_test^3 / 3 flops.
         """
         seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
@@ -269,7 +295,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             theta: shape (number of trainable values,): unconstrained values (logarithms of positive parameters) in the
                 order of `gp_.named_parameters()`; None for the fitted ones.
             eval_gradient: also the gradient by theta, in the same order.
-        Raises: NotFittedError before `fit`; ShapeError for another number of values.
+
+        Raises:
+            NotFittedError: before `fit`.
+            ShapeError: for another number of values.
         """
         if not hasattr(self, "posterior_"):
             raise NotFittedError(
