@@ -82,7 +82,7 @@ class EventKind(Enum):
     DETERMINISTIC = "Deterministic: one thread and built-in rates."
     RUNTIME = "Runtime: {placement}."
     MOVED = "{bytes:bytes} of x were moved from {source} to {target}."
-    TILES_HALVED = "Memory ran out in a tile. It went on with {rows:n row} per tile; the result is the same."
+    TILES_HALVED = "Memory ran out. The work went on in pieces of {rows:n row}; the result is the same."
     LOOPS_HALVED = (
         "Memory ran out in a compiled loop. It went on with {rows:n row}, {columns:n column} and {right_sides} "
         "right-hand sides at a time; the result is the same."
@@ -107,8 +107,8 @@ class EventKind(Enum):
         "takes over, in {bytes:bytes}."
     )
     TILES_NOT_STORED = (
-        "The stored tiles would take {needed:bytes}, with {free:bytes} free. They are recomputed in every product, "
-        "which takes longer."
+        "The covariance matrix would take {needed:bytes}, with {free:bytes} free. It is computed again in every "
+        "product, which takes longer."
     )
 
     # linear solves
