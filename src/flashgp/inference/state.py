@@ -33,7 +33,7 @@ from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["UPDATE", "Cache", "State", "UpdateState"]
+__all__ = ["UPDATE", "Cache", "State", "UpdateState", "continued"]
 
 F64 = torch.float64
 UPDATE = "update"  # the stage of the events of a report that the next update replaces
@@ -267,3 +267,10 @@ class State:
             )
             self.cache.numpy_prior = (NumpyPrior.of(self.prior, self.theta, self.x) if served else None,)
         return self.cache.numpy_prior[0]
+
+
+def continued(made: State, online: UpdateState) -> State:
+    """A state that was conditioned anew, as the continuation of one that has been updated; the report says so."""
+    online = replace(online, turn=0, usual_iterations=None, last=())
+    made.report.events.append(online.event)
+    return replace(made, online=online)

@@ -34,7 +34,7 @@ from flashgp.inference.online.one_point import appended_row
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.state import State, UpdateState
+from flashgp.inference.state import State, UpdateState, continued
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -42,7 +42,6 @@ from flashgp.solvers.growing.panels import PanelFactor
 
 __all__ = [
     "append",
-    "carried_on",
     "check_updatable",
     "drop",
     "like_own",
@@ -296,14 +295,7 @@ def _afresh(post: State, prior: Prior, x: Tensor, y: Tensor, learned: UpdateStat
         solver = None if post.plan is None else post.plan.solver
         dtype = None if post.factor is None else torch.float32
     made = condition(prior, x, y, ConditionSettings(post.settings, solver=solver, dtype=dtype))
-    return carried_on(made, learned)
-
-
-def carried_on(made: State, learned: UpdateState) -> State:
-    """A state that was conditioned anew as the continuation of what had been learned before; it says so."""
-    online = replace(learned, turn=0, usual_iterations=None, last=())
-    made.report.events.append(online.event)
-    return replace(made, online=online)
+    return continued(made, learned)
 
 
 def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> Table:

@@ -11,10 +11,9 @@ from typing import Literal
 import torch
 
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.online.update import carried_on
 from flashgp.inference.plan import PlanSettings, RowCounts, conditioning_plan
 from flashgp.inference.replicates import equal_rows
-from flashgp.inference.state import State
+from flashgp.inference.state import State, continued
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions
@@ -49,4 +48,4 @@ def refined(
         seed=post.settings.seed, deterministic=post.settings.deterministic, progress=progress,
     )  # fmt: skip
     found = fit_prior(post.prior, post.x, post.y, options)
-    return carried_on(found.state, replace(post.online, refined=post.online.refined + 1))
+    return continued(found.state, replace(post.online, refined=post.online.refined + 1))
