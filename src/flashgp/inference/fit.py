@@ -60,30 +60,38 @@ def fit(
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
     Args:
-        x, y: rows (*batch, n, d) and targets (*batch, n) or (*batch, n, outputs); n at least 1.
+        gp: the model; its values are where `initial="given"` starts.
+        x: rows, (*batch, n, d), n at least 1.
+        y: targets, (*batch, n) or (*batch, n, outputs).
         starts: runs from different initial values, on 400 rows first when n is large, where the best goes on to all
-            rows; with more than one, a last run starts from the best with its long lengthscales reset, where forgotten
-            columns show up. None for 4, or 1 for initial="given" and for models with modules of your own.
+            rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds
+            columns that were ignored. None for 4, or 1 for initial="given" and models with modules of your own.
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
         max_iterations: of L-BFGS-B, per start.
-        time_limit: seconds. The search ends early enough for the plan's time of the posterior, or a tenth of the limit
-            if that is less; the posterior gets what is left then, a tenth at least, and is labelled as `GP.condition`
-            does where that ends its solve.
-        memory, device, dtype, plan, tolerance, jitter: as `GP.condition`.
+        time_limit: seconds. The search ends early enough for the posterior, by its planned time or a tenth of the
+            limit, whichever is less. The posterior gets what is left, a tenth at least; where that ends its solve, it
+            is labelled as `GP.condition` says.
+        memory: as `GP.condition`.
+        device: as `GP.condition`.
+        dtype: as `GP.condition`.
+        plan: as `GP.condition`.
+        tolerance: as `GP.condition`.
+        jitter: as `GP.condition`.
         seed: of random starts, probes and the posterior's solve; the same seed gives the same result.
-        deterministic: to the last bit, whatever the number of threads, as `GP.condition` says; the posterior remembers.
+        deterministic: the same bits whatever the number of threads, as `GP.condition` says; the posterior remembers.
             One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
-        checkpoint: a file that makes an interrupted fit resumable, to the same trajectory; with estimated gradients to
-            the same one as far as their solves are exact, since these begin anew where they would start warm.
+        checkpoint: a file that makes an interrupted fit resumable, along the same trajectory; with estimated gradients,
+            to the tolerance of their solves.
         progress: called after every evaluation.
-        settings: numbers that tune the search, and its objective.
-    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in the posterior's solve
-        gives the best weights so far, labelled with the bound they reached, where the solve is iterative.
-    Raises: ShapeError, DomainError, MemoryBudgetError; NotPositiveDefiniteError if no start can be evaluated;
-        FitInterrupted, a KeyboardInterrupt with the trained `gp`, for Ctrl-C in a factorisation of the posterior, or in
-        what prepares its solve: there is no partial answer then, and gp.condition(x, y), or the same call with its
-        checkpoint, goes on from there.
+        settings: numbers that tune the search, and its objective (training/options.py).
+    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
+        the posterior gives its best weights so far, labelled with the bound they reached.
+    Raises:
+        ShapeError, DomainError, MemoryBudgetError: as `GP.condition`.
+        NotPositiveDefiniteError: if no start can be evaluated.
+        FitInterrupted: a KeyboardInterrupt that has the trained `gp`, for Ctrl-C where the posterior has no partial
+            answer: gp.condition(x, y), or the same call with its checkpoint, goes on from there.
     Cost: n^3 flops per evaluation, typically 20 to 60 of them, one n x n buffer, with n the number of distinct rows.
 
     Example:
