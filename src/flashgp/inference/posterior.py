@@ -230,7 +230,7 @@ class Posterior:
         Raises: DomainError for a posterior without rows, of a batch or differentiable; as `fgp.fit` otherwise.
         Cost: about 1.3 evaluations of n^3 flops a step, and a new factor: not of O(n^2).
         """
-        from flashgp.inference.training.refine import refined
+        from flashgp.inference.online.refine import refined
 
         return self._of(refined(self.state, steps, priors=priors, time_limit=time_limit, progress=progress))
 
