@@ -15,6 +15,7 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.likelihoods.gaussian import repeated as repeated_rows
 from flashgp.solvers.direct import strided
+from flashgp.solvers.direct.rotations import Rotations, rotations
 from inference.plain_gp import data, model, relative
 
 F64 = torch.float64
@@ -103,15 +104,11 @@ def test_slide_and_replace() -> None:
     agree(post.replace([20, 7], x[60:62], y[60:62]), gp.condition(x[rows], y[rows]), 1e-10)
 
 
-@pytest.mark.parametrize("way", ["rotations", "reflections"])
-def test_random_sequences_equal_a_fresh_posterior_and_leave_the_older_ones(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way == "rotations" and not strided.rotations.wait():
-        pytest.skip("needs numba")
-    if way == "reflections":
-        monkeypatch.setattr(strided.rotations, "update", lambda n: None)
-    x, y = data(900, 3)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_random_sequences_equal_a_fresh_posterior_and_leave_the_older_ones(deterministic: bool) -> None:
+    # By rotations where there is a compiler, and by reflections.
+    rotations.wait()
+    x, y = data(500, 3)
     gp = fgp.GP(1.5 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.tensor([0.8, 1.0, 1.5])), fgp.means.Constant(0.2))
     generator = torch.Generator().manual_seed(5)
     at = x[-5:]
@@ -120,8 +117,8 @@ def test_random_sequences_equal_a_fresh_posterior_and_leave_the_older_ones(
         return int(torch.randint(least, most + 1, (), generator=generator))
 
     rows, following = list(range(40)), 40
-    post, older = gp.condition(x[:40], y[:40]), []
-    for step in range(200):
+    post, older = gp.condition(x[:40], y[:40], deterministic=deterministic), []
+    for step in range(120):
         if step % 20 == 0:
             older.append((post, post.predict(at).mean, post.predict(at).variance))
         k = number(1, 4)
@@ -365,13 +362,12 @@ def test_drift_is_seen_and_the_factor_made_anew(k: int) -> None:
 
 
 def test_deterministic_ones_repeat_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whether or not the rotations are compiled.
     x, y = data(60)
+    rotations.wait()
     posts = []
-    for ready in (False, strided.rotations.wait()):
-        if not ready:
-            monkeypatch.setattr(strided.rotations, "update", lambda n: None)
-        else:
-            monkeypatch.undo()
+    for loops in (Rotations(), rotations):
+        monkeypatch.setattr(strided, "rotations", loops)
         posts.append(model().condition(x[:50], y[:50], deterministic=True).slide(x[50:], y[50:]))
     assert torch.equal(posts[0].representer_weights, posts[1].representer_weights)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from flashgp.planner.plan import Plan
+from flashgp.planner.variances import STRIP_BYTES
 from flashgp.solvers.contract import Step
 
 __all__ = ["ConditionSettings", "OnlineSettings", "SolveSettings"]
@@ -23,6 +24,7 @@ class OnlineSettings:
         check_every: updates in which so many rows are checked: a few in each, so that all take as long; on an
             accelerator, which would be waited for, all of them in every so many updates.
         max_drift: times sqrt(n) eps, a backward error beyond which the factor is made again.
+        strip_bytes: of covariances alive at once, of predictions of fantasies.
     """
 
     numpy_pairs: int = 2**14
@@ -30,6 +32,7 @@ class OnlineSettings:
     checked_rows: int = 16
     check_every: int = 4
     max_drift: float = 100.0
+    strip_bytes: int = STRIP_BYTES
 
 
 @dataclass(frozen=True)

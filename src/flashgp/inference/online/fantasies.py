@@ -27,7 +27,6 @@ from flashgp.inference.state import State
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
-from flashgp.planner.variances import STRIP_BYTES
 from flashgp.solvers.growing.panels import PIVOT
 
 __all__ = ["Fantasies", "FantasyPrediction", "fantasize"]
@@ -118,7 +117,7 @@ class Fantasies:
         """(members, test points) that fit a strip's memory; everything at once where a graph keeps it all anyway."""
         everything = slice(0, members), slice(0, m)
         q, n = self.x.shape[-2], self.posterior.distinct
-        numbers = max(1, STRIP_BYTES // 8)
+        numbers = max(1, self.posterior.settings.online.strip_bytes // 8)
         if graph or not members or not m:
             yield everything
         elif shared:
@@ -223,7 +222,7 @@ def _solved(post: State, rows: Rows) -> Tensor:
     if torch.is_grad_enabled():
         return post.factor.half_solve(post.covariance_to(rows, F64).to_dense().mT).mT
     out = torch.empty(rows.count, post.distinct, dtype=F64, device=post.x.device)
-    step = max(1, STRIP_BYTES // (8 * post.distinct))
+    step = max(1, post.settings.online.strip_bytes // (8 * post.distinct))
     for start in range(0, rows.count, step):
         cross = post.covariance_to(rows.part(start, start + step), F64).to_dense()
         out[start : start + step] = post.factor.half_solve(cross.mT).mT
@@ -253,7 +252,9 @@ def _corners(
     corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=post.x.device)
     own = corner.detach().diagonal(dim1=-2, dim2=-1)
     if half is not None:
-        step = count if torch.is_grad_enabled() else max(1, STRIP_BYTES // (8 * q * half.shape[-1]))
+        step = (
+            count if torch.is_grad_enabled() else max(1, post.settings.online.strip_bytes // (8 * q * half.shape[-1]))
+        )
         less, more = [], []
         for start in range(0, max(1, count), max(1, step)):
             part = _of_members(half, place, q, slice(start, start + step))

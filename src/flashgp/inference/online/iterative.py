@@ -132,4 +132,4 @@ def _factor(post: State, table: Table, border: Tensor, workspace: Workspace) -> 
     corner = border[:, staying:].clone()
     corner.diagonal().add_(noise + factor.jitter.double())
     smallest = (PIVOT_SHARE * noise).to(factor.dtype)
-    return factor.bordered(border[:, :staying], corner.to(factor.dtype), workspace, least=smallest)[0]
+    return factor.bordered(border[:, :staying], corner.to(factor.dtype), workspace, smallest=smallest)[0]

@@ -10,16 +10,16 @@ __all__ = ["RowSolver", "solved"]
 
 
 class RowSolver(Protocol):
-    """A root F of K = F F^T, (n, l); what derivatives of a solve need is the other one."""
+    """A factor L of K = L L^T, (n, n), that solves for rows in place."""
 
     @property
     def dtype(self) -> torch.dtype: ...
     def solve_rows_(self, rows: Tensor, *, transposed: bool) -> Tensor:
-        """F^+ of every row of a contiguous (t, n), or F^+T of (t, l); the result may take the place of the rows."""
+        """L^-1, or L^-T, of every row of a contiguous (t, n); the result may take the place of the rows."""
 
 
 def solved(factor: RowSolver, rhs: Tensor, *, transposed: bool) -> Tensor:
-    """F^+ rhs for rhs (*batch, n, t), or F^+T rhs for (*batch, l, t), differentiable in rhs."""
+    """L^-1 rhs, or L^-T rhs, for rhs (*batch, n, t), differentiable in rhs."""
     followed = torch.is_grad_enabled() and rhs.requires_grad
     if (
         followed

@@ -28,9 +28,9 @@ from flashgp.solvers.growing.buffers import BufferPool, Memory
 
 __all__ = ["PIVOT", "PanelFactor", "corner_factor"]
 
-LEAST_ROWS, MOST_ROWS = 64, 1024  # of a panel that is made for more rows than are known yet; n / 2 between
+MIN_ROWS, MAX_ROWS = 64, 1024  # of a panel that is made for more rows than are known yet; n / 2 between
 SPARE_AFTER_REMOVAL = 16  # rows: a window that slides claims them one by one
-MOST_SEGMENTS = 16  # runs of columns that are copied run by run; more are gathered entry by entry
+MAX_RUNS = 16  # runs of columns that are copied run by run; more are gathered entry by entry
 PIVOT = 10.0  # times the rounding of a pivot: what is below may be all rounding
 
 
@@ -213,13 +213,13 @@ class PanelFactor:
     # -- growing ----------------------------------------------------------------------------------------------------
     @profiled("factorisation")
     def bordered(
-        self, cross: Tensor, corner: Tensor, workspace: Workspace | None = None, *, least: Tensor | None = None
+        self, cross: Tensor, corner: Tensor, workspace: Workspace | None = None, *, smallest: Tensor | None = None
     ) -> tuple["PanelFactor", Tensor, Tensor]:
         """The factor of [[K, K_on], [K_no, K_nn]], eq. (M-111).
 
         Args:
             cross: K_no, (k, n); corner: K_nn with noise and jitter, (k, k).
-            least: pivots of the new rows, (k,), that count as positive; None for more than rounding.
+            smallest: pivots of the new rows, (k,), that do not count as positive; None for rounding.
         Returns: the factor, S^T (k, n) and C (k, k).
         Raises: NotPositiveDefiniteError for rows that those before them determine up to rounding, with their number in
             `indices`; this factor stays as it is in any case.
@@ -228,7 +228,7 @@ class PanelFactor:
         """
         n, k = self.count, corner.shape[-1]
         half = self.solve_rows_(cross.to(self.dtype).clone(memory_format=torch.contiguous_format), transposed=False)
-        lower = corner_factor(half, corner, least)
+        lower = corner_factor(half, corner, smallest)
         panels = self._with_room(k, workspace or Workspace())
         rows = panels[-1].rows[-k:]
         rows[:, :n] = half
@@ -259,10 +259,10 @@ class PanelFactor:
         if memory is not None and memory.claim(own, k):
             return [*self._panels[:-1], last.with_rows(own + k)]
         # Another one took the row after ours: a copy of a short panel, so that their number stays small.
-        short = own <= max(LEAST_ROWS, last.start // 2)
+        short = own <= max(MIN_ROWS, last.start // 2)
         copied = memory is not None and short and own + k <= memory.numbers.shape[0]
         start = last.start if copied else n
-        room = max(k + n - start, LEAST_ROWS, min(start // 2, MOST_ROWS))
+        room = max(k + n - start, MIN_ROWS, min(start // 2, MAX_ROWS))
         numbers = workspace.empty((room, start + room), self.dtype, self.device)
         if copied:
             numbers[:own, :n] = last.rows
@@ -285,7 +285,7 @@ class PanelFactor:
         """The factor of some rows and columns of K, and of a diagonal that grew, eq. (M-112).
 
         Args:
-            kept: the rows that stay, (m,) increasing, at least one.
+            kept: the rows that stay, (m,) increasing, at smallest one.
             added: what the diagonal of each of them gains, (m,), zero or more; None for nothing.
             whitened: L^-1 r, (n, p), for residuals r that the rows which stay keep.
             spare: rows that will be appended soon.
@@ -351,30 +351,30 @@ class PanelFactor:
         return self._with([*before, panel]), whitened
 
 
-def corner_factor(half: Tensor, corner: Tensor, least: Tensor | None = None) -> Tensor:
-    """C with C C^T = K_nn - S^T S, for S^T (k, n). Raises: NotPositiveDefiniteError for a pivot not above `least`.
+def corner_factor(half: Tensor, corner: Tensor, smallest: Tensor | None = None) -> Tensor:
+    """C with C C^T = K_nn - S^T S, for S^T (k, n). Raises: NotPositiveDefiniteError for a pivot not above `smallest`.
 
-    least: (k,); None for more than rounding of n + k rows.
+    smallest: (k,); None for rounding of n + k rows.
     """
     k, n = half.shape
     eps = torch.finfo(half.dtype).eps
     if k == 1:  # numbers: a dozen small operations less in every step of a stream
         own, taken = float(corner), float(half[0].dot(half[0]))
-        return corner.new_full((1, 1), _corner_root(own, taken, n, eps, None if least is None else float(least)))
-    least = PIVOT * (n + k) * eps * corner.diagonal() if least is None else least
+        return corner.new_full((1, 1), _corner_root(own, taken, n, eps, None if smallest is None else float(smallest)))
+    smallest = PIVOT * (n + k) * eps * corner.diagonal() if smallest is None else smallest
     schur = corner - half @ half.mT
     lower, info = torch.linalg.cholesky_ex(schur)
     pivots = lower.diagonal().square()
-    if not int(info) and bool((pivots > least).all()):
+    if not int(info) and bool((pivots > smallest).all()):
         return lower
-    row = int(info) - 1 if int(info) else int((~(pivots > least)).nonzero()[0])
+    row = int(info) - 1 if int(info) else int((~(pivots > smallest)).nonzero()[0])
     raise _refused(row, float(schur[row, row] if int(info) else pivots[row]))
 
 
-def _corner_root(own: float, taken: float, n: int, eps: float, least: float | None = None) -> float:
+def _corner_root(own: float, taken: float, n: int, eps: float, smallest: float | None = None) -> float:
     """C of one row: the root of k_nn = own less |s|^2 = taken, n rows before it."""
     pivot = own - taken
-    if pivot > (PIVOT * (n + 1) * eps * own if least is None else least):
+    if pivot > (PIVOT * (n + 1) * eps * own if smallest is None else smallest):
         return math.sqrt(pivot)
     raise _refused(0, pivot)
 
@@ -413,7 +413,7 @@ def _taken(rows: Tensor, index: Tensor) -> Tensor:
 def _move(block: Tensor, columns: Tensor, first: int, runs: list[tuple[int, int, int]], target: Tensor) -> None:
     """The columns of a block of rows that stay, from `first` on, into target."""
     width = target.shape[1]
-    if len(runs) > MOST_SEGMENTS:
+    if len(runs) > MAX_RUNS:
         target[:, first:] = block[:, columns[first:]]
         return
     for place, begin, end in runs:
