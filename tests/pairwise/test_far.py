@@ -209,19 +209,21 @@ MADE: dict[str, Backend] = {"torch": TorchTiles(), "cpu": CpuTiles(min_pairs=0)}
 
 
 @pytest.mark.parametrize("rectangular", [False, True], ids=["symmetric", "rectangular"])
-@pytest.mark.parametrize("kernel", DECAYING.values(), ids=DECAYING)
-@pytest.mark.parametrize("name", ["torch", "cpu"])
-def test_backends_run_over_the_same_tiles(name: str, kernel: Kernel, rectangular: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "kernel"), [*(("torch", kernel) for kernel in DECAYING), ("cpu", "Matern-1/2"), ("cpu", "product")]
+)
+def test_backends_run_over_the_same_tiles(name: str, kernel: str, rectangular: bool) -> None:
     """Product and gradient of K times the mask: the reference's, in one piece and in small ones."""
     if name == "cpu" and cpu_tiles_missing():
         pytest.skip("numba is not installed")
+    function = DECAYING[kernel]
     x, z = clusters(70, 1), clusters(45, 1, seed=3) if rectangular else None
-    far = found(kernel, x, z, 1e-6)
+    far = found(function, x, z, 1e-6)
     assert far is not None
-    rows = kernel.rows(x).detach().take(far.row_order)
-    cols = None if z is None else kernel.rows(z).detach().take(far.column_order)
+    rows = function.rows(x).detach().take(far.row_order)
+    cols = None if z is None else function.rows(z).detach().take(far.column_order)
     left, right = numbers(70, 2), numbers(45 if rectangular else 70, 2, seed=1)
-    problem = PairProblem(kernel.form, theta_of(kernel), rows, cols, far.near)
+    problem = PairProblem(function.form, theta_of(function), rows, cols, far.near)
     reference: Backend = BACKENDS[Reference.name]()
     wanted = reference.product(problem, right)
     got = MADE[name].product(problem, right)

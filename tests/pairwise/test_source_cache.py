@@ -23,10 +23,12 @@ import sys, torch, warnings
 import flashgp as fgp
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.cpu.engine import compile_seconds
+from flashgp.pairwise.problem import PairProblem
 warnings.simplefilter("error" if len(sys.argv) < 2 else sys.argv[1])
 kernel = fgp.kernels.RBF(1.3)
 x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
-found = CpuTiles(0).product(kernel.form, [], kernel.rows(x).detach(), None, torch.ones(50, 1, dtype=torch.float64))
+problem = PairProblem(kernel.form, [], kernel.rows(x).detach())
+found = CpuTiles(0).product(problem, torch.ones(50, 1, dtype=torch.float64))
 wanted = kernel(x).to_dense().detach().sum(1, keepdim=True)
 assert torch.allclose(found, wanted, rtol=1e-13), (found - wanted).abs().max()
 print(compile_seconds())
@@ -121,11 +123,9 @@ print(os.listdir(sys.argv[2]))
 
 @numba_needed
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such limit here")
-@pytest.mark.parametrize(
-    ("limit", "full", "temporary"), [(100, "all", 1), (16_384, "all", 0), (10**9, "cache", 1)], ids=str
-)
+@pytest.mark.parametrize(("limit", "full", "temporary"), [(16_384, "all", 0), (10**9, "cache", 1)], ids=str)
 def test_a_full_disk_costs_the_cache_and_not_the_product(tmp_path: Path, limit: int, full: str, temporary: int) -> None:
-    """Neither text nor code fits; the text does; only the cache's disk is full. One warning, and nothing is left."""
+    """The text fits and the code does not; only the cache's disk is full. One warning, and nothing is left."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "temporary").mkdir()
     done = subprocess.run(
@@ -276,7 +276,7 @@ from flashgp.pairwise.problem import PairProblem
 def product(kernel):
     x = torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
     right = torch.ones(50, 1, dtype=torch.float64)
-    found = CpuTiles(0).product(kernel.form, [], kernel.rows(x).detach(), None, right)
+    found = CpuTiles(0).product(PairProblem(kernel.form, [], kernel.rows(x).detach()), right)
     assert torch.allclose(found, kernel(x).to_dense().detach().sum(1, keepdim=True), rtol=1e-13)
 
 def is_free():
