@@ -392,7 +392,7 @@ CONFIGS: dict[str, tuple[Callable[[Any], None], str]] = {
     "layouts of no object": (_set("layouts", [1]), "`layouts` of"),
     "a report": (_set("report", "route", 3), "`report.route`"),
     "a report of no number": (_set("report", "seconds", [[{}]]), "`report.seconds`"),
-    "a plan": (_set("report", "plan", "n", "five"), "`report.plan.n`"),
+    "a plan": (_set("report", "plan", "n", "five"), "`report.plan`"),
     "a plan of another dtype": (_set("report", "plan", "dtype", "int8"), "`report.plan`"),
     "events": (_set("report", "events", "abc"), "`report.events`"),
     "an event of no kind": (_set("report", "events", [{"kind": 3, "fields": {}}]), "`report.events.kind`"),

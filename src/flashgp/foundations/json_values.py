@@ -3,16 +3,19 @@
 Each `json_*` reader names the field that it refuses. `strict_json` writes only what reads back equal.
 """
 
+import dataclasses
 import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 from flashgp.foundations.errors import DomainError, ModelFileError
 
 __all__ = [
     "json_count",
+    "json_dataclass",
     "json_fields",
     "json_list",
     "json_number",
@@ -24,6 +27,8 @@ __all__ = [
 ]
 
 _SHOWN_CHARACTERS = 60
+_MAX_NUMBER = 1e300
+T = TypeVar("T")
 
 
 def refused(where: str, expected: str, got: object) -> ModelFileError:
@@ -151,3 +156,36 @@ def json_count(value: object, where: str, largest: int) -> int:
     if type(value) is not int or not 0 <= value <= largest:
         raise refused(where, f"an integer from 0 to {largest}", value if type(value) is not int else "another one")
     return value
+
+
+# -- dataclasses ----------------------------------------------------------------------------------------------------
+def json_dataclass(kind: type[T], value: object, where: str, *, positive: bool = False) -> T:
+    """A dataclass of plain values, tuples, and other such dataclasses, from what `dataclasses.asdict` made of it.
+
+    Args:
+        positive: whether 0 is no number either; numbers are finite and never negative.
+
+    Raises:
+        ValueError: naming the field that has not its type.
+    """
+    kinds = {one.name: one.type for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(value, dict) or value.keys() != kinds.keys():
+        raise ValueError(f"`{where}` must have the fields {', '.join(kinds)}")
+    return kind(**{name: _of_kind(kinds[name], value[name], f"{where}.{name}", positive) for name in kinds})
+
+
+def _of_kind(kind: Any, value: Any, where: str, positive: bool) -> Any:
+    if isinstance(kind, UnionType):
+        if value is None:
+            return None
+        kind = get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"`{where}` must be a list")
+        return tuple(_of_kind(get_args(kind)[0], one, where, positive) for one in value)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return json_dataclass(kind, value, where, positive=positive)
+    number = type(value) in (int, float) and (value > 0 or (value == 0 and not positive)) and value < _MAX_NUMBER
+    if not (number and type(value) in (kind, int) if kind in (int, float) else type(value) is kind):
+        raise ValueError(f"`{where}` must be a{' positive' * positive} {kind.__name__}, got {str(value)[:40]!r}")
+    return float(value) if kind is float else value

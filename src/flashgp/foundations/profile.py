@@ -8,12 +8,12 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 import torch
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.operations import OperationTime, OperationTimes, operation_flops
 
 __all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
@@ -176,14 +176,10 @@ class MachineProfile:
             raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; {advice}")
         # Files of before hold what else ran while it was measured.
         values = {name: value for name, value in values.items() if name not in ("schema", "others_cores")}
-        checked = _checked(cls, values, "profile", nested=("cpu", "accelerator", "products"))
-        checked["cpu"] = _checked_rates(values["cpu"], "cpu")
-        if values["accelerator"] is not None:
-            checked["accelerator"] = _checked_rates(values["accelerator"], "accelerator")
-        if not isinstance(values["products"], list):
-            raise DomainError("`products` must be a list; run `flashgp tune` again")
-        checked["products"] = tuple(PairRate(**_checked(PairRate, one, "products")) for one in values["products"])
-        return cls(**checked)
+        try:
+            return json_dataclass(cls, values, "profile", positive=True)
+        except ValueError as error:
+            raise DomainError(f"{error}; run `flashgp tune` again") from None
 
     # -- as text ------------------------------------------------------------------------------------------------
     def lines(self) -> list[tuple[str, str]]:
@@ -212,15 +208,6 @@ class MachineProfile:
         lines = self.lines()
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
-
-
-def _checked_rates(values: Any, where: str) -> DeviceRates:
-    """Raises: DomainError."""
-    checked = _checked(DeviceRates, values, where, nested=("operations",))
-    if not isinstance(values["operations"], list):
-        raise DomainError(f"`{where}.operations` must be a list; run `flashgp tune` again")
-    times = tuple(OperationTime(**_checked(OperationTime, one, f"{where}.operations")) for one in values["operations"])
-    return DeviceRates(**checked, operations=times)
 
 
 def _rate_lines(prefix: str, rates: DeviceRates) -> list[tuple[str, str]]:
@@ -257,34 +244,6 @@ def _operation_lines(times: Sequence[OperationTime]) -> list[tuple[str, str]]:
         )
         lines.append((f"{operation}, {dtype}", f"GFLOP/s: {', '.join(rates)}"))
     return lines
-
-
-def _checked(kind: type, values: Any, where: str, nested: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a dataclass, each of its type; numbers finite and positive. Raises: DomainError."""
-    kinds: Mapping[str, Any] = {f.name: f.type for f in fields(kind)}
-    if not isinstance(values, dict) or values.keys() != kinds.keys():
-        raise DomainError(f"`{where}` must have the fields {', '.join(kinds)}; run `flashgp tune` again")
-    checked: dict[str, Any] = {}
-    for name, of in kinds.items():
-        value = values[name]
-        if name in nested:
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        valid = {
-            str: isinstance(value, str) and len(value) <= 200,
-            bool: isinstance(value, bool),
-            int: number and isinstance(value, int) and 0 < value < 2**31,
-            float: number and 0.0 < value < 1e300,
-        }[of]
-        if not valid:
-            raise DomainError(
-                f"`{where}.{name}` must be {_WANTED[of]}, got {str(value)[:40]!r}; run `flashgp tune` again"
-            )
-        checked[name] = float(value) if of is float else value
-    return checked
-
-
-_WANTED = {str: "a short text", bool: "true or false", int: "a positive integer", float: "a positive number"}
 
 
 def _table(backend: str, device: str, dtype: str, rates: Mapping[tuple[int, int], float]) -> tuple[PairRate, ...]:

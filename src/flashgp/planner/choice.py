@@ -3,9 +3,7 @@
 Also how a plan is written and read as JSON: every field by name and type, nothing else accepted.
 """
 
-import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -15,6 +13,7 @@ import torch
 from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
+from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import tune_command, unused_accelerator
@@ -183,39 +182,6 @@ def plan_json(plan: Any) -> str:
 def plan_values(kind: type[PlanType], text: str) -> PlanType:
     """The plan that `plan_json` wrote, every field of its type. Raises: DomainError."""
     try:
-        values = json.loads(text)
-        checked = _fields(kind, values)
-        checked["notes"] = tuple(_text(note) for note in _list(checked["notes"]))
-        checked["alternatives"] = tuple(
-            Alternative(**_fields(Alternative, one)) for one in _list(checked["alternatives"])
-        )
-        return kind(**checked)
-    except (ValueError, TypeError, RecursionError) as error:
+        return json_dataclass(kind, json.loads(text), "plan")
+    except (ValueError, RecursionError) as error:
         raise DomainError(f"`text` must be what {kind.__name__}.to_json wrote, got something else ({error})") from None
-
-
-def _fields(kind: type, values: Any) -> dict[str, Any]:
-    kinds: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(kind)}
-    if not isinstance(values, dict) or values.keys() != kinds.keys():
-        raise TypeError(f"the fields must be {', '.join(kinds)}")
-    for name, of in kinds.items():
-        if of in (str, bool, int, float):
-            number = isinstance(values[name], int | float) and not isinstance(values[name], bool)
-            right = number if of is float else number and isinstance(values[name], int) if of is int else None
-            if not (isinstance(values[name], of) if right is None else right):
-                raise TypeError(f"{name} is {str(values[name])[:40]!r}")
-            if number and not 0 <= values[name] < math.inf:
-                raise ValueError(f"{name} is {values[name]!r}")
-    return dict(values)
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{str(value)[:40]!r} is no list")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is no text")
-    return value
