@@ -56,7 +56,7 @@ def test_sentences_leave_out_what_is_not_known() -> None:
     assert "off by at most 5.00e-01" in str(known)
     assert "no bound" in str(Event(EventKind.SOLVE_ENDED, reason="time", bound=None, asked=0.25, residual=1e-3))
     rows = Event(EventKind.TILES_HALVED, rows=1)
-    assert "with 1 row per tile" in str(rows)
+    assert "in pieces of 1 row;" in str(rows)
     assert str(rows.during("update")).startswith("update: Memory")
     assert joined([rows, rows]) == f"{rows} {rows}"
     assert ("events", str(rows)) in Report(events=[rows]).lines()
