@@ -35,9 +35,6 @@ class DenseSystem(System):
     def block(self, index: Index, dtype: torch.dtype) -> Tensor:
         return self.K[index][:, index].to(dtype, copy=True)
 
-    def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
-        return self.K[rows][:, cols].to(v.dtype) @ v
-
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.A.to(dtype, copy=True).triu()
 

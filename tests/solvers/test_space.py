@@ -97,9 +97,6 @@ class SplitSystem(System):
     def block(self, index: Index, dtype: torch.dtype) -> Tensor:
         return self.K[index][:, index].to(dtype)
 
-    def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def dense(self, dtype: torch.dtype) -> Tensor:
         raise NotImplementedError
 

@@ -29,7 +29,7 @@ from flashgp.foundations.errors import (
 )
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
-from flashgp.inference.online.update import check_updatable, like_own
+from flashgp.inference.online.update import check_updatable, in_dtype_of
 from flashgp.inference.posterior import Posterior
 from flashgp.solvers.direct.strided import made_ready
 
@@ -228,13 +228,13 @@ class Stream:
     def _rows_of(self, x: Any, y: Any) -> tuple[Tensor, Tensor | None]:
         """(k, d) and (k,) or (k, outputs), checked, so that nothing is predicted of what cannot be learned."""
         post = self.posterior
-        x = like_own(x, "x", post.x).detach()
+        x = in_dtype_of(x, "x", post.x).detach()
         if x.dim() not in (1, 2):
             raise ShapeError(f"`x` must be one row (d,) or a table (k, d), got {tuple(x.shape)}; give one table")
         x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=post.x)
         if y is None:
             return x, None
-        y = like_own(y, "y", post.y).detach()
+        y = in_dtype_of(y, "y", post.y).detach()
         if len(x) == 1 and y.dim() == post.y.dim() - 1:
             y = y.unsqueeze(0)
         return x, check_targets(y, "y", x, post.gp.outputs).clone()  # it is in the step that is returned

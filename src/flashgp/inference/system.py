@@ -47,7 +47,6 @@ class CovarianceSystem(System):
         self.workspace = workspace or operator.workspace
         options = replace(operator.options, plan=None, route="recomputed", least_tiles=True)
         self._operator = CovarianceOperator(operator.problem.detached(), F64, self.workspace, options)
-        self._parts: dict[tuple[int, int], CovarianceOperator] = {}
         self._tiles: StoredTiles | None = None
         if stored:
             self._tiles = self._operator.stored_tiles(self.workspace)
@@ -90,21 +89,6 @@ class CovarianceSystem(System):
     def _scaled_inputs(self) -> list[Tensor]:
         rows, kinds = self._operator.problem.rows, self._operator.problem.form.statistics
         return [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance" and f.shape[-1]]
-
-    @autocast_disabled
-    def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
-        """K[rows, cols] v: through the tiles for all rows and a slice of columns in float32, else recomputed."""
-        every = isinstance(rows, slice) and rows.indices(self.count) == (0, self.count, 1)
-        if not (every and isinstance(cols, slice)):
-            return self._operator._part(rows, cols).times(v)
-        start, stop, _ = cols.indices(self.count)
-        if self._tiles is not None and v.dtype == torch.float32:
-            return self._tiles.columns_times(slice(start, stop), v)
-        part = self._parts.get((start, stop))
-        if part is None:  # kept for its plans
-            part = self._operator._part(slice(0, self.count), slice(start, stop))
-            self._parts[start, stop] = part
-        return part.times(v)
 
     @autocast_disabled
     def dense(self, dtype: torch.dtype) -> Tensor:

@@ -53,19 +53,3 @@ class StoredTiles:
             if self.symmetric and j.stop > i.stop:
                 out[..., i.stop :] += given[..., i] @ values[..., i.stop - i.start :]
         return out.mT.contiguous()
-
-    @profiled("pairwise products")
-    def columns_times(self, columns: slice, right: Tensor) -> Tensor:
-        """K[:, columns] @ right, (*batch, n, t), in right's dtype, of a symmetric K, for right (*batch, b, t)."""
-        batch = broadcast_batch(self.shape[:-2], right.shape[:-2])
-        out = right.new_zeros((*batch, self.shape[-2], right.shape[-1]))
-        for i, j, tile in self.panels:
-            here = slice(max(columns.start, j.start), columns.stop)  # columns that the panel has
-            if here.start < here.stop:
-                part = tile[..., here.start - j.start : here.stop - j.start].to(right.dtype)
-                out[..., i, :] += part @ right[..., here.start - columns.start :, :]
-            rows = slice(max(columns.start, i.start), min(columns.stop, i.stop))  # and those it has as rows
-            if rows.start < rows.stop and j.stop > i.stop:
-                part = tile[..., rows.start - i.start : rows.stop - i.start, i.stop - i.start :].to(right.dtype)
-                out[..., i.stop :, :] += part.mT @ right[..., rows.start - columns.start : rows.stop - columns.start, :]
-        return out

@@ -87,10 +87,6 @@ class System(ABC):
         return None
 
     @abstractmethod
-    def cross(self, rows: Index, cols: Index, v: Tensor) -> Tensor:
-        """K[rows, cols] v without noise, for v (number of cols, t), in v's dtype, never stored whole."""
-
-    @abstractmethod
     def dense(self, dtype: torch.dtype) -> Tensor:
         """A itself, its upper triangle, in one n x n buffer that the caller may overwrite."""
 

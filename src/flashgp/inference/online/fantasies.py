@@ -22,7 +22,7 @@ from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
-from flashgp.inference.online.update import like_own
+from flashgp.inference.online.update import in_dtype_of
 from flashgp.inference.state import State
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
@@ -166,7 +166,7 @@ class Fantasies:
 @deterministic_where(lambda post, *_: post.settings.deterministic)
 def fantasize(post: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     """See `Posterior.fantasize`."""
-    x = check_points(like_own(x, "x", post.x), "x", like=post.x).clone()  # read again by predictions
+    x = check_points(in_dtype_of(x, "x", post.x), "x", like=post.x).clone()  # read again by predictions
     if (y is None) == (samples is None):
         raise DomainError(
             "`y` or `samples` must be given, and not both; samples=1 draws the targets from the posterior"
@@ -182,7 +182,7 @@ def fantasize(post: State, x: Any, y: Any, samples: int | None, seed: int | None
         )
     outputs, batch, (q, d) = post.prior.outputs, x.shape[:-2], x.shape[-2:]
     if y is not None:
-        y = check_targets(like_own(y, "y", post.y), "y", x, outputs).clone()
+        y = check_targets(in_dtype_of(y, "y", post.y), "y", x, outputs).clone()
         tail = 1 if outputs is None else 2
         if y.shape[y.dim() - tail - len(batch) : y.dim() - tail] != batch:
             raise ShapeError(f"`y` must have shape (*s, *{tuple(batch)}, {q}) like the rows of x, got {tuple(y.shape)}")

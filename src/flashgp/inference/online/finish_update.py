@@ -76,7 +76,7 @@ class FactorCheck:
 
 
 def finish_update(
-    post: State,
+    state: State,
     update: Update,
     covariance: Callable[[Rows, Rows], Tensor],
     workspace: Workspace,
@@ -87,12 +87,12 @@ def finish_update(
 
     Args: covariance, of two sets of rows; started, by `time.perf_counter`; check, of the update itself.
     """
-    before, online, n, settings = post.report, post.online, update.rows.count, post.settings.online
+    before, online, n, settings = state.report, state.online, update.rows.count, state.settings.online
     if check is None and (rows := _rows_to_check(online, n, update.x.device, settings)) is not None:
         check = _checked(update, rows, covariance)
     drifted = check is not None and not check.drift <= settings.max_drift * n**0.5 * torch.finfo(F64).eps
     if drifted:
-        update = _refactorised(post, update, workspace)
+        update = _refactorised(state, update, workspace)
         check = _checked(update, slice(0, min(settings.checked_rows, n)), covariance)
     online = replace(
         online, appended=online.appended + update.appended, dropped=online.dropped + update.dropped,
@@ -107,11 +107,11 @@ def finish_update(
     )  # fmt: skip
     report.seconds = time.perf_counter() - started
     after = State(
-        update.prior, update.x, update.y, update.rows, post.theta, update.table.residual, update.factor, report,
-        whitened=update.whitened, replicates=update.table.replicates, settings=post.settings, online=online,
+        update.prior, update.x, update.y, update.rows, state.theta, update.table.residual, update.factor, report,
+        whitened=update.whitened, replicates=update.table.replicates, settings=state.settings, online=online,
     )  # fmt: skip
-    if update.prior is post.prior and update.table.replicates is post.replicates:
-        after.cache.numpy_prior = post.cache.numpy_prior
+    if update.prior is state.prior and update.table.replicates is state.replicates:
+        after.cache.numpy_prior = state.cache.numpy_prior
     return after
 
 
@@ -126,14 +126,14 @@ def _rows_to_check(online: UpdateState, count: int, device: torch.device, settin
     return slice(start, min(start + rows, count))
 
 
-def _refactorised(post: State, update: Update, workspace: Workspace) -> Update:
+def _refactorised(state: State, update: Update, workspace: Workspace) -> Update:
     """With a fresh factor of the same rows."""
     prior, table = update.prior, update.table
     noise = table.noise - update.factor.jitter
     settings = DirectSettings(
         TorchTiles(), F64, None, repair=lambda: prior.repairable(update.x, update.y), workspace=workspace
     )
-    factor = PanelFactor.of(factorise_covariance(settings, prior.kernel.form, post.theta, update.rows, noise))
+    factor = PanelFactor.of(factorise_covariance(settings, prior.kernel.form, state.theta, update.rows, noise))
     table = replace(table, noise=noise + factor.jitter)
     return replace(update, table=table, factor=factor, whitened=factor.half_solve(table.residual))
 

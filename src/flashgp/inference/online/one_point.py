@@ -31,32 +31,32 @@ MIN_NORM = 2.0**-500
 
 @outside_inference_mode
 @autocast_disabled
-def appended_row(post: State, x: Any, y: Any) -> State | None:
+def appended_row(state: State, x: Any, y: Any) -> State | None:
     """The posterior with one more row, as `Posterior.append`; None where `x`, `y` or the posterior ask for more care.
 
     Raises: NotPositiveDefiniteError as `append`.
     Cost: n^2 flops and some fifty calls.
     """
     started = time.perf_counter()
-    prior, factor = post.numpy_prior, post.factor
+    prior, factor = state.numpy_prior, state.factor
     if prior is None or factor is None:
         return None
-    given, panels = _row(post, x, y), PanelFactor.of(factor)
+    given, panels = _row(state, x, y), PanelFactor.of(factor)
     if given is None or panels.dtype != F64 or not panels.takes_vectors:
         return None
-    z = post.whitened_residual
+    z = state.whitened_residual
     if z is None:  # the first row after conditioning: kept, since others may be joined to the same posterior
-        z = post.cache.whitened = panels.half_solve(post.residual)
+        z = state.cache.whitened = panels.half_solve(state.residual)
     with quiet_openblas(), numpy.errstate(all="ignore"):  # what is not finite is refused by its pivot
-        return _appended(post, prior, panels, z, *given, started)
+        return _appended(state, prior, panels, z, *given, started)
 
 
-def _row(post: State, x: Any, y: Any) -> tuple[Array, Array] | None:
+def _row(state: State, x: Any, y: Any) -> tuple[Array, Array] | None:
     """x (1, d) and y (1,) or (1, outputs) where they are finite and just like those before; None for all else."""
     row, target = plain_array(x), plain_array(y)
     if row is None or target is None:
         return None
-    for given, own in ((row, post.x.numpy()), (target, post.y.numpy())):
+    for given, own in ((row, state.x.numpy()), (target, state.y.numpy())):
         if given.dtype != own.dtype or given.shape != (1, *own.shape[1:]):
             return None
     total = sum(row[0].tolist()) + sum(target.ravel().tolist())  # of some numbers, sooner than by a call
@@ -64,22 +64,22 @@ def _row(post: State, x: Any, y: Any) -> tuple[Array, Array] | None:
 
 
 def _appended(
-    post: State, prior: NumpyPrior, factor: PanelFactor, z: Tensor, x: Array, y: Array, started: float
+    state: State, prior: NumpyPrior, factor: PanelFactor, z: Tensor, x: Array, y: Array, started: float
 ) -> State:
     workspace = Workspace()
     workspace.ran(TITLE)
-    rows, jitter = post.rows, float(factor.jitter)
+    rows, jitter = state.rows, float(factor.jitter)
     new = prior.rows(x)
     cross = prior.covariance.block(new, RowArrays.of(rows))[0]
     noise = prior.noise + jitter if jitter else prior.noise
     corner = prior.covariance.corner(new) + float(noise)
-    turn = post.online.turn if post.online.turn < len(cross) else 0
+    turn = state.online.turn if state.online.turn < len(cross) else 0
     entry = float(cross[turn])
     factor, root = factor.bordered_by(cross, corner, workspace)  # cross is L^-1 of it now
-    own = post.residual.numpy()
+    own = state.residual.numpy()
     residual = y.reshape(1, -1) - prior.mean
     before = z.numpy()
-    check = _checked(post, factor.row(turn), cross, entry, before, own)
+    check = _checked(state, factor.row(turn), cross, entry, before, own)
     whitened = _followed(before, (residual - cross @ before) / root)
     table = Table(None, _followed(own, residual), noise.expand(len(cross) + 1))
     longer = Rows(
@@ -87,16 +87,16 @@ def _appended(
         tuple(_followed(a.numpy(), more) for a, more in zip(rows.scalars, new.scalars, strict=True)),
         rows.count + 1, rows.batch, rows.place,
     )  # fmt: skip
-    x_all, y_all = _followed(post.x.numpy(), x), _followed(post.y.numpy(), y)
-    update = Update(post.prior, x_all, y_all, longer, table, factor, whitened, appended=1)
+    x_all, y_all = _followed(state.x.numpy(), x), _followed(state.y.numpy(), y)
+    update = Update(state.prior, x_all, y_all, longer, table, factor, whitened, appended=1)
 
     def covariance(some: Rows, others: Rows) -> Tensor:
         return prior.block(some, others, workspace)
 
-    return finish_update(post, update, covariance, workspace, started, check)
+    return finish_update(state, update, covariance, workspace, started, check)
 
 
-def _checked(post: State, row: Array, half: Array, entry: float, z: Array, residual: Array) -> FactorCheck:
+def _checked(state: State, row: Array, half: Array, entry: float, z: Array, residual: Array) -> FactorCheck:
     """One row l of the factor beside the new one s, with which its covariance is `entry`, eq. (M-113).
 
     An append changes no row but adds one: l . s sees the errors of that, and l z those of the row itself. Norms stand
@@ -114,8 +114,8 @@ def _checked(post: State, row: Array, half: Array, entry: float, z: Array, resid
     relative = None
     if squares > 0.0:  # of one row: the mean of the last sixteen
         relative = len(residual) * sum(error * error for error in errors) / squares
-        if (known := post.report.relative_residual) is not None:
-            relative = known * known + (relative - known * known) / post.settings.online.checked_rows
+        if (known := state.report.relative_residual) is not None:
+            relative = known * known + (relative - known * known) / state.settings.online.checked_rows
         relative = relative**0.5
     return FactorCheck(drift if math.isfinite(drift) else math.inf, relative, stop)
 

@@ -44,7 +44,7 @@ __all__ = [
     "append",
     "check_updatable",
     "drop",
-    "like_own",
+    "in_dtype_of",
     "replace_rows",
     "slide",
 ]
@@ -54,7 +54,7 @@ MANY_ROWS = ONE_THREAD_ROWS + 1
 
 
 @dataclass(frozen=True, eq=False)
-class _New:
+class _NewRows:
     """Checked new rows: x (k, d), y (k,) or (k, outputs), and what their likelihood says of each."""
 
     x: Tensor
@@ -67,58 +67,60 @@ class _New:
 
 
 # -- what users call, behind the methods of Posterior -------------------------------------------------------------
-def append(post: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
+def append(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
     """See `Posterior.append`."""
-    if row_variance is None and row_weight is None and (one := appended_row(post, x, y)) is not None:
+    if row_variance is None and row_weight is None and (one := appended_row(state, x, y)) is not None:
         return one
-    new = _checked(post, x, y, row_variance, row_weight)
-    return _updated(post, None, new) if len(new) else post
+    new = _checked(state, x, y, row_variance, row_weight)
+    return _updated(state, None, new) if len(new) else state
 
 
-def drop(post: State, indices: Any) -> State:
+def drop(state: State, indices: Any) -> State:
     """See `Posterior.drop`."""
-    gone = _indices(indices, post.count)
-    return _updated(post, gone, None) if len(gone) else post
+    gone = _indices(indices, state.count)
+    return _updated(state, gone, None) if len(gone) else state
 
 
-def replace_rows(post: State, indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
+def replace_rows(state: State, indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
     """See `Posterior.replace`."""
-    gone, new = _indices(indices, post.count), _checked(post, x, y, row_variance, row_weight)
+    gone, new = _indices(indices, state.count), _checked(state, x, y, row_variance, row_weight)
     if len(gone) != len(new):
         raise ShapeError(
             f"`indices` must name one row for each new one ({len(new)}), got {len(gone)}; drop and append separately"
         )
-    return _updated(post, gone, new) if len(new) else post
+    return _updated(state, gone, new) if len(new) else state
 
 
-def slide(post: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
+def slide(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
     """See `Posterior.slide`."""
-    new = _checked(post, x, y, row_variance, row_weight)
-    if len(new) > post.count:
+    new = _checked(state, x, y, row_variance, row_weight)
+    if len(new) > state.count:
         raise DomainError(
-            f"`x` must have at most as many rows as the posterior ({post.count:,}), since as many are dropped, got "
+            f"`x` must have at most as many rows as the posterior ({state.count:,}), since as many are dropped, got "
             f"{len(new):,}; use gp.condition, or append"
         )
-    return _updated(post, torch.arange(len(new)), new) if len(new) else post
+    return _updated(state, torch.arange(len(new)), new) if len(new) else state
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
-def _checked(post: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> _New:
+def _checked(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> _NewRows:
     """New rows as `condition` takes them; whole numbers become numbers of the posterior's dtype.
 
     Raises: ShapeError, DomainError.
     """
-    x, y = (like_own(value, name, own) for value, name, own in ((x, "x", post.x), (y, "y", post.y)))
-    x = check_points(x, "x", like=post.x)
+    x, y = (in_dtype_of(value, name, own) for value, name, own in ((x, "x", state.x), (y, "y", state.y)))
+    x = check_points(x, "x", like=state.x)
     if x.dim() != 2:
-        raise ShapeError(f"`x` must have shape (k, {post.x.shape[-1]}), got {tuple(x.shape)}; append one table of rows")
-    y = check_targets(y, "y", x, post.prior.outputs)
-    if y.dim() != post.y.dim():
-        raise ShapeError(f"`y` must have {post.y.dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
-    return _New(x.detach(), y.detach(), row_variance, row_weight)
+        raise ShapeError(
+            f"`x` must have shape (k, {state.x.shape[-1]}), got {tuple(x.shape)}; append one table of rows"
+        )
+    y = check_targets(y, "y", x, state.prior.outputs)
+    if y.dim() != state.y.dim():
+        raise ShapeError(f"`y` must have {state.y.dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
+    return _NewRows(x.detach(), y.detach(), row_variance, row_weight)
 
 
-def like_own(value: Any, name: str, own: Tensor) -> Tensor:
+def in_dtype_of(value: Any, name: str, own: Tensor) -> Tensor:
     """A floating tensor; whole numbers and booleans take the dtype of the rows before, as torch.cat does it."""
     tensor = as_float_tensor(value, name)
     whole = not value.is_floating_point() if isinstance(value, Tensor) else numpy.asarray(value).dtype.kind in "iub"
@@ -152,83 +154,85 @@ def _indices(indices: Any, n: int) -> Tensor:
     return found
 
 
-def check_updatable(post: State) -> None:
+def check_updatable(state: State) -> None:
     """Raises: DomainError for a posterior that cannot learn online."""
-    if post.differentiable:
+    if state.differentiable:
         raise DomainError(
             "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
         )
-    if post.batch_shape:
+    if state.batch_shape:
         raise DomainError(
-            f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}; condition each alone"
+            f"`posterior` must be of one table, got a batch of shape {tuple(state.batch_shape)}; condition each alone"
         )
 
 
 # -- the update ---------------------------------------------------------------------------------------------------
-@deterministic_where(lambda post, gone, new: post.settings.deterministic)
+@deterministic_where(lambda state, gone, new: state.settings.deterministic)
 @outside_inference_mode
 @autocast_disabled
 @torch.no_grad()
-def _updated(post: State, gone: Tensor | None, new: _New | None) -> State:
+def _updated(state: State, gone: Tensor | None, new: _NewRows | None) -> State:
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
-    check_updatable(post)
+    check_updatable(state)
     most = max(0 if part is None else len(part) for part in (gone, new))
-    few = post.x.device.type == "cpu" and most <= post.settings.online.few_rows
-    few = few and post.float64_factor is not None  # solves keep all cores busy
+    few = state.x.device.type == "cpu" and most <= state.settings.online.few_rows
+    few = few and state.float64_factor is not None  # solves keep all cores busy
     # Reflections are many small products, however many rows go.
     quiet = quiet_openblas() if few or gone is not None else nullcontext()
     with one_thread(0 if few else MANY_ROWS), quiet:
-        return _updated_now(post, gone, new)
+        return _updated_rows(state, gone, new)
 
 
-def _updated_now(post: State, gone: Tensor | None, new: _New | None) -> State:
+def _updated_rows(state: State, gone: Tensor | None, new: _NewRows | None) -> State:
     started = time.perf_counter()
-    n, device = post.count, post.x.device
-    kept = None if gone is None or not len(gone) else _others(gone, n).to(device)
-    prior = _prior_of(post.prior, n, kept, new)
-    taken = _taken(n, kept)
-    x = _stacked(post.x, taken, None if new is None else new.x)
-    y = _stacked(post.y, taken, None if new is None else new.y)
+    n, device = state.count, state.x.device
+    kept = None if gone is None or not len(gone) else _remaining(gone, n).to(device)
+    prior = _updated_prior(state.prior, n, kept, new)
+    taken = _row_index(n, kept)
+    x = _joined(state.x, taken, None if new is None else new.x)
+    y = _joined(state.y, taken, None if new is None else new.y)
     came, went = 0 if new is None else len(new), 0 if gone is None else len(gone)
-    if not post.count or (kept is not None and not len(kept)):
-        return _afresh(post, prior, x, y, post.online.counted(came, went))
-    table = _table(post, prior, x, y, kept, new)
-    rows_new = None if new is None else post.prior.kernel.rows(new.x)
-    rows = _rows(post.rows, table.kept, rows_new)
-    if post.float64_factor is None:
-        learned, before = post.online.counted(came, went), post.report
+    if not state.count or (kept is not None and not len(kept)):
+        return _conditioned_again(state, prior, x, y, state.online.counted(came, went))
+    table = _table(state, prior, x, y, kept, new)
+    rows_new = None if new is None else state.prior.kernel.rows(new.x)
+    rows = _joined_rows(state.rows, table.kept, rows_new)
+    if state.float64_factor is None:
+        online, before = state.online.counted(came, went), state.report
         report = Report(before.route, "", before.device, before.dtype, jitter=before.jitter, plan=before.plan)
         after = State(
-            prior, x, y, rows, post.theta, table.residual, None, report,
-            replicates=table.replicates, settings=post.settings, online=learned,
+            prior, x, y, rows, state.theta, table.residual, None, report,
+            replicates=table.replicates, settings=state.settings, online=online,
         )  # fmt: skip
-        found = solved_again(post, after, table)
-        return found or _afresh(post, prior, x, y, replace(learned, refactorised=learned.refactorised + 1))
-    workspace, form, plain = Workspace(), prior.kernel.form, post.numpy_prior
+        found = solved_again(state, after, table)
+        return found or _conditioned_again(state, prior, x, y, replace(online, refactorised=online.refactorised + 1))
+    workspace, form, plain = Workspace(), prior.kernel.form, state.numpy_prior
 
     def covariance(some: Rows, others: Rows) -> Tensor:
-        if plain is not None and some.count * others.count <= post.settings.online.numpy_pairs:
+        if plain is not None and some.count * others.count <= state.settings.online.numpy_pairs:
             return plain.block(some, others, workspace)
-        block = TorchTiles().block(PairProblem(form, post.theta, some, others), dtype=F64, workspace=workspace)
+        block = TorchTiles().block(PairProblem(form, state.theta, some, others), dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
 
     block = None if rows_new is None else covariance(rows_new, rows)
-    factor, whitened = _changed(post, table, block, workspace)
+    factor, whitened = _updated_factor(state, table, block, workspace)
     update = Update(prior, x, y, rows, table, factor, whitened, came, went)
-    return finish_update(post, update, covariance, workspace, started)
+    return finish_update(state, update, covariance, workspace, started)
 
 
-def _changed(post: State, table: Table, block: Tensor | None, workspace: Workspace) -> tuple[PanelFactor, Tensor]:
+def _updated_factor(
+    state: State, table: Table, block: Tensor | None, workspace: Workspace
+) -> tuple[PanelFactor, Tensor]:
     """The factor after the update and the whitened residual, eqs. (M-111) and (M-112); block: K_no and K_nn."""
-    assert post.factor is not None
-    factor, whitened = PanelFactor.of(post.factor), post.whitened_residual
+    assert state.factor is not None
+    factor, whitened = PanelFactor.of(state.factor), state.whitened_residual
     if table.kept is not None:
         factor, whitened = factor.part(
             table.kept,
             table.added,
             whitened=whitened if table.added is None else None,  # the residual of joined rows may change
             spare=0 if block is None else len(block),
-            compiled=not post.settings.deterministic,
+            compiled=not state.settings.deterministic,
             workspace=workspace,
         )
     staying = factor.count
@@ -244,7 +248,7 @@ def _changed(post: State, table: Table, block: Tensor | None, workspace: Workspa
     return factor, torch.cat([whitened, more])
 
 
-def _prior_of(prior: Prior, n: int, kept: Tensor | None, new: _New | None) -> Prior:
+def _updated_prior(prior: Prior, n: int, kept: Tensor | None, new: _NewRows | None) -> Prior:
     """The same prior, its likelihood for the rows that there will be; the prior itself where rows are all alike."""
     likelihood = prior.likelihood
     given = new is not None and (new.row_variance is not None or new.row_weight is not None)
@@ -257,7 +261,7 @@ def _prior_of(prior: Prior, n: int, kept: Tensor | None, new: _New | None) -> Pr
     return prior.with_likelihood(likelihood)
 
 
-def _others(gone: Tensor, n: int) -> Tensor:
+def _remaining(gone: Tensor, n: int) -> Tensor:
     """What is left of n rows without increasing ones."""
     if int(gone[-1]) == len(gone) - 1:  # the oldest
         return torch.arange(len(gone), n)
@@ -266,7 +270,7 @@ def _others(gone: Tensor, n: int) -> Tensor:
     return mask.nonzero().squeeze(-1)
 
 
-def _taken(count: int, kept: Tensor | None) -> Tensor | slice | None:
+def _row_index(count: int, kept: Tensor | None) -> Tensor | slice | None:
     """How to take some of so many rows: the latest ones are a view."""
     if kept is None or not len(kept) or kept.device.type != "cpu":  # a device would be waited for
         return kept
@@ -274,41 +278,41 @@ def _taken(count: int, kept: Tensor | None) -> Tensor | slice | None:
     return slice(gone, None) if int(kept[0]) == gone else kept
 
 
-def _stacked(own: Tensor, taken: Tensor | slice | None, more: Tensor | None) -> Tensor:
+def _joined(own: Tensor, taken: Tensor | slice | None, more: Tensor | None) -> Tensor:
     """Some rows, then new ones; some that are alone have memory of their own."""
     if taken is not None:
         own = own[taken].clone() if more is None and isinstance(taken, slice) else own[taken]
     return own if more is None else torch.cat([own, more])
 
 
-def _rows(own: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
+def _joined_rows(own: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
     """Likewise of features."""
     own = own if kept is None else own.take(kept)
     return own if more is None else own.followed_by(more)
 
 
-def _afresh(post: State, prior: Prior, x: Tensor, y: Tensor, learned: UpdateState) -> State:
+def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online: UpdateState) -> State:
     """Nothing is left, the prior or the new rows alone; or what is kept does not go on to these rows."""
     solver: str | None = None
     dtype: torch.dtype | None = F64
-    if post.count and post.float64_factor is None:  # as it was asked for: a float64 factor may not fit
-        solver = None if post.plan is None else post.plan.solver
-        dtype = None if post.factor is None else torch.float32
-    made = condition(prior, x, y, ConditionSettings(post.settings, solver=solver, dtype=dtype))
-    return continued(made, learned)
+    if state.count and state.float64_factor is None:  # as it was asked for: a float64 factor may not fit
+        solver = None if state.plan is None else state.plan.solver
+        dtype = None if state.factor is None else torch.float32
+    made = condition(prior, x, y, ConditionSettings(state.settings, solver=solver, dtype=dtype))
+    return continued(made, online)
 
 
-def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None, new: _New | None) -> Table:
+def _table(state: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None, new: _NewRows | None) -> Table:
     # Solves are of the matrix without the jitter of a factor that helps them.
-    device, jitter = x.device, 0.0 if post.float64_factor is None else float(post.float64_factor.jitter)
-    joined = post.replicates
+    device, jitter = x.device, 0.0 if state.float64_factor is None else float(state.float64_factor.jitter)
+    joined = state.replicates
     if joined is None:
         sites = prior.sites(y)
         more = None if new is None else prior.residual(new.x, sites.targets[len(y) - len(new) :])
-        residual = _stacked(post.residual, _taken(post.distinct, kept), more)
+        residual = _joined(state.residual, _row_index(state.distinct, kept), more)
         noise = sites.variance.expand(len(x)) + jitter
         return Table(None, residual, noise, kept)
-    u, group = post.distinct, joined.group
+    u, group = state.distinct, joined.group
     stay, added = None, None
     if kept is not None:
         group = group[kept]
@@ -326,6 +330,6 @@ def _table(post: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None,
     sites = replicates.likelihood.sites(replicates.y, prior.outputs)
     noise = sites.variance.expand(len(replicates.x)) + jitter
     if stay is not None:
-        growth = (noise[:distinct] - post.noise.expand(u)[stay]).clamp_min(0.0)
+        growth = (noise[:distinct] - state.noise.expand(u)[stay]).clamp_min(0.0)
         added = torch.where(fewer, growth, 0.0)
     return Table(replicates, prior.residual(replicates.x, sites.targets), noise, stay, added)

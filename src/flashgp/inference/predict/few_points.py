@@ -23,35 +23,35 @@ __all__ = ["FewPoints"]
 class FewPoints:
     """Mean and variance at few points. Made by `of`."""
 
-    def __init__(self, post: State, prior: NumpyPrior, x: Array) -> None:
-        self._post, self._prior = post, prior
+    def __init__(self, state: State, prior: NumpyPrior, x: Array) -> None:
+        self._state, self._prior = state, prior
         self._rows = prior.rows(x)
-        self._cross = prior.covariance.block(self._rows, RowArrays.of(post.rows))
+        self._cross = prior.covariance.block(self._rows, RowArrays.of(state.rows))
         self._solved: Array | None = None
 
     @classmethod
-    def of(cls, post: State, x: Tensor) -> "FewPoints | None":
+    def of(cls, state: State, x: Tensor) -> "FewPoints | None":
         """None for what is not so simple.
 
-        Args: x (k, d), checked, on the CPU and without a graph; post, whose factor is float64.
+        Args: x (k, d), checked, on the CPU and without a graph; state, whose factor is float64.
         """
-        few = x.dim() == 2 and len(x) * post.distinct <= post.settings.online.numpy_pairs
-        prior, numbers = post.numpy_prior if few else None, plain_array(x)
-        return None if prior is None or numbers is None else cls(post, prior, numbers)
+        few = x.dim() == 2 and len(x) * state.distinct <= state.settings.online.numpy_pairs
+        prior, numbers = state.numpy_prior if few else None, plain_array(x)
+        return None if prior is None or numbers is None else cls(state, prior, numbers)
 
     @property
     def half(self) -> Array:
         """L^-1 k(x, x_i) of each point as a row, (k, n). Cost: n^2 flops a point."""
         if self._solved is None:
             with quiet_openblas(), numpy.errstate(all="ignore"):
-                self._solved = _half(self._post.factor, self._cross)
+                self._solved = _half(self._state.factor, self._cross)
         return self._solved
 
     def mean(self) -> Tensor:
         """(k, outputs or 1)."""
-        z = self._post.whitened_for_mean
+        z = self._state.whitened_for_mean
         # As quick as the weights, and what the variance needs.
-        found = self._cross @ self._post.representer_weights.numpy() if z is None else self.half @ z.numpy()
+        found = self._cross @ self._state.representer_weights.numpy() if z is None else self.half @ z.numpy()
         return torch.from_numpy(found + self._prior.mean)
 
     def variance(self) -> tuple[Tensor, Tensor]:
