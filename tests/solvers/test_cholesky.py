@@ -97,7 +97,7 @@ def test_the_ladder_ends_below_what_may_be_added() -> None:
         built.clear()
         advice = "pass a larger jitter=" if tried == 3 else r"the next jitter, .*, is above .* the most"
         with pytest.raises(NotPositiveDefiniteError, match=advice) as caught:
-            factorise(build, most=most)
+            factorise(build, max_jitter=most)
         assert len(caught.value.jitters) == tried == len(built) - 1
 
 

@@ -5,6 +5,7 @@ import math
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -21,16 +22,17 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.progress import Progress
-from flashgp.solvers.preconditioners import candidate
 from flashgp.solvers.preconditioners.candidate import (
     CandidatePreconditioner,
     Compared,
     ComparisonRun,
     contraction,
     is_slow,
+    low_rank,
     making_passes,
     vecchia,
 )
+from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.vecchia import Vecchia, making_bytes, vecchia_bytes
 from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, VecchiaSettings
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
@@ -405,24 +407,40 @@ def test_a_loss_is_remembered_by_the_precision_of_products() -> None:
         assert made.may_be_tried(torch.float32)
 
 
+def solved_with(make: Callable[[PlacedSystem], Preconditioner]) -> tuple[PlacedSystem, Tensor, Solution, str]:
+    """Of few rows, compared with what `make` makes; the outcome last."""
+    system, rhs = few_dimensions(500), normal(500, 2)
+    other = CandidatePreconditioner(lambda: make(system), 500, settings=COMPARISON)
+    first = low_rank(system, 16, 0, replace(EAGER, compare=False))
+    found = PreparedConjugateGradients(system, Compared(first, other), EAGER).solve(rhs, GOAL)
+    return system, rhs, found, other.outcome
+
+
 class Fading(Vecchia):
     """Quick for a few solves, and then no preconditioner."""
 
     solves = 0
 
     def half_solve_transposed(self, v: Tensor) -> Tensor:
-        type(self).solves += 1
+        self.solves += 1
         found = super().half_solve_transposed(v)
-        return found if type(self).solves < 3 else found.flip(0)
+        return found if self.solves < 3 else found.flip(0)
 
 
-def test_a_trial_that_breaks_down_after_a_quick_start_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    system, rhs = few_dimensions(600), normal(600, 2)
-    monkeypatch.setattr(candidate, "Vecchia", Fading)
-    Fading.solves = 0
-    prepared, found = solved(system, rhs, rank=16)
+class Wrong(Vecchia):
+    """Not positive definite: what a comparison must not end a solve with."""
+
+    def half_solve_transposed(self, v: Tensor) -> Tensor:
+        return super().half_solve_transposed(v).flip(0)
+
+
+@pytest.mark.parametrize("candidate", [Fading, Wrong])
+def test_a_comparison_that_fails_ends_alone(candidate: type[Vecchia]) -> None:
+    system, rhs, found, outcome = solved_with(lambda system: candidate(system, system.scaled_inputs()))
     assert found.stopped == "goal"
-    assert outcome(prepared) == "lost", found.events
+    assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
+    assert not compared(found)[-1].fields["kept"], found.events
+    assert outcome == "lost"
 
 
 def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
@@ -459,24 +477,26 @@ def test_places_that_are_none(x: Tensor) -> None:
     assert vecchia(DenseSystem(system.K, 0.1), 0) is None
 
 
-@pytest.mark.parametrize("limit", ["time", "iterations"])
-def test_no_trial_begins_that_would_pass_a_limit(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_comparison_begins_that_would_pass_a_limit() -> None:
     system, rhs = few_dimensions(), normal(700, 2)
-    if limit == "iterations":
-        limits = Limits(iterations=20 + COMPARISON.length - 1)
-    else:
-        deadline = Limits(deadline=time.perf_counter() + 30.0)
-        progress = Progress("test", system, GOAL, deadline, lambda r: torch.full((r.shape[1],), math.inf))
-        progress.began, progress.passes = progress.began - 10.0, 10.0  # a second for each
-        assert progress.has_room_for(8, 12.0)
-        assert not progress.has_room_for(8, 23.0)
-        monkeypatch.setattr(Progress, "has_room_for", lambda *_: False)
-        limits = Limits(iterations=40)
+    deadline = Limits(deadline=time.perf_counter() + 30.0)
+    progress = Progress("test", system, GOAL, deadline, lambda r: torch.full((r.shape[1],), math.inf))
+    progress.began, progress.passes = progress.began - 10.0, 10.0  # a second for each
+    assert progress.has_room_for(8, 12.0)
+    assert not progress.has_room_for(8, 23.0)
     prepared = ConjugateGradients(32, EAGER).prepare(system)
-    found = prepared.solve(rhs, GOAL, limits=limits)
+    found = prepared.solve(rhs, GOAL, limits=Limits(iterations=20 + COMPARISON.length - 1))
     assert found.stopped == "iterations"
     assert not compared(found)
     assert outcome(prepared) == "untried"
+
+
+def test_what_does_not_fit_in_the_free_memory_is_not_begun() -> None:
+    settings = replace(DEFAULTS, vecchia=VecchiaSettings(neighbours=2**40))
+    made = vecchia(few_dimensions(50), 0, settings)
+    assert made is not None
+    assert made.made() is None
+    assert "while it is made, with" in made.why
 
 
 def test_a_quick_solve_does_not_try_it() -> None:
@@ -486,44 +506,28 @@ def test_a_quick_solve_does_not_try_it() -> None:
     assert outcome(prepared) == "untried"
 
 
-@pytest.mark.parametrize("error", ["budget", "torch", "free"])
-def test_without_memory_for_it_the_low_rank_goes_on(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    system = few_dimensions(1200)
-    prepared = ConjugateGradients(32, EAGER).prepare(system)
+def fails(error: Exception) -> Callable[[PlacedSystem], Preconditioner]:
+    def make(system: PlacedSystem) -> Preconditioner:
+        raise error
+
+    return make
+
+
+@pytest.mark.parametrize("error", ["budget", "torch"])
+def test_without_memory_for_it_the_low_rank_goes_on(error: str) -> None:
     if error == "budget":
-        system.workspace.budget_bytes = system.workspace.live_bytes + 2**20
-    elif error == "free":
-        monkeypatch.setattr(candidate, "available_bytes", lambda _: 2**20)
+        make = fails(MemoryBudgetError("too little", needed_bytes=2, available_bytes=1))
     else:
-        monkeypatch.setattr(system, "blocks", lambda _: (_ for _ in ()).throw(RuntimeError("can't allocate memory")))
-    found = prepared.solve(normal(1200, 2), GOAL)
+        make = fails(RuntimeError("can't allocate memory"))
+    _, _, found, outcome = solved_with(make)
     assert found.stopped == "goal"
-    assert compared(found)[0].kind is EventKind.PRECONDITIONER_REFUSED
-    assert outcome(prepared) == "refused"
+    assert [event.kind for event in compared(found)] == [EventKind.PRECONDITIONER_REFUSED]
+    assert outcome == "refused"
 
 
-def test_an_error_of_the_model_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    system = few_dimensions()
-    monkeypatch.setattr(system, "blocks", lambda _: (_ for _ in ()).throw(RuntimeError("a fault")))
+def test_an_error_of_the_model_is_no_refusal() -> None:
     with pytest.raises(RuntimeError, match="a fault"):
-        ConjugateGradients(32, EAGER).prepare(system).solve(normal(700, 2), GOAL)
-
-
-class Wrong(Vecchia):
-    """Not positive definite: what a trial must not end a solve with."""
-
-    def half_solve_transposed(self, v: Tensor) -> Tensor:
-        return super().half_solve_transposed(v).flip(0)
-
-
-def test_a_trial_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    system, rhs = few_dimensions(600), normal(600, 2)
-    monkeypatch.setattr(candidate, "Vecchia", Wrong)
-    prepared, found = solved(system, rhs, rank=16)
-    assert found.stopped == "goal"
-    assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
-    assert not compared(found)[-1].fields["kept"], found.events
-    assert outcome(prepared) == "lost"
+        solved_with(fails(RuntimeError("a fault")))
 
 
 @pytest.mark.parametrize("iterations", [20, 24, 28, 29])

@@ -97,7 +97,7 @@ def factorise_covariance(
         matrix.diagonal(dim1=-2, dim2=-1).add_(noise.to(matrix.dtype))
         return matrix
 
-    factor = factorise(build, settings.jitter, repair=settings.repair, most=settings.most_jitter)
+    factor = factorise(build, settings.jitter, repair=settings.repair, max_jitter=settings.most_jitter)
     settings.jitters += factor.attempts
     return factor
 

@@ -19,12 +19,12 @@ from flashgp.kernels.random_features import RandomFeatures
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import factorise_keeping
+from flashgp.solvers.preconditioners.pivoted_cholesky import common_pivots
 
 __all__ = ["FeatureDraws", "PivotedDraws", "PriorDraws", "pivots_of", "prior_covariance", "prior_draws"]
 
 TILE_BYTES = 2**25  # of features alive at once: 32 MiB
 SAMPLED = 256  # rows whose pairs measure the prior error
-PIVOT_LEAST = torch.finfo(torch.float64).eps ** 0.75  # of the largest variance: what is left below is rounding
 PIVOTED_SHARE = 8  # the columns of a pivoted Cholesky take at most one part in so many of the free memory
 
 
@@ -176,42 +176,12 @@ def prior_draws(
 
 
 @torch.no_grad()
-def pivots_of(prior: Prior, x: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
-    """Rows of x by randomly pivoted Cholesky: each with probability its share of the residual diagonal.
-
-    Returns: positions (at most `most`; fewer when nothing is left), common to all members of a batch; the factor F,
-        (*batch, n, pivots), with F F' the Nystrom approximation; the share of the trace that it leaves, eq. (M-95).
-    Cost: n m covariances and n m^2 flops for m pivots; n m numbers.
-    Source: Chen, Epperly, Tropp & Webber (2024), Randomly pivoted Cholesky, algorithm 2.1.
-    """
+def pivots_of(prior: Prior, x: Tensor, limit: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    """Rows of x by randomly pivoted Cholesky, as `common_pivots`. Cost: n m covariances for m pivots."""
     rows = prior.kernel.rows(x)
-    diagonal = prior_covariance(prior, rows).diagonal().clone()
-    total = diagonal.sum(-1)
-    least = PIVOT_LEAST * diagonal.amax(-1, keepdim=True)
-    columns = torch.empty(*diagonal.shape, most, dtype=torch.float64, device=x.device)
-    pivots: list[int] = []
-    while len(pivots) < most:
-        left = torch.where(diagonal > least, diagonal, 0.0)
-        share = (left / total.unsqueeze(-1)).flatten(0, -2).sum(0) if left.dim() > 1 else left
-        usable = (diagonal > least).flatten(0, -2).all(0) if left.dim() > 1 else diagonal > least
-        share = torch.where(usable, share, 0.0)
-        if not float(share.sum()) > 0.0:
-            break
-        place = _chosen(share, generator)
-        found = prior_covariance(prior, rows, rows.take(torch.tensor([place], device=x.device))).to_dense().squeeze(-1)
-        done = columns[..., : len(pivots)]
-        found = found - (done @ done[..., place, :].unsqueeze(-1)).squeeze(-1)
-        column = found / diagonal[..., place].sqrt().unsqueeze(-1)
-        columns[..., len(pivots)] = column
-        diagonal = (diagonal - column.square()).clamp_min(0.0)
-        diagonal[..., place] = 0.0
-        pivots.append(place)
-    residual = float((diagonal.sum(-1) / total).max())
-    return torch.tensor(pivots, device=x.device), columns[..., : len(pivots)], residual
 
+    def column(pivot: int) -> Tensor:
+        index = torch.tensor([pivot], device=x.device)
+        return prior_covariance(prior, rows, rows.take(index)).to_dense().squeeze(-1)
 
-def _chosen(share: Tensor, generator: torch.Generator) -> int:
-    """A position with probability proportional to its share."""
-    sums = share.cumsum(-1)
-    uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
-    return min(int(torch.searchsorted(sums, uniform * sums[-1])), int(share.nonzero()[-1]))
+    return common_pivots(prior_covariance(prior, rows).diagonal().clone(), column, limit, generator)

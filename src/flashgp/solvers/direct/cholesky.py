@@ -97,7 +97,7 @@ def factorise(
     *,
     repair: Callable[[], bool] = lambda: True,
     rounding: Tensor | None = None,
-    most: float = math.inf,
+    max_jitter: float = math.inf,
 ) -> Factor:
     """The Cholesky factor of the matrix that `build` makes, symmetric, shape (*batch, n, n), eq. (M-30).
 
@@ -108,7 +108,7 @@ def factorise(
         repair: says, after a failure, whether rounding may be blamed for it; if not, no jitter is tried.
         rounding: the absolute rounding error of the matrix, (*batch,), where its entries are differences of larger
             numbers; the ladder is then 1, 10, 100 times this. None for n eps times the mean diagonal.
-        most: an absolute jitter above which the ladder is not climbed: each step is another factorisation.
+        max_jitter: absolute, above which the ladder is not climbed: each step is another factorisation.
     Raises: NotPositiveDefiniteError with the smallest pivot, the jitters tried and the failing batch indices.
     Cost: n^3 / 3 flops per attempt, one n x n buffer.
     """
@@ -138,10 +138,9 @@ def factorise(
         if jitter is not None or not repairable or attempt > len(JITTER_STEPS):
             break
         step = JITTER_STEPS[attempt - 1] * unit
-        if bool((step * scale > most).any()):
-            refused = (
-                f"the next jitter, {float((step * scale).amax()):.1e}, is above {most:.1e}, the most that may be added"
-            )
+        if bool((step * scale > max_jitter).any()):
+            wanted = float((step * scale).amax())
+            refused = f"the next jitter, {wanted:.1e}, is above {max_jitter:.1e}, the most that may be added"
             break
         ladder.append(step)
         del matrix, lower  # before the next one is allocated
@@ -159,13 +158,13 @@ def factorise_keeping(
 ) -> Factor:
     """`factorise` of a matrix that is kept, differentiable in it: the jitter is found on a detached copy first."""
     kept = matrix.detach()
-    found = factorise(
+    factor = factorise(
         lambda: kept.clone(memory_format=torch.contiguous_format), jitter, repair=repair, rounding=rounding
     )
     if not (torch.is_grad_enabled() and matrix.requires_grad):
-        return found
-    lower = torch.linalg.cholesky(matrix + torch.diag_embed(found.jitter.unsqueeze(-1).expand(matrix.shape[:-1])))
-    return Factor(lower, found.jitter, found.attempts)
+        return factor
+    lower = torch.linalg.cholesky(matrix + torch.diag_embed(factor.jitter.unsqueeze(-1).expand(matrix.shape[:-1])))
+    return Factor(lower, factor.jitter, factor.attempts)
 
 
 def _factor_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,8 +210,11 @@ def refine(
     """Iterative refinement: a float32 solve corrected by float64 residuals, eq. (M-32).
 
     Args:
-        solve: approximate K^-1 of a (*batch, n, t) tensor; multiply: K times it, in float64; rhs: float64.
-        target: relative residual to stop at; limit: most corrections.
+        solve: approximate K^-1 of a (*batch, n, t) tensor.
+        multiply: K times it, in float64.
+        rhs: (*batch, n, t), float64.
+        target: relative residual to stop at.
+        limit: corrections at most.
     Returns: solution, its relative residual |rhs - K a| / |rhs| (largest over columns) and the corrections made.
         It stops early when a correction no longer halves the residual, and returns the best so far.
     Raises: ConvergenceError as soon as a residual is not finite, naming row and column.

@@ -8,6 +8,7 @@ Embrace rejection, for the blocks.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +21,7 @@ from flashgp.solvers.contract import System
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
 
-__all__ = ["PartialCholesky", "partial_cholesky"]
+__all__ = ["PartialCholesky", "common_pivots", "partial_cholesky"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -176,3 +177,42 @@ class _GrowingFactor:
         if self.rank < self.settings.kept_buffer * len(self.rows):  # unused memory must not live as long as the factor
             rows = rows.clone()
         return PartialCholesky(rows.mT, pivots, self.left, self.mean, ended, self.space)
+
+
+def common_pivots(
+    diagonal: Tensor, column: Callable[[int], Tensor], limit: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, float]:
+    """Pivots of several K at once, one after the other, each with probability its share of what is left.
+
+    Args:
+        diagonal: of every K, (*batch, n), overwritten.
+        column: K[:, pivot], (*batch, n).
+        limit: pivots at most; fewer when nothing above rounding is left.
+    Returns: pivots, common to all members of the batch; F, (*batch, n, pivots); the share of the trace that F F^T
+        leaves, the largest of the batch, eq. (M-95).
+    Cost: n m^2 flops for m pivots and n m numbers, for each member.
+    """
+    total = diagonal.sum(-1)
+    rounding = EPS**0.75 * diagonal.amax(-1, keepdim=True)
+    factor = torch.empty(*diagonal.shape, limit, dtype=F64, device=diagonal.device)
+    pivots: list[int] = []
+    while len(pivots) < limit:
+        usable = diagonal > rounding
+        share = torch.where(usable, diagonal, 0.0)
+        if share.dim() > 1:
+            share, usable = (share / total.unsqueeze(-1)).flatten(0, -2).sum(0), usable.flatten(0, -2).all(0)
+        share = torch.where(usable, share, 0.0)
+        if not float(share.sum()) > 0.0:
+            break
+        sums = share.cumsum(-1)
+        uniform = float(torch.rand((), generator=generator, dtype=F64))
+        pivot = min(int(torch.searchsorted(sums, uniform * sums[-1])), int(share.nonzero()[-1]))
+        known = factor[..., : len(pivots)]
+        left = column(pivot) - (known @ known[..., pivot, :].unsqueeze(-1)).squeeze(-1)
+        left = left / diagonal[..., pivot].sqrt().unsqueeze(-1)
+        factor[..., len(pivots)] = left
+        diagonal = (diagonal - left.square()).clamp_min(0.0)
+        diagonal[..., pivot] = 0.0
+        pivots.append(pivot)
+    residual = float((diagonal.sum(-1) / total).max())
+    return torch.tensor(pivots, device=diagonal.device), factor[..., : len(pivots)], residual
