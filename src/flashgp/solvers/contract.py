@@ -1,7 +1,7 @@
 """What every solver of A X = B promises, for a symmetric positive definite A = K + diag(noise) that need not be stored.
 
     prepare(system) -> Prepared          what is worth keeping for several right-hand sides
-    Prepared.solve(B, goal) -> Solution  the answer with its true float64 residual
+    Prepared.solve(B, goal) -> Solution  the solution with its true float64 residual
 
 A solver sees a `System`: products, columns, blocks. It never sees a covariance function. With r = b - A x and
 e = A^-1 b - x, the error that matters is
@@ -93,9 +93,11 @@ class System(ABC):
 
 @dataclass(frozen=True)
 class Goal:
-    """When a solve is done: each column has relative residual |r| / |b| <= relative, or a bound of |e|_A <= energy.
+    """When a column is done: where one of two bounds holds. A column of zeros is done at once.
 
-    A column of zeros is done at once. energy: absolute, in the units of sqrt(b^T A^-1 b); 0 to leave it out.
+    Args:
+        relative: of the residual, |r| / |b|.
+        energy: of the error, |e|_A, absolute, in the units of sqrt(b^T A^-1 b); 0 to leave it out.
     """
 
     relative: float
@@ -108,8 +110,11 @@ class Goal:
 
 @dataclass(frozen=True)
 class Step:
-    """What a callback sees after an iteration: solver, iteration, passes over the pairs, seconds, and per column the
-    relative residual and the bound of |e|_A, as estimated by the recurrence."""
+    """What a callback sees after an iteration.
+
+    Fields: solver, its name; iteration; passes over the pairs and seconds so far; relative residual and bound of |e|_A
+    of each column, (t,), by the recurrence.
+    """
 
     solver: str
     iteration: int
@@ -121,10 +126,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a solve besides its goal. deadline: a time of `time.perf_counter`; iterations; callback: called after
-    every iteration, a true answer ends the solve with the best values so far; interrupted: called when Ctrl-C ends the
-    solve with the best values so far, measured by one more pass, which a second Ctrl-C saves. Without it Ctrl-C is
-    raised, as in every other place."""
+    """What ends a solve besides its goal, with the best values so far.
+
+    Args:
+        deadline: a time of `time.perf_counter`.
+        iterations: at most.
+        callback: called after every iteration; True ends the solve.
+        interrupted: called when Ctrl-C ends the solve; one more pass measures the values, which a second Ctrl-C saves.
+            None raises KeyboardInterrupt, as in every other place.
+    """
 
     deadline: float = math.inf
     iterations: int = 10_000
@@ -140,11 +150,11 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Solution:
-    """An answer and what is known about it.
+    """The solution of a solve and what is known about it.
 
     Fields: value (n, t), float64; relative_residual (t,), |b - A x| / |b|, measured in float64 at the end, not from a
-    recurrence; energy_bound (t,), a rigorous bound of |e|_A; iterations; passes over the pairs, also of parts of
-    them; seconds; stopped, why it ended; events, one for every change of route or precision.
+    recurrence; energy_bound (t,), a rigorous bound of |e|_A; iterations; passes over the pairs; seconds; stopped, why
+    it ended; events, one for every change of preconditioner or precision.
     """
 
     value: Tensor
@@ -167,8 +177,8 @@ class Prepared(ABC):
         Args:
             start: first guess (n, t), float64; zeros by default. It never makes the answer worse: where it has a
                 larger residual than zero has, zero is taken.
-        Returns: the best values found; `stopped` says whether the goal was met. Running out of time or of
-            iterations, stagnation and divergence are answers, not errors.
+        Returns: the best values; `stopped` says whether the goal was met. Running out of time or of iterations,
+            stagnation and divergence are no errors.
         Raises: ConvergenceError as soon as a number that is not finite appears, with where.
         """
 
