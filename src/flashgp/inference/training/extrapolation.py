@@ -1,16 +1,15 @@
 """Where the optimum goes as rows are added: the start of a search over more rows.
 
-Parts of the rows say where all of them lead: more rows see finer structure, so that noise falls and lengthscales
-shorten, by about as much for each doubling. With optima of a and of b rows, delta = theta_b - theta_a, and B the
-curvature of b rows as far as it is certain, the search over n rows begins at
+More rows see finer structure, so that noise falls and lengthscales shorten, by about as much for each doubling. With
+optima of a and of b rows, delta = theta_b - theta_a, and B the curvature of b rows without what first steps have put on
+it, the search over n rows begins at
 
     theta_b + w delta min(2, log(n / b) / log(b / a)),   w = max(0, 1 - p c / (delta^T B delta)),                (M-122)
     c = b / a - 1 + (1 + b / a) / S
 
-p parameters, S probes of each gradient. p c is what chance alone would make of delta^T B delta where there is no trend:
-the b rows contain the a, so that the optima differ by a covariance of B^-1 (b / a - 1), and estimated gradients add
-theirs. So w is the share of the way that is no chance, as in James and Stein's estimator. Numbers of rows that are less
-than half as many again as others say little of a trend that is carried far: b / a is 1.5 or more.
+p parameters, S probes of each gradient. p c is the expectation of delta^T B delta without a trend: the b rows contain
+the a, so that the optima differ by a covariance of B^-1 (b / a - 1), and estimated gradients add theirs. w shrinks the
+step as James and Stein's estimator does. b / a is 1.5 or more: closer sizes say too little of a trend.
 
 Source: James & Stein (1961), Estimation with quadratic loss, for the shrinkage.
 """

@@ -2,7 +2,7 @@
 
 The value of the likelihood of many rows costs more than its gradient, and both are estimates. So steps are judged by
 gradients: the curvature B starts as the Fisher information of a subset of the rows, scaled to all of them, eq.
-(M-104), and learns from every step (BFGS, with Powell's damping). Where gradients are expensive the first step scales
+(M-104), and is updated by every step (BFGS, with Powell's damping). Where gradients are expensive the first step scales
 all of B: fewer rows see less curvature, by a factor between 1 and `max_curvature_scale` over all searches of a fit. A
 step p is taken back along itself where the slope has turned uphill by more than `turn` of what it was downhill, or
 where the gradient has become `wild` times as large.

@@ -77,7 +77,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     prior, plan = prior.released(), _plan(prior, x, y, group, options)
     problem = _problem(prior, x, y, group, plan, options)
     mark = fingerprint(
-        problem.x.cpu().numpy(), problem.y.cpu().numpy(), *_marks(problem.prior), options.starts, options.initial,
+        problem.x.cpu().numpy(), problem.y.cpu().numpy(), *_identity(problem.prior), options.starts, options.initial,
         options.priors, options.max_iterations, seed, plan.dtype, plan.training, options.jitter, 3,
         *(["deterministic"] if options.deterministic else []),
     )  # fmt: skip
@@ -93,21 +93,21 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
         )  # fmt: skip
     trained = train(problem, options, recorder, estimate)
     report = Report(events=promoted)
-    _describe(report, recorder, trained, options)
+    _report_search(report, recorder, trained, options)
     left = None if limit is None else max(limit - (time.perf_counter() - began), settings.answer_share * limit)
-    cut: list[Event] = []
+    interrupts: list[Event] = []
     conditioning = ConditionSettings(
         SolveSettings(seed, options.deterministic, options.tolerance), time_limit=left, plan=plan,
         device=options.device, jitter=options.jitter, float32_factor=not trained.rough_factors,
-        interrupted=lambda: cut.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
+        interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
     )  # fmt: skip
     try:
-        state = _with_an_answer(prior, x, y, conditioning)
+        state = _conditioned(prior, x, y, conditioning)
     except KeyboardInterrupt as stop:
-        raise FitInterrupted(_without_answer(path), gp=prior, history=recorder.history) from stop
-    report.events += cut[:1]
-    interrupted = bool(cut) or trained.stop is not StopReason.GOAL
-    _complete(report, recorder, state, plan, problem.direct.workspace)
+        raise FitInterrupted(_interrupted_message(path), gp=prior, history=recorder.history) from stop
+    report.events += interrupts[:1]
+    interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
+    _report_answer(report, recorder, state, plan, problem.direct.workspace)
     return Fitted(prior, state, recorder.history, report, interrupted)
 
 
@@ -141,7 +141,7 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
 
 
 def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Plan, options: FitOptions) -> Problem:
-    """What is searched: the rows that differ, on their device, with what they say about the parameters."""
+    """The distinct rows on their device, with the priors, bounds and starts that they suggest."""
     target = planned_device(plan, options.device, x)
     with profile_range("transfers"):
         x, y = x.detach().to(target), y.detach().to(target)
@@ -158,8 +158,8 @@ def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Pla
     return Problem(prior, x, y, direct, role_starts(prior, facts), options.priors == "weak")
 
 
-def _with_an_answer(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings) -> State:
-    """The state: after its limit no other method takes over, but a fit has to have an answer."""
+def _conditioned(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings) -> State:
+    """The state at the parameters found. After a time limit no other method takes over: then once more without it."""
     try:
         return condition(prior, x, y, settings)
     except (NotPositiveDefiniteError, MemoryBudgetError):
@@ -168,8 +168,8 @@ def _with_an_answer(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSetti
     return condition(prior, x, y, dataclasses.replace(settings, time_limit=None))
 
 
-def _without_answer(checkpoint: Path | None) -> str:
-    """What Ctrl-C has left, in words."""
+def _interrupted_message(checkpoint: Path | None) -> str:
+    """What a Ctrl-C in the last solve leaves."""
     again = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
     return (
         "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of this "
@@ -177,28 +177,28 @@ def _without_answer(checkpoint: Path | None) -> str:
     )
 
 
-def _marks(prior: Prior) -> list[object]:
-    """All that tells one model from another, for the fingerprint: structure, values, domains, priors."""
-    marks: list[object] = [
+def _identity(prior: Prior) -> list[object]:
+    """Structure, values, domains and priors of a model, for the fingerprint of a checkpoint."""
+    parts: list[object] = [
         prior.outputs,
         prior.kernel.form.profile.key,
         sorted(n for n, p in prior.named_parameters() if p.requires_grad),
     ]
     for name, module in prior.named_modules():
         describe = getattr(module, "structure", None)
-        marks.append((name, describe() if callable(describe) else type(module).__qualname__))
+        parts.append((name, describe() if callable(describe) else type(module).__qualname__))
         if isinstance(module, Parameter):
-            marks.append(str(module.domain))
+            parts.append(str(module.domain))
             if module.prior is not None:
-                marks.append(type(module.prior).__qualname__)
-                marks += [getattr(module.prior, k).numpy(force=True) for k in sorted(module.prior.arg_constraints)]
+                parts.append(type(module.prior).__qualname__)
+                parts += [getattr(module.prior, k).numpy(force=True) for k in sorted(module.prior.arg_constraints)]
     for name, tensor in sorted(prior.state_dict().items()):
-        marks += [name, tensor.numpy(force=True)]
-    return marks
+        parts += [name, tensor.numpy(force=True)]
+    return parts
 
 
-def _describe(report: Report, recorder: Recorder, trained: Trained, options: FitOptions) -> None:
-    """What the user should know about the search; the checkpoint is written."""
+def _report_search(report: Report, recorder: Recorder, trained: Trained, options: FitOptions) -> None:
+    """Write the checkpoint, and the events of the search into the report."""
     report.events += recorder.events
     if trained.stop is StopReason.INTERRUPT:
         report.events.append(Event(EventKind.FIT_INTERRUPTED))
@@ -228,16 +228,16 @@ def _describe(report: Report, recorder: Recorder, trained: Trained, options: Fit
             report.events.append(Event(EventKind.ON_BOUND, parameter=name))
 
 
-def _complete(report: Report, recorder: Recorder, state: State, plan: Plan, workspace: Workspace) -> None:
-    """The fields of a fit's report, of the search and of the answer."""
-    answer = state.report
+def _report_answer(report: Report, recorder: Recorder, state: State, plan: Plan, workspace: Workspace) -> None:
+    """Fill the report from the state and the counts of the search."""
+    conditioning = state.report
     for name in ("route", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
-        setattr(report, name, getattr(answer, name))
+        setattr(report, name, getattr(conditioning, name))
     report.plan = plan
-    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, answer.backend))))
-    report.events += [event for event in workspace.events if event not in answer.events]
-    report.events += answer.events
-    report.peak_bytes = max(workspace.peak_bytes, answer.peak_bytes or 0)
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, conditioning.backend))))
+    report.events += [event for event in workspace.events if event not in conditioning.events]
+    report.events += conditioning.events
+    report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
     report.iterations = len(recorder.history)
     on_all_rows = sum(count for run, count in recorder.counts.items() if run.stage is Stage.ALL_ROWS)
     report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds

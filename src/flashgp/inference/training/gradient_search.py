@@ -1,4 +1,4 @@
-"""The search for an optimum by estimated gradients: Fisher scoring, recorded, resumable, from where fewer rows lead."""
+"""Fisher scoring on estimated gradients, recorded and resumable, from where the optima of fewer rows extrapolate to."""
 
 import dataclasses
 import logging
@@ -49,12 +49,12 @@ class GradientSearch:
         self.bounds = numpy.maximum(low, window[0]), numpy.minimum(high, window[1])
         self.unit = objective.parameters.units()
         self.evaluations = 0
-        self._extrapolated = False  # whether the next vector to go on from is an extrapolation: nobody's optimum
+        self._extrapolated = False  # whether the next accepted vector is an extrapolation
         self._seen: Point | None = None
         self._last: Point | None = None
 
     def follow(self, trend: Trend, curvature: Curvature) -> Descent:
-        """A descent from where fewer rows lead; from their own optimum where there is no gradient there, and says so.
+        """A descent from the extrapolated optimum; from the optimum of fewer rows where no gradient exists there.
 
         Args: curvature: of their likelihood, nats.
         Raises: NotPositiveDefiniteError if there is no gradient at their optimum either.
@@ -96,7 +96,7 @@ class GradientSearch:
 
     @property
     def _run(self) -> Run:
-        """The run of the next record; a resumed fit knows by it where factors took over."""
+        """The run of the next record; its factors tell a resumed fit when they took over."""
         return dataclasses.replace(self.name, factors=self.objective.factors)
 
     def _gradient(self, theta: Array) -> Gradient:
@@ -128,8 +128,7 @@ class GradientSearch:
         return gradient * self.unit
 
     def _accept(self, theta: Array) -> None:
-        """Where the descent goes on from: what an interruption returns, unless fewer rows have led there and no step
-        has been taken since, and what values are integrated from."""
+        """Record an accepted vector: an interruption returns it, unless it is an extrapolation without a step since."""
         if not self._extrapolated:
             self.recorder.reached = theta
         self._extrapolated, self._last = False, self._seen

@@ -20,7 +20,7 @@ Measure = Literal["log joint", "gain"]
 
 
 class Stage(enum.Enum):
-    """The rows of a run: a subset that chooses a start, the first rows of many, a part of them, all."""
+    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all."""
 
     SUBSET = "subset"
     FIRST_ROWS = "middle"

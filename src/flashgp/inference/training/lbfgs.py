@@ -39,7 +39,7 @@ def minimise(
         except NotPositiveDefiniteError:
             if first is None:
                 raise
-            # The line search has gone where the matrix cannot be factorised: a value well above sends it back.
+            # Not positive definite: a value well above the last one makes the line search step back.
             return last + 10.0 * (1.0 + abs(last)), numpy.zeros_like(scaled)
         assert found.value is not None
         # Counted from the first value: SciPy's stopping rule is relative, and units of y only add a constant.
@@ -99,9 +99,9 @@ def retry_with_reset_lengthscales(
     """One more run from the best vector of a stage, with every lengthscale beyond `reset_ratio` times its start put
     back to it.
 
-    The likelihood is flat where a lengthscale is long, so that a run that once let go of a column never meets it
-    again: on tables with redundant columns several such optima exist, many nats apart, and subsets of rows rank them
-    wrongly. Cost: one more run.
+    The likelihood is flat where a lengthscale is long: a run that once ignored a column never finds it again. On tables
+    with redundant columns several such optima exist, many nats apart, and subsets of rows rank them wrongly.
+    Cost: one more run.
     """
     best = recorder.best_of(stage)
     if best is None:

@@ -34,14 +34,14 @@ Array = numpy.ndarray
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fitted: a prior whose parameters move, and data.
+    """A prior with trainable parameters, and data.
 
     Args:
         prior: a private copy; its parameters are moved by every evaluation.
         x, y: checked data on their device.
         direct: how exact computations run.
-        roles: what the data say about parameters: weak priors and bounds.
-        weak: whether the weak priors count.
+        roles: starts, bounds and weak priors that the data suggest, by parameter.
+        weak: whether the weak priors are part of the objective.
     """
 
     prior: Prior
@@ -70,7 +70,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimated objective leaves uncertain.
+    """The uncertainty of an estimated objective.
 
     Fields: loss, nats by which its optimum lies below that of the true objective on average, (M-102);
     negligible_gain, nats of improvement that no prediction shows.

@@ -2,15 +2,15 @@
 
     400 rows     every start, L-BFGS-B, exact gradients                  (lbfgs.py)
     2,000 rows   from the best, L-BFGS-B, exact gradients; then with long lengthscales reset
-    parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a part has come
-                 to factors, those that follow begin with them, and one of twice its rows is put in; from the second
-                 on a search begins where the ones before lead           (extrapolation.py)
+    parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a part needs
+                 factors, those that follow begin with them, and one of twice its rows is inserted; from the second
+                 on a search begins at the extrapolated optimum          (extrapolation.py)
     all rows     Fisher scoring with secant updates (fisher_scoring.py); its first curvature is that of the subset,
                  scaled by the number of rows; its gradients are estimates (stochastic_objective.py)
 
 A search ends when one more step promises less than half of what the estimate costs on average, or less nats per row
 than any prediction shows. Where the estimate itself may cost more than that, new probes are then drawn once, and the
-search goes on until it ends again: an optimum that one draw made up does not survive the second.
+search continues until it ends again: an optimum that is an artefact of one draw does not survive the second.
 """
 
 import dataclasses
@@ -128,7 +128,7 @@ class StochasticFit:
         return theta, Curvature(matrix + prior_curvature(self.objective.priors.value_and_gradient, theta) * share)
 
     def _diverged(self, found: Descent, before: Array, rows: int) -> bool:
-        """Whether what a search has found is given up, since the first rows are much less likely under it."""
+        """Whether the parameters found make the first rows much less likely; then they are rejected."""
         objective, count = LogJoint(self.first_rows), self.first_rows.rows
         try:
             after, earlier = objective(found.theta).value, objective(before).value
@@ -184,8 +184,8 @@ def part_sizes(n: int, first: int, ratio: int) -> list[int]:
 
 
 def with_factored_part(sizes: list[int], size: int, n: int, min_ratio: float) -> list[int]:
-    """The parts that are left after one of `size` rows came to factors: one of twice its rows is put in, an eighth of
-    the price of the next, unless that is little larger and costs about as much."""
+    """The remaining parts after one of `size` rows needed factors: one of twice its rows is inserted, at an eighth of
+    the cost of the next, unless the next is hardly larger."""
     return [2 * size, *sizes] if min_ratio * 2 * size <= min([*sizes, n]) else sizes
 
 

@@ -58,7 +58,7 @@ __all__ = ["EstimateOptions", "EstimatedLogJoint"]
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """What the plan and the caller say of estimated gradients.
+    """How gradients are estimated, by the plan and the caller.
 
     Args:
         stored: whether solves keep K as float32 tiles or recompute them in every product.
@@ -123,7 +123,7 @@ class EstimatedLogJoint(LogJoint):
 
     @property
     def estimate(self) -> Estimate:
-        """What a gradient is uncertain about now."""
+        """The uncertainty of the next gradient."""
         factored = self.factors is not Factors.NONE
         gain = self.settings.negligible_gain_by_factors if factored else self.settings.negligible_gain
         return Estimate(self.parameters.size / (2.0 * self.probes), gain * self.rows)
@@ -142,7 +142,7 @@ class EstimatedLogJoint(LogJoint):
             self.probes, self._solution = self._limits.factor_probes, None
 
     def on_part(self, rows: int) -> "EstimatedLogJoint":
-        """The same of a random subset of the rows, with the factors that this one has come to.
+        """The same of a random subset of the rows, with the same factors.
 
         A factor is worth fewer passes there, n^3 against n^2; none where none fits for all rows.
         """
@@ -208,7 +208,7 @@ class EstimatedLogJoint(LogJoint):
         rows, theta = rows.rebuilt(rest[:split]), rest[split:]
         other = self._by_iteration(rows, theta, noise, residual) if self.factors is Factors.NONE else None
         if other is None and self.factors is Factors.NONE:
-            # A factor takes no longer than what has been spent, and does not mind the spectrum.
+            # A factor takes no longer than the iterations so far, whatever the spectrum.
             self.use_factors()
             self._note(EventKind.GRADIENTS_BY_FACTORS)
         if other is None:
