@@ -96,7 +96,7 @@ class ExactPredictor(Predictor):
     def __init__(self, state: State, options: PredictOptions) -> None:
         self._state, self._options = state, options
         self.deterministic, self.differentiable = options.deterministic, state.differentiable
-        self._x = state.x[..., :0, :]
+        self._x = state.x  # until points are given
         self._mean: Tensor | None = None
         self._variance: Tensor | None = None
         self._sampled: tuple[Tensor, ...] | None = None  # standard error, lower and upper of sampled variances
