@@ -20,6 +20,7 @@ from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.operations import OperationTime
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import CHOICE, keep_profile, machine_key, profile_path
+from flashgp.linalg.measuring import DenseSettings
 from flashgp.planner import tuning
 
 
@@ -46,8 +47,8 @@ def own(**other: Any) -> MachineProfile:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(CHOICE, str(tmp_path / "profiles"))
     monkeypatch.setattr(profile_store, "_known", {})
-    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
-    monkeypatch.setattr(tuning, "sizes_of", lambda operation: [(16, 16, 1), (64, 64, 1)])
+    dense = DenseSettings(orders=(16, 64), tall_orders=(), together_orders=(), measured_seconds=0.0)
+    monkeypatch.setattr(tuning, "DEFAULT", tuning.TuneSettings(dense, measured_seconds=0.0))
     return tmp_path
 
 

@@ -5,7 +5,8 @@ import json
 import multiprocessing
 import time
 import warnings
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import CHOICE, current_profile, machine_key, profile_path
 from flashgp.linalg import measuring
+from flashgp.linalg.measuring import DenseSettings
 from flashgp.planner import engines, tuning
 
 CPU = torch.device("cpu")
@@ -29,32 +31,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements of a moment."""
-    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.0)
-    monkeypatch.setattr(tuning, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(tuning, "POINTS", ((3, 1), (8, 2)))
-    monkeypatch.setitem(tuning.SIZES, "cpu", 64)
-    monkeypatch.setattr(tuning, "TILE_ROWS", 64)
-    shorten(monkeypatch)
+DENSE = DenseSettings(orders=(16, 64), tall_orders=(16,), sides=(1, 16), together=3, measured_seconds=0.0)
+SHORT = tuning.TuneSettings(
+    DENSE, points=((3, 1), (8, 2)), measured_seconds=0.0, quick_seconds=0.0, cpu_rows=64, accelerator_rows=64,
+    tile_rows=64,
+)  # fmt: skip
 
 
-def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two orders of every dense operation."""
-    for name, value in {"ORDERS": (16, 64), "TALL_ORDERS": (16,), "SIDES": (1, 16), "TOGETHER": 3}.items():
-        monkeypatch.setattr(measuring, name, value)
-    monkeypatch.setattr(measuring, "MEASURED_SECONDS", 0.0)
+@dataclass(frozen=True)
+class Timed(tuning.TuneSettings):
+    """Calls run once, and a clock says what they take."""
+
+    clock: Callable[[], float] = float
+
+    def seconds(self, call: Callable[[], object], device: torch.device) -> float:
+        call()
+        return self.clock()
 
 
-@pytest.mark.usefixtures("short")
 def test_a_measured_profile_serves_the_plans_that_follow(folder: Path) -> None:
     gp = fgp.GP(fgp.kernels.RBF())
     before = fgp.plan(gp, n=500, d=2)
     assert before.profile == "built-in"
     heard: list[tuple[str, float]] = []
     threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    profile = fgp.tune(progress=lambda what, fraction: heard.append((what, fraction)))
+    profile = fgp.tune(progress=lambda what, fraction: heard.append((what, fraction)), settings=SHORT)
     assert (torch.get_num_threads(), torch.equal(torch.random.get_rng_state(), state)) == (threads, True)
     assert profile.measured
     assert (profile.processor, profile.cores, profile.threads, profile.torch_version) == machine_key()
@@ -75,14 +76,12 @@ def test_a_measured_profile_serves_the_plans_that_follow(folder: Path) -> None:
     assert fgp.plan(gp, n=500, d=2, deterministic=True).seconds == before.seconds
 
 
-@pytest.mark.usefixtures("short")
 def test_only_measuring(folder: Path) -> None:
-    assert fgp.tune(keep=False).measured
+    assert fgp.tune(keep=False, settings=SHORT).measured
     assert list(folder.iterdir()) == []
     assert current_profile() is BUILT_IN
 
 
-@pytest.mark.usefixtures("short")
 def test_rates_are_of_the_right_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a benchmark: a unit off by ten would show, beside the plain calls of torch measured in the same breath.
 
@@ -100,9 +99,9 @@ def test_rates_are_of_the_right_size(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        before = {name: amount / tuning._seconds(call, CPU) for name, (amount, call) in plain.items()}
-        profile = fgp.tune(keep=False)
-        after = {name: amount / tuning._seconds(call, CPU) for name, (amount, call) in plain.items()}
+        before = {name: amount / SHORT.seconds(call, CPU) for name, (amount, call) in plain.items()}
+        profile = fgp.tune(keep=False, settings=SHORT)
+        after = {name: amount / SHORT.seconds(call, CPU) for name, (amount, call) in plain.items()}
     finally:
         torch.set_num_threads(threads)
     for name in plain:
@@ -116,7 +115,6 @@ def test_rates_are_of_the_right_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rate_is_measured_on_enough_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows double until a call is long enough to time, and the rate is that of the last."""
-    monkeypatch.setitem(tuning.SIZES, "cpu", 64)
     seen: list[int] = []
 
     class Engine(engines.BACKENDS["torch"]):  # type: ignore[misc, valid-type]
@@ -124,26 +122,22 @@ def test_a_rate_is_measured_on_enough_rows(monkeypatch: pytest.MonkeyPatch) -> N
             seen.append(problem.rows.count)
 
     monkeypatch.setitem(engines.BACKENDS, "quick", Engine)
-    monkeypatch.setattr(tuning, "_seconds", lambda call, device: (call(), seen[-1] ** 2 / 1e9)[1])
-    monkeypatch.setattr(tuning, "QUICK_SECONDS", 300**2 / 1e9)
-    assert tuning._product_rate(CPU, "quick", torch.float32, True, 3, 1) == pytest.approx(1e9)
+    timed = Timed(cpu_rows=64, quick_seconds=300**2 / 1e9, clock=lambda: seen[-1] ** 2 / 1e9)
+    assert tuning._product_rate(timed, CPU, "quick", torch.float32, True, 3, 1) == pytest.approx(1e9)
     assert seen == [64, 128, 256, 512]
-    monkeypatch.setattr(tuning, "QUICK_SECONDS", 1e9)
-    tuning._product_rate(CPU, "quick", torch.float32, True, 3, 1)
-    assert seen[-1] == 64 * tuning.MAX_GROWTH, "and never without end"
+    tuning._product_rate(replace(timed, quick_seconds=1e9), CPU, "quick", torch.float32, True, 3, 1)
+    assert seen[-1] == 64 * timed.max_growth, "and never without end"
 
 
-def test_the_smallest_of_the_quickest_tiles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "TILE_ROWS", 64)
+def test_the_smallest_of_the_quickest_tiles_is_kept() -> None:
     for seconds, wanted in (
         ([2.0, 1.5, 1.04, 1.0], 2**20),
         ([2.0, 1.5, 1.06, 1.0], 2**21),
         ([1.0, 1.1, 1.2, 1.3], 2**18),
     ):
         taken = iter(seconds)
-        monkeypatch.setattr(tuning, "_seconds", lambda call, _: (call(), next(taken))[1])  # noqa: B023
-        assert tuning._tile_pairs(CPU) == wanted
-    assert tuning._tile_pairs(torch.device("cuda")) == BUILT_IN.rates("cuda").tile_pairs, "not measured there yet"
+        assert tuning._tile_pairs(Timed(tile_rows=64, clock=taken.__next__), CPU) == wanted
+    assert tuning._tile_pairs(SHORT, torch.device("cuda")) == BUILT_IN.rates("cuda").tile_pairs, "not measured"
 
 
 def test_other_work_does_not_slow_the_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,12 +145,11 @@ def test_other_work_does_not_slow_the_rates(monkeypatch: pytest.MonkeyPatch) -> 
     waits = iter([0.9, *([0.1, 0.5, 0.7, 0.9] * 3)])  # the first warms up
     now = {"time": 0.0}
     monkeypatch.setattr(time, "perf_counter", lambda: now["time"])
-    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 6.0)
 
     def call() -> None:
         now["time"] += next(waits)
 
-    assert tuning._seconds(call, CPU) == pytest.approx(0.5)
+    assert tuning.TuneSettings(measured_seconds=6.0).seconds(call, CPU) == pytest.approx(0.5)
 
 
 def test_who_waited_takes_what_the_other_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,15 +206,14 @@ def test_eight_processes_at_once(folder: Path) -> None:
 
 
 # -- dense operations and parts -------------------------------------------------------------------------------------
-@pytest.mark.usefixtures("short")
 def test_dense_operations_are_measured_at_their_sizes(folder: Path) -> None:
-    profile = fgp.tune(keep=False)
+    profile = fgp.tune(keep=False, settings=SHORT)
     sizes = {(one.operation, one.dtype, one.rows, one.columns, one.batch) for one in profile.cpu.operations}
     assert sizes == {
         (op, dtype, *size)
         for op in ("gemm", "cholesky", "qr", "eigh", "triangular")
         for dtype in ("float64", "float32")
-        for size in measuring.sizes_of(op)
+        for size in DENSE.sizes(op)
     }
     assert ("qr", "float64", 256, 16, 1) in sizes
     assert ("triangular", "float32", 64, 16, 1) in sizes
@@ -236,13 +228,12 @@ def test_dense_operations_are_measured_at_their_sizes(folder: Path) -> None:
     assert {profile.cpu.launch_seconds > 0, profile.cpu.return_bytes > 0, profile.cpu.transfer_seconds > 0} == {True}
 
 
-@pytest.mark.usefixtures("short")
 def test_only_a_part_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DomainError, match="there is none yet"):
-        fgp.tune(only="exp")
-    whole = fgp.tune()
+        fgp.tune(only="exp", settings=SHORT)
+    whole = fgp.tune(settings=SHORT)
     heard: list[str] = []
-    part = fgp.tune(only="exp,qr", progress=lambda what, _: heard.append(what))
+    part = fgp.tune(only="exp,qr", progress=lambda what, _: heard.append(what), settings=SHORT)
     assert heard == ["cpu qr, float64", "cpu qr, float32", "cpu exp", "done"]
     assert part == current_profile() == MachineProfile.from_json(profile_path().read_text())
     assert part.products == whole.products
@@ -251,13 +242,13 @@ def test_only_a_part_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyP
     kept = [one for one in whole.cpu.operations if one.operation != "qr"]
     assert [one for one in part.cpu.operations if one.operation != "qr"] == kept
     assert len(part.cpu.operations) == len(whole.cpu.operations)
-    assert fgp.tune(only=["products"], keep=False).products != whole.products
-    again = fgp.tune(only=("gemm",))
+    assert fgp.tune(only=["products"], keep=False, settings=SHORT).products != whole.products
+    again = fgp.tune(only=("gemm",), settings=SHORT)
     assert again.cpu.gemm_float64 != whole.cpu.gemm_float64
     assert again.cpu.cholesky_float64 == whole.cpu.cholesky_float64
     for wrong in ("svd", "", "exp;qr"):
         with pytest.raises(DomainError, match="`only` must name some of gemm, cholesky"):
-            fgp.tune(only=wrong)
+            fgp.tune(only=wrong, settings=SHORT)
 
 
 def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +259,7 @@ def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeyp
     monkeypatch.setattr(profile_store, "_known", {machine_key(): replace(first, accelerator_name="what it was before")})
     asked = []
 
-    def measure(progress: object, parts: object, known: MachineProfile) -> MachineProfile:
+    def measure(progress: object, settings: object, parts: object, known: MachineProfile) -> MachineProfile:
         asked.append((parts, known))
         return known
 
@@ -277,15 +268,13 @@ def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeyp
     assert asked == [(("qr",), first)]
 
 
-@pytest.mark.usefixtures("short")
 def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a second CPU where the accelerator would be."""
     other = torch.device("cpu")
     monkeypatch.setattr(tuning, "accelerator", lambda: other)
     monkeypatch.setattr(tuning, "_kind", lambda device: "accelerator" if device is other else "cpu")
-    monkeypatch.setattr(tuning, "SIZES", {"cpu": 64, "accelerator": 64})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a second CPU")
-    profile = fgp.tune()
+    profile = fgp.tune(settings=SHORT)
     assert profile.accelerator is not None
     assert profile.accelerator_name == "a second CPU"
     for rates in (profile.cpu, profile.accelerator):
@@ -294,15 +283,15 @@ def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPat
     assert {rate.device for rate in profile.products} == {"cpu", "accelerator"}
     assert MachineProfile.from_json(profile_path().read_text()) == profile
     monkeypatch.setattr(tuning, "accelerator", lambda: None)
-    part = fgp.tune(only="exp")
+    part = fgp.tune(only="exp", settings=SHORT)
     assert part.accelerator == profile.accelerator, "a device that is not there now keeps what is known of it"
     assert part.accelerator_name == "a second CPU"
-    assert fgp.tune(keep=False).accelerator is None
+    assert fgp.tune(keep=False, settings=SHORT).accelerator is None
 
 
 def test_sizes_that_would_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "seconds_of", lambda call, device, least: call())
     monkeypatch.setattr(measuring, "_call", lambda op, dtype, device, size: lambda: size[0] ** 3 * 1e-7)
-    sizes = [(n, n, 1) for n in (16, 64, 256, 1024)]
-    found = measuring.measured_curve("cholesky", torch.float64, CPU, sizes)
+    settings = DenseSettings(orders=(16, 64, 256, 1024), together_orders=())
+    found = measuring.measured_curve("cholesky", torch.float64, CPU, settings)
     assert [one.rows for one in found] == [16, 64]

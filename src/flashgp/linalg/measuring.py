@@ -4,7 +4,8 @@ The calls are torch's own, on random matrices of moderate condition; each result
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,64 +13,77 @@ from torch import Tensor
 from flashgp.foundations.operations import OperationTime, operation_flops
 from flashgp.foundations.timing import seconds_of
 
-__all__ = ["link_rates", "measured_curve", "sizes_of"]
-
-ORDERS = (16, 64, 256, 1024, 2048)
-MAX_EIGH_ORDER = 1024  # eigenvectors of 2048 rows take seconds on two cores, and cost as the cube from here on
-TALL, TALL_ORDERS = 16, (16, 64, 256)  # times as many rows as columns, of a QR
-SIDES = (1, 16, 256)  # right-hand sides of a triangular solve
-TOGETHER, TOGETHER_ORDERS = 64, (16, 64)  # matrices in one call
-MEASURED_SECONDS = 0.02  # of timed calls per size
-MAX_SECONDS = 1.5  # a size that would take longer is left out: its rate is that of the size before
+__all__ = ["DenseSettings", "link_rates", "measured_curve"]
 
 Size = tuple[int, int, int]  # rows, columns, batch
 
 
-def sizes_of(operation: str) -> list[Size]:
-    """What is measured of an operation, the least work first."""
-    orders = [n for n in ORDERS if operation != "eigh" or n <= MAX_EIGH_ORDER]
-    sizes: list[Size] = []
-    if operation == "triangular":
-        sizes += [(n, t, 1) for n in orders for t in SIDES]
-        sizes += [(n, SIDES[1], TOGETHER) for n in TOGETHER_ORDERS]
-    else:
-        sizes += [(n, n, 1) for n in orders]
-        if operation != "gemm":
-            sizes += [(n, n, TOGETHER) for n in TOGETHER_ORDERS]
-    if operation == "qr":
-        sizes += [(TALL * n, n, 1) for n in TALL_ORDERS]
-    return sorted(sizes, key=lambda size: operation_flops(operation, *size))
+@dataclass(frozen=True)
+class DenseSettings:
+    """What is measured of dense operations.
+
+    Fields: orders; max_eigh_order, since eigenvectors of 2048 rows take seconds on two cores; tall, how many times as
+    many rows as columns a QR has, at tall_orders; sides, right-hand sides of a triangular solve; together, matrices in
+    one call, at together_orders; measured_seconds of timed calls per size; max_seconds, a size that would take longer
+    is left out: its rate is that of the size before.
+    """
+
+    orders: tuple[int, ...] = (16, 64, 256, 1024, 2048)
+    max_eigh_order: int = 1024
+    tall: int = 16
+    tall_orders: tuple[int, ...] = (16, 64, 256)
+    sides: tuple[int, ...] = (1, 16, 256)
+    together: int = 64
+    together_orders: tuple[int, ...] = (16, 64)
+    measured_seconds: float = 0.02
+    max_seconds: float = 1.5
+
+    def sizes(self, operation: str) -> list[Size]:
+        """What is measured of an operation, the least work first."""
+        orders = [n for n in self.orders if operation != "eigh" or n <= self.max_eigh_order]
+        sizes: list[Size] = []
+        if operation == "triangular":
+            sizes += [(n, t, 1) for n in orders for t in self.sides]
+            sizes += [(n, self.sides[1], self.together) for n in self.together_orders]
+        else:
+            sizes += [(n, n, 1) for n in orders]
+            if operation != "gemm":
+                sizes += [(n, n, self.together) for n in self.together_orders]
+        if operation == "qr":
+            sizes += [(self.tall * n, n, 1) for n in self.tall_orders]
+        return sorted(sizes, key=lambda size: operation_flops(operation, *size))
 
 
 def measured_curve(
-    operation: str, dtype: torch.dtype, device: torch.device, sizes: Sequence[Size]
+    operation: str, dtype: torch.dtype, device: torch.device, settings: DenseSettings
 ) -> list[OperationTime]:
-    """Seconds at each size, in turn; what would take longer than MAX_SECONDS is left out, but for the first two."""
+    """Seconds at each size, in turn; what would take longer than `max_seconds` is left out, but for the first two."""
     found: list[OperationTime] = []
     rate = math.inf
-    for size in sizes:
+    for size in settings.sizes(operation):
         flops = operation_flops(operation, *size)
-        if len(found) >= 2 and flops / rate > MAX_SECONDS:
+        if len(found) >= 2 and flops / rate > settings.max_seconds:
             continue
-        seconds = seconds_of(_call(operation, dtype, device, size), device, MEASURED_SECONDS)
+        seconds = seconds_of(_call(operation, dtype, device, size), device, settings.measured_seconds)
         rate = flops / max(seconds, 1e-9)
         found.append(OperationTime(operation, str(dtype).removeprefix("torch."), *size, seconds))
     return found
 
 
-def link_rates(device: torch.device) -> dict[str, float]:
-    """`launch_seconds`, `transfer_bytes`, `return_bytes` and `transfer_seconds` of DeviceRates."""
+def link_rates(device: torch.device, least: float) -> dict[str, float]:
+    """`launch_seconds`, `transfer_bytes`, `return_bytes` and `transfer_seconds` of DeviceRates, each from calls of at
+    least so many seconds."""
     here, there = torch.zeros(2**22), torch.zeros(2**22, device=device)
     number, far = torch.zeros(1), torch.zeros(1, device=device)
     seconds = {
-        "transfer_bytes": seconds_of(lambda: there.copy_(here), device, MEASURED_SECONDS),
-        "return_bytes": seconds_of(lambda: here.copy_(there), device, MEASURED_SECONDS),
+        "transfer_bytes": seconds_of(lambda: there.copy_(here), device, least),
+        "return_bytes": seconds_of(lambda: here.copy_(there), device, least),
     }
     return {
-        "launch_seconds": seconds_of(lambda: far.add_(1.0), device, MEASURED_SECONDS),
+        "launch_seconds": seconds_of(lambda: far.add_(1.0), device, least),
         **{name: here.nbytes / value for name, value in seconds.items()},
         "transfer_seconds": seconds_of(lambda: number.to(device, copy=True).to("cpu", copy=True), device,
-                                       MEASURED_SECONDS),
+                                       least),
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Matern-5/2 kernel.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,23 +25,47 @@ from flashgp.foundations.profile_store import (
 )
 from flashgp.foundations.timing import seconds_of
 from flashgp.kernels.matern import Matern
-from flashgp.linalg.measuring import link_rates, measured_curve, sizes_of
+from flashgp.linalg.measuring import DenseSettings, link_rates, measured_curve
 from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.engines import ENGINES
 
-__all__ = ["PARTS", "POINTS", "TILES", "tune", "tuned"]
+__all__ = ["PARTS", "TILES", "TuneSettings", "tune", "tuned"]
 
 PARTS = (*OPERATIONS, "copy", "exp", "block", "tile", "call", "transfer", "products")  # of a profile; `only` names some
-POINTS = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))  # (feature numbers, right-hand sides) of measured products
-MEASURED_SECONDS = 0.08  # of timed calls per rate
-QUICK_SECONDS = 0.005  # a call shorter than this is measured on more rows
-MAX_GROWTH = 16  # of the rows, until a call is long enough
-SIZES = {"cpu": 1024, "accelerator": 4096}  # rows of the blocks and products measured on each
 FLOATS = (torch.float64, torch.float32)
-TILES = (2**18, 2**19, 2**20, 2**21)  # pairs; of torch tiles that are compared on products of so many rows
-TILE_ROWS, ABOUT = 8192, 1.05
+TILES = (2**18, 2**19, 2**20, 2**21)  # pairs of a torch tile
+ABOUT = 1.05  # times the seconds of the best tile: a smaller one is as good
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """How much is measured.
+
+    Fields: dense, of dense operations; points, (feature numbers, right-hand sides) of products; measured_seconds of
+    timed calls per rate; quick_seconds, a call shorter than this is measured on more rows, up to max_growth times as
+    many; cpu_rows and accelerator_rows of the blocks and products on each; tile_rows, of products that compare TILES.
+    """
+
+    dense: DenseSettings = field(default_factory=DenseSettings)
+    points: tuple[tuple[int, int], ...] = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))
+    measured_seconds: float = 0.08
+    quick_seconds: float = 0.005
+    max_growth: int = 16
+    cpu_rows: int = 1024
+    accelerator_rows: int = 4096
+    tile_rows: int = 8192
+
+    def rows(self, device: torch.device) -> int:
+        return self.cpu_rows if _kind(device) == "cpu" else self.accelerator_rows
+
+    def seconds(self, call: Callable[[], object], device: torch.device) -> float:
+        """Seconds of a call, after one that is not counted."""
+        return seconds_of(call, device, self.measured_seconds)
+
+
+DEFAULT = TuneSettings()
 
 
 def tune(
@@ -49,6 +73,7 @@ def tune(
     only: str | Sequence[str] | None = None,
     progress: Callable[[str, float], None] | None = None,
     keep: bool = True,
+    settings: TuneSettings | None = None,
 ) -> MachineProfile:
     """Measure this machine and keep the profile for its plans: `fgp.tune`, `flashgp tune`.
 
@@ -56,6 +81,7 @@ def tune(
         only: names of PARTS to measure again; the rest of this machine's profile stays. None for all.
         progress: called with what is measured next and the fraction done.
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
+        settings: how much is measured; by default what takes seconds.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
     Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
@@ -63,21 +89,25 @@ def tune(
     Example:
         >>> profile = fgp.tune(only="exp", keep=False)  # doctest: +SKIP
     """
-    return tuned(only, progress, keep)[0]
+    return tuned(only, progress, keep, settings)[0]
 
 
 def tuned(
-    only: str | Sequence[str] | None, progress: Callable[[str, float], None] | None, keep: bool = True
+    only: str | Sequence[str] | None,
+    progress: Callable[[str, float], None] | None,
+    keep: bool = True,
+    settings: TuneSettings | None = None,
 ) -> tuple[MachineProfile, bool]:
     """As `tune`; also whether the profile stands in its file, which it does not where that cannot be written."""
-    parts = _parts(only)
+    parts, settings = _parts(only), settings or DEFAULT
     if not keep:
-        return _measure(progress) if parts is None else _measure(progress, parts, _known()), False
+        return _measure(progress, settings, parts or PARTS, None if parts is None else _known()), False
     with measuring() as waited:
         found = read_profile() if waited and parts is None else None
         if found is not None:
             return found, True
-        profile = _measure(progress) if parts is None else _measure(progress, parts, read_profile() or _known())
+        known = None if parts is None else read_profile() or _known()
+        profile = _measure(progress, settings, parts or PARTS, known)
         kept = keep_profile(profile)
     return profile, kept
 
@@ -106,8 +136,9 @@ def _known() -> MachineProfile:
 
 def _measure(
     progress: Callable[[str, float], None] | None,
-    parts: Sequence[str] = PARTS,
-    known: MachineProfile | None = None,
+    settings: TuneSettings,
+    parts: Sequence[str],
+    known: MachineProfile | None,
 ) -> MachineProfile:
     """Args: parts: to measure; known: where the rest comes from, None if all are measured."""
     there = accelerator()
@@ -117,8 +148,8 @@ def _measure(
     before = (
         {"cpu": None, "accelerator": None} if known is None else {"cpu": known.cpu, "accelerator": known.accelerator}
     )
-    steps = [(device, *step) for device in devices for step in _steps(device) if step[0] in parts]
-    shapes = [one for device in devices for one in _shapes(device)] if "products" in parts else []
+    steps = [(device, *step) for device in devices for step in _steps(settings, device) if step[0] in parts]
+    shapes = [one for device in devices for one in _shapes(settings, device)] if "products" in parts else []
     total = len(steps) + len(shapes)
     done = 0
 
@@ -139,7 +170,7 @@ def _measure(
             rates[_kind(device)] |= found
         for device, backend, dtype, symmetric, d, t in shapes:
             say(f"{device.type} products by {backend}, {dtype}, d={d}, t={t}")
-            rate = _product_rate(device, backend, getattr(torch, dtype), symmetric, d, t)
+            rate = _product_rate(settings, device, backend, getattr(torch, dtype), symmetric, d, t)
             products.append(PairRate(backend, _kind(device), dtype, symmetric, d, t, rate))
         made = {kind: _device_rates(before[kind], rates[kind], times[kind], parts) for kind in rates}
         cpu, other = made["cpu"], made.get("accelerator")
@@ -175,38 +206,33 @@ def _kind(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else "accelerator"
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call, after one that is not counted."""
-    return seconds_of(call, device, MEASURED_SECONDS)
-
-
-def _steps(device: torch.device) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
+def _steps(settings: TuneSettings, device: torch.device) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
     """(part, name, how to measure fields of DeviceRates) on a device."""
-    n = SIZES[_kind(device)]
+    n = settings.rows(device)
 
     def curve(operation: str, dtype: torch.dtype) -> Callable[[], dict[str, Any]]:
-        return lambda: {"operations": measured_curve(operation, dtype, device, sizes_of(operation))}
+        return lambda: {"operations": measured_curve(operation, dtype, device, settings.dense)}
 
     def copy() -> dict[str, Any]:
         source = torch.zeros(2**24, dtype=torch.float32, device=device)
         target = torch.empty_like(source)
-        return {"copy_bytes": 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)}
+        return {"copy_bytes": 2 * source.nbytes / settings.seconds(lambda: target.copy_(source), device)}
 
     def exponentials() -> dict[str, Any]:
         size = 2**16 if device.type == "cpu" else 2**24
         values = torch.linspace(-5.0, 0.0, size, device=device)
         out = torch.empty_like(values)
-        return {"exp": size / _seconds(lambda: torch.exp(values, out=out), device)}
+        return {"exp": size / settings.seconds(lambda: torch.exp(values, out=out), device)}
 
     for operation in OPERATIONS:
         for dtype in FLOATS:
             yield operation, f"{operation}, {str(dtype).removeprefix('torch.')}", curve(operation, dtype)
     yield "copy", "copy", copy
     yield "exp", "exp", exponentials
-    yield "block", "block", lambda: {"block_pairs": (2 * n) ** 2 / _seconds(_block(2 * n, device), device)}
-    yield "tile", "tile", lambda: {"tile_pairs": _tile_pairs(device)}
-    yield "call", "call", lambda: {"call_seconds": _seconds(_block(2, device), device)}
-    yield "transfer", "transfer", lambda: dict(link_rates(device))
+    yield "block", "block", lambda: {"block_pairs": (2 * n) ** 2 / settings.seconds(_block(2 * n, device), device)}
+    yield "tile", "tile", lambda: {"tile_pairs": _tile_pairs(settings, device)}
+    yield "call", "call", lambda: {"call_seconds": settings.seconds(_block(2, device), device)}
+    yield "transfer", "transfer", lambda: dict(link_rates(device, settings.dense.measured_seconds))
 
 
 def _block(n: int, device: torch.device) -> Callable[[], object]:
@@ -217,15 +243,15 @@ def _block(n: int, device: torch.device) -> Callable[[], object]:
     return lambda: backend.block(PairProblem(kernel.form, [], rows), dtype=torch.float64, upper=True)
 
 
-def _tile_pairs(device: torch.device) -> int:
+def _tile_pairs(settings: TuneSettings, device: torch.device) -> int:
     """The smallest tile of TILES with which the portable backend is about as quick as with the best of them."""
     if device.type != "cpu":
         return BUILT_IN.rates(device).tile_pairs
     kernel = Matern(2.5)
-    rows = kernel.rows(_points(TILE_ROWS, 8, device)).detach()
-    right = torch.ones(TILE_ROWS, 1, dtype=torch.float32)
+    rows = kernel.rows(_points(settings.tile_rows, 8, device)).detach()
+    right = torch.ones(settings.tile_rows, 1, dtype=torch.float32)
     seconds = {
-        pairs: _seconds(lambda: TorchTiles(pairs).product(PairProblem(kernel.form, [], rows), right), device)  # noqa: B023
+        pairs: settings.seconds(lambda: TorchTiles(pairs).product(PairProblem(kernel.form, [], rows), right), device)  # noqa: B023
         for pairs in TILES
     }
     return next(pairs for pairs in TILES if seconds[pairs] <= ABOUT * min(seconds.values()))
@@ -236,25 +262,27 @@ def _points(n: int, d: int, device: torch.device) -> torch.Tensor:
     return torch.randn(n, d, generator=generator, dtype=torch.float64).to(device) / d**0.5
 
 
-def _shapes(device: torch.device) -> Iterator[tuple[torch.device, str, str, bool, int, int]]:
+def _shapes(settings: TuneSettings, device: torch.device) -> Iterator[tuple[torch.device, str, str, bool, int, int]]:
     for engine in ENGINES:
         if engine.runs_on(device) and engine.installed() and engine.load():
             for dtype in engine.dtypes:
-                for d, t in POINTS:
+                for d, t in settings.points:
                     for symmetric in (True, False):
                         yield device, engine.backend, dtype, symmetric, d, t
 
 
-def _product_rate(device: torch.device, backend: str, dtype: torch.dtype, symmetric: bool, d: int, t: int) -> float:
+def _product_rate(
+    settings: TuneSettings, device: torch.device, backend: str, dtype: torch.dtype, symmetric: bool, d: int, t: int
+) -> float:
     """Pairs per second of K V on as many rows as make a call long enough to time."""
     kernel, made = Matern(2.5), BACKENDS[backend]()
     # The compiled loops leave less than 1e7 pairs to the portable backend: begin where they take over.
-    n = max(4096, SIZES[_kind(device)]) if backend == "cpu" else SIZES[_kind(device)]
+    n = max(4096, settings.rows(device)) if backend == "cpu" else settings.rows(device)
     while True:
         rows = kernel.rows(_points(n, d, device)).detach()
         right = torch.ones(n, t, dtype=dtype, device=device)
         cols = None if symmetric else rows
-        seconds = _seconds(lambda: made.product(PairProblem(kernel.form, [], rows, cols), right), device)  # noqa: B023
-        if seconds >= QUICK_SECONDS or n >= MAX_GROWTH * SIZES[_kind(device)]:
+        seconds = settings.seconds(lambda: made.product(PairProblem(kernel.form, [], rows, cols), right), device)  # noqa: B023
+        if seconds >= settings.quick_seconds or n >= settings.max_growth * settings.rows(device):
             return n * n / seconds
         n *= 2
