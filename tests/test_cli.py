@@ -25,7 +25,10 @@ from flashgp.cli.console import Console
 from flashgp.cli.fitting import run_fit
 from flashgp.cli.model import TableModel
 from flashgp.cli.options import FitOptions
+from flashgp.cli.outcome import outcome_of
+from flashgp.cli.prepared import prepare
 from flashgp.cli.scores import Scores
+from flashgp.inference.fit import fit
 from flashgp.standardise import Scaling
 
 NASTY = "<script>alert(1)</script>"
@@ -345,6 +348,23 @@ def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> 
     assert "RMSE" in run(*common).stdout
     run(*common, "--memory", "1GiB")
     assert np.allclose(read(out)["mean"], mean, rtol=1e-12)
+
+
+def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -> None:
+    budgets = []
+
+    class Recording(TableModel):
+        def predict(self, x: Any, memory: str | None = None) -> Any:
+            budgets.append(memory)
+            return super().predict(x, memory)
+
+    options = FitOptions(table=str(folder / "table.csv"), target="y", test_fraction=0.2, memory="1GiB")
+    console = Console()
+    prepared = prepare(options, console)
+    result = fit(prepared.gp, *prepared.tensors(), initial="given", max_iterations=1)
+    model = Recording(result.posterior, prepared.encoding, prepared.scaling, "")
+    outcome_of(options, prepared, result, model, 0.0, console)
+    assert budgets == ["1GiB"]
 
 
 def test_a_table_without_the_target_is_not_scored(folder: Path, tmp_path: Path) -> None:
