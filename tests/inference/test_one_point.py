@@ -14,7 +14,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.predict import prediction
+from flashgp.inference.predict import compute
 from flashgp.inference.settings import OnlineSettings
 from flashgp.kernels import REGISTRY
 
@@ -285,7 +285,7 @@ def test_a_variance_far_below_zero_is_said_where_it_is_asked_for(monkeypatch: py
     for points in (1, 40):  # by few calls, and generally
         p = grown(model(), x, y, 30).predict(x[:points])
         p.mean  # noqa: B018
-        monkeypatch.setattr(prediction, "FAR_BELOW_ZERO", -1e15)
+        monkeypatch.setattr(compute, "FAR_BELOW_ZERO", -1e15)
         with pytest.warns(fgp.FlashGPWarning, match="a computed variance was"):
             p.variance  # noqa: B018
         assert of_kind(p.report.events, EventKind.VARIANCE_NEGATIVE)
