@@ -33,7 +33,7 @@ def test_the_wheel_holds_the_library_alone(wheel: Path, root: Path) -> None:
     sources = {
         str(path.relative_to(root / "src"))
         for path in (root / "src" / "flashgp").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.parent.name != "__pycache__"
     }
     assert names == sources
     suites = {name for name in names if name.startswith("flashgp/bench/suites/")}
