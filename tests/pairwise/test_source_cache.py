@@ -91,7 +91,7 @@ def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, mo
     source_cache.cache_directory.cache_clear()
     source_cache.warn_not_kept.cache_clear()
     try:
-        with pytest.warns(fgp.FlashGPWarning, match="compiled anew in every process"):
+        with pytest.warns(fgp.FlashGPWarning, match="compiled again in every process"):
             path = cache_directory()
         assert path.is_dir()
         assert import_generated("answer = 42\n", "blocked").answer == 42

@@ -226,11 +226,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        products: PairProducts,
-        dtype: torch.dtype,
-        *tensors: Tensor,
+        info: Any, in_dims: tuple[int | None, ...], products: PairProducts, dtype: torch.dtype, *tensors: Tensor
     ) -> tuple[Tensor, int]:
         kept = (in_dims[0], *in_dims[2:])
 
@@ -272,11 +268,7 @@ class _BlockGradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        products: PairProducts,
-        weights: Tensor,
-        *tensors: Tensor,
+        info: Any, in_dims: tuple[int | None, ...], products: PairProducts, weights: Tensor, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], int]:
         def pull(op: PairProducts, w: Tensor) -> tuple[Tensor, ...]:
             return _BlockGradient.apply(op, w, *op.problem.tensors)

@@ -82,14 +82,7 @@ class CompiledOperator:
             matrix = matrix.float()  # as in eager mode
         raws = list(self.kernel.parameters())
         out = torch.ops.flashgp.product(
-            self.kernel.token,
-            self.x1,
-            self.x2,
-            matrix,
-            raws,
-            self.plan,
-            self.deterministic,
-            transposed != self.swapped,
+            self.kernel.token, self.x1, self.x2, matrix, raws, self.plan, self.deterministic, transposed != self.swapped
         )
         return out.squeeze(-1) if right.dim() == 1 else out
 

@@ -32,7 +32,7 @@ class CovarianceOperator(LinearOperator):
     """K_ij = k(x1_i, x2_j), shape (*batch, n, m); differentiable in parameters, inputs and right-hand sides.
 
     First derivatives run tile by tile in one pass, eq. (M-21); higher ones and forward mode on portable tiles, each
-    computed anew for every order, eq. (M-110).
+    recomputed for every order, eq. (M-110).
 
     Args:
         problem: the covariance function and the rows on both sides; with `near` tiles, products and their gradients

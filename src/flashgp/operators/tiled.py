@@ -5,7 +5,7 @@ A sum over tiles (I, J) of what a function makes of the parts of its tensors tha
     F(tensors) = sum over (I, J) of scatter_IJ f(tensors at I and J),                          (M-110)
 
 has derivatives that are sums of the same kind, of the derivatives of f. So every derivative of a product is computed
-tile by tile: each tile anew for each order, its own graph dropped before the next one. Nothing of size n m is kept,
+tile by tile: each is recomputed for each order, its own graph dropped before the next. Nothing of size n m is kept,
 where a graph over F as a whole would keep every tile several times.
 """
 

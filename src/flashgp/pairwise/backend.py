@@ -22,15 +22,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.problem import PairProblem
 
 # What a profile shows as work of a backend, however it is implemented.
-_WORK = (
-    "block",
-    "diagonal",
-    "product",
-    "block_gradient",
-    "bilinear_gradient",
-    "diagonal_gradient",
-    "taped_block",
-)
+_WORK = ("block", "diagonal", "product", "block_gradient", "bilinear_gradient", "diagonal_gradient", "taped_block")
 
 __all__ = ["BACKENDS", "Backend", "PairGradient", "register_backend"]
 
@@ -80,12 +72,7 @@ class Backend(ABC):
 
     @abstractmethod
     def block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
-        upper: bool = False,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None, upper: bool = False
     ) -> Tensor:
         """The dense block, shape (*batch, n, m); with `upper`, what is below the diagonal may be left undefined."""
 
@@ -94,33 +81,18 @@ class Backend(ABC):
         """k(x_i, x_i), shape (*batch, n)."""
 
     @abstractmethod
-    def product(
-        self,
-        problem: PairProblem,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
-    ) -> Tensor:
+    def product(self, problem: PairProblem, right: Tensor, *, workspace: Workspace | None = None) -> Tensor:
         """K @ right for right (*batch, m, t), in its dtype, with at most one tile of K alive."""
 
     @abstractmethod
     def block_gradient(
-        self,
-        problem: PairProblem,
-        weights: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, weights: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         """Gradient of sum(weights * K), weights (*batch, n, m); symmetric weights for a symmetric problem."""
 
     @abstractmethod
     def bilinear_gradient(
-        self,
-        problem: PairProblem,
-        left: Tensor,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, left: Tensor, right: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         """Gradient of sum(left * (K @ right)), left (*batch, n, t), right (*batch, m, t); K fixed factors excluded."""
 
@@ -129,11 +101,7 @@ class Backend(ABC):
         """Gradient of sum(weights * diagonal), weights (*batch, n)."""
 
     def taped_block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
         """The upper triangle of the symmetric block, and a function from symmetric weights to its gradient.
 

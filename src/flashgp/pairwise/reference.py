@@ -26,12 +26,7 @@ class Reference(Backend):
     title = "reference loops"
 
     def block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
-        upper: bool = False,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None, upper: bool = False
     ) -> Tensor:
         out = torch.empty((problem.rows.count, problem.right.count), dtype=torch.float64)
         for i in range(problem.rows.count):
@@ -44,23 +39,13 @@ class Reference(Backend):
         values = [value_at(problem.form.profile, _pair(problem, i, i)) for i in range(problem.rows.count)]
         return torch.tensor(values, dtype=dtype)
 
-    def product(
-        self,
-        problem: PairProblem,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
-    ) -> Tensor:
+    def product(self, problem: PairProblem, right: Tensor, *, workspace: Workspace | None = None) -> Tensor:
         block = self.block(problem, dtype=torch.float64)
         block = block if problem.near is None else block * problem.near.mask()
         return (block @ right.double()).to(right.dtype)
 
     def block_gradient(
-        self,
-        problem: PairProblem,
-        weights: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, weights: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         form, theta, rows, other = problem.form, problem.theta, problem.rows, problem.right
         sides = [[_zeros(t) for t in rows.tensors], [_zeros(t) for t in other.tensors]]
@@ -93,12 +78,7 @@ class Reference(Backend):
         return PairGradient(list(sides[0]), list(sides[1]), list(thetas))
 
     def bilinear_gradient(
-        self,
-        problem: PairProblem,
-        left: Tensor,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, left: Tensor, right: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         weights = left.double() @ right.double().mT
         return self.block_gradient(problem, weights if problem.near is None else weights * problem.near.mask())

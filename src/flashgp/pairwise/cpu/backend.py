@@ -85,12 +85,7 @@ class CpuTiles(Backend):
         )
 
     def block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
-        upper: bool = False,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None, upper: bool = False
     ) -> Tensor:
         problem = problem.whole
         if not self.serves(problem, dtype):
@@ -104,13 +99,7 @@ class CpuTiles(Backend):
     def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
         return self._portable.diagonal(problem, dtype=dtype)
 
-    def product(
-        self,
-        problem: PairProblem,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
-    ) -> Tensor:
+    def product(self, problem: PairProblem, right: Tensor, *, workspace: Workspace | None = None) -> Tensor:
         if not self.serves(problem, right.dtype) or right.shape[-1] == 0:
             return self._portable.product(problem, right, workspace=workspace)
         batch = broadcast_batch(problem.batch_shape, right.shape[:-2])
@@ -126,11 +115,7 @@ class CpuTiles(Backend):
         return out
 
     def block_gradient(
-        self,
-        problem: PairProblem,
-        weights: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, weights: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         problem = problem.whole
         if not self.serves(problem, weights.dtype):
@@ -151,23 +136,14 @@ class CpuTiles(Backend):
         )
 
     def taped_block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
         if not self.serves(problem.whole, dtype):
             return self._portable.taped_block(problem, dtype=dtype, workspace=workspace)
         return super().taped_block(problem, dtype=dtype, workspace=workspace)
 
     def bilinear_gradient(
-        self,
-        problem: PairProblem,
-        left: Tensor,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, left: Tensor, right: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         if not self.serves(problem, right.dtype) or right.shape[-1] == 0:
             return self._portable.bilinear_gradient(problem, left, right, workspace=workspace)

@@ -212,7 +212,7 @@ class CompiledPairs:
         return outs
 
     def _ready(self, name: str, head: tuple[Any, ...], make: Callable[[], list[Any]]) -> Callable[..., None]:
-        """The compiled function; compiling is timed apart, and a cache that cannot be read is made anew."""
+        """The compiled function; compiling is timed apart, and a cache that cannot be read is rebuilt."""
         function = getattr(self.module, name)
         key = f"{self.module.__name__}.{name}"
         if key in _seconds:

@@ -258,12 +258,7 @@ class _Loops:
     def product(self) -> str:
         """K V, both K_ij v_j and K_ij v_i of a tile off the diagonal of a symmetric product, eq. (M-20)."""
         code, setup, lines = self.covariances()
-        inner = [
-            *lines,
-            "row_sums(K, vj, nj, out[bi], i)",
-            "if mirror:",
-            "    column_sums(K, vi, i, nj, part)",
-        ]
+        inner = [*lines, "row_sums(K, vj, nj, out[bi], i)", "if mirror:", "    column_sums(K, vi, i, nj, part)"]
         tile = [
             "vj = VC[bj]",
             "vi = VR[bi]",

@@ -191,7 +191,7 @@ def _pack(feature: Array, centre: Array, out: Array, norms: Array | None, split:
 
 
 def narrow_codes(*sides: Array) -> list[Array]:
-    """Codes as the loops hold them, 32 bits: where some are larger, numbered anew, equal ones alike on all sides."""
+    """Codes as the loops hold them, 32 bits: where some are larger, renumbered, equal ones alike on all sides."""
     limits = numpy.iinfo(numpy.int32)
     if all(not side.size or (limits.min <= side.min() and side.max() <= limits.max) for side in sides):
         return list(sides)

@@ -94,12 +94,7 @@ def visit_panels(
     # Out of the handler, whose error holds the arrays that filled the memory.
     least = parts[0]
     workspace.note(
-        Event(
-            EventKind.LOOPS_HALVED,
-            rows=least.row_count,
-            columns=least.column_count,
-            right_sides=least.right_count,
-        )
+        Event(EventKind.LOOPS_HALVED, rows=least.row_count, columns=least.column_count, right_sides=least.right_count)
     )
     for part in parts:
         visit_panels(part, workspace, needed, visit)

@@ -1,4 +1,4 @@
-"""Threads for compiled loops: as many as torch would use, alive between calls, made anew after a fork."""
+"""Threads for compiled loops: as many as torch would use, alive between calls, recreated after a fork."""
 
 import os
 import threading

@@ -43,7 +43,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A profile over its own statistics and parameters and over sums of families, all numbered anew.
+    """A profile over its own statistics and parameters and over sums of families, all renumbered.
 
     Fields: profile, G; families; statistics and parameters: for every new number the numbers in the form, one, or one
     per member of a family: first those of the profile, then those of the families in turn.

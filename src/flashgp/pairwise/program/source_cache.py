@@ -86,7 +86,7 @@ def _remove(path: str, process: int) -> None:
 def warn_not_kept(path: str, problem: str) -> None:
     """Say that generated or compiled code cannot be kept: once per place and problem."""
     warnings.warn(
-        f"generated code cannot be kept in {path} ({problem}); it is compiled anew in every process. Set "
+        f"generated code cannot be kept in {path} ({problem}); it is compiled again in every process. Set "
         "FLASHGP_CACHE_DIR to a directory of yours",
         FlashGPWarning,
         stacklevel=2,

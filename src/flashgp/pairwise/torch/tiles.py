@@ -36,12 +36,7 @@ class TorchTiles(Backend):
         self.product_pairs, self.settings = product_pairs, settings or TileSettings()
 
     def block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
-        upper: bool = False,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None, upper: bool = False
     ) -> Tensor:
         job = TileJob(problem.whole, dtype, self.settings)
         panels = job.panels()
@@ -68,13 +63,7 @@ class TorchTiles(Backend):
         shape = (*broadcast_batch(rows.batch_shape, *(t.shape for t in theta)), rows.count)
         return torch.as_tensor(value, dtype=dtype, device=rows.device).expand(shape)
 
-    def product(
-        self,
-        problem: PairProblem,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
-    ) -> Tensor:
+    def product(self, problem: PairProblem, right: Tensor, *, workspace: Workspace | None = None) -> Tensor:
         job = TileJob(problem, right.dtype, self.settings, self.product_pairs)
         workspace = workspace or Workspace()
         batch = broadcast_batch(job.batch_shape, right.shape[:-2])
@@ -95,21 +84,13 @@ class TorchTiles(Backend):
         return out
 
     def block_gradient(
-        self,
-        problem: PairProblem,
-        weights: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, weights: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         job = TileJob(problem.whole, weights.dtype, self.settings)
         return pull_panels(job, lambda i, j: weights[..., i, j], workspace)
 
     def taped_block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None
     ) -> tuple[Tensor, Callable[[Tensor], PairGradient]]:
         job, rows = TileJob(problem.whole, dtype, self.settings), problem.rows
         pairs = rows.count**2 * job.batch_shape.numel()
@@ -139,12 +120,7 @@ class TorchTiles(Backend):
         return block, pull
 
     def bilinear_gradient(
-        self,
-        problem: PairProblem,
-        left: Tensor,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, left: Tensor, right: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         job = TileJob(problem, right.dtype, self.settings)
         if not job.symmetric:

@@ -56,12 +56,7 @@ class TritonTiles(Backend):
         self._torch = TorchTiles()
 
     def block(
-        self,
-        problem: PairProblem,
-        *,
-        dtype: torch.dtype,
-        workspace: Workspace | None = None,
-        upper: bool = False,
+        self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None, upper: bool = False
     ) -> Tensor:
         form, rows, symmetric = problem.form, problem.rows, problem.symmetric
         if _not_ours(problem, dtype):
@@ -88,13 +83,7 @@ class TritonTiles(Backend):
     def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
         return self._torch.diagonal(problem, dtype=dtype)
 
-    def product(
-        self,
-        problem: PairProblem,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
-    ) -> Tensor:
+    def product(self, problem: PairProblem, right: Tensor, *, workspace: Workspace | None = None) -> Tensor:
         form, rows, t = problem.form, problem.rows, right.shape[-1]
         if t == 0 or problem.near is not None or _not_ours(problem, right.dtype):
             return self._torch.product(problem, right, workspace=workspace)
@@ -127,11 +116,7 @@ class TritonTiles(Backend):
         return total.reshape(*job.batch, *total.shape[1:])
 
     def block_gradient(
-        self,
-        problem: PairProblem,
-        weights: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, weights: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         if _not_ours(problem, weights.dtype):
             return self._torch.block_gradient(problem, weights)
@@ -153,12 +138,7 @@ class TritonTiles(Backend):
         return pair_gradient(problem.form, job, problem.symmetric, ("given", 0), given)
 
     def bilinear_gradient(
-        self,
-        problem: PairProblem,
-        left: Tensor,
-        right: Tensor,
-        *,
-        workspace: Workspace | None = None,
+        self, problem: PairProblem, left: Tensor, right: Tensor, *, workspace: Workspace | None = None
     ) -> PairGradient:
         if right.shape[-1] == 0 or problem.near is not None or _not_ours(problem, right.dtype):
             return self._torch.bilinear_gradient(problem, left, right)

@@ -18,11 +18,7 @@ __all__ = ["pair_gradient"]
 
 
 def pair_gradient(
-    form: Form,
-    job: Packed,
-    symmetric: bool,
-    how: tuple[str, int],
-    given: Callable[[bool], Mapping[str, Any]],
+    form: Form, job: Packed, symmetric: bool, how: tuple[str, int], given: Callable[[bool], Mapping[str, Any]]
 ) -> PairGradient:
     """Gradients of sum(W * K) by rows, columns and parameters, eqs. (M-23) to (M-26).
 

@@ -113,13 +113,7 @@ class PairText:
 
     def tile(self) -> list[str]:
         """The statistics of the tile i x j: q, s or m with their index; b with the columns' row scalars."""
-        form = {
-            "match": self._match,
-            "unrolled": self._direct,
-            "loop": self._loop,
-            "dot": self._dot,
-            "dots": self._dot,
-        }
+        form = {"match": self._match, "unrolled": self._direct, "loop": self._loop, "dot": self._dot, "dots": self._dot}
         lines: list[str] = []
         for s in self.statistics:
             lines += form[s.route](s)
