@@ -62,7 +62,7 @@ def run_cell(cell: Cell) -> Entry:
     few = system(kernel, x[:WARM_ROWS], noise)  # what is compiled and imported on first use, for both
     warm = vecchia(few, 0)
     assert warm is not None
-    warm.made()
+    warm.preconditioner()
     for v in (y.float(), y):
         system(kernel, x, noise).multiply(v)
     for name, near in (("", True), ("low_", False)):

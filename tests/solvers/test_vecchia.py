@@ -276,7 +276,7 @@ def test_with_deterministic_its_price_is_that_of_making_it_whether_it_is_made_or
     with deterministically(True):
         price = made.price
         assert price == DEFAULTS.comparison.making_pairs / 700
-        assert made.made() is not None
+        assert made.preconditioner() is not None
         made.settle(0.1, 0.9)
         assert made.price == price
         assert made.may_be_tried(F64)
@@ -291,7 +291,7 @@ def test_what_was_lost_is_not_kept_in_memory() -> None:
     made = vecchia(system, 0)
     assert made is not None
     before = system.workspace.live_bytes
-    assert made.made() is not None
+    assert made.preconditioner() is not None
     assert system.workspace.live_bytes > before
     assert not made.settle(0.9, 0.9)
     assert system.workspace.live_bytes == before
@@ -307,7 +307,7 @@ def test_two_threads_make_it_once() -> None:
 
     made = CandidatePreconditioner(make, 50)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: made.made(), range(4)))
+        found = list(pool.map(lambda _: made.preconditioner(), range(4)))
     assert len(calls) == 1
     assert all(one is found[0] for one in found)
 
@@ -455,12 +455,12 @@ def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
     x_test = points(20, 2, seed=3)
     wanted = post.predict(x_test).mean
     for taken in (False, True):
-        made = candidate_of(ready).made() if taken else None
+        made = candidate_of(ready).preconditioner() if taken else None
         for again in (pickle.loads(pickle.dumps(post)), copy.deepcopy(post)):
             assert torch.equal(again.predict(x_test).mean, wanted)
             if made is not None:
                 v = normal(300, 2)
-                other = candidate_of(again.state.solves.method.ready).made()
+                other = candidate_of(again.state.solves.method.ready).preconditioner()
                 assert torch.equal(other.half_solve(v), made.half_solve(v))
                 assert torch.equal(other.half_solve_transposed(v), made.half_solve_transposed(v))
                 assert other.log_determinant == made.log_determinant
@@ -472,7 +472,7 @@ def test_places_that_are_none(x: Tensor) -> None:
     system.x = x.double()
     made = vecchia(system, 0)
     assert made is not None
-    assert made.made() is None
+    assert made.preconditioner() is None
     assert "Vecchia preconditioner, got larger or none" in made.why
     assert vecchia(DenseSystem(system.K, 0.1), 0) is None
 
@@ -495,7 +495,7 @@ def test_what_does_not_fit_in_the_free_memory_is_not_begun() -> None:
     settings = replace(DEFAULTS, vecchia=VecchiaSettings(neighbours=2**40))
     made = vecchia(few_dimensions(50), 0, settings)
     assert made is not None
-    assert made.made() is None
+    assert made.preconditioner() is None
     assert "while it is made, with" in made.why
 
 

@@ -59,15 +59,15 @@ class CandidatePreconditioner:
         settings: ComparisonSettings = DEFAULTS.comparison,
     ) -> None:
         self._make, self.count, self.settings = make, count, settings
-        self._made: Preconditioner | None = None
+        self._preconditioner: Preconditioner | None = None
         self.outcome: Outcome = "kept" if kept else "untried"
         self.why, self.gain, self._rounded = "", 1.0, False
 
     @property
     def price(self) -> float:
         """Passes over the pairs that take as long as making it does; 0 once it is made."""
-        made = self._made is not None and not is_deterministic()
-        return 0.0 if made else making_passes(self.count, self.settings)
+        is_there = self._preconditioner is not None and not is_deterministic()
+        return 0.0 if is_there else making_passes(self.count, self.settings)
 
     def may_be_tried(self, dtype: torch.dtype) -> bool:
         """By a solve that has not, with products of that precision: again only where float32 lost the last one."""
@@ -75,17 +75,17 @@ class CandidatePreconditioner:
             return self.outcome != "refused"
         return self.outcome == "lost" and self._rounded and dtype == torch.float64
 
-    def made(self) -> Preconditioner | None:
+    def preconditioner(self) -> Preconditioner | None:
         """It, made if it is not; None where it cannot be, and `why`."""
         with _MAKING:
-            if self._made is None and self.outcome != "refused":
+            if self._preconditioner is None and self.outcome != "refused":
                 try:
-                    self._made = self._make()
+                    self._preconditioner = self._make()
                 except (MemoryError, RuntimeError, DomainError) as error:
                     if not (isinstance(error, DomainError) or ran_out_of_memory(error)):
                         raise
                     self.outcome, self.why = "refused", str(error)
-            return self._made
+            return self._preconditioner
 
     def settle(self, rate: float, first: float, *, rounded: bool = False) -> bool:
         """Whether it is kept, by what an iteration leaves of the residual with it and with the first one.
@@ -95,7 +95,7 @@ class CandidatePreconditioner:
         kept = rate <= self.settings.max_rate and rate <= first**2
         self.outcome, self._rounded = "kept" if kept else "lost", rounded
         if not kept and not rounded:
-            self._made = None
+            self._preconditioner = None
         self.gain = math.inf if first >= 1.0 or rate <= 0.0 else math.log(max(rate, 1e-300)) / math.log(first)
         return kept
 
@@ -140,7 +140,7 @@ class ComparisonRun(Comparison):
 
     def begin_with(self) -> Preconditioner | None:
         kept = self.candidate.outcome == "kept" and not is_deterministic()
-        return self.candidate.made() if kept else None
+        return self.candidate.preconditioner() if kept else None
 
     def reset(self, size: float) -> None:
         self.sizes = [size]
@@ -169,10 +169,10 @@ class ComparisonRun(Comparison):
     def decide(self, solve: SolveState) -> None:
         if self.due:
             self.due = False
-            made = self.candidate.made() if len(solve.columns) else None
-            if made is not None:
+            preconditioner = self.candidate.preconditioner() if len(solve.columns) else None
+            if preconditioner is not None:
                 self.begin(solve, solve.dtype)
-                solve.use(made, solve.dtype)
+                solve.use(preconditioner, solve.dtype)
             elif self.candidate.why:
                 solve.note(EventKind.PRECONDITIONER_REFUSED, error=self.candidate.why)
         elif self.running and (self.is_over(solve.iterations) or not len(solve.columns)) and not self._settled(solve):
@@ -277,8 +277,8 @@ def low_rank(system: System, rank: int | None, seed: int, settings: SolveSetting
     Args: rank: columns at most; None for that of the settings.
     Cost: n k evaluations and 4 n k^2 flops.
     """
-    most = min(settings.low_rank.max_rank, max(1, system.space.count(system.noise) // 4)) if rank is None else rank
-    partial = partial_cholesky(system, limit=most, seed=seed, settings=settings.low_rank)
+    limit = min(settings.low_rank.max_rank, max(1, system.space.count(system.noise) // 4)) if rank is None else rank
+    partial = partial_cholesky(system, limit=limit, seed=seed, settings=settings.low_rank)
     first = LowRank(partial, system.noise, settings.low_rank)
     candidate = vecchia(system, seed, settings) if settings.compare else None
     return first if candidate is None else Compared(first, candidate)

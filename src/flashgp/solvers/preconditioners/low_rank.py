@@ -53,35 +53,35 @@ class LowRank(Preconditioner):
         self.space, self.settings = partial.space, settings
         self.rank, self.trace = partial.rank, partial.trace
         self.pivots, self.mean_diagonal = partial.pivots, partial.mean_diagonal
-        self._take(noise)
+        self._set_noise(noise)
         decomposed = _decomposed(partial.factor, self._deviation, self.space, settings)
         self._base, self._turn, self.inner = decomposed.base, decomposed.turn, decomposed.inner
         self._rotation, self._singular = decomposed.rotation, decomposed.singular
         self.skew = decomposed.skew
-        self._stretched()
+        self._update_eigenvalues()
 
     def with_noise(self, partial: PartialCholesky, noise: Tensor) -> "LowRank":
         """The same F with another D: where both are multiples of the identity, Q and the directions of R stay, and
         nothing is decomposed again."""
         other = copy.copy(self)
-        other._take(noise)
+        other._set_noise(noise)
         if not (_is_uniform(self.noise, self.space) and _is_uniform(other.noise, self.space)):
             return LowRank(partial, noise, self.settings)
         ratio = self._deviation[:1, 0] / other._deviation[:1, 0] if len(noise) else 1.0
         other.inner, other._singular = self.inner * ratio, self._singular * ratio
-        other._stretched()
+        other._update_eigenvalues()
         return other
 
-    def _take(self, noise: Tensor) -> None:
+    def _set_noise(self, noise: Tensor) -> None:
         smallest = max(self.space.count(noise) * EPS * self.mean_diagonal, torch.finfo(F64).tiny)
         rest = max(smallest, self.trace / max(self.space.count(noise), 1))
         self.noise = torch.where(noise >= smallest, noise, rest)
         self.slack = float(self.space.max(self.noise / noise)) if self.space.count(noise) else 1.0
         self._deviation = self.noise.sqrt().unsqueeze(-1)
 
-    def _stretched(self) -> None:
-        self._stretch = 1.0 + self._singular.square()
-        self._largest = float(self._stretch.max()) if self._stretch.numel() else 1.0
+    def _update_eigenvalues(self) -> None:
+        self._eigenvalues = 1.0 + self._singular.square()
+        self._largest = float(self._eigenvalues.max()) if self._eigenvalues.numel() else 1.0
 
     @property
     def _twice(self) -> bool:
@@ -105,7 +105,7 @@ class LowRank(Preconditioner):
     @property
     def log_determinant(self) -> float:
         """log |P|, eq. (M-78)."""
-        return float(self.space.sum(self.noise.log()) + self._stretch.log().sum())
+        return float(self.space.sum(self.noise.log()) + self._eigenvalues.log().sum())
 
     def sample(self, generator: torch.Generator, count: int) -> Tensor:
         """(n, count) columns from N(0, P), eq. (M-78)."""
@@ -118,7 +118,7 @@ class LowRank(Preconditioner):
         """(I + Q R R^T Q^T)^-power v: what lies in Q shrinks, the rest stays, eq. (M-78)."""
         inside = self._inside(v)
         turned = inside if self._rotation is None else self._rotation.mT @ inside
-        shrunk = turned / self._stretch.pow(power).unsqueeze(-1)
+        shrunk = turned / self._eigenvalues.pow(power).unsqueeze(-1)
         if not self._twice:
             return v + self._outside(self._rotated(shrunk - turned))
         outside = v - self._outside(inside)
