@@ -102,12 +102,15 @@ class GP(Prior):
         Rows of equal x are joined, which changes no answer (`Posterior.replicates`), but not with `differentiable`.
 
         Args:
+            x: (*batch, n, d).
+            y: (*batch, n), or (*batch, n, outputs) of a GP with outputs.
             solver: "cholesky" or "cg" (block conjugate gradients); by default the plan chooses: a factor while one is
                 quick or fits, else conjugate gradients. What fails hands over to a float64 factor where it fits.
             tolerance: of the mean, in standard deviations of an observation.
             time_limit: seconds after which an iteration ends; the report then says how far off the mean may be. A
                 factorisation, or a preparation that has begun, is not interrupted.
-            memory: budget like "8GiB", what is free by default; plan: a plan to run exactly.
+            memory: budget like "8GiB"; what is free by default.
+            plan: run exactly, as `flashgp.plan` made it.
             seed: of the preconditioner's draws.
             deterministic: the same seed gives the same bits on one machine's processor, whatever its number of threads:
                 all of it runs on one thread and is planned with built-in rates, and so is what the posterior answers.
@@ -153,10 +156,12 @@ class GP(Prior):
         """log p(y | x), eq. (M-33), in nats, with a closed-form gradient: for own training loops.
 
         Args:
-            x: (*batch, n, d); y: (*batch, n) or (*batch, n, outputs).
+            x: (*batch, n, d).
+            y: (*batch, n) or (*batch, n, outputs).
             theta: unconstrained values by parameter name (the keys of `named_parameters()`), each of the parameter's
                 shape behind any leading chain dimensions; names left out keep their value.
             dtype: of the n x n matrix; float64 by default.
+            jitter: as `condition`.
         Returns: (*batch,), float64; with theta, the chain dimensions.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed.
         Cost: n^3 flops with the gradient, one n x n buffer. The gradient can be taken once (no second order).
@@ -181,8 +186,10 @@ class GP(Prior):
     ) -> Float64[Tensor, "*batch"]:
         """log p(y | x, theta) + log p(theta) over all priors, eq. (M-38): the objective of `fit`, or of a sampler.
 
-        Args: as `log_marginal_likelihood`; jacobian: add log |d value / d raw|, so that the density is that of the
-            unconstrained values, as Hamiltonian Monte Carlo needs.
+        Args:
+            x, y, theta, dtype, jitter: as `log_marginal_likelihood`.
+            jacobian: add log |d value / d raw|, so that the density is that of the unconstrained values, as Hamiltonian
+                Monte Carlo needs.
         Returns: (*batch,), or the chain dimensions of theta.
         """
         if theta is not None:

@@ -136,13 +136,14 @@ class Posterior:
         and test rows on it follows a plan, which its report carries.
 
         Args:
+            x_test: (*batch, n_test, d).
             variance: without a float64 factor, "exact" takes solves for every point, (M-101), and "sampled" 64 solves
                 once for all points, (M-97), with `p.variance_standard_error`; "auto" samples where exact solves would
                 take more than a minute by the machine's rates, (M-107), with a warning, and never where gradients are
                 wanted or the kernel has no random features. A float64 factor is exact unless "sampled" is asked for.
             plan: how to compute it, as `flashgp.plan(gp, n=, d=, n_test=)` made it (`distinct=` where rows repeat); by
-                default one is made when the mean or the variance is asked for. memory: its budget, what is free by
-                default.
+                default one is made when the mean or the variance is asked for.
+            memory: budget of that plan, like "8GiB"; what is free by default.
             deterministic: the same bits whatever the number of threads, as `GP.condition` says; a posterior conditioned
                 so predicts so.
         Raises: ShapeError, DomainError for points, a plan or a variance that do not fit; where the result is asked for,
@@ -175,8 +176,10 @@ class Posterior:
         """The posterior with k more rows, eq. (M-111); this one stays what it is.
 
         Args:
-            x: (k, d); y: (k,) or (k, outputs); as `gp.condition` takes them, joined to the rows there are by torch.cat.
-            row_variance: (k,), where the rows before have variances of their own; row_weight: (k,), ones by default.
+            x: (k, d), as `gp.condition` takes it, joined to the rows there are by torch.cat.
+            y: (k,) or (k, outputs), likewise.
+            row_variance: (k,), where the rows before have variances of their own.
+            row_weight: (k,), ones by default.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite, a batch or a differentiable
             posterior; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
         Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for.
@@ -188,7 +191,8 @@ class Posterior:
     def drop(self, indices: Any) -> "Posterior":
         """The posterior without some rows, eq. (M-112); without any row it is the prior.
 
-        Args: indices: numbers of rows of `post.x`, from 0 on, each once.
+        Args:
+            indices: numbers of rows of `post.x`, from 0 on, each once.
         Raises: DomainError for numbers that are out of range or repeat, a batch or a differentiable posterior.
         Cost: 2 n^2 flops for each row, from the first that goes on; n^2 numbers. Without a float64 factor as `append`.
         """
@@ -206,9 +210,10 @@ class Posterior:
         """Many posteriors at once, each with q hypothetical rows of its own beside these, eq. (M-114).
 
         Args:
-            x: (*b, q, d), the rows of every member; y: their targets, (*s, *b, q) or (*s, *b, q, outputs), with the
-                noise of the likelihood; or samples: draw so many targets from the posterior, s = (samples,), seed: of
-                these draws.
+            x: (*b, q, d), the rows of every member.
+            y: their targets, (*s, *b, q) or (*s, *b, q, outputs), with the noise of the likelihood; or else
+            samples: how many targets to draw from the posterior, s = (samples,).
+            seed: of these draws.
         Returns: Fantasies, with `predict(x_test)` of all members at once; differentiable in x, y and x_test.
         Raises: ShapeError, DomainError for what does not fit, or a posterior without one float64 factor;
             NotPositiveDefiniteError for a row that repeats another without noise.
@@ -226,7 +231,9 @@ class Posterior:
     ) -> "Posterior":
         """The posterior of the same rows with better hyperparameters: a few steps up the log joint from its own.
 
-        Args: steps: of L-BFGS-B at most; priors, time_limit, progress: as `fgp.fit`.
+        Args:
+            steps: of L-BFGS-B at most.
+            priors, time_limit, progress: as `fgp.fit`.
         Raises: DomainError for a posterior without rows, of a batch or differentiable; as `fgp.fit` otherwise.
         Cost: about 1.3 evaluations of n^3 flops a step, and a new factor: not of O(n^2).
         """
@@ -238,9 +245,10 @@ class Posterior:
         """log p(y | x) of eqs. (M-33) and (M-87), (*batch,), nats.
 
         From the float64 factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to
-        `report.standard_error`; what weights whose solve ended early may add is an event and a warning. Cost: O(n);
-        without a factor some tens of passes over the pairs in float64, once; with a float32 factor, whose rounding is
-        all that is left to estimate, a few.
+        `report.standard_error`; what weights whose solve ended early may add is an event and a warning.
+
+        Cost: O(n); without a factor some tens of passes over the pairs in float64, once; with a float32 factor, whose
+            rounding is all that is left to estimate, a few.
         """
         return log_evidence(self.state)
 
