@@ -125,6 +125,7 @@ def test_a_search_begins_where_fewer_rows_lead():
     window = trend.theta - 0.01, trend.theta + 0.02
     follow(narrow, trend, window)
     assert numpy.allclose(narrow.asked[0], wanted.clip(*window), rtol=1e-12)
+    assert numpy.array_equal(narrow.asked[0], narrow.anchors[0])
 
 
 def test_without_a_gradient_there_the_search_begins_at_the_last_optimum():
