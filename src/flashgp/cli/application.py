@@ -84,7 +84,7 @@ def _command(options: type, work: str) -> Callable[..., None]:
             default=inspect.Parameter.empty if field.default is MISSING else field.default,
         )
         for kind in kinds
-        for field in fields(kind)
+        for field in sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)  # its own first
     ]  # fmt: skip
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__doc__ = options.__doc__
