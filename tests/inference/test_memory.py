@@ -14,7 +14,7 @@ from flashgp.bench.memory import measure_peak_bytes
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.predict import prediction
+from flashgp.inference.predict import compute
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from flashgp.pairwise.torch import tile_job
@@ -100,7 +100,7 @@ def test_tiles_do_not_change_likelihood_and_gradient(monkeypatch: pytest.MonkeyP
 
 def test_a_joint_covariance_beyond_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data(5)
-    monkeypatch.setattr(prediction, "available_bytes", lambda device: 10**9)
+    monkeypatch.setattr(compute, "available_bytes", lambda device: 10**9)
     found = model().condition(x, y).predict(torch.zeros(10_000, 2, dtype=F64))
     for call in (found.covariance, found.sample, lambda: found.joint_log_prob(torch.zeros(10_000, dtype=F64))):
         with pytest.raises(fgp.MemoryBudgetError, match=r"ask for fewer points, or for \.variance") as caught:
@@ -121,8 +121,8 @@ def test_a_joint_covariance_takes_what_was_checked(
     posterior.predict(x_test[:3]).covariance()
     with torch.no_grad(), Allocations(100_000) as seen:
         posterior.predict(x_test).covariance()
-    monkeypatch.setattr(prediction, "UNCHECKED_BYTES", 0)
-    monkeypatch.setattr(prediction, "available_bytes", lambda device: 0)
+    monkeypatch.setattr(compute, "UNCHECKED_BYTES", 0)
+    monkeypatch.setattr(compute, "available_bytes", lambda device: 0)
     with pytest.raises(fgp.MemoryBudgetError) as caught:
         posterior.predict(x_test).covariance()
     # Beside it, blocks and products take their tiles, and solves some vectors for each of 64 points.
