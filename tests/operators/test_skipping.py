@@ -224,9 +224,9 @@ def test_the_report_says_what_was_done(route: str) -> None:
 def test_the_threshold_is_a_share_of_the_largest_variance() -> None:
     """A variance of any size changes nothing; both sides' variances count."""
     x, z = clusters(150, 2, 4.0), clusters(60, 2, 4.0, seed=3)
-    shares = [(v * k.RBF(1.0)).operator(x, z, skip_below=1e-6).kept for v in (1e-6, 1.0, 1e6)]
+    shares = [operator_of(v * k.RBF(1.0), x, z, skip_below=1e-6).kept for v in (1e-6, 1.0, 1e6)]
     assert shares[0] == shares[1] == shares[2] < 1.0
-    norm = (3.0 * k.RBF(1.0)).operator(x, z, skip_below=1e-6).norm_bound
+    norm = operator_of(3.0 * k.RBF(1.0), x, z, skip_below=1e-6).norm_bound
     assert 0.0 < float(norm) <= 3.0 * 1e-6 * math.sqrt(150 * 60)
     assert float(operator_of(k.RBF(1.0), x).with_noise(1.0).product(x).report.error_bound or 0.0) == 0.0
     assert operator_of(k.RBF(100.0), x, skip_below=1e-6).norm_bound.shape == ()
@@ -314,7 +314,7 @@ def test_compiled_code_refuses_a_share() -> None:
     kernel, x = k.RBF(1.0), numbers(10, 2)
     torch._dynamo.reset()
     with pytest.raises(Exception, match=r"outside torch\.compile"):
-        torch.compile(lambda v: operator_of(kernel, x, skip_below=1e-6) @ v, fullgraph=True)(x)
+        torch.compile(lambda v: kernel.operator(x, skip_below=1e-6) @ v, fullgraph=True)(x)
 
 
 def test_a_plan_is_run_over_the_near_tiles() -> None:

@@ -4,6 +4,7 @@ The interpreter must be chosen before triton is imported. It is slow, so tables 
 table of 18 rows already has two tiles a side, of which the second is mostly padding.
 """
 
+import dataclasses
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -446,8 +447,8 @@ def test_a_disagreement_is_found() -> None:
     other = kernels.Matern(1.5, 1.0001).rows(points(7, 2)).detach()
 
     class Off(TritonTiles):
-        def block(self, form, theta, rows, cols, **options):  # type: ignore[no-untyped-def]
-            return super().block(PairProblem(form, theta, other, cols), **options)
+        def block(self, problem, **options):  # type: ignore[no-untyped-def]
+            return super().block(dataclasses.replace(problem, rows=other), **options)
 
     global TRITON
     kept = TRITON
