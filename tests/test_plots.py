@@ -12,6 +12,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.inference.training.history import Run, Stage
 from flashgp.standardise import Scaling
 
 pytest.importorskip("matplotlib")
@@ -270,7 +271,7 @@ def test_what_has_no_lengthscale_says_so() -> None:
 # -- training -----------------------------------------------------------------------------------------------------
 def history(starts: int, length: int) -> list[SimpleNamespace]:
     return [
-        SimpleNamespace(start=f"start {s}", index=i, value=-10.0 - s - 100 * math.exp(-i), measure="log joint")
+        SimpleNamespace(run=Run(Stage.ALL_ROWS, s), index=i, value=-10.0 - s - 100 * math.exp(-i), measure="log joint")
         for s in range(starts)
         for i in range(length)
     ]
@@ -278,11 +279,11 @@ def history(starts: int, length: int) -> list[SimpleNamespace]:
 
 def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
     others = [
-        SimpleNamespace(start=start, index=0, value=50.0, measure="log joint")
-        for start in ("subset 0", "middle 0", "part 900")
+        SimpleNamespace(run=run, index=0, value=50.0, measure="log joint")
+        for run in (Run(Stage.SUBSET), Run(Stage.FIRST_ROWS), Run(Stage.PART, 900))
     ]
     entries = [*history(3, 5), *others]
-    entries.append(SimpleNamespace(start="start 1", index=9, value=float("nan"), measure="log joint"))
+    entries.append(SimpleNamespace(run=Run(Stage.ALL_ROWS, 1), index=9, value=float("nan"), measure="log joint"))
     ax = plots.training_trace(entries)
     lines = {line.get_label(): line for line in ax.get_lines()}
     assert set(lines) == {"start 0, the best", "start 1", "start 2"}
@@ -294,12 +295,12 @@ def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
     rendered(ax)
 
 
-@pytest.mark.parametrize("last", ["start 0", "part 900"])
-def test_gains_are_called_gains_and_not_compared_with_the_log_joint_of_other_rows(last: str) -> None:
+@pytest.mark.parametrize("last", [Run(Stage.ALL_ROWS), Run(Stage.PART, 900)])
+def test_gains_are_called_gains_and_not_compared_with_the_log_joint_of_other_rows(last: Run) -> None:
     entries = [
-        SimpleNamespace(start="middle 0", index=0, value=-400.0, measure="log joint"),
-        SimpleNamespace(start="part 500", index=0, value=9.0, measure="gain"),
-        *(SimpleNamespace(start=last, index=i, value=float(i), measure="gain") for i in range(3)),
+        SimpleNamespace(run=Run(Stage.FIRST_ROWS), index=0, value=-400.0, measure="log joint"),
+        SimpleNamespace(run=Run(Stage.PART, 500), index=0, value=9.0, measure="gain"),
+        *(SimpleNamespace(run=last, index=i, value=float(i), measure="gain") for i in range(3)),
     ]
     ax = plots.training_trace(entries)
     (line,) = ax.get_lines()

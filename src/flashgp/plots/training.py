@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashgp.foundations.quantities import counted
+from flashgp.inference.training.history import Stage
 
 from .axes import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, empty, legend, new_axes, note, shown_rows, style
 
@@ -25,7 +26,7 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
     other data. Where there are no others, the last of them are shown.
 
     Args:
-        history: `fit.history`; each entry has `start`, `index`, `value` in nats and `measure`, what the value is: the
+        history: `fit.history`; each entry has `run`, `index`, `value` in nats and `measure`, what the value is: the
             log joint, or its gain since the first gradient of the run.
         ax: axes to draw on; a new figure's by default.
 
@@ -43,11 +44,9 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
         >>> ax.get_xlabel()
         'evaluation'
     """
-    history = list(history)
-    shown = _comparable([str(e.start) for e in history])
-    history = [e for e in history if str(e.start).startswith(shown)]
+    history = _comparable(list(history))
     gains = any(e.measure == "gain" for e in history)
-    entries = [(str(e.start), int(e.index), float(e.value)) for e in history]
+    entries = [(str(e.run), int(e.index), float(e.value)) for e in history]
     finite = [entry for entry in entries if np.isfinite(entry[2])]
     ax = new_axes(ax)
     style(ax, "evaluation", "nats below the best (log scale)")
@@ -86,12 +85,13 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
     return ax
 
 
-def _comparable(starts: list[str]) -> str:
-    """How the names begin of runs on all rows, or else of the last phase: values of other rows do not compare."""
-    if not starts or any(start.startswith("start") for start in starts):
-        return "start"
-    label, _, rows = starts[-1].partition(" ")
-    return f"{label} {rows}" if label == "part" else label
+def _comparable(history: list[Any]) -> list[Any]:
+    """The entries of runs on all rows, or else of the last phase: values of other rows do not compare."""
+    if not history or any(e.run.stage is Stage.ALL_ROWS for e in history):
+        return [e for e in history if e.run.stage is Stage.ALL_ROWS]
+    last = history[-1].run
+    rows = last.number if last.stage is Stage.PART else None
+    return [e for e in history if e.run.stage is last.stage and rows in (None, e.run.number)]
 
 
 def _whole_numbers(ax: "Axes") -> None:

@@ -53,20 +53,24 @@ class Run:
 @dataclass(frozen=True)
 class HistoryEntry:
     """One evaluation of the objective: run, counter within it, seconds since the beginning, value (nats), largest
-    gradient entry, the unconstrained vector, and what the value is.
+    gradient entry, the unconstrained vector, and what the value is; start, the run's name.
 
     measure: "log joint", or "gain" where gradients of many rows are estimated and no value is computed: then it is how
     much the log joint of the run's rows has grown since the run's first gradient, integrated from the gradients, and
     only values of one run compare.
     """
 
-    start: str
+    run: Run
     index: int
     seconds: float
     value: float
     gradient_norm: float
     theta: tuple[float, ...]
     measure: Measure = "log joint"
+
+    @property
+    def start(self) -> str:
+        return str(self.run)
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class Recorder:
         seconds = time.perf_counter() - self.began
         index = self.counts.get(run, 0)
         self.counts[run] = index + 1
-        self.history.append(HistoryEntry(str(run), index, seconds, -value, norm, tuple(theta.tolist()), measure))
+        self.history.append(HistoryEntry(run, index, seconds, -value, norm, tuple(theta.tolist()), measure))
         if run not in self.best or value < self.best[run][0]:
             self.best[run] = (value, theta.copy())
         if self.progress is not None or log.isEnabledFor(logging.DEBUG):
