@@ -6,7 +6,9 @@ Torch's thread count and flags stay as they are: the library must not depend on 
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -81,3 +83,40 @@ def source_environment() -> dict[str, str]:
     """Environment for a fresh interpreter that finds the package in src/."""
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "default", "PYTHONSAFEPATH": "1"}
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for measured profiles that is not there yet, and a process that has read none."""
+    from flashgp.foundations.profile_store import CHOICE, forget_profiles
+
+    monkeypatch.setenv(CHOICE, str(tmp_path / "profiles"))
+    forget_profiles()
+    yield tmp_path / "profiles"
+    forget_profiles()
+
+
+@pytest.fixture
+def set_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Sets the bytes that may be taken, as the system and an accelerator say it; gives those of the host, exactly."""
+    import torch
+
+    from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes
+    from machine_root import MachineRoot
+
+    root = tmp_path / "root"
+
+    def set_to(host: int, accelerator: int | None = None) -> int:
+        MachineRoot(root, monkeypatch).write(
+            "proc/meminfo", f"MemAvailable: {int(host / FREE_MEMORY_SHARE / 1024)} kB\n"
+        )
+        if accelerator is not None:
+            said = SimpleNamespace(
+                get_memory_info=lambda device: (int(accelerator / FREE_MEMORY_SHARE), 2**40),
+                memory_reserved=lambda device: 0,
+                memory_allocated=lambda device: 0,
+            )
+            monkeypatch.setattr(torch, "accelerator", said)
+        return available_bytes(torch.device("cpu"))
+
+    return set_to

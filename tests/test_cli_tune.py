@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import flashgp as fgp
 from flashgp.cli.application import application
 from flashgp.foundations import profile_store
+from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.operations import OperationTime
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
@@ -44,9 +45,7 @@ def own(**other: Any) -> MachineProfile:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(CHOICE, str(tmp_path / "profiles"))
-    monkeypatch.setattr(profile_store, "_known", {})
+def folder(profiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     dense = DenseSettings(orders=(16, 64), tall_orders=(), together_orders=(), measured_seconds=0.0)
     monkeypatch.setattr(tuning, "DEFAULT", tuning.TuneSettings(dense, measured_seconds=0.0))
     return tmp_path
@@ -85,9 +84,6 @@ def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypa
     """Its rates stay in the profile, for when it comes back, and nothing is planned with them."""
     import torch
 
-    place = torch.device("cuda") if there else None
-    for module in ("planner.choice", "cli.tuning"):
-        monkeypatch.setattr(f"flashgp.{module}.accelerator", lambda: place)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(there))
     gone = "this process has no accelerator: the profile's rates of NVIDIA Test are not used"
     gp = fgp.GP(fgp.kernels.RBF())
@@ -101,19 +97,20 @@ def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypa
         shown = run("tune", "--show").stderr
         return [gone in plan.notes, gone in product.notes, bool(findings), gone in shown]
 
-    keep_profile(own())
-    assert said() == [False] * 4, "it never had one"
-    assert profile_store.unused_accelerator(own(), there) == ""
-    with monkeypatch.context() as patch:
-        patch.setattr("flashgp.planner.choice.accelerator", None)
-        assert fgp.plan(gp, n=50, d=1, device="cpu").profile == "measured", "and nobody is asked for one"
-    keep_profile(own(accelerator=BUILT_IN.accelerator, accelerator_name="NVIDIA Test"))
-    assert said() == [not there] * 4
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    on_it = fgp.plan(gp, n=50, d=1, memory=2**30, device="cuda")
-    assert gone not in on_it.notes, "given up, and asked for all the same: planned with its rates"
-    monkeypatch.setenv(CHOICE, "built-in")
-    assert gone not in run("tune", "--show").stderr
+    with using_accelerator(torch.device("cuda") if there else None):
+        keep_profile(own())
+        assert said() == [False] * 4, "it never had one"
+        assert profile_store.unused_accelerator(own(), there) == ""
+        with monkeypatch.context() as patch:
+            patch.setattr("flashgp.planner.choice.accelerator", None)
+            assert fgp.plan(gp, n=50, d=1, device="cpu").profile == "measured", "and nobody is asked for one"
+        keep_profile(own(accelerator=BUILT_IN.accelerator, accelerator_name="NVIDIA Test"))
+        assert said() == [not there] * 4
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        on_it = fgp.plan(gp, n=50, d=1, memory=2**30, device="cuda")
+        assert gone not in on_it.notes, "given up, and asked for all the same: planned with its rates"
+        monkeypatch.setenv(CHOICE, "built-in")
+        assert gone not in run("tune", "--show").stderr
 
 
 def test_what_could_not_be_written_is_not_called_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,13 +163,13 @@ def test_what_is_no_profile_is_named(folder: Path) -> None:
 
 
 # -- bad luck ----------------------------------------------------------------------------------------------------
-def test_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_home_directory(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in rates serve, what is measured is used in this process, and one warning says so."""
     monkeypatch.delenv(CHOICE)
     for name in ("XDG_CONFIG_HOME", "HOME", "USERPROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    monkeypatch.setattr(profile_store, "_known", {})
+    profile_store.forget_profiles()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert profile_store.current_profile() is BUILT_IN
@@ -183,6 +180,6 @@ def test_no_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         keep_profile(own())
     assert len(said) == 1
     assert profile_store.current_profile() == own()
-    monkeypatch.setattr(profile_store, "_known", {})
+    profile_store.forget_profiles()
     monkeypatch.setitem(__import__("sys").modules, "platformdirs", None)
     assert profile_store.current_profile() is BUILT_IN

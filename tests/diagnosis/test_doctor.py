@@ -17,7 +17,7 @@ import flashgp as fgp
 from flashgp.diagnosis import Diagnosis, Finding, accelerators, directories, nvidia, packages, processor, threads
 from flashgp.diagnosis.examination import PROBES, examine
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.foundations.profile_store import machine_key
+from flashgp.foundations.profile_store import forget_profiles, machine_key
 from flashgp.foundations.quantities import readable_seconds
 from machine_root import MachineRoot
 
@@ -425,10 +425,8 @@ def measured(**changes: Any) -> MachineProfile:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FLASHGP_PROFILE", str(tmp_path / "profiles"))
-    monkeypatch.setattr("flashgp.foundations.profile_store._known", {})
-    return tmp_path / "profiles"
+def folder(profiles: Path) -> Path:
+    return profiles
 
 
 def test_the_profile_of_this_machine_and_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,11 +436,11 @@ def test_the_profile_of_this_machine_and_none(folder: Path, monkeypatch: pytest.
     assert not folder.exists(), "nothing is made"
     folder.mkdir()
     directories.profile_path().write_text(measured().to_json())
-    monkeypatch.setattr("flashgp.foundations.profile_store._known", {})
+    forget_profiles()
     own = only(directories.profile_findings())
     assert (own.severity, own.values["state"], own.values["kept"]) == ("ok", "measured", True)
     directories.profile_path().write_text("{")
-    monkeypatch.setattr("flashgp.foundations.profile_store._known", {})
+    forget_profiles()
     broken = list(examine("profile", directories.profile_findings))
     assert ["could not be used" in one.found for one in broken] == [False, True], "its warning is a finding"
     monkeypatch.setenv("FLASHGP_PROFILE", "built-in")

@@ -104,14 +104,11 @@ def test_the_number_at_the_first_use_does_not_matter() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_measured_rates_stay_out(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+@pytest.mark.usefixtures("profiles")
+def test_measured_rates_stay_out() -> None:
     import dataclasses
 
-    monkeypatch.delenv("FLASHGP_PROFILE")
-    processor, cores, count, version = key = machine_key()
-    monkeypatch.setattr("flashgp.foundations.profile_store.machine_key", lambda: key)
-    monkeypatch.setattr("flashgp.foundations.profile_store.profile_path", lambda: tmp_path / "profile.json")
-    monkeypatch.setattr("flashgp.foundations.profile_store._known", {})
+    processor, cores, count, version = machine_key()
     measured = dataclasses.replace(
         BUILT_IN, name="measured", processor=processor, cores=cores, threads=count, torch_version=version
     )

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+import flashgp as fgp
 from flashgp.foundations import profile_store
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile, PairRate
 from flashgp.foundations.profile_store import (
     CHOICE,
     current_profile,
+    forget_profiles,
     keep_profile,
     machine_key,
     measuring,
@@ -36,11 +38,8 @@ def own() -> MachineProfile:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of our own for profiles, and a process that knows none."""
-    monkeypatch.setenv(CHOICE, str(tmp_path / "profiles"))
-    monkeypatch.setattr(profile_store, "_known", {})
-    return tmp_path / "profiles"
+def folder(profiles: Path) -> Path:
+    return profiles
 
 
 def quiet() -> MachineProfile:
@@ -150,18 +149,17 @@ def test_a_kept_profile_is_found_by_other_processes(folder: Path, monkeypatch: p
     assert quiet() is BUILT_IN
     keep_profile(own())
     assert quiet() == own()
-    monkeypatch.setattr(profile_store, "_known", {})  # as another process
+    forget_profiles()  # as another process
     assert quiet() == own()
     assert [p.suffix for p in folder.iterdir()] == [".json"]
     monkeypatch.setenv(CHOICE, "built-in")
     assert quiet() is BUILT_IN
 
 
-def test_another_machine_has_another_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine_has_another_file(folder: Path) -> None:
     keep_profile(own())
     here = profile_path()
-    for other in (("Abacus", *machine_key()[1:]), (*machine_key()[:2], 64, machine_key()[3])):
-        monkeypatch.setattr(profile_store, "machine_key", lambda other=other: other)
+    with fgp.runtime(threads=machine_key()[2] + 1):
         assert profile_path() != here
         assert quiet() is BUILT_IN
         profile_path().write_text(here.read_text())  # copied over by hand
@@ -210,10 +208,11 @@ def test_a_file_that_cannot_be_used_is_a_miss_with_one_warning(folder: Path, cas
     assert "flashgp tune" in str(caught[0].message)
 
 
-def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_costs_one_warning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(CHOICE, str(tmp_path / "file" / "profiles"))
-    monkeypatch.setattr(profile_store, "_known", {})
     with measuring() as waited:
         assert not waited
         with pytest.warns(FlashGPWarning, match="could not be kept") as caught:

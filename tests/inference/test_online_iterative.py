@@ -13,7 +13,6 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError
 from flashgp.foundations.events import EventKind, StopReason, of_kind
-from flashgp.inference import state as inference_state
 from flashgp.inference.predict.pricing import price_of
 from flashgp.inference.solves import Solves
 from flashgp.solvers.contract import Limits
@@ -151,14 +150,14 @@ def test_members_of_a_joined_row_leave(way: str, gone: list[int]) -> None:
     agree(post.append(x[3:4], y[5:6]).drop(gone))
 
 
-def test_tiles_that_do_not_fit_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_that_do_not_fit_are_recomputed(set_free_memory: Callable[[int], int]) -> None:
     x, y = data(200)
     post = conditioned(model(), x[:150], y[:150], "stored")
-    monkeypatch.setattr(inference_state, "available_bytes", lambda device: 100)
+    free = set_free_memory(10_000)
     found = post.append(x[150:], y[150:])
     assert not found.state.solves.system.stored
     (event,) = of_kind(found.report.events, EventKind.TILES_NOT_STORED)
-    assert event.fields["free"] == 100
+    assert event.fields["free"] == free
     agree(found)
 
 

@@ -1,6 +1,7 @@
 """Small factorisations and solves of the library's own go where fgp.linalg finds them quicker, and change nothing."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -8,8 +9,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp import linalg
-from flashgp.foundations import accelerator as module
+from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.predict import prior_draws
@@ -22,31 +22,35 @@ from inference.plain_gp import data, model
 from linalg.test_decision import CPU_RATES, GPU
 
 F64 = torch.float64
-Carried = list[tuple[int, ...]]
 
 
-@pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Carried]:
-    """From its call on data lie on an accelerator that is a second CPU; gives the shapes of what is carried."""
+class Away(routing.Transfers):
+    """Data lie on an accelerator that is a second CPU; it records the shapes of what is carried."""
 
-    def begin() -> Carried:
-        carried: Carried = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.carried: list[tuple[int, ...]] = []
 
-        def carry(tensor: Tensor, device: torch.device) -> Tensor:
-            carried.append(tuple(tensor.shape))
-            return tensor.clone()
+    def home(self, A: Tensor) -> str:
+        return "accelerator"
 
-        monkeypatch.setattr(module, "_found", torch.device("cuda"))
-        monkeypatch.setattr(routing, "_carry", carry)
-        monkeypatch.setattr(routing, "_home", lambda A: "accelerator")
-        monkeypatch.setattr(routing, "known_speeds", lambda operation, dtype: Speeds(CPU_RATES, GPU))
-        monkeypatch.setattr(linalg, "own_device", lambda A: "auto")
-        return carried
+    def move(self, tensor: Tensor, device: torch.device) -> Tensor:
+        self.carried.append(tuple(tensor.shape))
+        return tensor.clone()
 
-    return begin
+    def speeds(self, operation: str, dtype: torch.dtype) -> Speeds:
+        return Speeds(CPU_RATES, GPU)
 
 
-def test_fantasies(away: Callable[[], Carried]) -> None:
+@contextlib.contextmanager
+def away() -> Iterator[list[tuple[int, ...]]]:
+    """Gives the shapes of what is carried."""
+    transfers = Away()
+    with using_accelerator(torch.device("cuda")), routing.using_transfers(transfers):
+        yield transfers.carried
+
+
+def test_fantasies() -> None:
     x, y = data(12, 3)
     post = model(3).condition(x, y)
     generator = torch.Generator().manual_seed(1)
@@ -60,8 +64,8 @@ def test_fantasies(away: Callable[[], Carried]) -> None:
         return [p.mean.detach(), p.variance.detach(), *slopes]
 
     wanted = answers()
-    carried = away()
-    found = answers()
+    with away() as carried:
+        found = answers()
     # The corners C, scores of three sets of targets, and W of five points: what goes, and what comes back.
     assert carried == [(2, 4, 4)] * 2 + [(2, 4, 4), (3, 2, 4, 1), (3, 2, 4, 1), (2, 4, 4), (2, 4, 5), (2, 4, 5)]
     for a, b in zip(found, wanted, strict=True):
@@ -80,20 +84,7 @@ def test_a_member_that_cannot_be_factorised_is_named() -> None:
     assert raised.value.indices == ((1,),)
 
 
-def test_members_that_have_no_factor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = data(12, 3)
-    post = model(3).condition(x, y)
-
-    def refused(A: Tensor, **_: object) -> Tensor:
-        raise NotPositiveDefiniteError("pivot 1 is -1", indices=[(2,), (4,)])
-
-    monkeypatch.setattr(linalg, "cholesky", refused)
-    with pytest.raises(NotPositiveDefiniteError, match="member 2 has a row") as raised:
-        post.fantasize(x[:10].reshape(5, 2, 3), samples=1)
-    assert raised.value.indices == ((2,),)
-
-
-def test_draws_by_pivots(away: Callable[[], Carried]) -> None:
+def test_draws_by_pivots() -> None:
     x, _ = data(9)
     pivots, normal = torch.tensor([1, 4, 6, 2]), torch.eye(4, dtype=F64)[:, :3]
     there = torch.linspace(-2.0, 2.0, 14, dtype=F64).reshape(7, 2)
@@ -103,18 +94,18 @@ def test_draws_by_pivots(away: Callable[[], Carried]) -> None:
         return draws(there).detach(), draws.missing(there)
 
     wanted = answers()
-    carried = away()
-    found = answers()
+    with away() as carried:
+        found = answers()
     assert carried == [(4, 4), (4, 3), (4, 3), (4, 4), (4, 7), (4, 7)]
     assert torch.equal(found[0], wanted[0])
     assert found[1] == wanted[1]
 
 
-def test_simulated_scores(away: Callable[[], Carried]) -> None:
+def test_simulated_scores() -> None:
     x, y = data(15)
     objective = LogJoint(Problem(model(), x, y, DirectSettings(TorchTiles())))
     theta = objective.parameters.values()
     wanted = fisher_information(objective, theta, 10, 0)
-    carried = away()
-    assert numpy.array_equal(fisher_information(objective, theta, 10, 0), wanted)
+    with away() as carried:
+        assert numpy.array_equal(fisher_information(objective, theta, 10, 0), wanted)
     assert carried == [(15, 15), (15, 10), (15, 10)]

@@ -132,22 +132,6 @@ def test_what_explain_refuses() -> None:
         fgp.linalg.explain("qr", -1)
 
 
-def test_a_size_is_looked_up_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes that grow by one, as online ones do, share what was computed."""
-    speeds = Speeds(CPU_RATES, GPU)
-    from flashgp.linalg import decision
-
-    asked = []
-    real = decision._seconds
-    monkeypatch.setattr(decision, "_seconds", lambda *a: (asked.append(a), real(*a))[1])
-    for n in range(2000, 2100):
-        speeds.quicker("qr", F64, n, 50, 1, CPU)
-    assert len(asked) <= 8
-    for n in range(10, 20):
-        speeds.quicker("qr", F64, n, n, 1, CPU)
-    assert len(asked) <= 18, "small sizes are told apart"
-
-
 def test_measured_rates_by_size_price_a_factor() -> None:
     """A small factor runs at its own rate, not at that of a large one."""
     assert CPU_RATES.cholesky(F64) == BUILT_IN.accelerator.cholesky_float64  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
 """fgp.linalg without an accelerator: torch's bits, and errors that name the argument."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.foundations import accelerator as module
+from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import (
     BackendUnavailableError,
     ConvergenceError,
@@ -16,13 +16,13 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
-from flashgp.linalg import dense
 from linalg.test_routing import CALLS, definite, matrix, tensors
 
 
 @pytest.fixture(autouse=True)
-def none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_found", None)
+def none() -> Iterator[None]:
+    with using_accelerator(None):
+        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -46,16 +46,6 @@ def test_options_reach_torch() -> None:
     assert linalg.qr(matrix(7, 3), mode="r").Q.shape == (0,)
     upper, options = a.triu(), {"upper": True, "left": False, "unitriangular": True}
     assert torch.equal(linalg.solve_triangular(upper, b, **options), torch.linalg.solve_triangular(upper, b, **options))
-
-
-def test_nothing_is_looked_up_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("a choice was made where there is none")
-
-    monkeypatch.setattr(dense, "elsewhere", never)
-    for ours, _, make, options in CALLS.values():
-        ours(*make(4), **options)
-        ours(*make(4), device="cpu", **options)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,7 @@ from torch.linalg import LinAlgError
 
 import flashgp as fgp
 from flashgp import linalg
-from flashgp.foundations import accelerator as module
-from flashgp.foundations import profile_store
-from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.accelerator import accelerator, using_accelerator
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import (
     BackendUnavailableError,
@@ -24,6 +23,7 @@ from flashgp.foundations.errors import (
     ShapeError,
 )
 from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.profile_store import keep_profile
 from flashgp.linalg import routing
 from flashgp.linalg.decision import Speeds
 from linalg.test_decision import CPU_RATES, GPU, profile
@@ -41,14 +41,23 @@ def definite(n: int, *batch: int) -> Tensor:
     return a @ a.mT + n * torch.eye(n, dtype=a.dtype)
 
 
-class Fake:
+class Fake(routing.Transfers):
     """A second CPU where the accelerator would be: what was carried there and back, and what happens to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lie_on: str | None = None) -> None:
+        super().__init__()
+        self.lie_on = lie_on
+        self.known: Speeds | None = Speeds(CPU_RATES, GPU)
         self.carried: list[torch.device] = []
         self.fails: Callable[[], None] | None = None
 
-    def carry(self, tensor: Tensor, device: torch.device) -> Tensor:
+    def home(self, A: Tensor) -> str | None:
+        return self.lie_on or super().home(A)
+
+    def speeds(self, operation: str, dtype: torch.dtype) -> Speeds | None:
+        return self.known
+
+    def move(self, tensor: Tensor, device: torch.device) -> Tensor:
         self.carried.append(device)
         if self.fails is not None and device.type == "cuda":
             self.fails()
@@ -61,12 +70,10 @@ class Fake:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+def fake() -> Iterator[Fake]:
     made = Fake()
-    monkeypatch.setattr(module, "_found", CUDA)
-    monkeypatch.setattr(routing, "_carry", made.carry)
-    monkeypatch.setattr(routing, "known_speeds", lambda operation, dtype: Speeds(CPU_RATES, GPU))
-    return made
+    with using_accelerator(CUDA), routing.using_transfers(made):
+        yield made
 
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[int], tuple[Tensor, ...]], dict[str, Any]]] = {
@@ -134,7 +141,7 @@ def test_auto_goes_where_it_is_quicker(fake: Fake) -> None:
     assert fake.trips == (4, 5)
 
 
-def test_right_hand_sides_of_a_batch_are_those_of_its_systems(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_right_hand_sides_of_a_batch_are_those_of_its_systems(fake: Fake) -> None:
     asked = []
 
     class Asked(Speeds):
@@ -142,7 +149,7 @@ def test_right_hand_sides_of_a_batch_are_those_of_its_systems(fake: Fake, monkey
             asked.append(size[:3])
             return "cpu"
 
-    monkeypatch.setattr(routing, "known_speeds", lambda operation, dtype: Asked(CPU_RATES, GPU))
+    fake.known = Asked(CPU_RATES, GPU)
     A = torch.eye(60, dtype=torch.float64)
     for systems, right in (
         ((), (60, 12)),
@@ -172,16 +179,6 @@ def test_what_keeps_data_where_they_are(fake: Fake) -> None:
     with pytest.raises(DomainError, match='`device` must be "auto" for data on meta'):
         linalg.qr(torch.empty(600, 600, device="meta"), device="cuda")
     assert fake.trips == (0, 0)
-
-
-def test_small_work_does_not_ask_for_rates(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> Speeds:
-        raise AssertionError("an accelerator would be started for 10 x 10")
-
-    monkeypatch.setattr(routing, "known_speeds", never)
-    linalg.cholesky(definite(10))
-    with pytest.raises(AssertionError):
-        linalg.cholesky(definite(100))
 
 
 # -- an accelerator that fails ---------------------------------------------------------------------------------------
@@ -238,8 +235,8 @@ def test_errors_of_arguments_are_the_same_there(fake: Fake) -> None:
 
 
 # -- data that lie on the accelerator ----------------------------------------------------------------------------------
-def test_small_problems_of_an_accelerator_come_to_the_cpu(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "_home", lambda A: "accelerator")
+def test_small_problems_of_an_accelerator_come_to_the_cpu(fake: Fake) -> None:
+    fake.lie_on = "accelerator"
     linalg.eigh(definite(12))
     assert fake.carried[0] == torch.device("cpu")
     before = len(fake.carried)
@@ -249,41 +246,48 @@ def test_small_problems_of_an_accelerator_come_to_the_cpu(fake: Fake, monkeypatc
 
 
 # -- where rates come from ------------------------------------------------------------------------------------------
+class Named(routing.Transfers):
+    """A process that has chosen nothing yet, with an accelerator of that name."""
+
+    def __init__(self, name: str = "made up") -> None:
+        super().__init__()
+        self.name = name
+
+    def accelerator_name(self) -> str:
+        return self.name
+
+
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process that thinks it has an accelerator, and has chosen nothing yet."""
-    monkeypatch.setattr(module, "_found", CUDA)
-    monkeypatch.setattr(routing, "_of_profile", None)
-    monkeypatch.setattr(routing, "_accelerator_name", lambda: "made up")
-    monkeypatch.delenv(profile_store.CHOICE)
-    return monkeypatch
+def named(profiles: Path) -> Iterator[Named]:
+    made = Named()
+    with using_accelerator(CUDA), routing.using_transfers(made):
+        yield made
 
 
-def test_rates_of_the_profile_are_taken(machine: pytest.MonkeyPatch) -> None:
-    own = profile()
-    machine.setattr(routing, "current_profile", lambda: own)
-    found = routing.known_speeds("qr", torch.float64)
+def test_rates_of_the_profile_are_taken(named: Named) -> None:
+    keep_profile(profile())
+    found = named.speeds("qr", torch.float64)
     assert found is not None
     assert (found.accelerator, found.source) == (GPU, "measured")
-    assert routing.known_speeds("eigh", torch.float64) is found
+    assert named.speeds("eigh", torch.float64) is found
     assert fgp.linalg.explain("qr", 2000).rates == "measured"
 
 
-def test_a_profile_of_another_accelerator_is_said_and_not_used(machine: pytest.MonkeyPatch) -> None:
-    own = profile()
-    machine.setattr(routing, "current_profile", lambda: own)
-    machine.setattr(routing, "_accelerator_name", lambda: "another one")
+def test_a_profile_of_another_accelerator_is_said_and_not_used(named: Named) -> None:
+    keep_profile(profile())
+    named.name = "another one"
     with pytest.warns(FlashGPWarning, match="measured with made up, and this machine has another one") as said:
-        found = routing.known_speeds("qr", torch.float64)
+        found = named.speeds("qr", torch.float64)
     assert len(said) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert routing.known_speeds("qr", torch.float64) is found is None
+        assert named.speeds("qr", torch.float64) is found is None
 
 
-def test_without_measured_rates_data_stay(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(routing, "current_profile", lambda: BUILT_IN)
-    assert routing.known_speeds("qr", torch.float64) is None
+@pytest.mark.usefixtures("named")
+def test_without_measured_rates_data_stay() -> None:
+    keep_profile(BUILT_IN)
+    assert routing.Transfers().speeds("qr", torch.float64) is None
     assert fgp.linalg.explain("eigh", 2000, home="cuda").device == "cuda"
     assert fgp.linalg.explain("eigh", 2000).device == "cpu"
 

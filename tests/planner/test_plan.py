@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.profile_store import keep_profile
 from flashgp.foundations.quantities import readable_seconds
 from planned import conditioning_plan
 
@@ -204,7 +207,7 @@ def test_alternatives_that_do_not_fit_say_so() -> None:
     assert too_large == {"direct": True, "stored": False, "recomputed": False}
 
 
-def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_names_its_rates(request: pytest.FixtureRequest) -> None:
     """The built-in ones unless a profile is given, and it says so."""
     assert build().notes == ("built-in rates, no measured ones: `flashgp tune` measures this machine's in seconds",)
     assert "deterministic=True" in build(deterministic=True).notes[0]
@@ -214,31 +217,30 @@ def test_a_plan_names_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan.profile, plan.notes) == ("measured", ())
     assert "measured rates" in str(plan)
     assert plan.seconds < fgp.plan(fgp.GP(fgp.kernels.RBF()), n=2000, d=4).seconds
-    monkeypatch.setattr("flashgp.planner.problem.current_profile", lambda: profile)
+    request.getfixturevalue("profiles")
+    keep_profile(profile)
     assert (build().profile, build(deterministic=True).profile) == ("measured", "built-in")
 
 
-def test_the_quickest_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("profiles")
+def test_the_quickest_device_is_chosen(set_free_memory: Callable[..., int]) -> None:
     """device="auto": by the rates and by what fits; nothing is allocated."""
-    cuda = torch.device("cuda")
-    monkeypatch.setattr("flashgp.inference.plan.accelerator", lambda: cuda)
-    monkeypatch.setattr(
-        "flashgp.planner.choice.available_bytes", lambda device: 2**34 if device.type == "cpu" else 2**30
-    )
-    gp = fgp.GP(fgp.kernels.RBF())
-    large = fgp.plan(gp, n=8000, d=2, device="auto")
-    assert (large.device, large.available_bytes) == ("cuda", 2**30)
-    others = [(a.device, a.route) for a in large.alternatives if a.route in ("direct", "refined")]
-    assert others == [("cuda", "refined"), ("cpu", "refined"), ("cpu", "direct")]
-    assert fgp.plan(gp, n=10_500, d=2, device="auto").device == "cpu", "does not fit the other"
-    slow = dataclasses.replace(BUILT_IN.accelerator, call_seconds=1.0)
-    profile = dataclasses.replace(BUILT_IN, accelerator=slow)
-    assert fgp.plan(gp, n=100, d=2, device="auto", profile=profile).device == "cpu"
-    x = torch.zeros(100, 2, dtype=torch.float64)
-    x[:, 0] = torch.arange(100)
-    monkeypatch.setattr("flashgp.inference.plan.current_profile", lambda: profile)
-    assert gp.condition(x, x[:, 0], device="auto").report.device == "cpu"
-    assert fgp.fit(gp, x, x[:, 0], device="auto", max_iterations=1, starts=1).report.device == "cpu"
+    set_free_memory(2**34, 2**30)
+    with using_accelerator(torch.device("cuda")):
+        gp = fgp.GP(fgp.kernels.RBF())
+        large = fgp.plan(gp, n=8000, d=2, device="auto")
+        assert (large.device, large.available_bytes) == ("cuda", 2**30)
+        others = [(a.device, a.route) for a in large.alternatives if a.route in ("direct", "refined")]
+        assert others == [("cuda", "refined"), ("cpu", "refined"), ("cpu", "direct")]
+        assert fgp.plan(gp, n=10_500, d=2, device="auto").device == "cpu", "does not fit the other"
+        slow = dataclasses.replace(BUILT_IN.accelerator, call_seconds=1.0)
+        profile = dataclasses.replace(BUILT_IN, accelerator=slow)
+        assert fgp.plan(gp, n=100, d=2, device="auto", profile=profile).device == "cpu"
+        x = torch.zeros(100, 2, dtype=torch.float64)
+        x[:, 0] = torch.arange(100)
+        keep_profile(profile)
+        assert gp.condition(x, x[:, 0], device="auto").report.device == "cpu"
+        assert fgp.fit(gp, x, x[:, 0], device="auto", max_iterations=1, starts=1).report.device == "cpu"
 
 
 @pytest.mark.parametrize(("name", "value", "words"), [

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -94,11 +95,9 @@ def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_a_full_accelerator_does_not_make_tiles_of_the_host_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_accelerator_does_not_make_tiles_of_the_host_smaller(set_free_memory: Callable[..., int]) -> None:
     quick = dataclasses.replace(RATES, cpu=dataclasses.replace(RATES.cpu, tile_pairs=2**20))
-    free = {"cpu": 2**34, "cuda": 2**23}
-    there = lambda _, devices: {str(one): free[one.type] for one in devices}  # noqa: E731
-    monkeypatch.setattr("flashgp.planner.problem.budgets", there)
+    set_free_memory(2**34, 2**23)
     both = build(20_000, profile=quick, memory=None, device=[CPU, torch.device("cuda")])
     assert (both.device, both.tile_pairs) == ("cpu", 2**20)
 
@@ -317,16 +316,15 @@ def test_sizes_of_nothing(n: int, m: int | None, t: int) -> None:
     assert build(n, m, t=t).seconds >= 0.0
 
 
-def test_cpu_or_accelerator_by_what_is_quicker(known, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.usefixtures("known")
+def test_cpu_or_accelerator_by_what_is_quicker(set_free_memory: Callable[..., int]) -> None:
     cuda = torch.device("cuda")
-    monkeypatch.setattr("flashgp.planner.choice.available_bytes", lambda device: 2**34)
+    set_free_memory(2**34, 2**34)
     both = {"device": [CPU, cuda], "memory": None, "profile": BUILT_IN}
     assert build(100_000, **both).device == "cuda"
     slow = dataclasses.replace(BUILT_IN.accelerator, call_seconds=1.0)
     assert build(100, **{**both, "profile": dataclasses.replace(BUILT_IN, accelerator=slow)}).device == "cpu"
-    monkeypatch.setattr(
-        "flashgp.planner.choice.available_bytes", lambda device: 2**34 if device.type == "cpu" else 2**20
-    )
+    set_free_memory(2**34, 2**20)
     assert build(100_000, **both).device == "cpu"
     assert engines.accelerator() is None or torch.cuda.is_available()
 

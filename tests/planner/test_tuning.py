@@ -16,7 +16,7 @@ import flashgp as fgp
 from flashgp.foundations import profile_store
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.foundations.profile_store import CHOICE, current_profile, machine_key, profile_path
+from flashgp.foundations.profile_store import current_profile, machine_key, profile_path
 from flashgp.linalg import measuring
 from flashgp.linalg.measuring import DenseSettings
 from flashgp.planner import engines, tuning
@@ -25,10 +25,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(CHOICE, str(tmp_path))
-    monkeypatch.setattr(profile_store, "_known", {})
-    return tmp_path
+def folder(profiles: Path) -> Path:
+    profiles.mkdir()
+    return profiles
 
 
 DENSE = DenseSettings(orders=(16, 64), tall_orders=(16,), sides=(1, 16), together=3, measured_seconds=0.0)
@@ -158,7 +157,7 @@ def test_who_waited_takes_what_the_other_measured(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(tuning, "_measure", _stub)
     assert tuning.tune() == first, "the other one failed, and left nothing to take"
     monkeypatch.setattr(tuning, "_measure", None)
-    monkeypatch.setattr(profile_store, "_known", {})
+    profile_store.forget_profiles()
     assert tuning.tune() == first
     assert current_profile() == first
 

@@ -4,11 +4,13 @@ A device that stops answering is given up for the rest of the process. A forked 
 used (CUDA's rule), and asks anew.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 
-__all__ = ["accelerator", "give_up_accelerator"]
+__all__ = ["accelerator", "ask_again", "give_up_accelerator", "using_accelerator"]
 
 _UNKNOWN = object()
 _found: object = _UNKNOWN
@@ -29,10 +31,22 @@ def give_up_accelerator() -> None:
     _found = None
 
 
-def _ask_again() -> None:
+def ask_again() -> None:
+    """The next call asks the system."""
     global _found
     _found = _UNKNOWN
 
 
+@contextlib.contextmanager
+def using_accelerator(device: torch.device | None) -> Iterator[None]:
+    """Inside, this process has that accelerator, or none; not for several threads."""
+    global _found
+    before, _found = _found, device
+    try:
+        yield
+    finally:
+        _found = before
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ask_again)
+    os.register_at_fork(after_in_child=ask_again)

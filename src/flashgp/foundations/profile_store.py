@@ -30,6 +30,7 @@ from flashgp.foundations.threads import usual_threads
 __all__ = [
     "CHOICE",
     "current_profile",
+    "forget_profiles",
     "keep_profile",
     "machine_key",
     "measuring",
@@ -113,6 +114,11 @@ def current_profile() -> MachineProfile:
     if key not in _known:
         _known[key] = read_profile() or BUILT_IN
     return _known[key]
+
+
+def forget_profiles() -> None:
+    """The next plan reads the profile again, as another process would."""
+    _known.clear()
 
 
 def read_profile() -> MachineProfile | None:

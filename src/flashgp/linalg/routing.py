@@ -5,9 +5,10 @@ where they are (`own_device`), as docs/design.md section 6 promises, and bring s
 CPU where that is quicker. An accelerator that fails is told once and not asked again; the CPU then answers.
 """
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +25,65 @@ from flashgp.foundations.profile_store import current_profile, tune_command
 
 from .decision import ACCELERATOR, CPU, Decision, Speeds, decide, order_of
 
-__all__ = ["Elsewhere", "elsewhere", "explain", "own_device"]
+__all__ = ["Elsewhere", "Transfers", "elsewhere", "explain", "own_device", "using_transfers"]
 
 DEVICES = ("auto", "cpu", "cuda")
 MIN_FLOPS = 3e4  # data in host memory: less than this is done before an accelerator has heard of it
 
-_of_profile: tuple[MachineProfile, Speeds | None] | None = None
+
+class Transfers:
+    """Where tensors lie, how they are moved, and how quick both devices are."""
+
+    def __init__(self) -> None:
+        self._of_profile: tuple[MachineProfile, Speeds | None] | None = None
+
+    def home(self, A: Tensor) -> str | None:
+        """CPU or ACCELERATOR; None for a device that nothing is known of."""
+        return {"cpu": CPU, "cuda": ACCELERATOR}.get(A.device.type)
+
+    def move(self, tensor: Tensor, device: torch.device) -> Tensor:
+        return tensor.to(device)
+
+    def speeds(self, operation: str, dtype: torch.dtype) -> Speeds | None:
+        """Of both devices, from the machine's profile; None where it does not know them."""
+        profile = current_profile()
+        if self._of_profile is None or self._of_profile[0] is not profile:
+            self._of_profile = (profile, self._speeds_of(profile))
+        speeds = self._of_profile[1]
+        return None if speeds is None or speeds.accelerator.seconds(operation, dtype, 2) is None else speeds
+
+    def accelerator_name(self) -> str:
+        there = accelerator()
+        return "" if there is None else torch.cuda.get_device_name(there)[:200]
+
+    def _speeds_of(self, profile: MachineProfile) -> Speeds | None:
+        """The speeds in a profile, if it was measured with the accelerator that is here."""
+        if not profile.measured or profile.accelerator is None:
+            return None
+        here = self.accelerator_name()
+        if here != profile.accelerator_name:
+            warnings.warn(
+                f"the machine profile was measured with {profile.accelerator_name or 'another accelerator'}, and this "
+                f"machine has {here or 'another'}: its rates are not used for it; run `{tune_command()}`",
+                FlashGPWarning,
+                stacklevel=6,
+            )
+            return None
+        return Speeds(profile.cpu, profile.accelerator)
+
+
+_transfers = Transfers()
+
+
+@contextlib.contextmanager
+def using_transfers(transfers: Transfers) -> Iterator[None]:
+    """Inside, calls are sent by these; not for several threads."""
+    global _transfers
+    before, _transfers = _transfers, transfers
+    try:
+        yield
+    finally:
+        _transfers = before
 
 
 @dataclass(frozen=True)
@@ -43,9 +97,9 @@ class Elsewhere:
         """The call there, its results here; on an accelerator that fails, here with a warning."""
         home = operands[0].device
         if self.device.type == "cpu" and home.type != "cpu":
-            return _carried(call(*(_carry(one, self.device) for one in operands)), home)
+            return _carried(call(*(_transfers.move(one, self.device) for one in operands)), home)
         try:
-            return _carried(call(*(_carry(one, self.device) for one in operands)), home)
+            return _carried(call(*(_transfers.move(one, self.device) for one in operands)), home)
         except (FlashGPError, LinAlgError):
             raise
         except RuntimeError as error:  # torch's errors of a device are of this class, and so are some of arguments
@@ -68,15 +122,11 @@ def _tell(place: Elsewhere, failure: RuntimeError) -> None:
     )
 
 
-def _carry(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.to(device)
-
-
 def _carried(found: Any, home: torch.device) -> Any:
     """A tensor, or torch's named tuple of tensors, on a device."""
     if isinstance(found, Tensor):
-        return _carry(found, home)
-    return type(found)([_carry(one, home) for one in found])
+        return _transfers.move(found, home)
+    return type(found)([_transfers.move(one, home) for one in found])
 
 
 def elsewhere(operation: str, A: Tensor, columns: int | None, device: str, crossover: float | None) -> Elsewhere | None:
@@ -93,7 +143,7 @@ def elsewhere(operation: str, A: Tensor, columns: int | None, device: str, cross
     limit = check_crossover(crossover)
     if not isinstance(A, Tensor) or A.dim() < 2:
         return None  # torch says what is wrong with it
-    home = _home(A)
+    home = _transfers.home(A)
     if home is None:
         if device != "auto":
             raise DomainError(f'`device` must be "auto" for data on {A.device}, got {device!r}; move A first')
@@ -116,7 +166,7 @@ def elsewhere(operation: str, A: Tensor, columns: int | None, device: str, cross
     else:
         if home == CPU and operation_flops(operation, *size) < MIN_FLOPS:
             return None
-        speeds = known_speeds(operation, A.dtype)
+        speeds = _transfers.speeds(operation, A.dtype)
         if speeds is None:
             return None
         place = speeds.quicker(operation, A.dtype, *size, home)
@@ -144,43 +194,7 @@ def own_device(A: Tensor) -> str:
         >>> fgp.linalg.own_device(torch.ones(3, 3))
         'cpu'
     """
-    return "cpu" if A.is_cpu else "auto"
-
-
-def _home(A: Tensor) -> str | None:
-    """CPU or ACCELERATOR; None for a device that nothing is known of."""
-    return {"cpu": CPU, "cuda": ACCELERATOR}.get(A.device.type)
-
-
-def known_speeds(operation: str, dtype: torch.dtype) -> Speeds | None:
-    """Of both devices, from the machine's profile; None where it does not know them."""
-    global _of_profile
-    profile = current_profile()
-    if _of_profile is None or _of_profile[0] is not profile:
-        _of_profile = (profile, _speeds_of(profile))
-    speeds = _of_profile[1]
-    return None if speeds is None or speeds.accelerator.seconds(operation, dtype, 2) is None else speeds
-
-
-def _speeds_of(profile: MachineProfile) -> Speeds | None:
-    """The speeds in a profile, if it was measured with the accelerator that is here."""
-    if not profile.measured or profile.accelerator is None:
-        return None
-    here = _accelerator_name()
-    if here != profile.accelerator_name:
-        warnings.warn(
-            f"the machine profile was measured with {profile.accelerator_name or 'another accelerator'}, and this "
-            f"machine has {here or 'another'}: its rates are not used for it; run `{tune_command()}`",
-            FlashGPWarning,
-            stacklevel=6,
-        )
-        return None
-    return Speeds(profile.cpu, profile.accelerator)
-
-
-def _accelerator_name() -> str:
-    there = accelerator()
-    return "" if there is None else torch.cuda.get_device_name(there)[:200]
+    return "cpu" if _transfers.home(A) == CPU else "auto"
 
 
 def explain(
@@ -223,4 +237,4 @@ def explain(
             operation, *size, str(dtype).removeprefix("torch."), home, "cpu", seconds, None, None,
             "none" if seconds is None else "measured", "there is no accelerator",
         )  # fmt: skip
-    return decide(known_speeds(operation, dtype), operation, dtype, size, place)
+    return decide(_transfers.speeds(operation, dtype), operation, dtype, size, place)
