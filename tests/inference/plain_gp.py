@@ -4,11 +4,14 @@ Differentiable in parameters, x and y by plain torch autograd; leave-one-out rea
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.inference.predict.compute import ExactPredictor, PredictOptions
+from flashgp.inference.predict.prediction import Prediction
 from kernels.plain_formulas import plain
 
 F64 = torch.float64
@@ -82,6 +85,12 @@ def model(d: int = 2) -> fgp.GP:
     """A Matern-5/2 ARD model with numbers that are all different."""
     kernel = 1.7 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.linspace(0.7, 1.9, d))
     return fgp.GP(kernel, fgp.means.Constant(0.3), fgp.likelihoods.Gaussian(0.07))
+
+
+def predicted(post: fgp.Posterior, x: Tensor, variance: str = "auto", **options: Any) -> Prediction:
+    """As `post.predict`, with settings that it does not take."""
+    made = ExactPredictor(post.state, PredictOptions(variance, **options))
+    return Prediction(made, x, post.gp.likelihood, post.gp.outputs)
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:

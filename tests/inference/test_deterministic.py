@@ -14,7 +14,6 @@ import flashgp as fgp
 from flashgp.foundations.determinism import EVENT
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
-from flashgp.planner import variances
 from inference.plain_gp import F64
 
 N = 400
@@ -84,8 +83,7 @@ def differing(a: Answers, b: Answers) -> list[str]:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_every_route_gives_the_same_bits(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variances, "FEATURES", 64)
+def test_every_route_gives_the_same_bits(route: str) -> None:
     one = with_threads(1, lambda: answers(route))
     assert differing(one, with_threads(2, lambda: answers(route))) == []
 

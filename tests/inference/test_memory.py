@@ -14,13 +14,12 @@ from flashgp.bench.memory import measure_peak_bytes
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.predict import compute
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from flashgp.pairwise.torch import tile_job
-from flashgp.planner import variances
+from flashgp.planner.variances import VarianceSettings
 from inference.allocations import Allocations
-from inference.plain_gp import F64, data, model, relative
+from inference.plain_gp import F64, data, model, predicted, relative
 
 MIB = 2**20
 
@@ -54,15 +53,14 @@ def saved_bytes() -> Iterator[list[int]]:
 
 # -- predictions -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_prediction_holds_strips_only(monkeypatch: pytest.MonkeyPatch, requires_grad: bool) -> None:
+def test_a_prediction_holds_strips_only(requires_grad: bool) -> None:
     """n x n_test would be 32 MB, n_test x n_test 3 GB; nothing passes the tile's 2 MiB or the strip's 1 MiB."""
-    monkeypatch.setattr(variances, "STRIP_BYTES", MIB)
     x, y = data(200, 3)
     posterior = model(3).condition(x, y)
     x_test, _ = data(20_000, 3, seed=3)
     x_test.requires_grad_(requires_grad)
     with torch.set_grad_enabled(False), Allocations() as seen:
-        found = posterior.predict(x_test)
+        found = predicted(posterior, x_test, variances=VarianceSettings(strip_bytes=MIB))
         assert found.mean.shape == found.variance.shape == found.observation_variance.shape == (20_000,)
         found.interval()
     assert seen.largest <= 2 * MIB + 20_000 * 8
@@ -74,9 +72,8 @@ def test_strips_and_tiles_do_not_change_the_answer(monkeypatch: pytest.MonkeyPat
     whole = model().condition(x, y).predict(x_test)
     wanted = [whole.mean, whole.variance, whole.covariance(), whole.sample(2, seed=0)]
     for strip, tile in ((1, 2**18), (8 * 50 * 7, 2**18), (2**25, 97), (8 * 50 * 300, 50)):
-        monkeypatch.setattr(variances, "STRIP_BYTES", strip)
         monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", tile)
-        found = model().condition(x, y).predict(x_test)
+        found = predicted(model().condition(x, y), x_test, variances=VarianceSettings(strip_bytes=strip))
         assert relative(found.mean, wanted[0]) < 1e-12
         assert relative(found.variance, wanted[1]) < 1e-12
         assert relative(found.covariance(), wanted[2]) < 1e-12
@@ -98,21 +95,21 @@ def test_tiles_do_not_change_likelihood_and_gradient(monkeypatch: pytest.MonkeyP
         assert relative(gradient, results[0][1]) < 1e-11
 
 
-def test_a_joint_covariance_beyond_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joint_covariance_beyond_memory_is_refused(set_free_memory: Callable[..., int]) -> None:
     x, y = data(5)
-    monkeypatch.setattr(compute, "available_bytes", lambda device: 10**9)
     found = model().condition(x, y).predict(torch.zeros(10_000, 2, dtype=F64))
+    free = set_free_memory(10**9)
     for call in (found.covariance, found.sample, lambda: found.joint_log_prob(torch.zeros(10_000, dtype=F64))):
         with pytest.raises(fgp.MemoryBudgetError, match=r"ask for fewer points, or for \.variance") as caught:
             call()
         assert caught.value.needed_bytes == (3 * 10_000**2 + 2 * 10_000 * 5) * 8
-        assert caught.value.available_bytes == 10**9
+        assert caught.value.available_bytes == free
 
 
 @pytest.mark.parametrize("route", ["direct", "recomputed"])
 @pytest.mark.parametrize(("n", "n_test"), [(1500, 200), (300, 900)])
 def test_a_joint_covariance_takes_what_was_checked(
-    monkeypatch: pytest.MonkeyPatch, route: str, n: int, n_test: int
+    set_free_memory: Callable[..., int], route: str, n: int, n_test: int
 ) -> None:
     x, y = data(n)
     x_test, _ = data(n_test, seed=3)
@@ -121,10 +118,9 @@ def test_a_joint_covariance_takes_what_was_checked(
     posterior.predict(x_test[:3]).covariance()
     with torch.no_grad(), Allocations(100_000) as seen:
         posterior.predict(x_test).covariance()
-    monkeypatch.setattr(compute, "UNCHECKED_BYTES", 0)
-    monkeypatch.setattr(compute, "available_bytes", lambda device: 0)
+    set_free_memory(0)
     with pytest.raises(fgp.MemoryBudgetError) as caught:
-        posterior.predict(x_test).covariance()
+        predicted(posterior, x_test, unchecked_bytes=0).covariance()
     # Beside it, blocks and products take their tiles, and solves some vectors for each of 64 points.
     beside = 4 * MIB + (0 if route == "direct" else 16 * 8 * 64 * n)
     assert 0.6 * caught.value.needed_bytes <= seen.peak <= 1.1 * caught.value.needed_bytes + beside

@@ -14,9 +14,9 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.predict import compute
 from flashgp.inference.settings import OnlineSettings
 from flashgp.kernels import REGISTRY
+from inference.plain_gp import predicted
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -280,12 +280,11 @@ def test_a_lazy_negation_is_taken_as_it_is() -> None:
     assert torch.equal(post.append(lazy[39:], y[39:]).x, x)
 
 
-def test_a_variance_far_below_zero_is_said_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variance_far_below_zero_is_said_where_it_is_asked_for() -> None:
     x, y = table(40)
     for points in (1, 40):  # by few calls, and generally
-        p = grown(model(), x, y, 30).predict(x[:points])
+        p = predicted(grown(model(), x, y, 30), x[:points], far_below_zero=-1e15)
         p.mean  # noqa: B018
-        monkeypatch.setattr(compute, "FAR_BELOW_ZERO", -1e15)
         with pytest.warns(fgp.FlashGPWarning, match="a computed variance was"):
             p.variance  # noqa: B018
         assert of_kind(p.report.events, EventKind.VARIANCE_NEGATIVE)

@@ -1,6 +1,7 @@
 """Paths are functions, and have the posterior's distribution, eq. (M-94)."""
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -65,14 +66,16 @@ def test_a_path_is_one_function() -> None:
     assert f(points[:0]).shape == (3, 0)
 
 
-def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_change_nothing() -> None:
     """Points are taken tile by tile, with gradients and without."""
-    x, y = data(9)
-    f = gp_of(CASES["random features"]()).condition(x, y).paths(3, features=64, seed=1)
+    x, _ = data(9)
+    gp = gp_of(CASES["random features"]())
+    f = prior_draws.prior_draws(gp, x, torch.Size([]), 3, 64, torch.Generator().manual_seed(1))
+    assert isinstance(f, prior_draws.FeatureDraws)
     points = data(20, seed=3)[0].requires_grad_()
     whole = f(points)
     (gradient,) = torch.autograd.grad(whole.square().sum(), points)
-    monkeypatch.setattr(prior_draws, "TILE_BYTES", 8 * 64 * 6)
+    f = prior_draws.FeatureDraws(f.features, f.weights, tile_bytes=8 * 64 * 6)
     tiled = f(points)
     torch.testing.assert_close(tiled, whole)
     torch.testing.assert_close(torch.autograd.grad(tiled.square().sum(), points)[0], gradient)
@@ -269,7 +272,7 @@ def test_counts() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.float32}, {"solver": "cg"}], ids=str)
 def test_memory_is_announced_and_what_does_not_fit_refused(
-    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, object], set_free_memory: Callable[..., int]
 ) -> None:
     x, y = data(1500)
     post = gp_of(K.RBF(0.7)).condition(x, y, **options)  # type: ignore[arg-type]
@@ -278,23 +281,21 @@ def test_memory_is_announced_and_what_does_not_fit_refused(
         report = post.paths(1024, seed=0).report
     assert report.predicted_bytes is not None
     assert 0.6 * report.predicted_bytes <= seen.peak <= report.predicted_bytes
-    monkeypatch.setattr(paths, "available_bytes", lambda device: report.predicted_bytes // 4)
-    monkeypatch.setattr(paths, "UNCHECKED_BYTES", 0)
+    set_free_memory(report.predicted_bytes // 4 + 1024)
     with pytest.raises(MemoryBudgetError, match="draw at most 256 at a time") as caught:
-        post.paths(1024, seed=0)
+        paths.draw_paths(post.state, 1024, 1024, 0, unchecked_bytes=0)
     assert caught.value.needed_bytes == report.predicted_bytes
-    assert post.paths(256, seed=0).count == 256
+    assert paths.draw_paths(post.state, 256, 1024, 0, unchecked_bytes=0).count == 256
 
 
-def test_what_fits_is_counted_in_functions_of_all_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_is_counted_in_functions_of_all_outputs(set_free_memory: Callable[..., int]) -> None:
     x, y = data(30)
     post = fgp.GP(K.RBF(0.7), outputs=2).condition(x, torch.stack([y, -y], dim=-1))
     needed = post.paths(64, seed=0).report.predicted_bytes
-    monkeypatch.setattr(paths, "UNCHECKED_BYTES", 0)
-    monkeypatch.setattr(paths, "available_bytes", lambda device: needed // 4)
+    set_free_memory(needed // 4 + 1024)
     with pytest.raises(MemoryBudgetError, match="draw at most 16 at a time"):
-        post.paths(64, seed=0)
-    assert post.paths(16, seed=0).count == 16
-    monkeypatch.setattr(paths, "available_bytes", lambda device: needed // 100)
+        paths.draw_paths(post.state, 64, 1024, 0, unchecked_bytes=0)
+    assert paths.draw_paths(post.state, 16, 1024, 0, unchecked_bytes=0).count == 16
+    set_free_memory(needed // 100)
     with pytest.raises(MemoryBudgetError, match="free; free some memory"):
-        post.paths(64, seed=0)
+        paths.draw_paths(post.state, 64, 1024, 0, unchecked_bytes=0)

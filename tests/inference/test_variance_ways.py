@@ -9,14 +9,15 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.predict import variance_samples as sampled_variance
+from flashgp.foundations.form import Rows
+from flashgp.foundations.profile_store import keep_profile
 from flashgp.inference.predict.compute import ExactPredictor, PredictOptions
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.pricing import price_of
-from flashgp.inference.predict.variance_samples import variance_probes
+from flashgp.inference.predict.variance_samples import SAMPLED_SEED, variance_probes
 from flashgp.inference.predict.variance_solves import SHARE
-from flashgp.planner import variances
-from inference.plain_gp import F64
+from flashgp.planner.variances import VarianceSettings
+from inference.plain_gp import F64, predicted
 
 k = fgp.kernels
 
@@ -37,11 +38,9 @@ def by(gp: fgp.GP, x: Tensor, y: Tensor, route: str, **options: object) -> fgp.P
     return gp.condition(x, y, plan=fgp.plan(gp, n=x.shape[0], d=x.shape[1], route=route), **options)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No exact solve is affordable; samples cost no features."""
-    monkeypatch.setattr(variances, "SAMPLED_SECONDS", 0.0)
-    monkeypatch.setattr(variances, "FEATURES", 0)
+FREE_FEATURES = VarianceSettings(features=0)
+IMPATIENT = VarianceSettings(sampled_seconds=0.0, features=0)  # no exact solve is affordable
+LOOKED = {"correction_seconds": 0.0, "variances": IMPATIENT}  # no float32 factor is corrected without a look
 
 
 @pytest.mark.parametrize(("noise", "d"), [(1e-3, 4), (1e-1, 2)])
@@ -53,8 +52,7 @@ def test_intervals_hold_the_exact_variance(noise: float, d: int) -> None:
     within, scores, errors = [], [], []
     for seed in range(6):
         posterior = by(gp, x, y, "recomputed", seed=seed)
-        probes = variance_probes(posterior.state, features=64, seed=seed + sampled_variance.SAMPLED_SEED)
-        posterior.state.cache.variance_probes = probes
+        posterior.state.cache.variance_probes = variance_probes(posterior.state, features=64, seed=seed + SAMPLED_SEED)
         found = posterior.predict(x_test, variance="sampled")
         lower, upper = found.variance_interval
         assert lower.shape == upper.shape == found.variance_standard_error.shape == found.variance.shape == (200,)
@@ -67,19 +65,21 @@ def test_intervals_hold_the_exact_variance(noise: float, d: int) -> None:
 
 
 @pytest.mark.parametrize("route", ["recomputed", "stored"])
-def test_samples_take_over_at_the_stated_price(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_take_over_at_the_stated_price(route: str) -> None:
     """Eq. (M-107): exact up to the seconds that are stated, samples beyond, with an event and one warning."""
-    monkeypatch.setattr(variances, "FEATURES", 0)
     x, y, x_test = data(300)
     posterior = by(model(), x, y, route)
     price = price_of(posterior.state, 200, "exact", True)
-    monkeypatch.setattr(variances, "SAMPLED_SECONDS", price.seconds)
-    prediction = posterior.predict(x_test, deterministic=True)
+
+    def predict(x: Tensor, variance: str = "auto", seconds: float = price.seconds * (1.0 - 1e-9)) -> Prediction:
+        settings = dataclasses.replace(FREE_FEATURES, sampled_seconds=seconds)
+        return predicted(posterior, x, variance, deterministic=True, variances=settings)
+
+    prediction = predict(x_test, seconds=price.seconds)
     exact = prediction.variance
     assert prediction.variance_standard_error is None
     assert of_kind(prediction.report.events, EventKind.VARIANCE_BY_SOLVES)
-    monkeypatch.setattr(variances, "SAMPLED_SECONDS", price.seconds * (1.0 - 1e-9))
-    prediction = posterior.predict(x_test, deterministic=True)
+    prediction = predict(x_test)
     with pytest.warns(fgp.FlashGPWarning, match=r'Variance from 64 samples.*predict\(x, variance="exact"\)'):
         sampled = prediction.variance
     (event,) = of_kind(prediction.report.events, EventKind.VARIANCE_BY_SAMPLES)
@@ -88,46 +88,43 @@ def test_samples_take_over_at_the_stated_price(route: str, monkeypatch: pytest.M
     assert not torch.equal(sampled, exact)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again = posterior.predict(x_test, deterministic=True)
+        again = predict(x_test)
         assert torch.equal(again.variance, sampled)
         assert torch.equal(again.variance_standard_error, prediction.variance_standard_error)
-        few = posterior.predict(x_test[:64], deterministic=True)
+        few = predict(x_test[:64])
         assert few.variance_standard_error is None, "one block of solves is no more than the samples take"
-        chosen = posterior.predict(x_test, variance="exact", deterministic=True)
+        chosen = predict(x_test, "exact")
         assert torch.equal(chosen.variance, exact)
         points = x_test.clone().requires_grad_()
-        slopes = torch.autograd.grad(posterior.predict(points, deterministic=True).variance.sum(), points)[0]
+        slopes = torch.autograd.grad(predict(points).variance.sum(), points)[0]
     wanted = torch.autograd.grad(model().condition(x, y).predict(points).variance.sum(), points)[0]
     assert float((slopes - wanted).norm() / wanted.norm()) < 0.05
 
 
-def test_the_rates_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("profiles")
+def test_the_rates_decide() -> None:
     """Measured rates, and built-in ones where the posterior or the prediction is deterministic."""
     from flashgp.foundations.profile import BUILT_IN
 
     rates = tuple(dataclasses.replace(one, pairs_per_second=one.pairs_per_second / 1e9) for one in BUILT_IN.products)
     slow = dataclasses.replace(BUILT_IN, name="slow", products=rates)
-    monkeypatch.setattr("flashgp.inference.plan.current_profile", lambda: slow)
-    monkeypatch.setattr(variances, "FEATURES", 0)
+    keep_profile(slow)
     x, y, x_test = data(100)
     posterior = by(model(), x, y, "recomputed")
     with pytest.warns(fgp.FlashGPWarning, match="samples"):
-        assert posterior.predict(x_test).variance_standard_error is not None
-    assert posterior.predict(x_test, deterministic=True).variance_standard_error is None
-    posterior = by(model(), x, y, "recomputed", deterministic=True)
-    assert posterior.predict(x_test).variance_standard_error is None
+        assert predicted(posterior, x_test, variances=FREE_FEATURES).variance_standard_error is not None
+    assert predicted(posterior, x_test, variances=FREE_FEATURES, deterministic=True).variance_standard_error is None
 
 
-@pytest.mark.usefixtures("impatient")
 def test_what_is_never_sampled() -> None:
     x, y, x_test = data(120)
     custom = k.Custom(lambda a, b, scale: torch.exp(-scale * (a - b).square().sum()), scale=2.0)
     posterior = by(model(kernel=custom), x, y, "recomputed")
-    assert posterior.predict(x_test).variance_standard_error is None
+    assert predicted(posterior, x_test, variances=IMPATIENT).variance_standard_error is None
     with pytest.raises(fgp.DomainError, match="a kernel with random features"):
         posterior.predict(x_test, variance="sampled").variance  # noqa: B018
     direct = model().condition(x, y)
-    assert direct.predict(x_test).variance_standard_error is None
+    assert predicted(direct, x_test, variances=IMPATIENT).variance_standard_error is None
     with pytest.raises(fgp.DomainError, match=r'where gradients are wanted, got "sampled"'):
         direct.predict(x_test.clone().requires_grad_(), variance="sampled").variance  # noqa: B018
     with pytest.raises(fgp.DomainError, match="`variance` must be one of auto, exact, sampled, got 'quick'"):
@@ -138,7 +135,7 @@ def test_what_is_never_sampled() -> None:
     assert by(model(), x, y, "stored").predict(x_test[:0], variance="sampled").variance.shape == (0,)
 
 
-def test_samples_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_on_request() -> None:
     """Also with a float64 factor; in batches of test points, for several outputs, in x's dtype; made once."""
     x, y, x_test = data(150)
     two = fgp.GP(1.3 * k.Matern(1.5, 0.4), likelihood=fgp.likelihoods.Gaussian(1e-2), outputs=2)
@@ -156,20 +153,14 @@ def test_samples_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     first = posterior.predict(x_test, variance="sampled").variance
     assert torch.equal(by(model(), x, y, "recomputed", seed=3).predict(x_test, variance="sampled").variance, first)
     assert not torch.equal(by(model(), x, y, "recomputed").predict(x_test, variance="sampled").variance, first)
-    monkeypatch.setattr(sampled_variance, "representers", lambda *_: pytest.fail("solved again"))
+    probes = posterior.state.cache.variance_probes
     assert torch.equal(posterior.predict(x_test, variance="sampled").variance, first)
+    assert posterior.state.cache.variance_probes is probes is not None
 
 
-def predicted(post: fgp.Posterior, x: torch.Tensor, variance: str = "auto", **settings: float) -> Prediction:
-    """The same with other settings; no float32 factor is corrected without a look."""
-    options = PredictOptions(variance, correction_seconds=0.0, **settings)
-    return Prediction(ExactPredictor(post.state, options), x, post.gp.likelihood, post.gp.outputs)
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_float32_factor_that_is_off_by_less_than_samples_stays() -> None:
     """By more than its share, so that it is said, once; exact solves are taken where they are asked for."""
-    settings = {"max_error": 1e-3, "max_sampled_error": 0.2}  # the factor is off by 1 to 2 %
+    settings = {"max_error": 1e-3, "max_sampled_error": 0.2, **LOOKED}  # the factor is off by 1 to 2 %
     x, y, x_test = data(300)
     gp = model(3e-4, k.RBF(0.5))
     posterior = by(gp, x, y, "refined")
@@ -189,17 +180,18 @@ def test_a_float32_factor_that_is_off_by_less_than_samples_stays() -> None:
     assert any(event.fields.get("instead") == "corrected" for event in exact.report.events)
 
 
-def test_a_float32_factor_whose_variances_are_no_numbers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        ExactPredictor, "_explained", lambda self, rows: torch.full((rows.count,), torch.nan, dtype=F64)
-    )
+def test_a_float32_factor_whose_variances_are_no_numbers_gives_way() -> None:
+    class Broken(ExactPredictor):
+        def _explained(self, rows: Rows) -> Tensor:
+            return torch.full((rows.count,), torch.nan, dtype=F64)
+
     x, y, x_test = data(200)
-    found = predicted(by(model(), x, y, "refined"), x_test).variance
-    monkeypatch.undo()
+    post = by(model(), x, y, "refined")
+    predictor = Broken(post.state, PredictOptions(correction_seconds=0.0))
+    found = Prediction(predictor, x_test, post.gp.likelihood, post.gp.outputs).variance
     assert torch.allclose(found, model().condition(x, y).predict(x_test).variance, rtol=SHARE)
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_float32_factor_whose_rounding_matters_gives_way() -> None:
     x, y, x_test = data(300)
     for noise, sampled in ((1e-1, False), (1e-5, True)):
@@ -207,14 +199,14 @@ def test_a_float32_factor_whose_rounding_matters_gives_way() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fgp.FlashGPWarning)
             posterior = by(gp, x, y, "refined")
-            prediction = predicted(posterior, x_test)
+            prediction = predicted(posterior, x_test, **LOOKED)
             assert (prediction.variance_standard_error is not None) == sampled
         (event,) = of_kind(prediction.report.events, EventKind.VARIANCE_BY_FACTOR)
         assert event.fields["instead"] == ("sampled" if sampled else None)
         if sampled:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", fgp.FlashGPWarning)
-                joint = predicted(posterior, x_test)
+                joint = predicted(posterior, x_test, **LOOKED)
                 joint.covariance()
             assert any(event.fields.get("instead") == "corrected" for event in joint.report.events), "by exact solves"
         wanted = gp.condition(x, y).predict(x_test).variance

@@ -22,7 +22,14 @@ from flashgp.planner.engines import accelerator
 from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, ProductProblem, Resources
 from flashgp.planner.products import ProductPlan, plan_product
-from flashgp.planner.variances import VariancePrice, VarianceProblem, check_variance, exact_or_sampled, variance_price
+from flashgp.planner.variances import (
+    VariancePrice,
+    VarianceProblem,
+    VarianceSettings,
+    check_variance,
+    exact_or_sampled,
+    variance_price,
+)
 
 __all__ = [
     "PlanSettings",
@@ -253,13 +260,19 @@ def _route_now(prior: Prior, rows: RowCounts, settings: PlanSettings) -> str:
 
 
 def price_of_variance(
-    prior: Prior, rows: RowCounts, question: PredictionQuestion, device: torch.device, *, deterministic: bool
+    prior: Prior,
+    rows: RowCounts,
+    question: PredictionQuestion,
+    device: torch.device,
+    *,
+    deterministic: bool,
+    settings: VarianceSettings,
 ) -> VariancePrice:
     """Exact solves, or samples in their place, for a state that came by a route, (M-107)."""
     assert isinstance(question.variance, str)
     assert question.conditioned is not None
     profile = BUILT_IN if deterministic else current_profile()
-    problem = _Size.of(prior, rows).variances(prior, question.n_test, device, profile)
+    problem = replace(_Size.of(prior, rows).variances(prior, question.n_test, device, profile), settings=settings)
     return exact_or_sampled(problem, question.conditioned, question.passes, question.variance)
 
 

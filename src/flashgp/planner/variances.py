@@ -24,6 +24,7 @@ from flashgp.planner.products import product_prices
 __all__ = [
     "CORRECTION_PASSES",
     "CORRECTION_SECONDS",
+    "DEFAULT_VARIANCES",
     "FEATURES",
     "LOW_RANK",
     "NEIGHBOURS",
@@ -34,6 +35,7 @@ __all__ = [
     "VARIANCES",
     "VariancePrice",
     "VarianceProblem",
+    "VarianceSettings",
     "check_variance",
     "exact_or_sampled",
     "strip_points",
@@ -53,12 +55,30 @@ SYSTEMS = 4  # (rank + neighbours)^2 numbers per point of a strip of samples
 
 
 @dataclass(frozen=True)
+class VarianceSettings:
+    """When exact solves give way to samples.
+
+    Args:
+        sampled_seconds: of exact solves, beyond which samples are taken where they are quicker.
+        features: of each sample's draw of the prior, as it is priced.
+        strip_bytes: of K_sx alive at once.
+    """
+
+    sampled_seconds: float = SAMPLED_SECONDS
+    features: int = FEATURES
+    strip_bytes: int = STRIP_BYTES
+
+
+DEFAULT_VARIANCES = VarianceSettings()
+
+
+@dataclass(frozen=True)
 class VarianceProblem:
     """What the price depends on.
 
     Fields: form; n, training rows; n_test; batch, models; features; temporaries, tiles alive at once; device, profile;
     has_features, whether the kernel has random features, without which nothing is sampled; room, bytes that a
-    prediction may take, for wider strips.
+    prediction may take, for wider strips; settings.
     """
 
     form: Form
@@ -71,6 +91,7 @@ class VarianceProblem:
     profile: MachineProfile
     has_features: bool
     room: float = 0.0
+    settings: VarianceSettings = DEFAULT_VARIANCES
 
 
 @dataclass(frozen=True)
@@ -114,17 +135,17 @@ def exact_or_sampled(problem: VarianceProblem, route: str, passes: int = PASSES,
 
 
 def _cheaper(problem: VarianceProblem, route: str, passes: int, asked: str, exact: VariancePrice) -> VariancePrice:
-    """Exact solves, or samples where these are quicker and exact solves take longer than SAMPLED_SECONDS, (M-107)."""
-    if asked == "exact" or not problem.has_features or exact.seconds <= SAMPLED_SECONDS:
+    """Exact solves, or samples where these are quicker and exact solves take longer than `sampled_seconds`, (M-107)."""
+    if asked == "exact" or not problem.has_features or exact.seconds <= problem.settings.sampled_seconds:
         return exact
     sampled = _from_samples(problem, route, passes, instead=exact.seconds)
     return sampled if sampled.seconds < exact.seconds else exact
 
 
-def strip_points(n: int, batch: int = 1, room: float = 0.0) -> int:
+def strip_points(n: int, batch: int = 1, room: float = 0.0, strip_bytes: int = STRIP_BYTES) -> int:
     """Points of a strip of K_sx with a factor of n rows, (M-59): triangular solves with fewer columns than a 64th of
     their rows take longer for each of them. As many are taken as make three strips a quarter of the room, in bytes."""
-    least = max(1, STRIP_BYTES // (8 * max(1, n) * max(1, batch)))
+    least = max(1, strip_bytes // (8 * max(1, n) * max(1, batch)))
     wide = int(min(n // STRIP_SHARE, room / (4 * 3 * 8 * max(1, n))))
     return max(least, wide) if batch == 1 else least
 
@@ -132,7 +153,7 @@ def strip_points(n: int, batch: int = 1, room: float = 0.0) -> int:
 def _by_factor(problem: VarianceProblem) -> VariancePrice:
     """Strips of K_sx and their triangular solves, eq. (M-59)."""
     n, n_test, batch, rates = problem.n, problem.n_test, problem.batch, problem.profile.rates(problem.device)
-    rows = min(strip_points(n, batch, problem.room), n_test)
+    rows = min(strip_points(n, batch, problem.room, problem.settings.strip_bytes), n_test)
     strip = 8 * n * rows * batch
     tile = 8 * problem.temporaries * min(rows, tile_rows(n, batch, problem.device)) * n * batch
     features = 8 * (n_test + n) * problem.features.width * batch
@@ -158,7 +179,7 @@ def _from_samples(problem: VarianceProblem, route: str, passes: int, instead: fl
     block, seconds = (0, 2 * n * n * SAMPLES / rates.gemm_float64)
     if route != "direct":
         block, seconds = _block(problem, route, passes, SAMPLES)
-    evaluations = n * LOW_RANK + (n + n_test) * SAMPLES * FEATURES + n_test * n
+    evaluations = n * LOW_RANK + (n + n_test) * SAMPLES * problem.settings.features + n_test * n
     flops = 2 * n * LOW_RANK**2 + 2 * n * n_test * (SAMPLES + LOW_RANK)
     systems = n_test * (LOW_RANK + NEIGHBOURS) ** 3 / 3
     seconds += evaluations / rates.block_pairs + flops / rates.gemm_float64 + systems / rates.cholesky_float64

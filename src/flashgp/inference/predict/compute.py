@@ -54,7 +54,14 @@ from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
 from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
-from flashgp.planner.variances import CORRECTION_SECONDS, SAMPLES, check_variance, strip_points
+from flashgp.planner.variances import (
+    CORRECTION_SECONDS,
+    DEFAULT_VARIANCES,
+    SAMPLES,
+    VarianceSettings,
+    check_variance,
+    strip_points,
+)
 
 __all__ = ["ExactPredictor", "PredictOptions", "predict"]
 
@@ -63,9 +70,7 @@ log = logging.getLogger("flashgp.predict")
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
 FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes each operation wait for it
 SAMPLE = 16  # points at which they are checked otherwise
-UNCHECKED_BYTES = 2**28  # of a joint covariance, below which the free memory is not asked for
 _INSTEAD = {"solves": "corrected", "samples": "sampled"}
-FAR_BELOW_ZERO = 100.0  # times n eps k(x, x): a computed variance below minus this is not rounding
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,9 @@ class PredictOptions:
         max_error: of a variance relative to itself, that a float32 factor may leave beyond that.
         max_sampled_error: the same where samples, not solves, would take its place: a quarter of their standard error
             without control, (M-97), since at other points the factor's error may be larger.
+        variances: when samples take the place of exact solves, and the strips.
+        unchecked_bytes: of a joint covariance, below which the free memory is not asked for.
+        far_below_zero: times n eps k(x, x); a computed variance below minus this is not rounding.
     """
 
     variance: str = "auto"
@@ -88,6 +96,9 @@ class PredictOptions:
     correction_seconds: float = CORRECTION_SECONDS
     max_error: float = SHARE
     max_sampled_error: float = 0.25 * math.sqrt(2.0 / SAMPLES)
+    variances: VarianceSettings = DEFAULT_VARIANCES
+    unchecked_bytes: int = 2**28
+    far_below_zero: float = 100.0
 
 
 class ExactPredictor(Predictor):
@@ -134,7 +145,7 @@ class ExactPredictor(Predictor):
     def covariance(self, x: Tensor) -> Tensor:
         n, state = self._moved_to(x)._x.shape[-2], self._state
         needed = self._joint_bytes()
-        if needed > UNCHECKED_BYTES and needed > (free := available_bytes(x.device)):
+        if needed > self._options.unchecked_bytes and needed > (free := available_bytes(x.device)):
             raise MemoryBudgetError(
                 f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
                 f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
@@ -296,7 +307,7 @@ class ExactPredictor(Predictor):
     def _difference(self, prior: Tensor, explained: Tensor, dtype: torch.dtype) -> Tensor:
         """The variance that is left, (*batch, n_test, 1); dtype: of what the explained one was computed in."""
         variance = prior - explained
-        rounding = FAR_BELOW_ZERO * self._state.distinct * torch.finfo(dtype).eps
+        rounding = self._options.far_below_zero * self._state.distinct * torch.finfo(dtype).eps
         inside = torch._C._functorch.is_functorch_wrapped_tensor(variance)  # torch.func: vmap has no numbers to look at
         if not inside and variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
             worst = float(variance.detach().min())
@@ -310,7 +321,7 @@ class ExactPredictor(Predictor):
         return variance.clamp_min(0.0).unsqueeze(-1)
 
     def _explained_by_factor(self, rows: Rows, batch: torch.Size) -> Tensor:
-        step = strip_points(self._state.distinct, batch.numel(), self._room)
+        step = strip_points(self._state.distinct, batch.numel(), self._room, self._options.variances.strip_bytes)
         parts = [self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -321,7 +332,7 @@ class ExactPredictor(Predictor):
         if self._state.factor is None:
             return True
         count = rows.count
-        price = price_of(self._state, count, "exact", self.deterministic)
+        price = price_of(self._state, count, "exact", self.deterministic, self._options.variances)
         if price.seconds <= self._options.correction_seconds:
             return True
         index = torch.linspace(0, count - 1, min(SAMPLE, count)).round().long().to(rows.device)
@@ -355,7 +366,7 @@ class ExactPredictor(Predictor):
 
     def _way(self, count: int) -> str:
         """Exact solves at so many points, or samples where those take too long, eq. (M-107)."""
-        return price_of(self._state, count, self._asked_now(), self.deterministic).way
+        return price_of(self._state, count, self._asked_now(), self.deterministic, self._options.variances).way
 
     def _from_samples(self, prior: Tensor) -> Tensor:
         """Eq. (M-97), from probes that the posterior keeps."""
@@ -380,7 +391,7 @@ class ExactPredictor(Predictor):
         log.info("%s", event)
         if self._options.variance == "auto" and not state.cache.warned_sampled_variance:
             state.cache.warned_sampled_variance = True
-            exact = price_of(state, len(prior), "exact", self.deterministic).seconds
+            exact = price_of(state, len(prior), "exact", self.deterministic, self._options.variances).seconds
             warnings.warn(
                 f"{event} Exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
                 'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick',
@@ -459,7 +470,7 @@ class ExactPredictor(Predictor):
             self._note_shortfall(found, prior, found.value.detach().diagonal())
             return joint - found.value
         if state.count and n:
-            step = strip_points(state.distinct, room=self._room)
+            step = strip_points(state.distinct, room=self._room, strip_bytes=self._options.variances.strip_bytes)
             halves = [self._half(rows.part(s, s + step)).double() for s in range(0, n, step)]
             half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
             joint = joint - half.mT @ half

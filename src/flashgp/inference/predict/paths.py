@@ -111,9 +111,11 @@ class Paths:
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda post, *_: post.settings.deterministic)
-def draw_paths(post: State, count: int, features: int, seed: int | None) -> Paths:
-    """See `Posterior.paths`."""
+@deterministic_where(lambda post, *_, **__: post.settings.deterministic)
+def draw_paths(
+    post: State, count: int, features: int, seed: int | None, unchecked_bytes: int = UNCHECKED_BYTES
+) -> Paths:
+    """See `Posterior.paths`; below `unchecked_bytes` the free memory is not asked for."""
     started = time.perf_counter()
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise DomainError(f"`count` must be a whole number of functions, 0 or more, got {count!r}; for example 64")
@@ -124,7 +126,7 @@ def draw_paths(post: State, count: int, features: int, seed: int | None) -> Path
         route=post.report.route, device=str(x.device), dtype=post.report.dtype, jitter=post.report.jitter
     )  # fmt: skip
     report.events += [EVENT] if post.settings.deterministic else []
-    report.predicted_bytes = _checked_bytes(post, count, outputs)
+    report.predicted_bytes = _checked_bytes(post, count, outputs, unchecked_bytes)
     with torch.set_grad_enabled(post.differentiable):
         prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
         if prior.error is not None:
@@ -143,12 +145,12 @@ def draw_paths(post: State, count: int, features: int, seed: int | None) -> Path
     return Paths(post, prior, weights, count, report)
 
 
-def _checked_bytes(post: State, count: int, outputs: int) -> int:
+def _checked_bytes(post: State, count: int, outputs: int, unchecked_bytes: int) -> int:
     """What so many functions, a right-hand side per output, take at the peak. Raises: MemoryBudgetError, not free."""
     numbers = FACTOR_NUMBERS if post.solves is None else SOLVE_NUMBERS
     one = 8 * numbers * post.distinct * outputs * max(1, post.batch_shape.numel())
     needed = one * count
-    if needed > UNCHECKED_BYTES and needed > (free := available_bytes(post.x.device)):
+    if needed > unchecked_bytes and needed > (free := available_bytes(post.x.device)):
         most = free // one
         advice = f"draw at most {most:,} at a time, with seeds of their own" if most else "free some memory"
         raise MemoryBudgetError(

@@ -3,7 +3,7 @@
 from flashgp.inference.plan import PredictionQuestion, RowCounts, price_of_variance
 from flashgp.inference.state import State
 from flashgp.planner.conditioning import PASSES
-from flashgp.planner.variances import VariancePrice
+from flashgp.planner.variances import DEFAULT_VARIANCES, VariancePrice, VarianceSettings
 
 __all__ = ["passes_of_solves", "price_of", "route_of_variances"]
 
@@ -29,8 +29,11 @@ def passes_of_solves(state: State) -> int:
     return PASSES if known is None else max(1, known)
 
 
-def price_of(state: State, n_test: int, asked: str, deterministic: bool) -> VariancePrice:
+def price_of(
+    state: State, n_test: int, asked: str, deterministic: bool, settings: VarianceSettings = DEFAULT_VARIANCES
+) -> VariancePrice:
     """Of variances at so many points."""
     question = PredictionQuestion(n_test, asked, route_of_variances(state), passes_of_solves(state))
     rows = RowCounts(state.distinct, state.x.shape[-1])
-    return price_of_variance(state.prior, rows, question, state.x.device, deterministic=deterministic)
+    device = state.x.device
+    return price_of_variance(state.prior, rows, question, device, deterministic=deterministic, settings=settings)

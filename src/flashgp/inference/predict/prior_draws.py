@@ -49,13 +49,14 @@ class PriorDraws(ABC):
 class FeatureDraws(PriorDraws):
     """f0(x) = psi(x) . w with w normal, eq. (M-94).
 
-    Args: features, psi; weights, (*batch, features, columns), standard normal.
-    Cost: F (d + columns) flops per point, for F features; tiles of 32 MiB.
+    Args: features, psi; weights, (*batch, features, columns), standard normal; tile_bytes, of features alive at once.
+    Cost: F (d + columns) flops per point, for F features.
     """
 
-    def __init__(self, features: RandomFeatures, weights: Tensor) -> None:
+    def __init__(self, features: RandomFeatures, weights: Tensor, tile_bytes: int = TILE_BYTES) -> None:
         self.features = features
         self.weights = weights
+        self.tile_bytes = tile_bytes
         self.exact = False
 
     @property
@@ -66,7 +67,7 @@ class FeatureDraws(PriorDraws):
     def __call__(self, x: Tensor) -> Tensor:
         n = x.shape[-2]
         batch = broadcast_batch(self.weights.shape[:-2], x.shape[:-2]).numel()
-        step = max(1, TILE_BYTES // (8 * max(1, self.weights.shape[-2] * batch)))
+        step = max(1, self.tile_bytes // (8 * max(1, self.weights.shape[-2] * batch)))
         if n <= step:
             return self._tile(x)
         kept = torch.is_grad_enabled()  # then only one tile's features are alive in the reverse pass as well
