@@ -7,6 +7,9 @@ from inspect import isclass, isfunction
 from pathlib import Path
 
 import pytest
+import torch
+
+import flashgp
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "flashgp"
@@ -20,7 +23,10 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    torch.manual_seed(0)
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    given = {"fgp": flashgp, "torch": torch}  # imported in each
+    assert doctest.testmod(importlib.import_module(name), extraglobs=given, optionflags=options).failed == 0
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -45,7 +51,7 @@ def test_no_postponed_annotations() -> None:
 
 def test_what_the_solver_contract_takes_is_at_hand_in_its_package() -> None:
     import flashgp.solvers as package
-    from flashgp.solvers.iterative import contract
+    from flashgp.solvers import contract
 
     internal = {"Index", "check_residual"}  # of System's annotations, and for implementations
     assert set(contract.__all__) - internal <= set(package.__all__)

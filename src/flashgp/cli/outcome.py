@@ -56,6 +56,7 @@ class FitOutcome:
 def outcome_of(
     options: FitOptions, prepared: Prepared, result: Fit, model: TableModel, began: float, console: Console
 ) -> FitOutcome:
+    """What a fit of the command line reached, with its scores on held-out rows."""
     scaling = prepared.scaling
     if prepared.test is not None:
         observed = prepared.y[prepared.test]
@@ -90,6 +91,7 @@ def happened(report: Report) -> list[tuple[str, str]]:
 
 
 def say_outcome(outcome: FitOutcome, console: Console) -> None:
+    """Print what a person wants to know of a fit."""
     report = outcome.fit.report
     seconds = readable_seconds(report.seconds or 0.0)
     console.pairs(
@@ -126,6 +128,7 @@ def evidence_text(outcome: FitOutcome) -> str:
 
 
 def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
+    """The same as data, for `--json`."""
     options, prepared, report = outcome.options, outcome.prepared, outcome.fit.report
     scores = None if outcome.scores is None else outcome.scores.to_json()
     return {

@@ -531,6 +531,7 @@ class Scaled(Kernel):
 
 
 def as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:
+    """Column numbers as a checked tuple; DomainError for what is none, or names a column twice."""
     if active_dims is None:
         return None
     dims = (active_dims,) if isinstance(active_dims, int) else tuple(active_dims)
