@@ -64,19 +64,21 @@ def drawn_table(n: int, n_test: int, d: int, lengthscale: float, noise_variance:
     return Table(x, y, x_test, prior_draw(x_test, lengthscale, seed))
 
 
-def covariance(kernel: str, x1: Array, x2: Array, out: Array | None = None) -> Array:
+def covariance(
+    kernel: str, x1: Array, x2: Array, out: Array | None = None, strip_numbers: int = STRIP_NUMBERS
+) -> Array:
     """K (n, m) of rows that are divided by the lengthscales, by direct differences; into `out` where it is given."""
     from scipy.spatial.distance import cdist
 
     found = numpy.empty((len(x1), len(x2))) if out is None else out
-    step = max(1, STRIP_NUMBERS // max(1, len(x2)))
+    step = max(1, strip_numbers // max(1, len(x2)))
     for start in range(0, len(x1), step):
         part = slice(start, start + step)
         found[part] = PROFILES[kernel](cdist(x1[part], x2))
     return found
 
 
-def factorised(matrix: Array) -> Array:
+def factorised(matrix: Array, panel: int = PANEL) -> Array:
     """The lower Cholesky factor of a symmetric matrix, (n, n) in Fortran order, in its own lower triangle.
 
     Panel by panel, each by LAPACK: SciPy's own dpotrf ends the process at 16,000 rows.
@@ -86,8 +88,8 @@ def factorised(matrix: Array) -> Array:
     from scipy.linalg.lapack import dpotrf
 
     n = len(matrix)
-    for start in range(0, n, PANEL):
-        stop = min(n, start + PANEL)
+    for start in range(0, n, panel):
+        stop = min(n, start + panel)
         matrix[start:, start:stop] -= matrix[start:, :start] @ matrix[start:stop, :start].T
         corner, failed = dpotrf(matrix[start:stop, start:stop], lower=1, clean=1)
         if failed:
@@ -105,14 +107,23 @@ class Reference:
     Raises: numpy.linalg.LinAlgError if K is not positive definite. Cost: n^3 / 3 flops, one n x n buffer.
     """
 
-    def __init__(self, kernel: str, x: Array, y: Array, noise_variance: float) -> None:
+    def __init__(
+        self,
+        kernel: str,
+        x: Array,
+        y: Array,
+        noise_variance: float,
+        *,
+        panel: int = PANEL,
+        strip_numbers: int = STRIP_NUMBERS,
+    ) -> None:
         from scipy.linalg.lapack import dpotrs
 
-        self.kernel, self.x = kernel, x
-        matrix = covariance(kernel, x, x)
+        self.kernel, self.x, self.strip_numbers = kernel, x, strip_numbers
+        matrix = covariance(kernel, x, x, strip_numbers=strip_numbers)
         matrix.flat[:: len(x) + 1] += noise_variance
         # The transpose of a symmetric matrix in C order is in the order that LAPACK writes to: no copy.
-        self.lower = factorised(matrix.T)
+        self.lower = factorised(matrix.T, panel)
         self.weights = dpotrs(self.lower, y, lower=1)[0].reshape(-1)
         self.log_determinant = 2.0 * float(numpy.log(numpy.diagonal(self.lower)).sum())
         fit = float(y @ self.weights)
@@ -120,7 +131,7 @@ class Reference:
 
     def mean(self, x_test: Array) -> Array:
         """(n_test,)"""
-        step = max(1, STRIP_NUMBERS // len(self.x))
+        step = max(1, self.strip_numbers // len(self.x))
         parts = [
             covariance(self.kernel, x_test[s : s + step], self.x) @ self.weights for s in range(0, len(x_test), step)
         ]
@@ -131,7 +142,7 @@ class Reference:
         from scipy.linalg.blas import dtrsm
 
         parts = []
-        step = max(1, STRIP_NUMBERS // len(self.x))
+        step = max(1, self.strip_numbers // len(self.x))
         for start in range(0, len(x_test), step):
             cross = covariance(self.kernel, x_test[start : start + step], self.x)
             half = dtrsm(1.0, self.lower, cross.T, lower=1, overwrite_b=1)
@@ -139,7 +150,10 @@ class Reference:
         return numpy.concatenate(parts)
 
 
-def matern_gradient(x: Array, y: Array, lengthscale: Array, variance: float, noise_variance: float, mean: float) -> Any:
+def matern_gradient(
+    x: Array, y: Array, lengthscale: Array, variance: float, noise_variance: float, mean: float,
+    strip_numbers: int = STRIP_NUMBERS,
+) -> Any:  # fmt: skip
     """The gradient of the log marginal likelihood by (log lengthscales, log variance, log noise_variance, mean).
 
     With a = K^-1 (y - mean), W = (a a' - K^-1) / 2 and s = sqrt(3) r:  dL = sum W dK,  where for Matern-3/2
@@ -157,7 +171,7 @@ def matern_gradient(x: Array, y: Array, lengthscale: Array, variance: float, noi
     assert not failed
     a = reference.weights / math.sqrt(variance)
     total = numpy.zeros(len(lengthscale) + 3)
-    step = max(1, STRIP_NUMBERS // n)
+    step = max(1, strip_numbers // n)
     for start in range(0, n, step):
         part = slice(start, min(n, start + step))
         # Only the lower triangle of the inverse is filled: the rest of these rows stands in its columns.

@@ -17,7 +17,7 @@ The table at the end shows means over splits, beside what was to be reached.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,18 @@ PATIENCE = 4.0
 PATIENCE_SECONDS = 60.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing and print the table. Returns: 1 if a cell of this command has failed, else 0."""
+def main(argv: Sequence[str] | None = None, run: Callable[[Cell], dict[str, Any] | None] | None = None) -> int:
+    """Run what is missing, in a process each unless `run` is given, and print the table.
+
+    Returns: 1 if a cell of this command has failed, else 0.
+    """
     options = _options(argv)
     if not options.data.is_dir():
         print(f"not run: the tables are not at {options.data}; say where with --data")
         return 0
-    failed = run_missing(_cells(options), options.record, run=_run, again=options.again, payload=_payload, line=_line)
+    failed = run_missing(
+        _cells(options), options.record, run=run or _run, again=options.again, payload=_payload, line=_line
+    )
     if options.record.exists():
         print(f"\n{markdown_table(read_record(options.record), source=options.record.name)}")
     return 1 if failed else 0

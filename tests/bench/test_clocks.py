@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,9 +216,12 @@ def test_events_are_recorded_around_the_call(monkeypatch: pytest.MonkeyPatch) ->
             done.append("elapsed")
             return 250.0
 
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "device 0")
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: done.append("synchronise"))
+    accelerator = SimpleNamespace(
+        is_available=lambda: True,
+        current_accelerator=lambda: "device 0",
+        synchronize=lambda: done.append("synchronise"),
+    )
+    monkeypatch.setattr(torch, "accelerator", accelerator)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "Event", Event)
     assert available_clocks() == ("wall", "events", "profiler")

@@ -135,11 +135,6 @@ def test_unknown_method() -> None:
         PeakMeter(method="guess")
 
 
-def test_without_the_kernels_mark_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "_high_water_works", lambda: False)
-    assert PeakMeter().method == "sampling"
-
-
 def test_this_process() -> None:
     function = partial(torch.ones, 48 * MIB, dtype=torch.uint8)
     assert measure_peak_bytes(function, fresh_process=False) / MIB == pytest.approx(48, abs=6)

@@ -1,6 +1,8 @@
 """The suites of `flashgp bench`: each runs at toy size, shows unevaluated results as such, and refuses bad options."""
 
 import json
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +76,8 @@ def test_a_lazy_peer_is_timed_lazy_and_evaluated(monkeypatch: pytest.MonkeyPatch
             return Lazy(x)
 
     library: Any = SimpleNamespace(kernels=SimpleNamespace(RBFKernel=Kernel))
-    monkeypatch.setattr(kernel_matrix, "peer", lambda name: library)
+    library.__spec__ = ModuleSpec("gpytorch", None)
+    monkeypatch.setitem(sys.modules, "gpytorch", library)
     (finding,) = toy("kernel-matrix", dtypes=("float64",), peers=True).findings
     assert finding.comparison["GPyTorch"].accepted
     assert [entry.evaluated_by for entry in finding.unevaluated] == ["nested vmap", "FlashGP", "GPyTorch"]

@@ -295,11 +295,11 @@ def test_memory_within_the_limit(root: MachineRoot) -> None:
 # -- threads -----------------------------------------------------------------------------------------------------------
 def test_too_many_and_too_few_threads(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
-    monkeypatch.setattr(threads, "_libraries", lambda: [{"name": "openblas", "threads": 8, "version": "1"}])
+    openblas = [{"name": "openblas", "threads": 8, "version": "1"}]
 
     def with_threads(count: int) -> list[Finding]:
         monkeypatch.setattr(torch, "get_num_threads", lambda: count)
-        return list(threads.thread_findings())
+        return list(threads.thread_findings(lambda: openblas))
 
     assert [one.severity for one in with_threads(4)] == ["ok"]
     assert [one.severity for one in with_threads(8)] == ["ok"], "of 8 logical cores"
@@ -316,15 +316,14 @@ def test_too_many_and_too_few_threads(root: MachineRoot, monkeypatch: pytest.Mon
 
 def test_processes_of_a_launcher_that_share_their_cores(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
-    monkeypatch.setattr(threads, "_libraries", list)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    shared = only(threads.thread_findings())
+    shared = only(threads.thread_findings(list))
     assert shared.advice.startswith("set OMP_NUM_THREADS=2, or give each process cores of its own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert only(threads.thread_findings()).severity == "ok", "each has its own"
+    assert only(threads.thread_findings(list)).severity == "ok", "each has its own"
 
 
 def test_variables_and_numbas_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,10 +340,9 @@ H100 = nvidia.Device("NVIDIA H100", (9, 0), 80 * GIB, 70 * GIB)
 
 
 def driven(monkeypatch: pytest.MonkeyPatch, *, built: str | None, visible: int = 1) -> list[Finding]:
-    monkeypatch.setattr(accelerators, "driver", lambda: nvidia.Driver("580.1", (H100,)))
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    return list(accelerators.accelerator_findings())
+    return list(accelerators.accelerator_findings(lambda: nvidia.Driver("580.1", (H100,))))
 
 
 def test_a_device_and_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,13 +365,11 @@ def test_a_device_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "driver", lambda: None)
-    assert only(accelerators.accelerator_findings()).found.startswith("none: no NVIDIA driver is installed")
-    monkeypatch.setattr(accelerators, "driver", lambda: nvidia.Driver("", ()))
+    assert only(accelerators.accelerator_findings(lambda: None)).found.startswith("none: no NVIDIA driver is installed")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert (
         "an NVIDIA driver, and no device (torch is built for CUDA 13.0)"
-        in only(accelerators.accelerator_findings()).found
+        in only(accelerators.accelerator_findings(lambda: nvidia.Driver("", ()))).found
     )
 
 

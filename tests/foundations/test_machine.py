@@ -1,12 +1,13 @@
 """What is really free: the machine's own count, every control group around the process, the accelerator's allocator."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flashgp.foundations import machine
 from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes, memory_limit
+from machine_root import MachineRoot
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -37,7 +38,7 @@ class Machine:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    MachineRoot(tmp_path, monkeypatch)
     return Machine(tmp_path, 16 * GIB)
 
 
@@ -96,7 +97,7 @@ def test_files_that_say_nothing(fake: Machine) -> None:
 def test_without_proc_psutil_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
-    monkeypatch.setattr(machine, "ROOT", str(tmp_path))
+    MachineRoot(tmp_path, monkeypatch)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 5 * GIB})())
     assert free() == pytest.approx(5)
 
@@ -109,7 +110,10 @@ def test_here_something_is_free() -> None:
 
 def test_an_accelerator_counts_what_its_allocator_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Free on the device plus what torch has reserved and not given out."""
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (3 * GIB, 9 * GIB))
-    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: 4 * GIB)
-    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: 2 * GIB)
+    said = SimpleNamespace(
+        get_memory_info=lambda device: (3 * GIB, 9 * GIB),
+        memory_reserved=lambda device: 4 * GIB,
+        memory_allocated=lambda device: 2 * GIB,
+    )
+    monkeypatch.setattr(torch, "accelerator", said)
     assert available_bytes(torch.device("cuda")) == int(5 * GIB * FREE_MEMORY_SHARE)

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations import placement
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.placement import _active, _threads, launcher_text
 from flashgp.foundations.processors import own_cores
 from flashgp.pairwise.cpu.pool import run_together, workers
+from machine_root import MachineRoot
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot choose its cores here")
 ONE = sorted(own_cores() or {0})[0]
@@ -118,8 +118,10 @@ def test_nothing_asked_for_changes_nothing() -> None:
         assert (placed.threads, placed.cores) == (2, None)
 
 
-def test_more_threads_than_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "usable_cores", lambda: 1)
+def test_more_threads_than_cores_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = MachineRoot(tmp_path, monkeypatch)
+    machine.write("proc/self/cgroup", "0::/a\n")
+    machine.write("sys/fs/cgroup/a/cpu.max", "100000 100000\n")
     with (
         pytest.warns(FlashGPWarning, match=r"2 threads on 1 core: .*; take threads=1"),
         fgp.runtime(threads=2),
@@ -210,15 +212,16 @@ def test_cores_outside_of_a_launchers_binding_are_refused(monkeypatch: pytest.Mo
 
 @linux
 def test_a_numa_node_is_the_cores_of_it_that_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = {0: frozenset({ONE, 4000}), 1: frozenset({4001}), 2: frozenset()}
-    monkeypatch.setattr(placement, "numa_nodes", lambda: nodes)
+    machine = MachineRoot(tmp_path / "some", monkeypatch)
+    for node, cores in enumerate((f"{ONE},4000", "4001", "")):
+        machine.write(f"sys/devices/system/node/node{node}/cpulist", f"{cores}\n")
     with fgp.runtime(numa_node=0) as placed:
         assert os.sched_getaffinity(0) == {ONE}
         assert str(placed) == f"1 thread on core {ONE} of NUMA node 0"
     for number in (1, 2, 3):
         with pytest.raises(DomainError, match=r"NUMA nodes: 0: .*, 1: 4001"):
             fgp.runtime(numa_node=number).__enter__()
-    monkeypatch.setattr(placement, "numa_nodes", dict)
+    MachineRoot(tmp_path / "none", monkeypatch)
     with pytest.raises(DomainError, match="NUMA nodes: none"):
         fgp.runtime(numa_node=0).__enter__()
     with pytest.raises(DomainError, match="name cores twice"):

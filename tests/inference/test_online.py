@@ -361,14 +361,14 @@ def test_drift_is_seen_and_the_factor_made_anew(k: int) -> None:
     agree(post, gp.condition(x, y), 1e-10)
 
 
-def test_deterministic_ones_repeat_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_ones_repeat_to_the_bit() -> None:
     # Whether or not the rotations are compiled.
     x, y = data(60)
     rotations.wait()
     posts = []
     for loops in (Rotations(), rotations):
-        monkeypatch.setattr(strided, "rotations", loops)
-        posts.append(model().condition(x[:50], y[:50], deterministic=True).slide(x[50:], y[50:]))
+        with strided.using_routines(loops):
+            posts.append(model().condition(x[:50], y[:50], deterministic=True).slide(x[50:], y[50:]))
     assert torch.equal(posts[0].representer_weights, posts[1].representer_weights)
 
 

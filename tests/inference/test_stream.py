@@ -19,7 +19,6 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.posterior import Posterior
-from flashgp.solvers.direct import strided
 from inference.plain_gp import data, model, relative
 
 F64 = torch.float64
@@ -81,20 +80,6 @@ def test_a_window_holds_the_latest_rows(block: int) -> None:
     at = x[:5] + 0.1
     assert relative(stream.posterior.predict(at).mean, wanted.predict(at).mean) < 1e-9
     assert relative(stream.posterior.predict(at).variance, wanted.predict(at).variance) < 1e-9
-
-
-def test_what_the_first_steps_need_is_loaded_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is imported or compiled beside a stream, whose steps would be late."""
-    ready: list[str] = []
-    monkeypatch.setattr(strided, "_routines", lambda: ready.append("BLAS"))
-    monkeypatch.setattr(strided.rotations, "wait", lambda: ready.append("rotations"))
-    x, y = data(10, 3)
-    fgp.Stream(model(3).condition(x, y))
-    assert ready == ["BLAS"]
-    fgp.Stream(model(3).condition(x, y), window=20)
-    assert ready == ["BLAS", "BLAS", "rotations"]
-    fgp.Stream(model(3).condition(x, y, deterministic=True), window=20)
-    assert ready == ["BLAS", "BLAS", "rotations", "BLAS"]
 
 
 def test_a_window_smaller_than_the_beginning_drops_at_once() -> None:

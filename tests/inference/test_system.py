@@ -7,6 +7,7 @@ import flashgp as fgp
 from flashgp.foundations.errors import MemoryBudgetError, ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.system import CovarianceSystem
+from flashgp.planner.products import STORED_ROWS
 from flashgp.solvers import SOLVERS, Goal
 from solvers.dense_system import F64, normal, points
 
@@ -35,10 +36,10 @@ def test_products(n: int, stored: bool) -> None:
         assert float((found - A @ v).norm()) <= error * float(A.norm() * v.norm())
 
 
-def test_tiles_of_several_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashgp.operators.stored.STORED_ROWS", 13)
-    system, K = system_of(101, stored=True)
-    v = normal(101, 2)
+def test_tiles_of_several_panels() -> None:
+    n = 2 * STORED_ROWS + 13
+    system, K = system_of(n, stored=True)
+    v = normal(n, 2)
     assert torch.allclose(system.multiply(v.float()).double(), K @ v + system.noise[:, None] * v, atol=1e-4)
 
 

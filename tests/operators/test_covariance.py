@@ -8,8 +8,10 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.pairwise.torch import tile_job
+from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.plain_gp import F64, data, relative
 from kernels.plain_formulas import plain
+from operators.operator_cases import operator_with
 
 k = fgp.kernels
 KERNELS = {
@@ -156,16 +158,15 @@ def test_second_order_of_no_points() -> None:
 def test_a_symmetric_block_in_half_precision_evaluates_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", 2**12)
     x = torch.randn(2, 200, 3, generator=torch.Generator().manual_seed(0))
-    operator = fgp.kernels.RBF(1.0).operator(x)
     pairs: list[int] = []
-    block = type(operator.backend).block
 
-    def counted(self: Any, *given: Any, **options: Any) -> torch.Tensor:
-        found = block(self, *given, **options)
-        pairs.append(found.numel())
-        return found
+    class Counting(TorchTiles):
+        def block(self, *given: Any, **options: Any) -> torch.Tensor:
+            found = super().block(*given, **options)
+            pairs.append(found.numel())
+            return found
 
-    monkeypatch.setattr(type(operator.backend), "block", counted)
+    operator = operator_with(fgp.kernels.RBF(1.0), x, backend=Counting())
     with torch.no_grad():
         half = operator.to_dense(torch.bfloat16)
         assert sum(pairs) < 0.6 * operator.shape.numel()

@@ -163,16 +163,6 @@ def test_layouts_give_the_same_gradients(route: object, layout: str) -> None:
     close(found, wanted)
 
 
-def test_first_order_under_torch_func_makes_one_pass(route: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.func asks for a differentiable backward; the price of a second order is paid only when it is taken."""
-
-    def refuse(*_: object) -> Tensor:
-        raise AssertionError("portable tiles were used for a first derivative")
-
-    monkeypatch.setattr("flashgp.operators.tiled.TiledSum.evaluated", refuse)
-    grad(lambda x: ours(x, Z, V).sum())(X)
-
-
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-12) -> None:
     assert found.shape == wanted.shape
     assert float((found - wanted).abs().max()) <= tolerance * max(1.0, float(wanted.abs().max()))

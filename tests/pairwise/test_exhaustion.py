@@ -75,12 +75,6 @@ def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
     return all((f - w).abs().max() <= TOLERANCE * (1 + w.abs().max()) for f, w in zip(found, wanted, strict=True))
 
 
-@pytest.fixture
-def every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte is counted."""
-    monkeypatch.setattr("flashgp.foundations.workspace.COUNTED_BYTES", 0)
-
-
 def failing(function: Callable[..., object], at: int, error: Callable[[], Exception]) -> Callable[..., object]:
     """The function, failing at its k-th call only."""
     state = {"calls": 0}
@@ -94,20 +88,19 @@ def failing(function: Callable[..., object], at: int, error: Callable[[], Except
     return run
 
 
-@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_workspace_failing_at_every_request(name: str, kernel: str, symmetric: bool) -> None:
     """The request of a tile is halved; that of a result cannot be, and is the one error."""
     calls = Calls(KERNELS[kernel](), symmetric)
-    counting = Workspace()
+    counting = Workspace(counted_bytes=0)
     wanted = getattr(calls, name)(counting)
     assert counting.events == []
     own = 1 if name in ("block", "product") else 0
     assert counting.requests == own + 1
     for k in range(1, counting.requests + 1):
-        workspace = Workspace(fail_at=k)
+        workspace = Workspace(counted_bytes=0, fail_at=k)
         if k <= own:
             with pytest.raises(MemoryBudgetError):
                 getattr(calls, name)(workspace)
@@ -132,7 +125,6 @@ ERRORS: list[Callable[[], Exception]] = [  # made anew each time: an error holds
 ]
 
 
-@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
 @pytest.mark.parametrize(
     ("name", "place"),
@@ -147,7 +139,7 @@ def test_torch_failing_at_every_call(name: str, place: str, symmetric: bool, mon
     k = 0
     while True:
         k += 1
-        workspace = Workspace()
+        workspace = Workspace(counted_bytes=0)
         with monkeypatch.context() as patch:
             patch.setattr(home, attribute, failing(getattr(home, attribute), k, ERRORS[k % len(ERRORS)]))
             assert same(getattr(calls, name)(workspace), wanted)
@@ -157,28 +149,26 @@ def test_torch_failing_at_every_call(name: str, place: str, symmetric: bool, mon
     assert k > 3, "the place was never reached"
 
 
-@pytest.mark.usefixtures("every_byte")
 def test_a_budget_that_a_smaller_tile_fits() -> None:
     """The largest tile that fits is found by halving; where not one row fits, the error has the numbers."""
     calls = Calls(KERNELS["distance"](), True)
-    counting = Workspace()
+    counting = Workspace(counted_bytes=0)
     wanted = calls.product(counting)
     result = N * T * 8
     row = (counting.peak_bytes - result) // 8
-    workspace = Workspace(budget_bytes=result + 2 * row)
+    workspace = Workspace(counted_bytes=0, budget_bytes=result + 2 * row)
     assert same(calls.product(workspace), wanted)
     assert workspace.events == [Event(EventKind.TILES_HALVED, rows=rows) for rows in (4, 2)]
     with pytest.raises(MemoryBudgetError) as caught:
-        calls.product(Workspace(budget_bytes=result + row - 1))
+        calls.product(Workspace(counted_bytes=0, budget_bytes=result + row - 1))
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (row, row - 1)
 
 
-@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("error", [RuntimeError("expected m1 and m2 to have the same dtype"), ValueError("wrong")])
 def test_other_errors_pass(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(KERNELS["distance"](), True)
     monkeypatch.setattr(tile_job.TileJob, "value", failing(tile_job.TileJob.value, 2, lambda: error))
-    workspace = Workspace()
+    workspace = Workspace(counted_bytes=0)
     with pytest.raises(type(error), match=str(error)):
         calls.product(workspace)
     assert workspace.events == []
@@ -197,7 +187,6 @@ def test_what_counts_as_memory_running_out() -> None:
 
 # -- compiled loops --------------------------------------------------------------------------------------------------
 @pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
-@pytest.mark.usefixtures("every_byte")
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", ["product", "bilinear_gradient"])
@@ -206,12 +195,12 @@ def test_compiled_loops_go_on_with_halves(
 ) -> None:
     """Eqs. (M-20), (M-21) in panels: the same numbers whichever request fails; what cannot be halved raises."""
     calls = Calls(KERNELS[kernel](), symmetric, CpuTiles(0, PanelSettings(min_rows=4, min_right_sides=1)))
-    counting = Workspace()
+    counting = Workspace(counted_bytes=0)
     wanted = getattr(calls, name)(counting)
     own = 1 if name == "product" else 0  # the result
     assert (counting.events, counting.requests, counting.backends) == ([], own + 1, ["compiled backend"])
     for k in range(1, counting.requests + 1):
-        workspace = Workspace(fail_at=k)
+        workspace = Workspace(counted_bytes=0, fail_at=k)
         if k <= own:
             with pytest.raises(MemoryBudgetError):
                 getattr(calls, name)(workspace)
@@ -224,14 +213,14 @@ def test_compiled_loops_go_on_with_halves(
     kept = N * T * 8
     if name == "bilinear_gradient":
         kept = 8 * calls.problem.rows.width * (N if symmetric else N + M)
-    tight = Workspace(budget_bytes=kept + (counting.peak_bytes - kept) // 4)
+    tight = Workspace(counted_bytes=0, budget_bytes=kept + (counting.peak_bytes - kept) // 4)
     assert same(getattr(calls, name)(tight), wanted)
     assert len(tight.events) > 1
     with pytest.raises(MemoryBudgetError):
-        getattr(calls, name)(Workspace(budget_bytes=own * N * T * 8 + 64))
+        getattr(calls, name)(Workspace(counted_bytes=0, budget_bytes=own * N * T * 8 + 64))
     real = CompiledPairs._run
     for k in range(1, 5):  # wherever a panel's own work fails, nothing of it is counted twice
         with monkeypatch.context() as patch:
             patch.setattr(CompiledPairs, "_run", failing(real, k, MemoryError))
-            workspace = Workspace(budget_bytes=tight.budget_bytes)
+            workspace = Workspace(counted_bytes=0, budget_bytes=tight.budget_bytes)
             assert same(getattr(calls, name)(workspace), wanted)

@@ -364,7 +364,7 @@ def test_an_error_in_one_thread_reaches_the_caller() -> None:
 
 
 @numba_needed
-def test_threads_that_ask_for_pools_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_ask_for_pools_of_different_sizes() -> None:
     """Who makes the pool larger does not take it away from those who are about to use the smaller one."""
     import threading
 
@@ -383,8 +383,7 @@ def test_threads_that_ask_for_pools_of_different_sizes(monkeypatch: pytest.Monke
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(20):
-            monkeypatch.setattr(pool, "_pool", None)
-            monkeypatch.setattr(pool, "_size", 0)
+            pool.close_pool()
             threads = [threading.Thread(target=ask, args=([*range(2 + k, 24, 4)],)) for k in range(4)]
             for thread in threads:
                 thread.start()

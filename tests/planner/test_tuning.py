@@ -14,6 +14,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations import profile_store
+from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile, machine_key, profile_path
@@ -270,10 +271,10 @@ def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeyp
 def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a second CPU where the accelerator would be."""
     other = torch.device("cpu")
-    monkeypatch.setattr(tuning, "accelerator", lambda: other)
     monkeypatch.setattr(tuning, "_kind", lambda device: "accelerator" if device is other else "cpu")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a second CPU")
-    profile = fgp.tune(settings=SHORT)
+    with using_accelerator(other):
+        profile = fgp.tune(settings=SHORT)
     assert profile.accelerator is not None
     assert profile.accelerator_name == "a second CPU"
     for rates in (profile.cpu, profile.accelerator):
@@ -281,11 +282,11 @@ def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPat
         assert orders == {16, 64}
     assert {rate.device for rate in profile.products} == {"cpu", "accelerator"}
     assert MachineProfile.from_json(profile_path().read_text()) == profile
-    monkeypatch.setattr(tuning, "accelerator", lambda: None)
-    part = fgp.tune(only="exp", settings=SHORT)
-    assert part.accelerator == profile.accelerator, "a device that is not there now keeps what is known of it"
-    assert part.accelerator_name == "a second CPU"
-    assert fgp.tune(keep=False, settings=SHORT).accelerator is None
+    with using_accelerator(None):
+        part = fgp.tune(only="exp", settings=SHORT)
+        assert part.accelerator == profile.accelerator, "a device that is not there now keeps what is known of it"
+        assert part.accelerator_name == "a second CPU"
+        assert fgp.tune(keep=False, settings=SHORT).accelerator is None
 
 
 def test_sizes_that_would_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,24 +20,19 @@ import flashgp as fgp
         ("Matern-3/2", fgp.kernels.Matern(1.5, 0.4)),
     ],
 )
-def test_the_plain_reference_is_the_direct_route(
-    name: str, kernel: fgp.kernels.Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(problems, "STRIP_NUMBERS", 150)  # several strips, the last one shorter
-    monkeypatch.setattr(problems, "PANEL", 20)
+def test_the_plain_reference_is_the_direct_route(name: str, kernel: fgp.kernels.Kernel) -> None:
     table = problems.drawn_table(47, 9, 2, 0.4, 0.01)
     gp = fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Gaussian(0.01))
     post = gp.condition(torch.from_numpy(table.x), torch.from_numpy(table.y), dtype=torch.float64)
     p = post.predict(torch.from_numpy(table.x_test))
-    plain = problems.Reference(name, table.x / 0.4, table.y, 0.01)
+    plain = problems.Reference(name, table.x / 0.4, table.y, 0.01, panel=20, strip_numbers=150)  # the last ones shorter
     rounding = 10 * np.finfo(float).eps * 47 / 0.01  # eps times the largest condition number
     np.testing.assert_allclose(plain.mean(table.x_test / 0.4), p.mean, rtol=0, atol=10 * rounding)
     np.testing.assert_allclose(plain.variance(table.x_test / 0.4), p.variance, rtol=0, atol=rounding)
     assert plain.log_marginal_likelihood == pytest.approx(float(post.log_marginal_likelihood()), abs=47 * rounding)
 
 
-def test_the_plain_gradient_is_that_of_automatic_differentiation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems, "STRIP_NUMBERS", 200)
+def test_the_plain_gradient_is_that_of_automatic_differentiation() -> None:
     table = problems.drawn_table(31, 1, 3, 0.5, 0.05)
     values = torch.tensor([0.4, 0.7, 1.3, 1.7, 0.05], dtype=torch.float64)
     logs, mean = values.log().requires_grad_(), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
@@ -50,7 +45,7 @@ def test_the_plain_gradient_is_that_of_automatic_differentiation(monkeypatch: py
     normal = torch.distributions.MultivariateNormal(mean.expand(31), K)
     normal.log_prob(y).backward()
     expected = torch.cat([logs.grad, mean.grad.reshape(1)]).numpy()
-    found = problems.matern_gradient(table.x, table.y, values[:3].numpy(), *values[3:].tolist(), 0.3)
+    found = problems.matern_gradient(table.x, table.y, values[:3].numpy(), *values[3:].tolist(), 0.3, strip_numbers=200)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 

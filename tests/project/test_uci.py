@@ -44,10 +44,8 @@ def test_a_cell_is_scored_as_plain_numpy_does(
 ) -> None:
     record = tmp_path / "records" / "uci.json"
     command = ["--sets", "tiny", "--splits", "0", "--methods", "flashgp", "--rows", "60"]
-    monkeypatch.setattr(
-        uci, "_run", lambda cell: {**uci_environment(), **cell.settings(), "status": "done", **uci_cell.run_cell(cell)}
-    )
-    assert uci.main([*command, "--data", str(data), "--record", str(record)]) == 0
+    run = lambda cell: {**uci_environment(), **cell.settings(), "status": "done", **uci_cell.run_cell(cell)}  # noqa: E731
+    assert uci.main([*command, "--data", str(data), "--record", str(record)], run) == 0
     assert "| tiny | FlashGP | 60 | 59 | 0 |" in capsys.readouterr().out
     done = read_record(record)["cells"]["tiny/0/flashgp/rows=60"]
     assert (done["n"], done["n_distinct"], done["d"], done["n_test"]) == (60, 59, 2, 9)

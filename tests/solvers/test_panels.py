@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,15 +25,13 @@ def _none() -> Any:
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Compiled rotations, LAPACK's reflections, or torch alone."""
-    if request.param == "portable":
-        monkeypatch.setattr(strided, "_routines", dict)
-    elif request.param == "reflections":
-        monkeypatch.setattr(strided, "rotations", Rotations(_none))
-    elif not rotations.wait():
+    if request.param == "rotations" and not rotations.wait():
         pytest.skip("needs numba")
-    return str(request.param)
+    compiled = rotations if request.param == "rotations" else Rotations(_none)
+    with strided.using_routines(compiled, lapack=request.param != "portable"):
+        yield str(request.param)
 
 
 def matrix(n: int, seed: int = 0) -> Tensor:
@@ -357,8 +356,8 @@ def test_float32(way: str) -> None:
     factor = PanelFactor.of(factorise(lambda: K[:120, :120].clone()))
     kept = torch.tensor([i for i in range(120) if i not in (0, 17, 60, 61, 119)])
     factor, _ = factor.part(kept)
-    least = torch.full((40,), 0.02)
-    factor, _, _ = factor.bordered(K[120:, kept], K[120:, 120:], least=least)
+    smallest = torch.full((40,), 0.02)
+    factor, _, _ = factor.bordered(K[120:, kept], K[120:, 120:], smallest=smallest)
     rows = torch.cat([kept, torch.arange(120, 160)])
     lower = torch.linalg.cholesky(K[rows][:, rows].double())
     size = len(rows) * torch.finfo(torch.float32).eps * float(lower.abs().max())
@@ -371,4 +370,4 @@ def test_float32(way: str) -> None:
         assert float((factor.half_solve(rhs) - half).abs().max()) < 10 * size
         assert float((factor.back_solve(rhs) - back).abs().max()) < 10 * size
     with pytest.raises(NotPositiveDefiniteError, match="repeats one of them"):
-        factor.bordered(K[120:121, rows], K[120:121, 120:121], least=least[:1] + 10.0)
+        factor.bordered(K[120:121, rows], K[120:121, 120:121], smallest=smallest[:1] + 10.0)

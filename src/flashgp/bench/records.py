@@ -90,12 +90,14 @@ def versions() -> dict[str, str]:
     return versions_by_name
 
 
-def commit() -> str | None:
+def commit(of: Path = Path(__file__).parent) -> str | None:
     """The git commit of this FlashGP checkout, `+dirty` when its code differs from it; None outside a checkout.
+
+    It is looked for around the folder `of`, then around the working directory.
 
     Records and the tables that quote them are no code: a run of several measurements writes them.
     """
-    for directory in (Path(__file__).parent, Path.cwd()):
+    for directory in (of, Path.cwd()):
         # A copy installed in somebody else's repository must not be given that repository's commit.
         if _git(directory, "ls-files", "--error-unmatch", ":/src/flashgp/__init__.py") is None:
             continue

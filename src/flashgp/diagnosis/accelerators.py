@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ __all__ = ["accelerator_findings", "precision_findings"]
 _TF32_CAPABILITY = (8, 0)  # from here on tensor cores take float32 as TF32
 
 
-def accelerator_findings() -> Iterator[Finding]:
+def accelerator_findings(read_driver: Callable[[], Driver | None] | None = None) -> Iterator[Finding]:
     """Devices and their driver, and whether torch sees them."""
-    found = driver()
+    found = (read_driver or driver)()
     if found is None or not found.devices:
         yield from _without_device(found)
         return

@@ -5,7 +5,7 @@ Libraries are asked where they are loaded already, and none is loaded for it.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ __all__ = ["thread_findings"]
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
-def thread_findings() -> Iterator[Finding]:
+def thread_findings(read_libraries: Callable[[], list[dict[str, Any]]] | None = None) -> Iterator[Finding]:
     """Counts of threads, too many and too few."""
     threads, cores = torch.get_num_threads(), usable_cores()
-    libraries = _libraries()
+    libraries = (read_libraries or _libraries)()
     said = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
     numba = _numba_threads()
     values = {

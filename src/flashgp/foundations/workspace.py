@@ -56,14 +56,22 @@ class Workspace:
         budget_bytes: the most that may be alive at once; None for no limit.
         fail_at: the counted request (1, 2, ...) that raises as if memory had run out; for tests.
         parent: a workspace that counts and limits these buffers too, and gets the events.
+        counted_bytes: buffers above this are counted; those of the parent by default.
     Fields: live_bytes, peak_bytes, requests; events, one for each change that lack of memory made necessary;
     backends, the titles of those that worked here, in order; compile_seconds, what compiling took of their time.
     Raises (on request): MemoryBudgetError when a buffer would pass the budget or cannot be had.
     """
 
     def __init__(
-        self, budget_bytes: int | None = None, *, fail_at: int | None = None, parent: "Workspace | None" = None
+        self,
+        budget_bytes: int | None = None,
+        *,
+        fail_at: int | None = None,
+        parent: "Workspace | None" = None,
+        counted_bytes: int | None = None,
     ) -> None:
+        inherited = COUNTED_BYTES if parent is None else parent.counted_bytes
+        self.counted_bytes: int = inherited if counted_bytes is None else counted_bytes
         self.budget_bytes = budget_bytes
         self.parent = parent
         self.fail_at = fail_at
@@ -77,7 +85,7 @@ class Workspace:
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised contiguous tensor; its bytes are counted until its storage is freed."""
         size = math.prod(shape) * dtype.itemsize
-        if size <= COUNTED_BYTES:
+        if size <= self.counted_bytes:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         self._admit(size)
         try:
@@ -99,7 +107,7 @@ class Workspace:
             return tensor
         storage = tensor.untyped_storage()
         size = storage.nbytes()
-        if size > COUNTED_BYTES:
+        if size > self.counted_bytes:
             self._admit(size)
             weakref.finalize(storage, self._release, size)
         return tensor
@@ -107,7 +115,7 @@ class Workspace:
     @contextlib.contextmanager
     def hold(self, size: int) -> Iterator[None]:
         """Count bytes that are allocated elsewhere (the temporaries of a tile loop) while the block runs."""
-        if size <= COUNTED_BYTES:
+        if size <= self.counted_bytes:
             yield
             return
         self._admit(size)

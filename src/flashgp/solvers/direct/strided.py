@@ -6,8 +6,10 @@ pointers that SciPy exports for this (`scipy.linalg.cython_blas`, `cython_lapack
 interpreter lock released. Elsewhere torch does the same with its copies.
 """
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.lazy_import import lazy_import
-from flashgp.solvers.direct.rotations import rotations
+from flashgp.solvers.direct.rotations import Rotations, rotations
 
 __all__ = [
     "Array",
@@ -23,6 +25,7 @@ __all__ = [
     "made_ready",
     "solve_triangle_",
     "update_triangle",
+    "using_routines",
 ]
 
 F64 = torch.float64
@@ -32,7 +35,19 @@ REFLECTORS = 8  # of one block: measured best for updates by one to a few column
 MANY_REFLECTORS = 32  # from MANY columns on, where the products inside fill the processor
 MANY = 16
 FEW = 5  # columns up to which rotations, one column after the other, are quicker than reflections
+_lapack = True  # whether SciPy's routines are used
 STRIP = 256  # rows that are moved at once: what lies above the diagonal is not touched
+
+
+@contextlib.contextmanager
+def using_routines(compiled: Rotations, *, lapack: bool = True) -> Iterator[None]:
+    """Inside, updates take those rotations, and LAPACK's routines or torch alone; not for several threads."""
+    global rotations, _lapack
+    before, rotations, _lapack = (rotations, _lapack), compiled, lapack
+    try:
+        yield
+    finally:
+        rotations, _lapack = before
 
 
 def made_ready(*, removals: bool) -> None:
@@ -187,7 +202,7 @@ def _routine(name: str, *tensors: Tensor) -> Any:
     prefix = PREFIX.get(tensors[0].dtype)
     if prefix is None or any(t.device.type != "cpu" or t.dtype != tensors[0].dtype for t in tensors):
         return None
-    return _routines().get(prefix + name)
+    return _routines().get(prefix + name) if _lapack else None
 
 
 _at = ctypes.addressof
