@@ -131,7 +131,7 @@ def test_two_decimal_marks_are_refused(tmp_path):
 
 def test_delimiter_can_be_stated(tmp_path):
     assert rows_of(read(tmp_path, "1 2\n3 4\n", delimiter=" ")) == [[1.0, 2.0], [3.0, 4.0]]
-    for wrong in ("", ",,", '"', "\n"):
+    for wrong in ("", ",,", '"', "\n", "§"):
         with pytest.raises(DomainError, match="`delimiter`"):
             read(tmp_path, "1,2\n", delimiter=wrong)
     with pytest.raises(DomainError, match="`decimal`"):
@@ -149,6 +149,21 @@ def test_line_ends_byte_order_mark_blank_lines_and_spaces(tmp_path, end, mark):
     assert table.names == ("a", "b")
     assert rows_of(table) == [[1.0, 2.0], [3.0, 4.0]]
     assert table.where(1) == "row 2"  # not every line is a row
+
+
+@pytest.mark.parametrize("above", ["", ",\n", "\n,\n , \n"])
+def test_rows_of_empty_cells_above_the_header_are_skipped(tmp_path, above):
+    table = read(tmp_path, f"{above}a,b\n1,2\n,\n3,4\n")
+    assert table.names == ("a", "b")
+    assert [column.kind for column in table.columns] == ["number", "number"]
+    np.testing.assert_array_equal(table.columns[0].values, [1, np.nan, 3])
+    if "\n\n" not in "\n" + above:
+        assert table.where(0) == f"row 1 (line {2 + above.count(chr(10))})"
+
+
+def test_a_cell_longer_than_the_sampler_reads(tmp_path):
+    table = read(tmp_path, f"a,b\n{'x' * 200_000},1\ny,2\n")
+    assert [column.kind for column in table.columns] == ["category", "number"]
 
 
 def test_quoted_cells_with_line_ends_delimiters_and_quotes(tmp_path):
@@ -204,9 +219,12 @@ def test_choice_of_columns(tmp_path):
         (b"\xef\xbb\xbf", ShapeError, "only blanks"),
         (b"a,b\n1,2\n3\n4,5\n", ShapeError, "2 cells like the first, got 1 in row 3 of the file"),
         (b"a,b\n1,2\n3,4,5\n", ShapeError, "2 cells like the first, got 3 in row 3 of the file"),
-        (b'a,b\n1,"x\n2,y\n', DomainError, "never closed"),
-        (b'a,b\n1,"x', DomainError, "never closed"),
-        (b'a,b\n"1,x\n2,y\n', ShapeError, "got 1 in row 2"),
+        (b'a,b\n1,"x\n2,y\n', DomainError, "unexpected end of data.*line 2"),
+        (b'a,b\n1,"x', DomainError, "unexpected end of data.*line 2"),
+        (b'a,b\n"1,x\n2,y\n', DomainError, "unexpected end of data.*line 2"),
+        (b'a,b\n1,"x\n2,"y"\n3,z\n', DomainError, "expected after.*line 2"),
+        (b'a,b\n0,w\n1,"x\n2,"y\n3,z\n', DomainError, "expected after.*line 3"),
+        (b",,\n,,\n", ShapeError, "only empty cells"),
         (b'a,b\n1, "x"\n', DomainError, "a space before a quote in column 2"),
         (b"a,b\n1,x\n2,\xe9\n", DomainError, r"byte 0xe9 at line 3 \(byte 10"),
         (b"\xef\xbb\xbfa,b\n1,\xe9\n", DomainError, r"byte 0xe9 at line 2 \(byte 9"),

@@ -2,9 +2,11 @@
 
 pyarrow reads the cells. The first thousand records, cut by the standard library, decide the delimiter (comma,
 semicolon, tab or bar) and whether the first row is a header; all cells decide whether numbers have a decimal comma.
-What was decided is said in the notes. Blank lines are skipped; a ragged line is an error.
+What was decided is said in the notes. Blank lines are skipped, as are rows of empty cells above a header; a ragged line
+is an error.
 """
 
+import contextlib
 import csv
 import io
 from collections import Counter
@@ -49,10 +51,12 @@ def parse_delimited(
     text = text if text.endswith(("\n", "\r")) else text + "\n"
     if delimiter is None:
         delimiter = _sniffed_delimiter(text, notes)
+    _check_quotes(text, path, delimiter)
     sample = _sample(text, delimiter)
     if not sample:
         raise ShapeError(
-            f"{quoted(path)} must have at least one row, got only blank lines; check that it is the file you meant."
+            f"{quoted(path)} must have at least one row, got only empty cells, or a first cell of more than "
+            f"{csv.field_size_limit()} characters; check that it is the file you meant."
         )
     if header is None:
         header = _has_header(pyarrow, sample, notes)
@@ -67,14 +71,14 @@ def parse_delimited(
     else:
         notes.append(f"no header row: the columns are named column_1 to column_{width}.")
     cells = _cells(pyarrow, text, path, delimiter, width)
-    rows = len(cells[0]) - header
+    above = _rows_above_data(cells) if header else 0
+    rows = len(cells[0]) - above
     if rows == 0:
         raise ShapeError(
             f"{quoted(path)} must have at least one row of data, got a header row alone ({listed(names)}); "
             "add rows, or read it with header=False if that row is data."
         )
-    if header:
-        cells = [column.slice(1) for column in cells]
+    cells = [column.slice(above) for column in cells]
     columns = [column_from_text(pyarrow, name, data) for name, data in zip(names, cells, strict=True)]
     if _decimal_comma(pyarrow, columns, cells, delimiter, decimal, path, notes):
         columns = [
@@ -82,8 +86,8 @@ def parse_delimited(
             for column, data in zip(columns, cells, strict=True)
         ]
     _note_row_index(columns, sample[0] if header else [], notes)
-    a_line_each = (text.count("\n") or text.count("\r")) == rows + header
-    return Table(path, tuple(columns), rows, header, 1 + header if a_line_each else None, tuple(notes))
+    a_line_each = (text.count("\n") or text.count("\r")) == rows + above
+    return Table(path, tuple(columns), rows, header, 1 + above if a_line_each else None, tuple(notes))
 
 
 def _cells(pyarrow: Any, text: str, path: str, delimiter: str, width: int) -> list[Any]:
@@ -123,31 +127,57 @@ def _cells(pyarrow: Any, text: str, path: str, delimiter: str, width: int) -> li
             "delimiter."
         ) from None
     if '"' in text:
-        _check_quotes(pyarrow, table.columns, text, path)
+        _check_spaces(pyarrow, table.columns, path)
     return list(table.columns)
 
 
-def _check_quotes(pyarrow: Any, columns: Sequence[Any], text: str, path: str) -> None:
-    """Raises: DomainError for a quote left open to the end of the file, or after a space at the beginning of a cell."""
+def _rows_above_data(cells: Sequence[Any]) -> int:
+    """The header and the rows of empty cells before it."""
+    rows = len(cells[0])
+    first = next((row for row in range(rows) if any(column[row].as_py().strip() for column in cells)), 0)
+    return first + 1
+
+
+def _check_quotes(text: str, path: str, delimiter: str) -> None:
+    """Raises: DomainError for a quote that is left open, or followed by more than the delimiter.
+
+    pyarrow would join the records between two such quotes into one cell and say nothing.
+    """
+    last = text.rfind('"')
+    if last < 0:
+        return
+    end = text.find("\n", last) + 1 or len(text)  # below, there is nothing to check
+    reader = csv.reader(io.StringIO(text[:end], newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for _ in reader:
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DomainError(
+            f"{quoted(path)} must be delimited text with quotes around whole cells, got {str(error)!r} in the record "
+            f"that begins at line {line}; close every quote and double those inside a quoted cell."
+        ) from None
+
+
+def _check_spaces(pyarrow: Any, columns: Sequence[Any], path: str) -> None:
+    """Raises: DomainError for a quote after a space at the beginning of a cell, which quotes nothing."""
     compute = pyarrow.compute
-    last = columns[-1][-1].as_py() if len(columns[-1]) else ""
-    fault = "a quote that is never closed; close it"
-    # A closed quote would stand before the end of the line.
-    if not (last and text.endswith('"' + last.replace('"', '""'))):
-        spaced = [compute.any(compute.match_substring_regex(c, r'^\s+"'), min_count=0).as_py() for c in columns]
-        if not any(spaced):
-            return
-        fault = f"a space before a quote in column {spaced.index(True) + 1}; remove it"
-    raise DomainError(f"{quoted(path)} must be delimited text with quotes around whole cells, got {fault}.")
+    spaced = [compute.any(compute.match_substring_regex(c, r'^\s+"'), min_count=0).as_py() for c in columns]
+    if any(spaced):
+        raise DomainError(
+            f"{quoted(path)} must be delimited text with quotes around whole cells, got a space before a quote in "
+            f"column {spaced.index(True) + 1}; remove it."
+        )
 
 
 def _sample(text: str, delimiter: str) -> list[list[str]]:
     """The first records that are not blank."""
     reader = csv.reader(io.StringIO(text[:_SAMPLE_CHARACTERS], newline=""), delimiter=delimiter)
-    try:
-        return list(islice((record for record in reader if any(cell.strip() for cell in record)), _SAMPLE_RECORDS))
-    except csv.Error:  # a cell of more than 131 072 characters
-        return []
+    sample: list[list[str]] = []
+    with contextlib.suppress(csv.Error):  # a cell of more than 131 072 characters ends the sample
+        for record in islice((record for record in reader if any(cell.strip() for cell in record)), _SAMPLE_RECORDS):
+            sample.append(record)  # noqa: PERF402
+    return sample
 
 
 def _sniffed_delimiter(text: str, notes: list[str]) -> str:

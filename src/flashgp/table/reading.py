@@ -34,7 +34,7 @@ def read_table(
     Args:
         path: the file; its first bytes, not its name, tell the format.
         header: True or False states whether the first row of text names the columns; None decides and says so.
-        delimiter: one character; None decides among comma, semicolon, tab and bar.
+        delimiter: one ASCII character; None decides among comma, semicolon, tab and bar.
         decimal: "." or ","; None decides, a decimal comma only where it cannot be anything else.
 
     Returns:
@@ -53,9 +53,9 @@ def read_table(
         [('city', 'category'), ('price', 'number')]
     """
     name = os.fspath(path)
-    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
         raise DomainError(
-            f"`delimiter` must be one character other than a quote or a line end, got {delimiter!r}; try ','."
+            f"`delimiter` must be one ASCII character other than a quote or a line end, got {delimiter!r}; try ','."
         )
     if decimal not in (None, ".", ",") or (decimal == "," and delimiter == ","):
         raise DomainError(
