@@ -1,4 +1,4 @@
-"""A rank-one update of a triangle by Givens rotations, as compiled loops. Imported only with numba.
+"""A rank-one update of a triangle by Givens rotations, as compiled loops. `rotations.py` imports a copy of this text.
 
     [L V] G = [L' 0],   G a product of rotations of column j with V, j = 1, 2, ...                   (M-112)
 
@@ -60,8 +60,5 @@ def _update(source: Any, out: Any, v: Any, below: Any, w: Any, c: Any, s: Any) -
 
 
 def compiled_update() -> Any:
-    """`_update` as machine code, from numba's cache where it has a place for one."""
-    try:
-        return njit(SIGNATURE, cache=True, **OPTIONS)(_update)
-    except RuntimeError:  # no directory for a cache
-        return njit(SIGNATURE, **OPTIONS)(_update)
+    """`_update` as machine code, which numba keeps beside this text's copy in the cache of generated code."""
+    return njit(SIGNATURE, cache=True, **OPTIONS)(_update)

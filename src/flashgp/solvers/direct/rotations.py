@@ -7,6 +7,7 @@ for the compiler. The thread starts once LAPACK has cost LOST_SECONDS more. Deci
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flashgp.foundations.lazy_import import no_forks
@@ -21,9 +22,12 @@ log = logging.getLogger("flashgp.online")
 
 def _load() -> Update:
     """Raises: ImportError without numba."""
-    from flashgp.solvers.direct.rotation_loops import compiled_update
+    from flashgp.pairwise.cpu import identity
+    from flashgp.pairwise.program.source_cache import import_generated
 
-    loops: Update = compiled_update()
+    # Imported from the owner-only cache directory: numba keeps what it compiled beside the file, not in the package.
+    source = Path(__file__).with_name("rotation_loops.py").read_text(encoding="utf-8")
+    loops: Update = import_generated(source, identity.of_this_library()).compiled_update()
     return loops
 
 
