@@ -223,3 +223,22 @@ def test_a_prediction_asks_any_predictor(likelihood: Likelihood) -> None:
     if isinstance(likelihood, Gaussian):
         normal = torch.distributions.MultivariateNormal(found.mean, found.covariance(observed=True))
         close(found.joint_log_prob(torch.ones(2, dtype=F64)), normal.log_prob(torch.ones(2, dtype=F64)))
+
+
+class Model(fgp.GP):
+    """A user's model, whose constructor takes other arguments than that of GP."""
+
+    def __init__(self, lengthscale: float) -> None:
+        super().__init__(fgp.kernels.RBF(lengthscale), likelihood=Gaussian(0.1))
+        self.author = "a user"
+
+
+def test_a_subclass_of_gp_keeps_its_type_with_rows_of_its_own() -> None:
+    x, y = table()
+    repeated = torch.cat([x, x[:5]]), torch.cat([y, y[:5] + 0.1])
+    fitted = fgp.fit(Model(0.5), *repeated, starts=1, max_iterations=2).gp
+    assert isinstance(fitted, Model)
+    assert fitted.author == "a user"
+    longer = Model(0.5).condition(x, y).append(x[:1] + 0.5, y[:1], row_weight=torch.tensor([2.0]))
+    assert isinstance(longer.gp, Model)
+    assert not longer.gp.likelihood.rows_alike

@@ -102,8 +102,8 @@ class Prior(nn.Module):
 
     def with_likelihood(self, likelihood: Likelihood) -> Self:
         """The same covariance function and mean, whose parameters are shared, with another likelihood."""
-        prior = type(self)(self.kernel, self.mean, likelihood, self.outputs)
-        prior._held_names = self._held_names
+        prior = copy.copy(self)  # not by its class, which may be a user's with a constructor of its own
+        prior._modules = {**self._modules, "likelihood": likelihood}
         return prior
 
     # -- what inference computes with -----------------------------------------------------------------------------
