@@ -242,3 +242,18 @@ def test_a_subclass_of_gp_keeps_its_type_with_rows_of_its_own() -> None:
     longer = Model(0.5).condition(x, y).append(x[:1] + 0.5, y[:1], row_weight=torch.tensor([2.0]))
     assert isinstance(longer.gp, Model)
     assert not longer.gp.likelihood.rows_alike
+
+
+class Noisy(Multiplicative):
+    """The same for its logarithm: new observations have noise added to f, but the sites are not y."""
+
+    def additive_noise(self, device: torch.device) -> Tensor:
+        return self.noise_variance.value.to(device)
+
+
+def test_one_row_more_is_conditioned_on_its_site() -> None:
+    x, y = table()
+    gp = prior(Noisy())
+    close(
+        gp.condition(x[:-1], y[:-1]).append(x[-1:], y[-1:]).predict(x[:4]).mean, gp.condition(x, y).predict(x[:4]).mean
+    )

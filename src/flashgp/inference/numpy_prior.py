@@ -44,9 +44,10 @@ class NumpyPrior:
 
         Args: prior, whose parameters nothing changes any more; theta, the kernel's; x (n, d), some points.
         """
-        noise = prior.likelihood.additive_noise(x.device) if prior.likelihood.rows_alike else None
-        if noise is None:
+        linear = prior.likelihood.linear_noise()  # None where the sites of a row are not its observation
+        if linear is None or linear.scale is not None or linear.offset is not None or not prior.likelihood.rows_alike:
             return None
+        noise = torch.zeros((), dtype=torch.float64) if linear.parameter is None else linear.parameter.value
         if x.dim() != 2 or x.device.type != "cpu" or type(prior.mean) not in (Zero, Constant):
             return None
         parameters = [p for _, p in named_parameter_objects(prior)]
