@@ -152,6 +152,11 @@ def test_a_kept_profile_is_found_by_other_processes(folder: Path, monkeypatch: p
     forget_profiles()  # as another process
     assert quiet() == own()
     assert [p.suffix for p in folder.iterdir()] == [".json"]
+    profile_path().unlink()
+    assert quiet() == own(), "read once"
+    forget_profiles()
+    assert quiet() is BUILT_IN
+    keep_profile(own())
     monkeypatch.setenv(CHOICE, "built-in")
     assert quiet() is BUILT_IN
 
