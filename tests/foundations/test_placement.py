@@ -259,6 +259,28 @@ def test_another_thread_is_refused_meanwhile() -> None:
         assert "active in another thread (1 thread)" in elsewhere(other)
 
 
+def test_of_threads_that_come_at_once_one_enters() -> None:
+    begin, leave, entered = threading.Barrier(4), threading.Event(), []
+
+    def come() -> None:
+        begin.wait()
+        try:
+            with fgp.runtime(threads=1):
+                entered.append(True)
+                leave.wait(60.0)
+        except DomainError:
+            entered.append(False)
+        if entered.count(False) == 3:
+            leave.set()
+
+    threads = [threading.Thread(target=come) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(entered) == [False, False, False, True]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_keeps_the_cores_and_may_have_a_runtime_of_its_own(source_environment: dict[str, str]) -> None:
     code = f"""

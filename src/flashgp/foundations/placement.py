@@ -20,7 +20,7 @@ import torch
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.lazy_import import lazy_import
+from flashgp.foundations.lazy_import import lazy_import, no_forks
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
 from flashgp.foundations.quantities import counted
 
@@ -74,17 +74,18 @@ def runtime(
     """
     placement = _checked(threads, cores, numa_node)
     here = os.getpid(), threading.get_ident()
-    if _active and _active[-1][1] == here[0] and _active[-1][2] != here[1]:
-        raise DomainError(
-            f"`runtime` is active in another thread ({_active[-1][0]}) and holds for the whole process; enter it once, "
-            "around both, or use a process for each"
-        )
     lazy_import("scipy.linalg")
-    from threadpoolctl import ThreadpoolController
+    with no_forks():  # of two threads that come at once the second one is refused
+        if _active and _active[-1][1] == here[0] and _active[-1][2] != here[1]:
+            raise DomainError(
+                f"`runtime` is active in another thread ({_active[-1][0]}) and holds for the whole process; enter it "
+                "once, around both, or use a process for each"
+            )
+        from threadpoolctl import ThreadpoolController
 
-    blas = [(one, one.get_num_threads()) for one in ThreadpoolController().select(user_api="blas").lib_controllers]
-    before, masks = torch.get_num_threads(), dict[int, set[int]]()
-    _active.append((placement, *here))
+        blas = [(one, one.get_num_threads()) for one in ThreadpoolController().select(user_api="blas").lib_controllers]
+        before, masks = torch.get_num_threads(), dict[int, set[int]]()
+        _active.append((placement, *here))
     try:
         if placement.cores is not None:
             _place_all(set(placement.cores), masks)
@@ -94,12 +95,14 @@ def runtime(
             library.set_num_threads(placement.threads if threads else min(count, placement.threads))
         yield placement
     finally:
-        _active.pop()
-        for library, count in blas:
-            library.set_num_threads(count)
-        if placement.threads != before:
-            torch.set_num_threads(before)
-        _restore(masks, set(placement.cores or ()))
+        try:
+            for library, count in blas:
+                library.set_num_threads(count)
+            if placement.threads != before:
+                torch.set_num_threads(before)
+            _restore(masks, set(placement.cores or ()))
+        finally:
+            _active.pop()  # last: until then no other thread may come in
 
 
 def active_placement() -> Placement | None:
