@@ -13,8 +13,6 @@ from flashgp.standardise import Scaling
 
 __all__ = ["Scores"]
 
-_LEVEL = 0.95
-
 
 @dataclass(frozen=True)
 class Scores:

@@ -117,10 +117,6 @@ class Compared(Preconditioner):
     def half_solve_transposed(self, v: Tensor) -> Tensor:
         return self.first.half_solve_transposed(v)
 
-    @property
-    def bounding(self) -> Preconditioner:
-        return self.first
-
     def comparison(self) -> "ComparisonRun":
         return ComparisonRun(self.candidate)
 

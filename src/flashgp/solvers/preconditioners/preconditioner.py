@@ -44,11 +44,6 @@ class Preconditioner(ABC):
         """P^-1 v for v (n, t), float64."""
         return self.half_solve_transposed(self.half_solve(v))
 
-    @property
-    def bounding(self) -> "Preconditioner":
-        """The one that bounds errors, where several take turns."""
-        return self
-
     def comparison(self) -> "Comparison":
         """Of one solve with this one."""
         return Comparison()
