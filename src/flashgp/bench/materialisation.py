@@ -48,7 +48,7 @@ def read(answer: Mapping[Path, torch.Tensor]) -> Reading:
     began = time.perf_counter()
     tensors = {path: _copy(tensor) for path, tensor in answer.items()}
     first = time.perf_counter() - began
-    # Not the answer once more: a lazy device may compute it anew for every reading.
+    # Not the answer once more: a lazy device may compute it again for every reading.
     existing = [tensors[path].to(tensor.device) for path, tensor in answer.items()]
     synchronise()
     began = time.perf_counter()

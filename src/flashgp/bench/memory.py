@@ -108,7 +108,7 @@ def measure_peak_bytes(
     Returns: bytes; the result of `function` counts, since it is alive at the end.
     Raises: DomainError if `function` cannot be sent to a fresh process; FlashGPError if it fails there, with its
         traceback, or if the child was killed (out of memory) or ran too long. Errors in this process are passed on.
-    Cost: a fresh process imports torch anew, some seconds.
+    Cost: a fresh process imports torch again, some seconds.
 
     Example:
         >>> from functools import partial

@@ -130,7 +130,7 @@ class InputSource:
 
     def _vary(self, leaf: _Leaf, index: int, level: int) -> torch.Tensor:
         shape = leaf.base.shape[:-1] if leaf.symmetric else leaf.base.shape
-        # The direction is drawn anew from its own seed: keeping it would cost another copy of the input.
+        # The direction is drawn again from its own seed: keeping it would cost another copy of the input.
         direction_generator = torch.Generator().manual_seed(self._seed + 7919 * (index + 1))
         direction = 2.0 * torch.rand(shape, generator=direction_generator, dtype=torch.float64) - 1.0
         direction = direction.sign() * (0.5 + 0.5 * direction.abs())

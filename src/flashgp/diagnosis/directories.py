@@ -76,7 +76,7 @@ def cache_findings() -> Iterator[Finding]:
     try:
         path = wanted_directory()
     except OSError as error:
-        text = f"compiled code cannot be kept ({error}): every process compiles anew"
+        text = f"compiled code cannot be kept ({error}): every process compiles again"
         yield Finding("cache", text, "warning", advice, {"writable": False})
         return
     exists = os.path.exists(path)
@@ -85,12 +85,12 @@ def cache_findings() -> Iterator[Finding]:
         if os.path.lexists(path):
             refuse_foreign(path)
     except OSError as error:
-        text = f"{path} is not used: {error}; every process compiles anew"
+        text = f"{path} is not used: {error}; every process compiles again"
         yield Finding("cache", text, "warning", advice, {**values, "owner_only": False})
         return
     problem = _unwritable(path)
     if problem:
-        text = f"{path} cannot be written to: {problem}; every process compiles anew"
+        text = f"{path} cannot be written to: {problem}; every process compiles again"
         yield Finding("cache", text, "warning", advice, {**values, "writable": False})
         return
     if not exists:

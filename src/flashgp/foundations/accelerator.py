@@ -1,7 +1,7 @@
 """Whether there is an accelerator: asked of the system once per process, since asking takes longer than small work.
 
 A device that stops answering is given up for the rest of the process. A forked child cannot use the one its parent
-used (CUDA's rule), and asks anew.
+used (CUDA's rule), and asks again.
 """
 
 import contextlib

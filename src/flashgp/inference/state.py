@@ -270,7 +270,7 @@ class State:
 
 
 def continued(made: State, online: UpdateState) -> State:
-    """A state that was conditioned anew, as the continuation of one that has been updated; the report says so."""
+    """A newly conditioned state, as the continuation of one that has been updated; the report says so."""
     online = replace(online, turn=0, usual_iterations=None, last=())
     made.report.events.append(online.event)
     return replace(made, online=online)

@@ -1,7 +1,7 @@
 """Plans of products: which way to compute K V, or K_sx V for a prediction, without a matrix that was not announced.
 
 Three routes: "dense" stores the block and multiplies by it; "stored" keeps float32 tiles, half of them where K is
-symmetric; "recomputed" evaluates every tile anew in each product and holds one at a time, on one of the engines in
+symmetric; "recomputed" evaluates every tile again in each product and holds one at a time, on one of the engines in
 planner/engines.py. A missing package costs seconds, which the plan names; the memory class stays what it is.
 """
 
@@ -90,7 +90,7 @@ class ProductPlan:
     alternatives: tuple[Alternative, ...] = ()
 
     def __post_init__(self) -> None:
-        # At hand as an attribute: torch.compile takes an attribute as a constant, and compiles anew for another plan.
+        # At hand as an attribute: torch.compile takes an attribute as a constant, and recompiles for another plan.
         object.__setattr__(self, "text", plan_json(self))
 
     if TYPE_CHECKING:

@@ -67,7 +67,7 @@ class GPyTorchModel:
 
 
 def _from_nothing(k: Callable[[Tensor, Tensor, float], Tensor], x: Tensor, y: Tensor) -> Callable[..., Answer]:
-    """Plain torch has nothing to update: the factor of all rows, anew."""
+    """Plain torch has nothing to update: the factor of all rows again."""
 
     def step(x_new: Tensor, y_new: Tensor, point: Tensor) -> Answer:
         rows, targets = torch.cat([x.to(x_new), x_new]), torch.cat([y.to(y_new), y_new])

@@ -1,7 +1,7 @@
 """Hyperparameters of a posterior that learns online: a few steps of the log joint from where they are.
 
 The rows of the posterior, which in a stream are those of its window, are all that the steps see. Gradients are exact:
-estimated ones are for searches that begin far away. The factor is made anew for the values found.
+estimated ones are for searches that begin far away. The values found get a new factor.
 """
 
 from collections.abc import Callable

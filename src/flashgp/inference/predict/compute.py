@@ -102,7 +102,7 @@ class PredictOptions:
 
 
 class ExactPredictor(Predictor):
-    """What a state says of points. Made anew for every prediction: it keeps what mean and variance share."""
+    """What a state says of points. A new one for every prediction: it keeps what mean and variance share."""
 
     def __init__(self, state: State, options: PredictOptions) -> None:
         self._state, self._options = state, options

@@ -270,7 +270,7 @@ class EstimatedLogJoint(LogJoint):
         if is_deterministic():
             return
         self._vecchia = outcome
-        # Making it anew for every gradient has to pay: few iterations may be left of solves that start warm.
+        # Making it again for every gradient has to pay: few iterations may be left of solves that start warm.
         saved = iterations * (self._gain - 1.0) if iterations else 0.0
         if began_with and outcome == "kept" and saved < making_passes(self.rows, self._limits.solving.comparison):
             self._vecchia = "untried"

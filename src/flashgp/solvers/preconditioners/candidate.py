@@ -193,7 +193,7 @@ class ComparisonRun(Comparison):
         self.due = self.running = False
 
     def begin(self, solve: SolveState, dtype: torch.dtype) -> None:
-        """It begins, or begins anew with sharper products. Args: dtype, to go back to."""
+        """It begins, or begins again with float64 products. Args: dtype, to go back to."""
         self.running, self.columns, self.dtype = True, solve.columns, dtype
         self._before, self._size, self._began = solve.relative[solve.columns].clone(), solve.size(), solve.iterations
 
