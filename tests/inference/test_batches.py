@@ -139,3 +139,13 @@ def test_a_member_that_cannot_be_repaired_is_named() -> None:
         warnings.simplefilter("error")
         found = noise_free().condition(x, y, jitter=1e-6)  # asked for: no warning, but in the report
     assert found.report.jitter == pytest.approx([1e-6] * 3)
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (3, 5, 2), (4, 3, 5, 2)])
+def test_log_prob_of_outputs_in_a_batch(shape: tuple[int, ...]) -> None:
+    x, y = data(9)
+    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE), outputs=2)
+    found = gp.condition(x, torch.stack([y, -y], dim=-1)).predict(x[:5] + 0.1)
+    new = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+    wanted = torch.distributions.Normal(found.mean, found.observation_variance.sqrt()).log_prob(new)
+    assert relative(found.log_prob(new), wanted) < 1e-12

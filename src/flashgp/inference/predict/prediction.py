@@ -105,8 +105,11 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Float[Tensor, "*shape"]:
         """log density of each new observation on its own, nats, y's shape, eq. (M-43)."""
         y = check_targets(y, "y", self._x, self._outputs).double()
-        y = y if self._outputs is None else y.movedim(-1, 0)
-        return self._of_observations(self._observations().log_prob(y))
+        if self._outputs is None:
+            return self._of_observations(self._observations().log_prob(y))
+        dims = max(y.dim(), self.mean.dim())
+        y = y[(None,) * (dims - y.dim())].movedim(-1, 0)
+        return self._of_observations(self._observations(dims).log_prob(y))
 
     @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
     def joint_log_prob(self, y: Tensor) -> Float64[Tensor, "*batch"]:
@@ -162,11 +165,12 @@ class Prediction:
         """Values (*batch, n_test, outputs or 1) the way the user wants them."""
         return (values if self._outputs is not None else values.squeeze(-1)).to(self._x.dtype)
 
-    def _observations(self) -> PredictiveDistribution:
-        """New observations, (*batch, n_test), with outputs (outputs, *batch, n_test)."""
+    def _observations(self, dims: int = 0) -> PredictiveDistribution:
+        """New observations, (*batch, n_test), with outputs (outputs, *batch, n_test) of so many dimensions at least."""
         mean, variance = self.mean.double(), self.variance.double()
         if self._outputs is not None:
-            mean, variance = mean.movedim(-1, 0), variance.movedim(-1, 0)
+            more = (None,) * (dims - mean.dim())
+            mean, variance = mean[more].movedim(-1, 0), variance[more].movedim(-1, 0)
         return self._likelihood.predictive(mean, variance)
 
     def _of_observations(self, values: Tensor) -> Tensor:
