@@ -1,13 +1,13 @@
 """The headline figures of two checkouts, in turns on one machine: what a change of the code costs or brings.
 
-    python benchmark/headline.py --against ../before/src             # this checkout beside another one's src
-    python benchmark/headline.py --against ../before/src --only fit  # the rows whose name contains this text; no record
-    python benchmark/headline.py --long ...                          # whole fits of published sets too, minutes each
+    python benchmark/before_after.py --against ../before/src             # this checkout beside another one's src
+    python benchmark/before_after.py --against ../before/src --only fit  # rows whose name contains this; no record
+    python benchmark/before_after.py --against ../before/src --long      # whole fits of published sets too
 
 Every row runs in a process of its own and uses public names only, so that the same text runs on both. Processes take
 turns, A B B A ..., and a row's seconds are the smallest of its turns: other work on the machine only ever adds time.
 Beside the seconds stand the process's peak memory and a number that says how right the answer is: its error against a
-float64 reference, or what was reached (nats a row, root mean squared error). The table goes to records/headline.json.
+float64 reference, or what was reached (nats a row, root mean squared error). The record is before_after.json.
 """
 
 import argparse
@@ -27,9 +27,22 @@ from typing import Any
 import numpy
 import torch
 
+from flashgp.bench import read_record, write_record
+
 HERE = Path(__file__).resolve()
-RECORD = HERE.parent / "records" / "headline.json"
+RECORD = HERE.parent / "records" / "before_after.json"
 TABLES = HERE.parents[2] / "shared" / "data" / "uci"
+COLUMNS = [
+    {"key": "work", "title": "work"},
+    {"key": "before_seconds", "title": "before"},
+    {"key": "after_seconds", "title": "after"},
+    {"key": "ratio", "title": "after / before", "format": "fixed2"},
+    {"key": "before_peak_bytes", "title": "memory before"},
+    {"key": "after_peak_bytes", "title": "after"},
+    {"key": "measure", "title": "answer", "format": "text"},
+    {"key": "before_answer", "title": "before", "format": "text"},
+    {"key": "after_answer", "title": "after", "format": "text"},
+]
 Row = Callable[[], tuple[float, float]]  # seconds, and how right the answer is
 ROWS: dict[str, tuple[Row, str]] = {}
 LONG: set[str] = set()
@@ -229,12 +242,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.against is not None:
         sources = {"before": options.against.resolve(), **sources}
     names = [n for n in ROWS if options.only in n and (options.long or n not in LONG)]
-    found = {name: _in_turns(name, sources, 1 if name in LONG else options.turns) for name in names}
+    found = [_in_turns(name, sources, 1 if name in LONG else options.turns) for name in names]
     if not options.only:
-        RECORD.parent.mkdir(exist_ok=True)
-        kept = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else {}
-        record = {"machine": _machine(), "torch": torch.__version__, "rows": {**kept, **found}}
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        kept = {row["work"]: row for row in read_record(RECORD)["rows"]} if RECORD.exists() else {}
+        kept.update((row["work"], row) for row in found)
+        rows = [kept[name] for name in ROWS if name in kept]
+        write_record(RECORD, {"title": "Before and after", "columns": COLUMNS, "rows": rows})
     return 0
 
 
@@ -249,23 +262,15 @@ def _in_turns(name: str, sources: dict[str, Path], turns: int) -> dict[str, Any]
                 raise SystemExit(f"{name} of {which} failed:\n{run.stderr[-2000:]}")
             runs[which].append(json.loads(run.stdout.strip().splitlines()[-1]))
     best = {which: min(many, key=lambda run: run["seconds"]) for which, many in runs.items()}
-    outcome: dict[str, Any] = {"measure": ROWS[name][1], **best}
-    text = "   ".join(
-        f"{which} {run['seconds']:.4g} s, {run['peak_bytes'] / 2**20:,.0f} MiB, {run['measured']:.6g}"
-        for which, run in best.items()
-    )
+    outcome: dict[str, Any] = {"work": name, "measure": ROWS[name][1]}
+    for which, run in best.items():
+        outcome |= {f"{which}_seconds": run["seconds"], f"{which}_peak_bytes": run["peak_bytes"]}
+        outcome[f"{which}_answer"] = f"{run['measured']:.4g}"
     if len(best) == 2:
         outcome["ratio"] = best["after"]["seconds"] / best["before"]["seconds"]
-        text += f"   ratio {outcome['ratio']:.2f}"
-    print(f"{name}: {text} ({ROWS[name][1]})", flush=True)
+    print("   ".join(f"{key} {value:.6g}" if isinstance(value, float) else str(value)
+                     for key, value in outcome.items()), flush=True)  # fmt: skip
     return outcome
-
-
-def _machine() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return f"{line.split(':')[1].strip()}, {os.cpu_count()} cores"
-    return f"{os.cpu_count()} cores"
 
 
 if __name__ == "__main__":
