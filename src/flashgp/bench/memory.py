@@ -112,8 +112,8 @@ def measure_peak_bytes(
 
     Example:
         >>> from functools import partial
-        >>> peak = fgp.bench.measure_peak_bytes(partial(torch.ones, 2**20), fresh_process=False)
-        >>> peak >= 2**20
+        >>> peak = fgp.bench.measure_peak_bytes(partial(torch.ones, 2**24), fresh_process=False)
+        >>> peak >= 2**24
         True
     """
     if not fresh_process:
