@@ -562,3 +562,14 @@ def test_files_of_older_formats_are_read(tmp_path: Path, version: str) -> None:
     loaded = fgp.load(path)
     assert_same(posterior, loaded, points(5, seed=2))
     assert (loaded.plan.training, loaded.plan.rank) == ("exact", 0)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="an open file has no name here")
+def test_a_file_that_is_replaced_while_it_is_read_stays_what_it_was(tmp_path: Path) -> None:
+    path, x = tmp_path / "model.safetensors", torch.rand(5, 1, dtype=torch.float64)
+    gp = fgp.GP(fgp.kernels.RBF())
+    fgp.save(gp.condition(x, x[:, 0]), path)
+    with container.open_container(str(path)) as opened:
+        fgp.save(gp.condition(x + 1.0, x[:, 0]), path)
+        assert torch.equal(opened.tensor("x"), x)
+    assert torch.equal(fgp.load(path).x, x + 1.0)

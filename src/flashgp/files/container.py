@@ -248,30 +248,36 @@ def open_container(path: str) -> Iterator[Container]:
 
     Raises: ModelFileError for a file that cannot be read or is not one of ours.
     """
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever, a device never end
-            raise OSError("it is a folder" if os.path.isdir(path) else "it is not a regular file")
-        with open(path, "rb") as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever, a device never end
+                raise OSError("it is a folder" if os.path.isdir(path) else "it is not a regular file")
+            file = stack.enter_context(open(path, "rb"))
             start = file.read(8)
             size, length = os.fstat(file.fileno()).st_size, int.from_bytes(start, "little")
             sized = len(start) == 8 and 2 <= length <= min(MAX_HEADER_BYTES, size - 8)
             text = file.read(length) if sized else b""
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ModelFileError(f"`path` must be a file that can be read, got {path!r} ({reason}); check it") from error
-    try:
-        if not sized:
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            reason = getattr(error, "strerror", None) or str(error)
             raise ModelFileError(
-                f"the file must begin with the length of a header that it holds, at most {MAX_HEADER_BYTES:,} bytes, "
-                f"got {start!r} ({size:,} bytes in all); it is truncated or another kind of file, save the model again"
-            )
-        yield _container(path, parse_json(text, "header"))
-    except ModelFileError as error:
-        raise ModelFileError(f"{path!r} is refused: {error}") from error
-    except RecursionError:
-        raise ModelFileError(
-            f"{path!r} is refused: its description is nested too deeply; save the model again"
-        ) from None
+                f"`path` must be a file that can be read, got {path!r} ({reason}); check it"
+            ) from error
+        # The library opens files by name: that of the open one, on Linux, since `save` may replace what `path` names.
+        opened = f"/proc/self/fd/{file.fileno()}"
+        try:
+            if not sized:
+                raise ModelFileError(
+                    "the file must begin with the length of a header that it holds, at most "
+                    f"{MAX_HEADER_BYTES:,} bytes, got {start!r} ({size:,} bytes in all); it is truncated or another "
+                    "kind of file, save the model again"
+                )
+            yield _container(opened if os.path.exists(opened) else path, parse_json(text, "header"))
+        except ModelFileError as error:
+            raise ModelFileError(f"{path!r} is refused: {error}") from error
+        except RecursionError:
+            raise ModelFileError(
+                f"{path!r} is refused: its description is nested too deeply; save the model again"
+            ) from None
 
 
 def _container(path: str, header: Any) -> Container:
