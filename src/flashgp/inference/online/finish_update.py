@@ -83,7 +83,7 @@ def finish_update(
     started: float,
     check: FactorCheck | None = None,
 ) -> State:
-    """The state after an update of `post`, whose factor is checked where it is time for that.
+    """The state after an update of `state`, whose factor is checked where it is time for that.
 
     Args: covariance, of two sets of rows; started, by `time.perf_counter`; check, of the update itself.
     """

@@ -2,7 +2,7 @@
 
 At one point of a posterior of some thousand rows the arithmetic is a row of covariances and a triangular solve. The
 calls around it weigh as much, so that here they are NumPy's and BLAS's, on what the prior looked up once
-(numpy_prior.py). Whatever wants a graph, a plan, a batch, samples or certain bits goes the general way (prediction.py),
+(numpy_prior.py). Whatever wants a graph, a plan, a batch, samples or certain bits goes the general way (compute.py),
 which gives the same numbers up to rounding.
 """
 
