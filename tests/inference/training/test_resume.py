@@ -281,3 +281,11 @@ def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path) -> None:
     save_file({"weight": numpy.ones(3)}, path)
     with pytest.raises(fgp.DomainError, match="must be a file that fit wrote"):
         fgp.fit(model(), x, y, max_iterations=2, checkpoint=path)
+
+
+def test_a_fit_without_a_start_leaves_its_checkpoint(tmp_path: Path) -> None:
+    x = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64)
+    gp = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(0.0))
+    with pytest.raises(fgp.NotPositiveDefiniteError, match="no start"):  # a noise-free row twice, with two targets
+        fgp.fit(gp, x, x[:, 0] + torch.arange(3.0), starts=1, checkpoint=tmp_path / "log")
+    assert (tmp_path / "log").exists()

@@ -4,6 +4,7 @@ Small problems run several starts on all rows; large ones fit their starts to a 
 (train.py). The log of evaluations is the checkpoint (docs/design.md, fit).
 """
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -91,7 +92,12 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
             stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
             rank=plan.training_rank, deadline=began + recorder.deadline,
         )  # fmt: skip
-    trained = train(problem, options, recorder, estimate)
+    try:
+        trained = train(problem, options, recorder, estimate)
+    except NotPositiveDefiniteError:
+        with contextlib.suppress(OSError):  # what failed need not be evaluated again
+            recorder.evaluations.write()
+        raise
     report = Report(events=promoted)
     _report_search(report, recorder, trained, options)
     left = None if limit is None else max(limit - (time.perf_counter() - began), settings.answer_share * limit)
