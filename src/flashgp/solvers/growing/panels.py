@@ -285,7 +285,7 @@ class PanelFactor:
         """The factor of some rows and columns of K, and of a diagonal that grew, eq. (M-112).
 
         Args:
-            kept: the rows that stay, (m,) increasing, at smallest one.
+            kept: the rows that stay, (m,) increasing, at least one.
             added: what the diagonal of each of them gains, (m,), zero or more; None for nothing.
             whitened: L^-1 r, (n, p), for residuals r that the rows which stay keep.
             spare: rows that will be appended soon.
