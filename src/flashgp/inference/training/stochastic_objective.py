@@ -192,9 +192,10 @@ class EstimatedLogJoint(LogJoint):
         return _RoundedSystem(self._operator(rows, theta), noise.expand(rows.count), workspace=workspace, stored=stored)
 
     def _low_rank(self, system: System, pivots: Tensor | None) -> PartialCholesky:
-        rank = self._limits.solving.low_rank.max_rank if self.options.rank is None else self.options.rank
-        limit = min(rank, max(1, system.count // 4))
-        return partial_cholesky(system, limit=limit, seed=self.options.seed + self._draws, pivots=pivots)
+        settings = self._limits.solving.low_rank
+        limit = min(settings.max_rank if self.options.rank is None else self.options.rank, max(1, system.count // 4))
+        seed = self.options.seed + self._draws
+        return partial_cholesky(system, limit=limit, seed=seed, pivots=pivots, settings=settings)
 
     def likelihood(
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
@@ -224,7 +225,7 @@ class EstimatedLogJoint(LogJoint):
         system = self._system(rows, theta, noise, stored=self.options.stored)
         partial, self._ready = self._ready or self._low_rank(system, self._pivots), None
         level = system.noise + partial.left.mean()  # what P leaves out is spread over its diagonal: (M-102)
-        low = LowRank(partial, system.noise)
+        low = LowRank(partial, system.noise, self._limits.solving.low_rank)
         spread = low.with_noise(partial, level)
         probes = spread.sample(self._generator(), self.probes)
         other = spread.solve(probes)
