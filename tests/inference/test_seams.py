@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
@@ -257,3 +258,10 @@ def test_one_row_more_is_conditioned_on_its_site() -> None:
     close(
         gp.condition(x[:-1], y[:-1]).append(x[-1:], y[-1:]).predict(x[:4]).mean, gp.condition(x, y).predict(x[:4]).mean
     )
+
+
+def test_hypothetical_rows_whose_sites_are_not_their_targets_are_refused() -> None:
+    x, y = table()
+    post = prior(Noisy()).condition(x[:-1], y[:-1])
+    with pytest.raises(DomainError, match="must add noise to f"):
+        post.fantasize(x[-1:], y[-1:])

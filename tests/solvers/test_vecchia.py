@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import pickle
 import threading
 import time
@@ -22,6 +23,7 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.iterative.progress import Progress
+from flashgp.solvers.preconditioners import candidate
 from flashgp.solvers.preconditioners.candidate import (
     CandidatePreconditioner,
     Compared,
@@ -549,3 +551,16 @@ def test_an_end_in_the_middle_keeps_the_best(iterations: int) -> None:
         assert compared(found)[-1].kind is EventKind.PRECONDITIONER_UNDECIDED
     after = prepared.solve(rhs, GOAL, start=found.value)
     assert after.stopped == "goal"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_of_a_fork_makes_a_candidate_while_another_thread_of_its_parent_does() -> None:
+    with candidate._MAKING:  # held by this thread, as by another one when a fork happens
+        child = os.fork()
+        if child == 0:
+            free: list[bool] = []
+            other = threading.Thread(target=lambda: free.append(candidate._MAKING.acquire(timeout=5)))
+            other.start()
+            other.join()
+            os._exit(0 if free == [True] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -117,9 +117,12 @@ class Prior(nn.Module):
         return self.likelihood.sites(y, self.outputs)
 
     def additive_noise(self, device: torch.device) -> Float64[Tensor, "*batch"]:
-        """The variance of a new observation around f, (*batch,). Raises: DomainError where none is defined."""
+        """The variance of a new observation around f, (*batch,), where a row's site is its observation.
+
+        Raises: DomainError for a likelihood whose observations are not f plus noise, or whose sites are others.
+        """
         noise = self.likelihood.additive_noise(device)
-        if noise is None:
+        if noise is None or self.likelihood.linear_noise() is None:
             raise DomainError(
                 f"`likelihood` must add noise to f for this, got {self.likelihood.name}; ask for the latent function"
             )

@@ -455,7 +455,7 @@ class ExactPredictor(Predictor):
         state, n = self._state, self._x.shape[-2]
         solves = state.solves
         if solves is not None and self._x.dim() > 2:  # one system: one member after the other
-            exact = PredictOptions("exact", None, self.deterministic)
+            exact = replace(self._options, variance="exact", planner=None)
             members = [ExactPredictor(state, exact)._moved_to(member) for member in self._x.flatten(0, -3)]
             joint = torch.empty((len(members), n, n), dtype=torch.float64, device=self._x.device)
             for i, member in enumerate(members):

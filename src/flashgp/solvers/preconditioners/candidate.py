@@ -7,6 +7,7 @@ on what else runs.
 
 import functools
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -34,6 +35,16 @@ MAX_COORDINATE = 1e150  # squares of it are still numbers
 Outcome = Literal["untried", "refused", "lost", "kept"]
 
 _MAKING = threading.RLock()  # two threads that make the same one would take the memory of both
+
+
+def _forget_lock() -> None:
+    """A child of a fork has only the thread that forked: no other will let go of the lock."""
+    global _MAKING
+    _MAKING = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 class CandidatePreconditioner:
