@@ -1,5 +1,6 @@
 """The compiled CPU backend against the portable one, which the float64 loops check: eqs. (M-20), (M-21), (M-69)."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import Kernel
 from flashgp.pairwise.backend import PairGradient
@@ -300,3 +302,29 @@ def test_codes_beyond_32_bits_are_told_apart(rectangular: bool) -> None:
     assert torch.allclose(CPU.product(PairProblem(form, theta, rows, cols), right), wanted, rtol=1e-12, atol=1e-12)
     dense = TORCH.block(PairProblem(form, theta, rows), dtype=F64)
     assert torch.allclose(CPU.block(PairProblem(form, theta, rows), dtype=F64), dense, rtol=1e-14, atol=0)
+
+
+def test_small_problems_take_loops_that_exist_and_never_wait_for_others() -> None:
+    kernel = fgp.kernels.Polynomial(degree=5) * fgp.kernels.RationalQuadratic()  # no other test compiles its loops
+    generator = torch.Generator().manual_seed(3)
+    x, v = torch.rand(1000, 2, dtype=F64, generator=generator), torch.rand(1000, 1, dtype=F64, generator=generator)
+    problem, before = (
+        PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach()),
+        Workspace(),
+    )
+    portable = TORCH.product(problem, v)
+    assert torch.equal(CpuTiles.once_compiled().product(problem, v, workspace=before), portable)
+    assert before.backend == TorchTiles.title, "nothing is compiled for a problem of this size"
+    CPU.product(problem, v)  # a larger problem would have compiled them
+    after, small, deterministic = Workspace(), Workspace(), Workspace()
+    found = CpuTiles.once_compiled().product(problem, v, workspace=after)
+    assert after.backend == CpuTiles.title
+    assert (found - portable).norm() <= 1e-13 * portable.norm()
+    few = dataclasses.replace(problem, rows=problem.rows.part(0, 500))
+    CpuTiles.once_compiled().product(few, v[:500], workspace=small)
+    assert small.backend == TorchTiles.title, "too few pairs for loops to pay"
+    CpuTiles.once_compiled().block(problem, dtype=F64, workspace=small)
+    assert small.backend == TorchTiles.title, "another computation is not compiled yet"
+    with deterministically(True):
+        CpuTiles.once_compiled().product(problem, v, workspace=deterministic)
+    assert deterministic.backend == TorchTiles.title, "bits do not depend on what was computed before"

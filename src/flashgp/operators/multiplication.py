@@ -1,8 +1,9 @@
 """How an operator multiplies: which plan, which backend runs it, and what a plan keeps between products.
 
-Below `OperatorOptions.planned_pairs` the portable backend answers without a plan, which would cost as much as the
-product. From there on every product follows a plan: the one that was given, else one made from the sizes, the machine's
-rates and what is free; a plan that names the compiled backend waits for its compilation.
+Below `OperatorOptions.planned_pairs` no plan is made, which would cost as much as the product: the compiled backend
+answers where its loops exist already and there are enough pairs, else the portable one. From there on every product
+follows a plan: the one that was given, else one made from the sizes, the machine's rates and what is free; a plan that
+names the compiled backend waits for its compilation.
 """
 
 import time
@@ -85,7 +86,9 @@ class OperatorOptions:
         """What computes dense blocks and diagonals."""
         if self.backend is not None:
             return self.backend
-        return CpuTiles() if self.plan is None else _engine(self.plan)
+        if self.plan is not None:
+            return _engine(self.plan)
+        return CpuTiles() if self.deterministic else CpuTiles.once_compiled()
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,7 @@ class PairProducts:
 
     # -- running it -----------------------------------------------------------------------------------------------
     def _unplanned(self) -> Backend:
-        return self.options.backend or TorchTiles()
+        return self.options.backend or (TorchTiles() if self.options.deterministic else CpuTiles.once_compiled())
 
     def _as_planned(self, plan: ProductPlan, right: Tensor, workspace: Workspace) -> Tensor:
         backend, state = _engine(plan), self.state

@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.form import Form
 from flashgp.foundations.lazy_import import no_forks
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
@@ -30,12 +31,22 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.program.source_cache import warn_not_kept
 
-__all__ = ["TITLE", "CompiledPairs", "Gradients", "add_blocks", "compile_seconds", "paired"]
+__all__ = [
+    "TITLE",
+    "CompiledPairs",
+    "Gradients",
+    "NotCompiledError",
+    "add_blocks",
+    "compile_seconds",
+    "is_compiled",
+    "paired",
+]
 
 CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled backend"  # in reports
 MIN_TILES = 3  # per worker: fewer and starting a thread costs more than it brings
-_seconds: dict[str, float] = {}
+_seconds: dict[str, float] = {}  # of compiling, by generated function
+_compiled: set[tuple[Form, str]] = set()  # forms and computations with a compiled function, of whichever layout
 Array = numpy.ndarray
 Gradients = tuple[list[Array | None], list[Array | None], Array]  # by arrays of rows, of cols, by theta
 
@@ -43,6 +54,15 @@ Gradients = tuple[list[Array | None], list[Array | None], Array]  # by arrays of
 def compile_seconds() -> float:
     """Seconds this process has spent compiling pair loops or loading them from the cache."""
     return sum(_seconds.values())
+
+
+class NotCompiledError(Exception):
+    """This process has not compiled the function, and the caller does not wait for a compile."""
+
+
+def is_compiled(form: Form, computation: str) -> bool:
+    """Whether this process has compiled a computation of a form, for some layout of its rows."""
+    return (form, computation) in _compiled
 
 
 class CompiledPairs:
@@ -55,11 +75,18 @@ class CompiledPairs:
         dtype: of the loops; where float32 would cost digits, they run in float64: see `layout_of`.
         workspace: records the backend and the seconds of compiling.
         pulled: for a gradient.
+        wait: for a compile; without it a computation that is not compiled yet raises NotCompiledError.
     Cost: a few passes over the features.
     """
 
     def __init__(
-        self, problem: PairProblem, dtype: torch.dtype, workspace: Workspace | None = None, *, pulled: bool = False
+        self,
+        problem: PairProblem,
+        dtype: torch.dtype,
+        workspace: Workspace | None = None,
+        *,
+        pulled: bool = False,
+        wait: bool = True,
     ) -> None:
         form, theta, near = problem.form, [float(t) for t in problem.theta], problem.near
         rows, cols = problem.rows, problem.columns
@@ -82,7 +109,7 @@ class CompiledPairs:
             arguments += paired(left, others[0] if others else left, len(numbers) > 1, real)
         for a, b in zip(rows.scalars, other.scalars, strict=True):
             arguments += [packed_columns(side.numpy(), size, real) for side in (a, b)]
-        self.workspace, self.near = workspace or Workspace(), near
+        self.workspace, self.near, self.wait = workspace or Workspace(), near, wait
         self.form, self.layout, self.arguments = form, layout, arguments
         self.n, self.m, self.size, self.symmetric = rows.count, other.count, size, cols is None
         self.widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]  # before padding
@@ -218,6 +245,8 @@ class CompiledPairs:
         if key in _seconds:
             self.workspace.ran(TITLE)
             return function
+        if not self.wait:
+            raise NotCompiledError
         with no_forks():
             began = time.perf_counter()
             nothing = numpy.zeros((0, 2), numpy.int64)
@@ -233,6 +262,7 @@ class CompiledPairs:
                 function.enable_caching()
                 function(nothing, *head, *make())
             _seconds[key] = time.perf_counter() - began
+            _compiled.add((self.form, name))
         self.workspace.ran(TITLE, _seconds[key])
         return function
 
