@@ -23,7 +23,10 @@ from flashgp.foundations.profile_store import (
     measuring,
     profile_path,
     read_profile,
+    tune_command,
+    unused_profile,
 )
+from flashgp.planner.choice import profile_notes
 
 F32, F64 = torch.float32, torch.float64
 
@@ -211,6 +214,35 @@ def test_a_file_that_cannot_be_used_is_a_miss_with_one_warning(folder: Path, cas
         assert current_profile() is BUILT_IN
     assert [w.category for w in caught] == [FlashGPWarning]
     assert "flashgp tune" in str(caught[0].message)
+
+
+def test_a_profile_of_another_version_is_named(folder: Path) -> None:
+    folder.mkdir()
+    other = folder / "profile-0.json"
+    other.write_text(changed(schema=SCHEMA - 1, processor="another"))
+    assert quiet() is BUILT_IN, "of another machine that shares the folder"
+    forget_profiles()
+    other.write_text(changed(schema=SCHEMA - 1, processor=machine_key()[0].split(" (")[0], threads=77))
+    with pytest.warns(FlashGPWarning, match="by another version of FlashGP and is not read.*run `flashgp tune` again"):
+        assert current_profile() is BUILT_IN
+    assert quiet() is BUILT_IN, "said once"
+    assert unused_profile() == ""
+
+
+def test_a_profile_of_other_threads_or_cores_is_named(folder: Path) -> None:
+    assert (unused_profile(), tune_command()) == ("", "flashgp tune")
+    keep_profile(own())
+    assert (unused_profile(), tune_command()) == ("", "flashgp tune")
+    (folder / "profile-0.json").write_text(replace(own(), threads=77, cores=80).to_json())
+    (folder / "profile-1.json").write_text("no profile")
+    profile_path().unlink()
+    forget_profiles()
+    assert quiet() is BUILT_IN
+    assert unused_profile() == "the profile kept is of 77 threads on 80 cores, and its rates are not used"
+    assert tune_command() == f"flashgp tune --threads {machine_key()[2]}"
+    (note,) = profile_notes(BUILT_IN, [torch.device("cpu")])
+    assert "77 threads on 80 cores" in note
+    assert tune_command() in note
 
 
 def test_a_folder_that_cannot_be_written_costs_one_warning(

@@ -15,6 +15,7 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.placement import active_placement
 from flashgp.foundations.processors import core_text
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
+from flashgp.foundations.quantities import counted
 from flashgp.foundations.threads import usual_threads
 
 __all__ = [
@@ -38,15 +40,18 @@ __all__ = [
     "read_profile",
     "tune_command",
     "unused_accelerator",
+    "unused_profile",
 ]
 
 CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
 MAX_BYTES = 2**18
+MAX_PROFILES = 32  # of a folder that are looked at
 WAIT_SECONDS = 120.0  # for another process that measures; a measurement takes seconds
 
 _NUMBERS = {"cpu family": "family", "model": "model", "stepping": "stepping"}  # of /proc/cpuinfo
 
 _known: dict[tuple[str, int, int, str], MachineProfile] = {}  # one of the two process-wide values (docs/design.md)
+_unused: dict[tuple[str, int, int, str], str] = {}  # why a profile kept is not among them
 
 
 def machine_key() -> tuple[str, int, int, str]:
@@ -119,6 +124,7 @@ def current_profile() -> MachineProfile:
 def forget_profiles() -> None:
     """The next plan reads the profile again, as another process would."""
     _known.clear()
+    _unused.clear()
 
 
 def read_profile() -> MachineProfile | None:
@@ -134,6 +140,8 @@ def read_profile() -> MachineProfile | None:
         if (profile.processor, profile.cores, profile.threads, profile.torch_version) != machine_key():
             raise DomainError("it was measured on another machine")
     except FileNotFoundError:
+        if path is not None:
+            _look_at_others(path.parent)
         return None
     except (OSError, ValueError) as error:
         warnings.warn(
@@ -151,6 +159,7 @@ def keep_profile(profile: MachineProfile) -> bool:
     Returns: whether it was written.
     """
     _known[machine_key()] = profile
+    _unused.pop(machine_key(), None)
     where = "a file"
     try:
         path = profile_path()
@@ -175,11 +184,41 @@ def unused_accelerator(profile: MachineProfile, there: bool) -> str:
     return f"this process has no accelerator: the profile's rates of {profile.accelerator_name} are not used"
 
 
+def _look_at_others(folder: Path) -> None:
+    """Why no profile of a folder is of this process: measured with other cores or threads, or by another version."""
+    processor, cores, threads, version = key = machine_key()
+    outdated = False
+    for path in islice(sorted(folder.glob("profile-*.json")), MAX_PROFILES):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError), open(path, "rb") as file:
+            text = file.read(MAX_BYTES).decode()
+            values = json.loads(text)
+            if not processor.startswith(values["processor"]):  # older versions wrote the name without its numbers
+                continue
+            outdated |= values["schema"] != SCHEMA
+            profile = MachineProfile.from_json(text)
+            if profile.torch_version == version and (profile.cores, profile.threads) != (cores, threads):
+                of = f"{counted(profile.threads, 'thread')} on {counted(profile.cores, 'core')}"
+                _unused.setdefault(key, f"the profile kept is of {of}, and its rates are not used")
+    if outdated and key not in _unused:
+        warnings.warn(
+            "the machine profile kept here was measured by another version of FlashGP and is not read: plans use "
+            f"built-in rates; run `{tune_command()}` again",
+            FlashGPWarning,
+            stacklevel=5,
+        )
+
+
+def unused_profile() -> str:
+    """What to say where the profile kept of this machine is of other threads or cores; empty otherwise."""
+    return "" if os.environ.get(CHOICE) == "built-in" else _unused.get(machine_key(), "")
+
+
 def tune_command() -> str:
-    """The command whose profile this process would use: with the threads and cores of the active `fgp.runtime`."""
+    """The command whose profile this process would use: with threads and cores where a plain one may measure others,
+    as within `fgp.runtime`, or where a profile of others is kept."""
     placement = active_placement()
     if placement is None:
-        return "flashgp tune"
+        return f"flashgp tune --threads {machine_key()[2]}" if unused_profile() else "flashgp tune"
     cores = "" if placement.cores is None else f" --cores {core_text(placement.cores)}"
     return f"flashgp tune --threads {placement.threads}{cores}"
 

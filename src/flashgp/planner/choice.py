@@ -16,7 +16,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError, Mem
 from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import tune_command, unused_accelerator
+from flashgp.foundations.profile_store import tune_command, unused_accelerator, unused_profile
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 __all__ = [
@@ -155,12 +155,10 @@ def profile_notes(
         if profile.accelerator_name and all(device.type == "cpu" for device in devices):
             gone = unused_accelerator(profile, accelerator() is not None)
         return (gone,) if gone else ()
-    why = (
-        "as deterministic=True asks"
-        if deterministic or is_deterministic()
-        else f"`{tune_command()}` measures this machine's in seconds"
-    )
-    return (f"built-in rates, no measured ones: {why}",)
+    if deterministic or is_deterministic():
+        return ("built-in rates, no measured ones: as deterministic=True asks",)
+    advice = f"`{tune_command()}` measures this machine's in seconds"
+    return (f"built-in rates, no measured ones: {'; '.join(filter(None, (unused_profile(), advice)))}",)
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
