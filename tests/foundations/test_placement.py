@@ -297,9 +297,12 @@ thread.start(); entered.wait()
 child = os.fork()
 if not child:
     try:
+        from flashgp.foundations.placement import active_placement
         assert os.sched_getaffinity(0) == {{{ONE}}}
+        assert active_placement() is None
         with fgp.runtime(threads=1):
             pass
+        assert active_placement() is None
         os._exit(0)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)

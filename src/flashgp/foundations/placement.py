@@ -43,7 +43,16 @@ class Placement:
         return counted(self.threads, "thread") + where
 
 
-_active: list[tuple[Placement, int, int]] = []  # those entered, the innermost last, with process and thread
+_active: list[tuple[Placement, int]] = []  # those entered, the innermost last, each with its thread
+
+
+def _forget_other_threads() -> None:
+    """In a forked child: a runtime of a thread that the child does not have is never left there."""
+    _active[:] = [entered for entered in _active if entered[1] == threading.get_ident()]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 @contextmanager
@@ -73,10 +82,9 @@ def runtime(
         1 thread
     """
     placement = _checked(threads, cores, numa_node)
-    here = os.getpid(), threading.get_ident()
     lazy_import("scipy.linalg")
     with no_forks():  # of two threads that come at once the second one is refused
-        if _active and _active[-1][1] == here[0] and _active[-1][2] != here[1]:
+        if _active and _active[-1][1] != threading.get_ident():
             raise DomainError(
                 f"`runtime` is active in another thread ({_active[-1][0]}) and holds for the whole process; enter it "
                 "once, around both, or use a process for each"
@@ -85,7 +93,7 @@ def runtime(
 
         blas = [(one, one.get_num_threads()) for one in ThreadpoolController().select(user_api="blas").lib_controllers]
         before, masks = torch.get_num_threads(), dict[int, set[int]]()
-        _active.append((placement, *here))
+        _active.append((placement, threading.get_ident()))
     try:
         if placement.cores is not None:
             _place_all(set(placement.cores), masks)
