@@ -594,6 +594,24 @@ def test_truncated_files_are_found(path: Path, genuine: bytes) -> None:
             fgp.load(path)
 
 
+def test_a_file_that_is_truncated_while_it_is_read_is_refused(path: Path) -> None:
+    x = torch.linspace(0.0, 1.0, 400, dtype=torch.float64).unsqueeze(-1)
+    fgp.save(fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0]), path)
+    with pytest.raises(fgp.ModelFileError, match="truncated meanwhile"), container.open_container(str(path)) as file:
+        os.truncate(path, path.stat().st_size // 2)
+        file.lower_triangle("factor", 400)
+
+
+def test_a_factor_of_no_rows_is_refused_or_empty(path: Path) -> None:
+    fgp.save(fgp.GP(fgp.kernels.RBF()).condition(torch.zeros(0, 1).double(), torch.zeros(0).double()), path)
+    header, body = parts(path.read_bytes())
+    header["factor"] = {"dtype": "F64", "shape": [0], "data_offsets": [len(body), len(body)]}
+    header["jitter"] = {"dtype": "F64", "shape": [], "data_offsets": [len(body), len(body) + 8]}
+    path.write_bytes(sealed(header, body + bytes(8)))
+    with contextlib.suppress(fgp.ModelFileError):
+        assert fgp.load(path).count == 0
+
+
 JUNK: list[Any] = [
     None, True, -1, 0, 2, 2**70, 0.5, 1e308, "", "x", "inf", "Matern", "Sum", "kernel", [], [[]], [0, 0], {},
     {"kind": "Sum"},

@@ -1,8 +1,9 @@
 """The safetensors file of a model: tensors, and texts of JSON beside them.
 
-The safetensors library reads, after the size of the file and of its header have been checked. Writing is done here: the
-library would hold a second copy of the factor's triangle, needs a named file, and orders the texts differently each
-time. Every tensor and the header carry a checksum. It finds damage; it does not prove who wrote the file.
+The safetensors library checks the header against the size of the file. Bytes are read and written here. The library
+reads from a memory map, where a file that is truncated meanwhile ends the process; its writer would hold a second copy
+of the factor's triangle. Every tensor and the header carry a checksum. It finds damage; it does not prove who wrote the
+file.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from io import BufferedReader
 from typing import Any
 
 import numpy
@@ -162,20 +163,20 @@ class Container:
     """A file whose header has been checked.
 
     Fields:
-        path: the file.
+        file: opened for reading.
         version: of the format.
         config, metadata: parsed JSON.
-        slots: dtype and shape of each tensor as stored.
+        slots: dtype and shape of each tensor as stored, and where its bytes begin in the file.
         checksums: of each tensor.
         layouts: the order of dimensions in memory of tensors that have another one than usual.
         read: names of the tensors asked for so far.
     """
 
-    path: str
+    file: BufferedReader
     version: int
     config: Any
     metadata: Any
-    slots: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    slots: Mapping[str, tuple[torch.dtype, tuple[int, ...], int]]
     checksums: Mapping[str, str]
     layouts: Mapping[str, list[int]]
     read: set[str] = field(default_factory=set)
@@ -189,7 +190,7 @@ class Container:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors as stored."""
-        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.slots.values())
+        return sum(math.prod(shape) * dtype.itemsize for dtype, shape, _ in self.slots.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape that a tensor will have. Raises: ModelFileError when it is missing."""
@@ -201,21 +202,19 @@ class Container:
     def tensor(self, name: str) -> Tensor:
         """A tensor in the layout it had. Raises: ModelFileError when it is missing or its bytes are damaged."""
         self.shape(name)
-        mapped = self._checked(name)
-        if mapped.dtype is torch.bool and bool((mapped.view(torch.uint8) > 1).any()):
+        dtype, shape, _ = self.slots[name]
+        tensor, order = torch.empty(shape, dtype=dtype), self.layouts.get(name)
+        self._fill(name, _pieces(_bytes(tensor)))
+        if dtype is torch.bool and bool((tensor.view(torch.uint8) > 1).any()):
             raise refused(name, "booleans 0 and 1", "another byte")
-        tensor, order = mapped.clone(), self.layouts.get(name)
         return tensor if order is None else tensor.permute([order.index(i) for i in range(len(order))])
 
     def lower_triangle(self, name: str, n: int) -> Tensor:
         """What `lower_triangle` wrote, as (*batch, n, n) stored column by column; the caller has checked the shape."""
-        packed = self._checked(name)
-        columns = torch.zeros(*packed.shape[:-1], n, n, dtype=packed.dtype)
-        flat, source = columns.reshape(-1, n, n).numpy(), packed.reshape(-1, packed.shape[-1]).numpy()
-        start = 0
-        for j in range(n):
-            flat[:, j, j:] = source[:, start : start + n - j]
-            start += n - j
+        dtype, (*batch, _), _ = self.slots[name]
+        columns = torch.zeros(*batch, n, n, dtype=dtype)
+        flat = columns.reshape(math.prod(batch), n, n).numpy()
+        self._fill(name, (flat[member, j, j:] for member in range(len(flat)) for j in range(n)))
         return columns.mT
 
     def require_all_read(self) -> None:
@@ -223,23 +222,20 @@ class Container:
         if extra:
             raise refused("the tensors", "those of the model", sorted(extra)[0])
 
-    @cached_property
-    def _file(self) -> Any:
-        return safe_open(self.path, "pt")
-
-    def _checked(self, name: str) -> Tensor:
-        """A view of the mapped file."""
+    def _fill(self, name: str, arrays: Iterable[Bytes]) -> None:
+        """Read the bytes of a tensor into contiguous arrays that hold as many together."""
         self.read.add(name)
-        try:
-            tensor: Tensor = self._file.get_tensor(name)
-        except (SafetensorError, RuntimeError, OSError) as error:
-            raise refused(name, f"readable ({str(error)[:120]})", "something else") from None
         checksum = hashlib.sha256()
-        for piece in _pieces(_bytes(tensor)):
-            checksum.update(piece.data)
+        try:
+            self.file.seek(self.slots[name][2])
+            for array in arrays:
+                if self.file.readinto(array.data) < array.nbytes:
+                    raise OSError("the file was truncated meanwhile")
+                checksum.update(array.data)
+        except OSError as error:
+            raise refused(name, f"readable ({str(error)[:120]})", "something else") from None
         if checksum.hexdigest() != self.checksums[name]:
             raise refused(name, "the bytes that were written", "others (sha256 differs)")
-        return tensor
 
 
 @contextlib.contextmanager
@@ -262,8 +258,6 @@ def open_container(path: str) -> Iterator[Container]:
             raise ModelFileError(
                 f"`path` must be a file that can be read, got {path!r} ({reason}); check it"
             ) from error
-        # The library opens files by name: that of the open one, on Linux, since `save` may replace what `path` names.
-        opened = f"/proc/self/fd/{file.fileno()}"
         try:
             if not sized:
                 raise ModelFileError(
@@ -271,7 +265,7 @@ def open_container(path: str) -> Iterator[Container]:
                     f"{MAX_HEADER_BYTES:,} bytes, got {start!r} ({size:,} bytes in all); it is truncated or another "
                     "kind of file, save the model again"
                 )
-            yield _container(opened if os.path.exists(opened) else path, parse_json(text, "header"))
+            yield _container(file, path, parse_json(text, "header"))
         except ModelFileError as error:
             raise ModelFileError(f"{path!r} is refused: {error}") from error
         except RecursionError:
@@ -280,9 +274,12 @@ def open_container(path: str) -> Iterator[Container]:
             ) from None
 
 
-def _container(path: str, header: Any) -> Container:
+def _container(file: BufferedReader, path: str, header: Any) -> Container:
+    data_start = file.tell()
+    # The library opens files by name: that of the open one, on Linux, since `save` may replace what `path` names.
+    opened = f"/proc/self/fd/{file.fileno()}"
     try:
-        safe_open(path, "np")  # maps the file and compares what the header says of tensors with the file's size
+        safe_open(opened if os.path.exists(opened) else path, "np")  # checks the tensors' sizes against the file's
     except (SafetensorError, OSError) as error:
         raise ModelFileError(
             f"the file must be a safetensors file, got one that is truncated, damaged or foreign ({str(error)[:200]}); "
@@ -306,12 +303,15 @@ def _container(path: str, header: Any) -> Container:
         raise refused("checksums", "one for each tensor", checksums)
     if not isinstance(metadata, dict):
         raise refused("metadata", "an object", metadata)
-    slots = {name: (DTYPES[slot["dtype"]], tuple(slot["shape"])) for name, slot in header.items()}
+    slots = {
+        name: (DTYPES[slot["dtype"]], tuple(slot["shape"]), data_start + slot["data_offsets"][0])
+        for name, slot in header.items()
+    }
     layouts = config.get("layouts", {}) if isinstance(config, dict) else {}
-    return Container(path, version, config, metadata, slots, checksums, _layouts(layouts, slots))
+    return Container(file, version, config, metadata, slots, checksums, _layouts(layouts, slots))
 
 
-def _layouts(layouts: Any, slots: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, list[int]]:
+def _layouts(layouts: Any, slots: Mapping[str, tuple[torch.dtype, tuple[int, ...], int]]) -> dict[str, list[int]]:
     if not isinstance(layouts, dict):
         raise refused("layouts", "an object", layouts)
     for name, order in layouts.items():
