@@ -1,21 +1,25 @@
 """The doctor on machines of our own making: what it finds, what it advises, and that it never fails."""
 
+import importlib.util
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import warnings
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.diagnosis import Diagnosis, Finding, accelerators, directories, nvidia, packages, processor, threads
-from flashgp.diagnosis.examination import PROBES, examine
+from flashgp.diagnosis import Diagnosis, Finding, accelerators, installation, processor
+from flashgp.diagnosis.accelerators import Device, DriverError, nvidia_devices
+from flashgp.diagnosis.examination import CHECKS, examine
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import forget_profiles, machine_key
 from flashgp.foundations.quantities import readable_seconds
@@ -31,7 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRoot:
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*threads._VARIABLES, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_PROC_BIND", "CUDA_VISIBLE_DEVICES"):
+    for name in (*processor._THREADS, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_PROC_BIND", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -49,7 +53,7 @@ def test_this_machine() -> None:
     failed = [finding for finding in found.findings if "could not be looked at" in finding.found]
     assert failed == []
     topics = {finding.topic for finding in found.findings}
-    assert topics >= {name for name, _ in PROBES}
+    assert topics >= set(CHECKS)
     assert json.loads(found.to_json())["findings"][0]["values"]["torch"] == torch.__version__
     text = str(found)
     assert max(map(len, text.splitlines())) <= 120 or "/" in text
@@ -84,13 +88,13 @@ print(json.dumps([sorted(sys.modules), peak]))
     assert peak < 512 * 2**20
 
 
-def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe() -> Any:
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> Any:
         yield Finding("gpu", "first")
         warnings.warn("odd", UserWarning, stacklevel=1)
         raise OSError("no answer")
 
-    found = list(examine("gpu", probe))
+    found = list(examine("gpu", check))
     assert [(one.found, one.severity) for one in found] == [
         ("first", "ok"),
         ("odd", "warning"),
@@ -98,17 +102,20 @@ def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
-def test_a_driver_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises() -> None:
         raise RuntimeError("CUDA driver version is insufficient")
 
-    monkeypatch.setattr(accelerators, "driver", raises)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "device_count", raises)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     found = fgp.doctor()
     failed = [one for one in found.findings if "could not be looked at" in one.found]
     assert {one.topic for one in failed} == {"accelerator", "packages"}
-    assert all("driver version is insufficient" in one.found for one in failed)
+    assert "`nvidia-smi` does not list the devices" in failed[0].found
+    assert "driver version is insufficient" in failed[1].found
 
 
 def test_without_proc_and_sys(root: MachineRoot) -> None:
@@ -168,7 +175,7 @@ def test_shown_as_text_html_and_json() -> None:
 
 # -- packages ----------------------------------------------------------------------------------------------------------
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
-    real_spec, real_version = packages.importlib.util.find_spec, metadata.version
+    real_spec, real_version = importlib.util.find_spec, metadata.version
 
     def spec(name: str, *rest: Any) -> Any:
         return None if name in missing else real_spec(name, *rest)
@@ -183,15 +190,15 @@ def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
 
 
 def test_what_a_missing_package_costs_is_the_planners_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, d, t = packages.PROBLEM
+    n, d, t = installation.PROBLEM
     wanted = {
         engine: n * n / (BUILT_IN.product_rate(engine, "cpu", torch.float32, True, d, t) or 0.0)
         + BUILT_IN.cpu.call_seconds
         for engine in ("cpu", "torch")
     }
-    assert packages.product_seconds("cpu") == pytest.approx(wanted)
+    assert installation.product_seconds("cpu") == pytest.approx(wanted)
     without(monkeypatch, "numba", "pyarrow")
-    found = {one.found.split()[0]: one for one in packages.package_findings()}
+    found = {one.found.split()[0]: one for one in installation.package_findings()}
     numba = found["numba"]
     assert numba.severity == "warning"
     assert numba.advice == "pip install numba"
@@ -204,24 +211,28 @@ def test_what_a_missing_package_costs_is_the_planners_price(monkeypatch: pytest.
     assert "Parquet" in found["pyarrow"].found
 
 
+def triton() -> Finding:
+    return next(one for one in installation.package_findings() if one.found.startswith("triton"))
+
+
 def test_triton_counts_where_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "triton")
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "nothing uses it" in only(packages._triton()).found
+    assert "nothing uses it" in triton().found
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    finding = only(packages._triton())
+    finding = triton()
     assert finding.values["device"] == "cuda"
     assert finding.values["seconds"] < finding.values["seconds_without"]
     assert finding.found.startswith("triton is not installed: K V of n=20,000")
-    engine = next(engine for engine in packages.ENGINES if engine.backend == "triton")
+    engine = next(engine for engine in installation.ENGINES if engine.backend == "triton")
     assert finding.severity == ("note" if engine.objection else "warning"), "what is taken on request alone"
     assert finding.found.endswith(engine.objection)
 
 
 def test_a_required_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "scipy")
-    versions, missing = packages.version_findings()
+    versions, missing = installation.version_findings()
     assert "scipy" not in versions.values
     assert (missing.severity, missing.advice) == ("warning", "pip install scipy")
 
@@ -255,7 +266,7 @@ def test_cores_by_affinity_quota_and_launcher(root: MachineRoot, monkeypatch: py
     root.write("sys/fs/cgroup/cpu.max", "250000 100000\n")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("OMP_PROC_BIND", "close")
-    cores, bound, _nodes = processor.core_findings()
+    cores, bound = processor.core_findings()
     assert cores.found == (
         "3 of 8 cores can be used: affinity 0-7 (4 physical), and a control group grants 2.5 cores' worth of time; "
         "LOCAL_RANK 1"
@@ -268,12 +279,13 @@ def test_several_nodes_are_worth_a_pin(root: MachineRoot, monkeypatch: pytest.Mo
     eight_cores(root, monkeypatch)
     root.write("sys/devices/system/node/node0/cpulist", "0-3\n")
     assert processor.numa_nodes()
-    assert only(processor._node_findings(frozenset(range(8)))).severity == "ok"
+    assert only(processor.node_findings()).severity == "ok"
     root.write("sys/devices/system/node/node1/cpulist", "4-7\n")
-    found = only(processor._node_findings(frozenset(range(8))))
+    found = only(processor.node_findings())
     assert "runs on 2 of them" in found.found
     assert "--numa 0" in found.advice
-    assert only(processor._node_findings(frozenset({5}))).severity == "ok", "bound to one of them already"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5}, raising=False)
+    assert only(processor.node_findings()).severity == "ok", "bound to one of them already"
 
 
 def test_memory_within_the_limit(root: MachineRoot) -> None:
@@ -293,13 +305,19 @@ def test_memory_within_the_limit(root: MachineRoot) -> None:
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
+def with_blas(monkeypatch: pytest.MonkeyPatch, *libraries: dict[str, Any]) -> None:
+    """What threadpoolctl says of this process."""
+    controller = SimpleNamespace(select=lambda user_api: SimpleNamespace(info=lambda: libraries))
+    monkeypatch.setattr("threadpoolctl.ThreadpoolController", lambda: controller)
+
+
 def test_too_many_and_too_few_threads(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
-    openblas = [{"name": "openblas", "threads": 8, "version": "1"}]
+    with_blas(monkeypatch, {"internal_api": "openblas", "num_threads": 8, "version": "1"})
 
     def with_threads(count: int) -> list[Finding]:
         monkeypatch.setattr(torch, "get_num_threads", lambda: count)
-        return list(threads.thread_findings(lambda: openblas))
+        return list(processor.thread_findings())
 
     assert [one.severity for one in with_threads(4)] == ["ok"]
     assert [one.severity for one in with_threads(8)] == ["ok"], "of 8 logical cores"
@@ -316,37 +334,42 @@ def test_too_many_and_too_few_threads(root: MachineRoot, monkeypatch: pytest.Mon
 
 def test_processes_of_a_launcher_that_share_their_cores(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     eight_cores(root, monkeypatch)
+    with_blas(monkeypatch)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    shared = only(threads.thread_findings(list))
+    shared = only(processor.thread_findings())
     assert shared.advice.startswith("set OMP_NUM_THREADS=2, or give each process cores of its own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert only(threads.thread_findings(list)).severity == "ok", "each has its own"
+    assert only(processor.thread_findings()).severity == "ok", "each has its own"
 
 
-def test_variables_and_numbas_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("NUMBA_NUM_THREADS", "5")
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
-    found = next(iter(threads.thread_findings()))
+    found = next(iter(processor.thread_findings()))
     assert "OMP_NUM_THREADS=3" in found.found
-    assert found.values["numba"] == 5
+    assert found.values["environment"] == {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "5"}
 
 
 # -- accelerator -------------------------------------------------------------------------------------------------------
-H100 = nvidia.Device("NVIDIA H100", (9, 0), 80 * GIB, 70 * GIB)
-
-
-def driven(monkeypatch: pytest.MonkeyPatch, *, built: str | None, visible: int = 1) -> list[Finding]:
+def driven(monkeypatch: pytest.MonkeyPatch, folder: Path, listed: str, built: str | None, visible: int = 1) -> Any:
+    """The findings where `nvidia-smi` prints these lines."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{listed}'\n")
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/bin{os.pathsep}/usr/bin")
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    return list(accelerators.accelerator_findings(lambda: nvidia.Driver("580.1", (H100,))))
+    return list(accelerators.accelerator_findings())
 
 
-def test_a_device_and_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = only(driven(monkeypatch, built="13.0"))
+H100 = "580.1, NVIDIA H100, 9.0, 81920, 71680\\n"
+
+
+def test_a_device_and_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = only(driven(monkeypatch, tmp_path, H100, "13.0"))
     assert found.found == (
         "NVIDIA H100, 70.0 GiB free of 80.0 GiB, compute capability 9.0 (tensor cores take TF32 and bfloat16), driver "
         "580.1, torch for CUDA 13.0"
@@ -354,38 +377,35 @@ def test_a_device_and_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.values["capability"] == [9, 0]
 
 
-def test_a_device_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = only(driven(monkeypatch, built=None))
+def test_a_device_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = only(driven(monkeypatch, tmp_path, H100, None))
     assert found.severity == "warning"
     assert found.values["seconds"] < found.values["seconds_without"]
     assert "built without CUDA: K V of n=20,000" in found.found
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    hidden, _ = driven(monkeypatch, built="13.0", visible=0)
+    hidden, _ = driven(monkeypatch, tmp_path, H100, "13.0", visible=0)
     assert (hidden.severity, hidden.advice[:26]) == ("note", "unset CUDA_VISIBLE_DEVICES")
 
 
-def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert only(accelerators.accelerator_findings(lambda: None)).found.startswith("none: no NVIDIA driver is installed")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert (
-        "an NVIDIA driver, and no device (torch is built for CUDA 13.0)"
-        in only(accelerators.accelerator_findings(lambda: nvidia.Driver("", ()))).found
-    )
+def test_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert only(accelerators.accelerator_findings()).found.startswith("none: no NVIDIA driver is installed")
+    found = only(driven(monkeypatch, tmp_path, "", "13.0"))
+    assert "an NVIDIA driver, and no device (torch is built for CUDA 13.0)" in found.found
 
 
 def test_the_drivers_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin{os.pathsep}/usr/bin")
-    assert nvidia.driver() is None
+    assert nvidia_devices() is None
     lines = "570.86, GPU 100, 8.6, 3072, 1024\\n570.86, GPU 101, 8.6, 3072, 1024\\n"
     tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
     tool.chmod(0o700)
-    devices = tuple(nvidia.Device(f"GPU {number}", (8, 6), 3 * GIB, GIB) for number in (100, 101))
-    assert nvidia.driver() == nvidia.Driver("570.86", devices)
+    assert nvidia_devices() == [Device("570.86", f"GPU {number}", (8, 6), 3 * GIB, GIB) for number in (100, 101)]
     for broken in ("exit 9", "echo no devices were found"):
         tool.write_text(f"#!/bin/sh\n{broken}\n")
-        with pytest.raises(nvidia.DriverError, match="does not list the devices"):
-            nvidia.driver()
+        with pytest.raises(DriverError, match="does not list the devices"):
+            nvidia_devices()
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
@@ -426,67 +446,67 @@ def folder(profiles: Path) -> Path:
 
 
 def test_the_profile_of_this_machine_and_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    none = only(directories.profile_findings())
+    none = only(installation.profile_findings())
     assert (none.severity, none.values["state"], none.values["kept"]) == ("note", "built-in", False)
     assert none.advice.startswith("run `flashgp tune`")
     assert not folder.exists(), "nothing is made"
     folder.mkdir()
-    directories.profile_path().write_text(measured().to_json())
+    installation.profile_path().write_text(measured().to_json())
     forget_profiles()
-    own = only(directories.profile_findings())
+    own = only(installation.profile_findings())
     assert (own.severity, own.values["state"], own.values["kept"]) == ("ok", "measured", True)
-    directories.profile_path().write_text("{")
+    installation.profile_path().write_text("{")
     forget_profiles()
-    broken = list(examine("profile", directories.profile_findings))
+    broken = list(examine("profile", installation.profile_findings))
     assert ["could not be used" in one.found for one in broken] == [False, True], "its warning is a finding"
     monkeypatch.setenv("FLASHGP_PROFILE", "built-in")
-    assert "built-in rates" in only(directories.profile_findings()).found
+    assert "built-in rates" in only(installation.profile_findings()).found
+
+
+def without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLASHGP_PROFILE", "FLASHGP_CACHE_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
 
 
 def test_a_folder_that_cannot_keep_a_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write_text("a file")
     with pytest.warns(fgp.FlashGPWarning, match="could not be used"):
-        _, found = directories.profile_findings()
+        _, found = installation.profile_findings()
     assert "is a file" in found.found
     folder.unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    _, found = directories.profile_findings()
+    _, found = installation.profile_findings()
     assert f"no write access to {folder.parent}" in found.found
     assert found.advice.endswith("in FLASHGP_PROFILE")
 
-    def nowhere() -> Path:
-        raise RuntimeError("could not determine the home directory")
-
-    monkeypatch.setattr(directories, "profile_path", nowhere)
-    assert only(directories.profile_findings()).advice.startswith("name a folder in FLASHGP_PROFILE")
+    without_a_home(monkeypatch)
+    assert only(installation.profile_findings()).advice.startswith("name a folder in FLASHGP_PROFILE")
 
 
 def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGP_CACHE_DIR", str(tmp_path / "cache"))
     path = tmp_path / "cache" / "generated"
-    assert only(directories.cache_findings()).found == f"{path} will be made when something is compiled"
+    assert only(installation.cache_findings()).found == f"{path} will be made when something is compiled"
     assert not path.exists()
     path.mkdir(parents=True)
     path.chmod(0o700)
     (path / "a.py").write_text("12345")
-    found = only(directories.cache_findings())
+    found = only(installation.cache_findings())
     assert found.found == f"{path}: yours alone, can be written to, 1 file of 5 B"
-    monkeypatch.setattr(directories.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 2**20})())
-    assert "5.0 MiB left" in list(directories.cache_findings())[1].found
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 2**20})())
+    assert "5.0 MiB left" in list(installation.cache_findings())[1].found
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: False)
-        denied = only(directories.cache_findings())
+        denied = only(installation.cache_findings())
     assert (denied.severity, denied.values["writable"]) == ("warning", False)
     if hasattr(os, "getuid"):
         path.chmod(0o755)
-        assert "others may read it" in next(iter(directories.cache_findings())).found
+        assert "others may read it" in next(iter(installation.cache_findings())).found
         path.chmod(path.stat().st_mode | stat.S_IWOTH)
-        foreign = only(directories.cache_findings())
+        foreign = only(installation.cache_findings())
         assert (foreign.severity, foreign.values["owner_only"]) == ("warning", False)
         assert "others may write to it" in foreign.found
 
-    def nowhere() -> Path:
-        raise FileNotFoundError("there is no home directory")
-
-    monkeypatch.setattr(directories, "wanted_directory", nowhere)
-    assert only(directories.cache_findings()).advice == "set FLASHGP_CACHE_DIR to a directory of yours"
+    without_a_home(monkeypatch)
+    assert only(installation.cache_findings()).advice == "set FLASHGP_CACHE_DIR to a directory of yours"

@@ -13,6 +13,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations import profile_store
 from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.processors import cpuinfo
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile, PairRate
 from flashgp.foundations.profile_store import (
     CHOICE,
@@ -21,6 +22,7 @@ from flashgp.foundations.profile_store import (
     keep_profile,
     machine_key,
     measuring,
+    processor_name,
     profile_path,
     read_profile,
     tune_command,
@@ -176,9 +178,9 @@ def test_another_machine_has_another_file(folder: Path) -> None:
 
 
 def processor_of(folder: Path, text: str) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / "cpuinfo").write_text(text)
-    return profile_store._processor_of(profile_store._processor_lines(str(folder / "cpuinfo")))
+    (folder / "proc").mkdir(exist_ok=True)
+    (folder / "proc/cpuinfo").write_text(text)
+    return processor_name(cpuinfo(str(folder)))
 
 
 def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
     first, second = "model name : A\n\n", "model name : B\nstepping : 4\n"
     assert processor_of(tmp_path, first + second) == "A", "one processor, not parts of two"
     assert processor_of(tmp_path, "CPU part : 0xd40\n") == processor_of(tmp_path, "") != ""
-    assert profile_store._processor_lines(str(tmp_path / "none")) == {}
+    assert cpuinfo(str(tmp_path / "none")) == {}
 
 
 @pytest.mark.parametrize("case", [*HOSTILE, "too long", "no text", "a folder"])

@@ -4,50 +4,102 @@
 """
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 from flashgp.diagnosis.findings import Finding
-from flashgp.diagnosis.nvidia import Driver, driver
-from flashgp.diagnosis.packages import product_seconds, product_text
-from flashgp.foundations.profile_store import current_profile
+from flashgp.diagnosis.installation import product_seconds, product_values
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
-__all__ = ["accelerator_findings", "precision_findings"]
+__all__ = ["Device", "DriverError", "accelerator_findings", "nvidia_devices", "precision_findings"]
 
+_QUERY = "driver_version,name,compute_cap,memory.total,memory.free"  # sizes in MiB
+_SECONDS = 20.0  # for an answer of the driver
 _TF32_CAPABILITY = (8, 0)  # from here on tensor cores take float32 as TF32
 
 
-def accelerator_findings(read_driver: Callable[[], Driver | None] | None = None) -> Iterator[Finding]:
+class DriverError(RuntimeError):
+    """`nvidia-smi` is there, and answers with an error."""
+
+
+class Device(NamedTuple):
+    """One device, as the driver sees it: also one that CUDA_VISIBLE_DEVICES hides."""
+
+    driver: str
+    name: str
+    capability: tuple[int, int]
+    total_bytes: int
+    free_bytes: int
+
+
+def nvidia_devices() -> list[Device] | None:
+    """The devices that the driver lists; None without a driver. Raises: DriverError."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+        devices = []
+        for line in filter(str.strip, listed.splitlines()):
+            driver, name, capability, total, free = (cell.strip() for cell in line.split(","))
+            major, minor = map(int, capability.split("."))
+            devices.append(Device(driver, name, (major, minor), int(total) * 2**20, int(free) * 2**20))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise DriverError(f"`nvidia-smi` does not list the devices ({error}); run it for more") from None
+    return devices
+
+
+def accelerator_findings() -> Iterator[Finding]:
     """Devices and their driver, and whether torch sees them."""
-    found = (read_driver or driver)()
-    if found is None or not found.devices:
-        yield from _without_device(found)
+    devices = nvidia_devices()
+    if not devices:
+        yield _without_device(devices)
         return
-    names = ", ".join(device.name for device in found.devices)
+    names = ", ".join(device.name for device in devices)
     if torch.version.cuda is None:
-        yield _unused(names)
+        there, here = min(product_seconds("cuda").values()), min(product_seconds("cpu").values())
+        values = product_values(there, here)
+        yield Finding(
+            "accelerator",
+            f"{names} cannot be used, torch {torch.__version__} is built without CUDA: {values['problem']} takes about "
+            f"{readable_seconds(here)} on the processor instead of {readable_seconds(there)} ({values['rates']})",
+            "warning" if there < here else "note",
+            "install a build of torch with CUDA, see https://pytorch.org/get-started/locally",
+            values,
+        )
         return
-    visible = torch.cuda.device_count()
-    if not visible:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "torch finds none of them" if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r} hides all of them"
-        advice = "" if hidden is None else "unset CUDA_VISIBLE_DEVICES, or name a device in it"
-        yield Finding("accelerator", f"{names}: {why}", "note" if hidden is not None else "warning", advice)
-    for number, device in enumerate(found.devices):
+    visible, hidden = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible and hidden is None:
+        yield Finding("accelerator", f"{names}: torch finds none of them", "warning")
+    elif not visible:
+        text = f"{names}: CUDA_VISIBLE_DEVICES={hidden!r} hides all of them"
+        yield Finding("accelerator", text, "note", "unset CUDA_VISIBLE_DEVICES, or name a device in it")
+    for number, device in enumerate(devices):
         modes = "tensor cores take TF32 and bfloat16" if device.capability >= _TF32_CAPABILITY else "no TF32"
         yield Finding(
             "accelerator", f"{device.name}, {readable_bytes(device.free_bytes)} free of "
-            f"{readable_bytes(device.total_bytes)}, compute capability {_dotted(device.capability)} ({modes}), driver "
-            f"{found.version}, torch for CUDA {torch.version.cuda}",
+            f"{readable_bytes(device.total_bytes)}, compute capability {'.'.join(map(str, device.capability))} "
+            f"({modes}), driver {device.driver}, torch for CUDA {torch.version.cuda}",
             values={
-                "number": number, "name": device.name, "total_bytes": device.total_bytes,
-                "free_bytes": device.free_bytes, "capability": list(device.capability), "driver": found.version,
+                **device._asdict(), "number": number, "capability": list(device.capability),
                 "torch_cuda": torch.version.cuda, "visible": visible,
             },
         )  # fmt: skip
+
+
+def _without_device(devices: list[Device] | None) -> Finding:
+    if torch.version.hip is not None:
+        count = torch.cuda.device_count()
+        return Finding("accelerator", f"{counted(count, 'AMD device')}, torch for ROCm {torch.version.hip}")
+    kind = "no NVIDIA driver is installed" if devices is None else "an NVIDIA driver, and no device"
+    if torch.version.cuda is not None:
+        kind += f" (torch is built for CUDA {torch.version.cuda})"
+    return Finding("accelerator", f"none: {kind}; everything runs on the processor")
 
 
 def precision_findings() -> Iterator[Finding]:
@@ -74,32 +126,3 @@ def precision_findings() -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("precision", "torch multiplies float32 matrices in float32: no TF32, no bfloat16", values=values)
-
-
-def _without_device(found: Driver | None) -> Iterator[Finding]:
-    if torch.version.hip is not None:
-        count = torch.cuda.device_count()
-        yield Finding("accelerator", f"{counted(count, 'AMD device')}, torch for ROCm {torch.version.hip}")
-        return
-    kind = "no NVIDIA driver is installed" if found is None else "an NVIDIA driver, and no device"
-    if torch.version.cuda is not None:
-        kind += f" (torch is built for CUDA {torch.version.cuda})"
-    yield Finding("accelerator", f"none: {kind}; everything runs on the processor")
-
-
-def _unused(names: str) -> Finding:
-    there, here = min(product_seconds("cuda").values()), min(product_seconds("cpu").values())
-    rates = f"{current_profile().name} rates"
-    values = {"problem": product_text(), "seconds": there, "seconds_without": here, "rates": rates}
-    return Finding(
-        "accelerator",
-        f"{names} cannot be used, torch {torch.__version__} is built without CUDA: {product_text()} takes about "
-        f"{readable_seconds(here)} on the processor instead of {readable_seconds(there)} ({rates})",
-        "warning" if there < here else "note",
-        "install a build of torch with CUDA, see https://pytorch.org/get-started/locally",
-        values,
-    )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

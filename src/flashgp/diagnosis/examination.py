@@ -1,6 +1,6 @@
-"""`fgp.doctor`: every probe runs, and one that fails is a finding too.
+"""`fgp.doctor`: every check runs, and one that fails is a finding too.
 
-A probe looks without changing anything: no directory is made, no flag is set, no device is initialised, no package is
+A check looks without changing anything: no directory is made, no flag is set, no device is initialised, no package is
 imported for its version.
 """
 
@@ -8,35 +8,42 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 
 from flashgp.diagnosis.accelerators import accelerator_findings, precision_findings
-from flashgp.diagnosis.directories import cache_findings, profile_findings
 from flashgp.diagnosis.findings import Diagnosis, Finding
-from flashgp.diagnosis.packages import package_findings, version_findings
-from flashgp.diagnosis.processor import core_findings, memory_findings, processor_findings
-from flashgp.diagnosis.threads import thread_findings
-
-__all__ = ["PROBES", "doctor", "examine"]
-
-Probe = Callable[[], Iterable[Finding]]
-
-PROBES: tuple[tuple[str, Probe], ...] = (
-    ("versions", version_findings),
-    ("processor", processor_findings),
-    ("cores", core_findings),
-    ("threads", thread_findings),
-    ("memory", memory_findings),
-    ("accelerator", accelerator_findings),
-    ("precision", precision_findings),
-    ("packages", package_findings),
-    ("profile", profile_findings),
-    ("cache", cache_findings),
+from flashgp.diagnosis.installation import cache_findings, package_findings, profile_findings, version_findings
+from flashgp.diagnosis.processor import (
+    core_findings,
+    memory_findings,
+    node_findings,
+    processor_findings,
+    thread_findings,
 )
+
+__all__ = ["CHECKS", "doctor", "examine"]
+
+Check = Callable[[], Iterable[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "versions": version_findings,
+    "processor": processor_findings,
+    "cores": core_findings,
+    "NUMA nodes": node_findings,
+    "threads": thread_findings,
+    "memory": memory_findings,
+    "accelerator": accelerator_findings,
+    "precision": precision_findings,
+    "packages": package_findings,
+    "profile": profile_findings,
+    "cache": cache_findings,
+}
 
 
 def doctor() -> Diagnosis:
     """Look at this installation and this machine, and say what to do: `fgp.doctor`, `flashgp doctor`.
 
-    Returns: a Diagnosis, whose findings have a severity and advice; `print` it. Never raises: a probe that fails is a
+    Returns:
+        A Diagnosis, whose findings have a severity and advice; `print` it. Never raises: a check that fails is a
         finding.
+
     Cost: a fraction of a second beyond `import flashgp`; some MiB.
 
     Example:
@@ -44,26 +51,22 @@ def doctor() -> Diagnosis:
         >>> isinstance(findings.advice, (list, tuple, str))
         True
     """
-    return Diagnosis(tuple(finding for topic, probe in PROBES for finding in examine(topic, probe)))
+    return Diagnosis(tuple(finding for topic, check in CHECKS.items() for finding in examine(topic, check)))
 
 
-def examine(topic: str, probe: Probe) -> Iterator[Finding]:
-    """What a probe finds, what it warns of, and why it ended early."""
+def examine(topic: str, check: Check) -> Iterator[Finding]:
+    """The findings of a check, the warnings that it gave, and the exception that ended it."""
     failure: Exception | None = None
-    found: list[Finding] = []
-    with warnings.catch_warnings(record=True) as said:
+    findings: list[Finding] = []
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            for finding in probe():
-                found.append(finding)  # noqa: PERF402 - one that fails keeps what it found before
+            for finding in check():
+                findings.append(finding)  # noqa: PERF402 - a check that fails keeps its findings before that
         except Exception as error:  # whatever a driver or a file system may raise
             failure = error
-    yield from found
-    yield from (Finding(topic, str(warning.message), "warning") for warning in said)
+    yield from findings
+    yield from (Finding(topic, str(warning.message), "warning") for warning in caught)
     if failure is not None:
-        yield Finding(
-            topic,
-            f"could not be looked at: {type(failure).__name__}: {failure}",
-            "warning",
-            values={"error": type(failure).__name__},
-        )
+        name = type(failure).__name__
+        yield Finding(topic, f"could not be looked at: {name}: {failure}", "warning", values={"error": name})

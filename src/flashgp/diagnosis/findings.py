@@ -59,25 +59,18 @@ class Diagnosis:
 
     def __str__(self) -> str:
         width = max((len(finding.topic) for finding in self.findings), default=0)
-        lines = []
-        for mark, topic, found in self.rows():
-            lines += _wrapped(f"{mark} {topic:<{width}}  ", found)
-        for advice in self.advice:
-            lines += _wrapped("=> ", advice)
-        return "\n".join(lines)
+        starts = [(f"{mark} {topic:<{width}}  ", found) for mark, topic, found in self.rows()]
+        starts += [("=> ", advice) for advice in self.advice]
+        return "\n".join(
+            textwrap.fill(  # paths and commands are not broken
+                text, _COLUMNS, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False,
+                break_on_hyphens=False,
+            ) for start, text in starts
+        )  # fmt: skip
 
     def _repr_html_(self) -> str:
-        cells = (
-            f"<td>{html.escape(m)}</td><th>{html.escape(t)}</th><td>{html.escape(f)}</td>" for m, t, f in self.rows()
-        )
+        rows = (map(html.escape, row) for row in self.rows())
+        cells = (f"<td>{mark}</td><th>{topic}</th><td>{found}</td>" for mark, topic, found in rows)
         items = "".join(f"<li>{html.escape(advice)}</li>" for advice in self.advice)
         table = "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
         return table + (f"<ul>{items}</ul>" if items else "")
-
-
-def _wrapped(start: str, text: str) -> list[str]:
-    """Lines that begin under each other; paths and commands are not broken."""
-    return textwrap.wrap(
-        text, _COLUMNS, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip

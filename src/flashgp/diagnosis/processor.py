@@ -1,20 +1,23 @@
-"""The processor and its instruction sets, the cores and NUMA nodes that this process has, the memory that is free."""
+"""The processor, the cores and NUMA nodes of this process, how many threads compute on them, and the free memory.
+
+BLAS libraries are asked for their threads where they are loaded already; none is loaded for it.
+"""
 
 import math
 import os
 import platform
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from flashgp.diagnosis.findings import Finding
-from flashgp.foundations import machine
-from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes, memory_limit, text_of
+from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes, machine_bytes, memory_limit
 from flashgp.foundations.placement import launcher_text, placement_events
 from flashgp.foundations.processors import (
     core_quota,
     core_text,
+    cpuinfo,
     numa_nodes,
     own_cores,
     physical_cores,
@@ -23,18 +26,21 @@ from flashgp.foundations.processors import (
 from flashgp.foundations.profile_store import machine_key
 from flashgp.foundations.quantities import counted, readable_bytes
 
-__all__ = ["core_findings", "memory_findings", "processor_findings"]
+__all__ = ["core_findings", "memory_findings", "node_findings", "processor_findings", "thread_findings"]
 
 # Instruction sets that matrix arithmetic gains from, as the system lists them (x86 and Arm).
 _FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "sve2", "bf16")
 # With one of these OpenMP pins its threads itself, the calling one included, when torch is loaded.
-BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_WAIT_POLICY")
 _LOW_BYTES = 2**30  # a machine with less left than this refuses problems that are small elsewhere
 
 
 def processor_findings() -> Iterator[Finding]:
-    """The model, what it can do, and what torch makes of it."""
-    features = [name for name in _FEATURES if name in _flags()]
+    """The model, its instruction sets, and those that torch uses."""
+    lines = cpuinfo()
+    flags = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
+    features = [name for name in _FEATURES if name in flags]
     capability = torch.backends.cpu.get_cpu_capability()
     values = {"model": machine_key()[0], "features": features, "torch_capability": capability}
     shown = ", ".join(features) or "its instruction sets are not listed"
@@ -44,16 +50,14 @@ def processor_findings() -> Iterator[Finding]:
         advice = "unset ATEN_CPU_CAPABILITY, so that torch uses all that the processor has"
         yield Finding("processor", f"{text}, as ATEN_CPU_CAPABILITY={asked} asks", "note", advice, values)
     elif features and capability in ("DEFAULT", "NO AVX") and platform.machine() in ("x86_64", "AMD64"):
-        yield Finding(
-            "processor", f"{text}, and no vector instructions of AVX2 or later", "note",
-            "choose a machine with AVX2: matrix arithmetic is several times slower without", values,
-        )  # fmt: skip
+        advice = "choose a machine with AVX2: matrix arithmetic is several times slower without"
+        yield Finding("processor", f"{text}, and no vector instructions of AVX2 or later", "note", advice, values)
     else:
         yield Finding("processor", text, values=values)
 
 
 def core_findings() -> Iterator[Finding]:
-    """The cores this process may run on, by affinity, quota and launcher, and the NUMA nodes they lie in."""
+    """The cores this process may run on, by affinity, quota and launcher."""
     own, total, quota = own_cores(), os.cpu_count() or 1, core_quota()
     values = {
         "usable": usable_cores(), "affinity": sorted(own) if own else None, "of_machine": total, "quota": quota,
@@ -64,42 +68,72 @@ def core_findings() -> Iterator[Finding]:
     if own and values["physical"] != len(own):
         text += f" ({values['physical']} physical)"
     text += "" if quota is None else f", and a control group grants {quota:.3g} cores' worth of time"
-    text += "".join(f"; {said}" for said in (launcher_text(), *placement_events()) if said)
+    text += "".join(f"; {part}" for part in (launcher_text(), *placement_events()) if part)
     yield Finding("cores", text, values=values)
-    bound = [f"{name}={os.environ[name]}" for name in BINDING_VARIABLES if os.environ.get(name)]
+    bound = [name for name in _BINDING if os.environ.get(name)]
     if bound:
-        yield Finding(
-            "cores", f"{', '.join(bound)}: OpenMP binds torch's threads itself, the calling one included", "note",
-            f"unset {' and '.join(one.split('=')[0] for one in bound)}, and bind with `fgp.runtime(cores=...)` or "
-            "--cores",
-        )  # fmt: skip
-    yield from _node_findings(own)
+        shown = ", ".join(f"{name}={os.environ[name]}" for name in bound)
+        advice = f"unset {' and '.join(bound)}, and bind with `fgp.runtime(cores=...)` or --cores"
+        text = f"{shown}: OpenMP binds torch's threads itself, the calling one included"
+        yield Finding("cores", text, "note", advice)
 
 
-def _node_findings(own: frozenset[int] | None) -> Iterator[Finding]:
+def node_findings() -> Iterator[Finding]:
+    """The NUMA nodes, and those that this process runs on."""
+    own = own_cores() or frozenset()
     nodes = {node: cores for node, cores in numa_nodes().items() if cores}
-    if not nodes:
-        yield Finding("NUMA nodes", "this system names none")
-        return
     values = {str(node): core_text(cores) for node, cores in nodes.items()}
-    text = ", ".join(f"node {node}: cores {cores}" for node, cores in values.items())
-    mine = [node for node, cores in nodes.items() if own and own & cores]
-    if len(mine) > 1:
-        text += f"; this process runs on {len(mine)} of them"
-        advice = f"on problems that fit one node, pin to it: `fgp.runtime(numa_node={mine[0]})` or --numa {mine[0]}"
-        yield Finding("NUMA nodes", f"{text}, whose memory is slower from the others", "note", advice, values)
-    else:
+    text = ", ".join(f"node {node}: cores {cores}" for node, cores in values.items()) or "this system names none"
+    mine = [node for node, cores in nodes.items() if own & cores]
+    if len(mine) < 2:
         yield Finding("NUMA nodes", text, values=values)
+        return
+    text += f"; this process runs on {len(mine)} of them, whose memory is slower from the others"
+    advice = f"on problems that fit one node, pin to it: `fgp.runtime(numa_node={mine[0]})` or --numa {mine[0]}"
+    yield Finding("NUMA nodes", text, "note", advice, values)
+
+
+def thread_findings(read_libraries: Callable[[], list[dict[str, Any]]] | None = None) -> Iterator[Finding]:
+    """Whether torch, the compiled loops and BLAS libraries take too many threads for the cores, or too few."""
+    threads, cores = torch.get_num_threads(), usable_cores()
+    libraries = (read_libraries or _libraries)()
+    environment = {name: os.environ[name] for name in _THREADS if os.environ.get(name)}
+    values = {
+        "torch": threads, "torch_interop": torch.get_num_interop_threads(), "libraries": libraries, "cores": cores,
+        "environment": environment,
+    }  # fmt: skip
+    text = f"torch and our compiled loops {threads}"
+    text += "".join(f", {one['name']} {one['threads']}" for one in libraries)
+    text += "".join(f", {name}={value}" for name, value in environment.items())
+    ours, on_cores = counted(threads, "thread"), f"on {counted(cores, 'core')}"
+    most = min(cores, physical_cores(own_cores() or range(cores)))
+    share = _share(cores)
+    if threads > cores:
+        advice = f"set OMP_NUM_THREADS={cores}: {ours} {on_cores}"
+        yield Finding("threads", f"{ours} {on_cores}: they wait for each other ({text})", "warning", advice, values)
+    elif share is not None and threads > share:
+        text = f"{ours} in each process ({launcher_text()}) {on_cores} that no other process is kept from ({text})"
+        advice = f"set OMP_NUM_THREADS={share}, or give each process cores of its own: `fgp.runtime(cores=...)`"
+        yield Finding("threads", text, "warning", advice, values)
+    elif threads < most and not launcher_text():
+        advice = f"set OMP_NUM_THREADS={most} if nothing else needs the other cores"
+        yield Finding("threads", f"{ours} of {most} that the cores allow ({text})", "note", advice, values)
+    else:
+        yield Finding("threads", text, values=values)
+    for one in libraries:
+        if one["threads"] > cores:
+            text = f"{one['name']} takes {counted(one['threads'], 'thread')} {on_cores}"
+            yield Finding("threads", text, "note", f"set {one['name'].upper()}_NUM_THREADS={cores}")
 
 
 def memory_findings() -> Iterator[Finding]:
-    """What plans may take, within every limit."""
-    plans, limit, total = available_bytes(torch.device("cpu")), memory_limit(), _total_bytes()
-    rows = math.isqrt(plans // 8)
-    values = {"free_bytes": int(plans / FREE_MEMORY_SHARE), "plan_bytes": plans, "limit_bytes": limit}
-    values |= {"total_bytes": total, "factor_rows": rows}
-    text = f"{readable_bytes(plans / FREE_MEMORY_SHARE)} free"
-    text += "" if total is None else f" of {readable_bytes(total)}"
+    """The bytes that plans may take, within every limit."""
+    plans, limit, total = available_bytes(torch.device("cpu")), memory_limit(), machine_bytes("MemTotal")
+    free, rows = plans / FREE_MEMORY_SHARE, math.isqrt(plans // 8)
+    values = {
+        "free_bytes": int(free), "plan_bytes": plans, "limit_bytes": limit, "total_bytes": total, "factor_rows": rows,
+    }  # fmt: skip
+    text = f"{readable_bytes(free)} free" + ("" if total is None else f" of {readable_bytes(total)}")
     text += "" if limit is None else f", within a limit of {readable_bytes(limit)} by a control group"
     text += f"; plans take up to {readable_bytes(plans)}, a float64 factor of {rows:,} rows"
     low = plans < _LOW_BYTES
@@ -107,17 +141,19 @@ def memory_findings() -> Iterator[Finding]:
     yield Finding("memory", text, "note" if low else "ok", advice, values)
 
 
-def _total_bytes() -> int | None:
-    for line in text_of(Path(machine.ROOT) / "proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None
+def _share(cores: int) -> int | None:
+    """Threads for each process where a launcher has started several that may all use the same cores; else None."""
+    size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    own = own_cores()
+    bound = own is not None and len(own) < (os.cpu_count() or 1)
+    return max(1, cores // int(size)) if size.isdigit() and int(size) > 1 and not bound else None
 
 
-def _flags() -> set[str]:
-    """The instruction sets that the system lists for the first core."""
-    for line in text_of(Path(machine.ROOT) / "proc/cpuinfo").splitlines():
-        name, _, flags = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return set(flags.split())
-    return set()
+def _libraries() -> list[dict[str, Any]]:
+    """Name and threads of each BLAS library of this process, torch's own MKL not among them."""
+    from threadpoolctl import ThreadpoolController
+
+    libraries = ThreadpoolController().select(user_api="blas").info()
+    return [
+        {"name": one["internal_api"], "threads": one["num_threads"], "version": one.get("version")} for one in libraries
+    ]

@@ -8,7 +8,7 @@ import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["available_bytes", "control_groups", "memory_limit", "parse_bytes", "text_of"]
+__all__ = ["available_bytes", "control_groups", "machine_bytes", "memory_limit", "parse_bytes", "text_of"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -48,27 +48,35 @@ def available_bytes(device: torch.device) -> int:
         free, _total = torch.accelerator.get_memory_info(device)
         idle = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
         return int((free + max(0, idle)) * FREE_MEMORY_SHARE)
-    root = Path(ROOT)
-    free = min([_machine_free(root), *_control_groups_free(root)])
+    free = min([_machine_free(), *_control_groups_free()])
     return int(free * FREE_MEMORY_SHARE)
 
 
-def _machine_free(root: Path) -> int:
-    """What the kernel says could be had without swapping; other processes' memory is not in it."""
-    for line in text_of(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
+def machine_bytes(name: str) -> int | None:
+    """A number of /proc/meminfo, such as MemTotal, in bytes; None where the system does not say."""
+    for line in text_of(Path(ROOT) / "proc/meminfo").splitlines():
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+    return None
 
 
-def control_groups(root: Path, resource: str) -> Iterator[tuple[int, Path]]:
+def _machine_free() -> int:
+    """What the kernel says could be had without swapping; other processes' memory is not in it."""
+    free = machine_bytes("MemAvailable")
+    if free is None:
+        import psutil
+
+        free = int(psutil.virtual_memory().available)
+    return free
+
+
+def control_groups(resource: str) -> Iterator[tuple[int, Path]]:
     """(version, folder) of each Linux control group around this process that may limit a resource, versions 2 and 1.
 
     A process is in one group per hierarchy, and in all groups above it; inside a container only the part of the path
     below its own top may be visible.
     """
+    root = Path(ROOT)
     for line in text_of(root / "proc/self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" and not controllers:
@@ -84,13 +92,13 @@ def control_groups(root: Path, resource: str) -> Iterator[tuple[int, Path]]:
 
 def memory_limit() -> int | None:
     """Bytes of the tightest memory limit of a control group around this process; None where there is none."""
-    limits = [_group_limit(folder / _FILES[version][0]) for version, folder in control_groups(Path(ROOT), "memory")]
+    limits = [_group_limit(folder / _FILES[version][0]) for version, folder in control_groups("memory")]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _control_groups_free(root: Path) -> list[int]:
+def _control_groups_free() -> list[int]:
     """Bytes left in each control group that has a limit. What the page cache holds is given up on demand: not used."""
-    found = (_group_free(folder, *_FILES[version]) for version, folder in control_groups(root, "memory"))
+    found = (_group_free(folder, *_FILES[version]) for version, folder in control_groups("memory"))
     return [left for left in found if left is not None]
 
 

@@ -16,6 +16,7 @@ from flashgp.foundations.errors import DomainError
 __all__ = [
     "core_quota",
     "core_text",
+    "cpuinfo",
     "numa_nodes",
     "own_cores",
     "parse_cores",
@@ -42,7 +43,7 @@ def usable_cores() -> int:
 def core_quota() -> float | None:
     """Seconds of processor time per second that the tightest control group grants; None without such a limit."""
     quotas = []
-    for version, folder in machine.control_groups(Path(machine.ROOT), "cpu"):
+    for version, folder in machine.control_groups("cpu"):
         if version == 2:
             granted, period = (*machine.text_of(folder / "cpu.max").split(), "", "")[:2]
         else:
@@ -65,6 +66,13 @@ def numa_nodes() -> dict[int, frozenset[int]]:
         except DomainError:
             nodes[int(folder.name.removeprefix("node"))] = frozenset()
     return dict(sorted(nodes.items()))
+
+
+def cpuinfo(root: str | None = None) -> dict[str, str]:
+    """The lines of /proc/cpuinfo for the first processor, by name; empty where the system has none."""
+    first = machine.text_of(Path(root or machine.ROOT) / "proc/cpuinfo").strip().split("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def physical_cores(cores: Collection[int]) -> int:

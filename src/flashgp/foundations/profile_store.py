@@ -24,7 +24,7 @@ from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.placement import active_placement
-from flashgp.foundations.processors import core_text
+from flashgp.foundations.processors import core_text, cpuinfo
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.threads import usual_threads
@@ -62,25 +62,14 @@ def machine_key() -> tuple[str, int, int, str]:
 
 @functools.cache
 def _processor() -> str:
-    return _processor_of(_processor_lines())
+    return processor_name(cpuinfo("/"))
 
 
-def _processor_of(lines: Mapping[str, str]) -> str:
+def processor_name(lines: Mapping[str, str]) -> str:
     """'AMD EPYC (family 25, model 1, stepping 1)': the name, and what tells processors of that name apart."""
     numbers = [f"{said} {lines[name][:20]}" for name, said in _NUMBERS.items() if lines.get(name)]
     model = lines.get("model name") or platform.processor() or platform.machine() or "unknown"
     return model[:120] + (f" ({', '.join(numbers)})" if numbers else "")
-
-
-def _processor_lines(path: str = "/proc/cpuinfo") -> dict[str, str]:
-    """What the system says of its first processor; empty where it does not."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            first = file.read(8192).split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def profile_path() -> Path:
