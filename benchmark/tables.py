@@ -28,9 +28,10 @@ from typing import Any
 from headlines import headline_record
 
 from flashgp.bench import Comparison
-from flashgp.bench.formats import format_bytes, format_error, format_ratio, format_seconds
+from flashgp.bench.formats import format_error, format_ratio, format_seconds
 from flashgp.bench.records import read_record
 from flashgp.foundations.errors import DomainError, FlashGPError
+from flashgp.foundations.quantities import readable_bytes
 
 __all__ = ["CLAIM_COLUMNS", "claim_row", "main", "markdown_table", "render_document"]
 
@@ -54,7 +55,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "integer": lambda value: f"{value:,.0f}",
     "seconds": format_seconds,
-    "bytes": format_bytes,
+    "bytes": readable_bytes,
     "ratio": format_ratio,
     "error": format_error,
     "percent": lambda value: f"{100 * value:.1f} %",

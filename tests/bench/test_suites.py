@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("typer")
 
 from flashgp.bench import read_record
-from flashgp.bench.suites import SUITES, Options, baselines, kernel_matrix, suite_named
+from flashgp.bench.suites import SUITES, Comparisons, Options, baselines, kernel_matrix, suite_named
 from flashgp.bench.suites.suite import Problem, available_devices, measure
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from test_cli import run
@@ -148,7 +148,7 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
 def test_json_alone_is_on_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
     def loud(options: Options) -> Any:
         print("a peer says hello")  # noqa: T201
-        return kernel_matrix.SUITE.comparisons([])
+        return Comparisons(kernel_matrix.SUITE, [])
 
     monkeypatch.setattr(kernel_matrix, "SUITE", type(kernel_matrix.SUITE)(**{**vars(kernel_matrix.SUITE), "run": loud}))
     answer = json.loads(run("bench", "kernel-matrix", "--json").stdout)

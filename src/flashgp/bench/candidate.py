@@ -9,7 +9,7 @@ __all__ = ["Candidate", "Run"]
 
 @dataclass(frozen=True)
 class Run:
-    """One timed call and what that very call took and gave."""
+    """Seconds, peak memory and relative error of one timed call."""
 
     seconds: float
     peak_bytes: int
@@ -20,11 +20,15 @@ class Run:
 class Candidate:
     """The result of one candidate; `seconds`, `spread`, `peak_bytes` and `error` are None if it was refused.
 
-    seconds: median over the runs. spread: interquartile range of the seconds. peak_bytes: the largest of the runs,
-    above the level at entry, the result included. error: the largest of the runs, relative (see `verification`).
-    warmup_seconds: all warm-up calls together. times: seconds of each run, in the order they were made.
-    clock_times: seconds of each run under every other clock, by its name; these runs are not among `runs`.
-    disagreements: what another clock says that contradicts the one that decides, one line each.
+    Fields:
+        seconds: median over the runs.
+        spread: interquartile range of the seconds.
+        peak_bytes: the largest of the runs, above the level at entry, the result included.
+        error: the largest of the runs, relative (see `verification`).
+        warmup_seconds: all warm-up calls together.
+        runs: the timed runs in the order they were made.
+        clock_times: seconds of each run under every other clock, by its name; these runs are not among `runs`.
+        disagreements: how another clock contradicts the one that decides, a line by its name.
     """
 
     name: str
@@ -37,7 +41,7 @@ class Candidate:
     warmup_seconds: float | None
     runs: tuple[Run, ...] = ()
     clock_times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    disagreements: tuple[str, ...] = ()
+    disagreements: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def clock_seconds(self) -> dict[str, float]:
@@ -50,3 +54,8 @@ class Candidate:
     def times(self) -> tuple[float, ...]:
         """Seconds of each timed run, also of those before a refusal."""
         return tuple(run.seconds for run in self.runs)
+
+    @property
+    def verdict(self) -> str:
+        """Accepted, or refused with the reason."""
+        return "accepted" if self.accepted else f"refused: {self.reason}"

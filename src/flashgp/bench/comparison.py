@@ -195,17 +195,19 @@ class _Entrant:
             warmup_seconds=warmup_seconds,
             runs=tuple(self.runs),
             clock_times=others,
-            disagreements=tuple(self._disagreements(decides, statistics.median(times), others)),
+            disagreements=self._disagreements(decides, statistics.median(times), others),
         )
 
-    def _disagreements(self, decides: str, seconds: float, others: Mapping[str, tuple[float, ...]]) -> Iterator[str]:
+    def _disagreements(self, decides: str, seconds: float, others: Mapping[str, tuple[float, ...]]) -> dict[str, str]:
+        lines = {}
         for name, times in others.items():
             # Work that a clock does not count is missing in every run: more is only believed if all runs say so.
             middle = statistics.median(times)
             other = middle if middle <= seconds else max(seconds, min(times))
             line = disagreement(decides, seconds, name, other, self.overhead[name])
             if line is not None:
-                yield line
+                lines[name] = line
+        return lines
 
 
 class _Bench:

@@ -1,11 +1,10 @@
-"""Numbers as people read them: seconds, bytes, ratios, errors. Used by the printed and the written tables."""
-
-__all__ = ["format_bytes", "format_error", "format_ratio", "format_seconds", "text_table"]
+"""Cells of tables: three digits of seconds and ratios, two of errors, a dash for None; a table as text."""
 
 from collections.abc import Sequence
 
+__all__ = ["format_error", "format_ratio", "format_seconds", "text_table"]
+
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-_BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -16,16 +15,6 @@ def format_seconds(seconds: float | None) -> str:
         if abs(seconds) >= size:
             return f"{_three_digits(seconds / size)} {unit}"
     return "0 s" if seconds == 0 else f"{seconds:.1e} s"
-
-
-def format_bytes(count: float | None) -> str:
-    """Three digits and a binary unit: `1.50 GiB`; a dash for None."""
-    if count is None:
-        return "-"
-    for size, unit in _BYTE_UNITS:
-        if abs(count) >= size:
-            return f"{_three_digits(count / size)} {unit}"
-    return f"{count:.0f} B"
 
 
 def format_ratio(ratio: float | None) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from flashgp.bench.suites import Options, suite_named
-from flashgp.bench.suites.pages import save
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.quantities import readable_seconds
 
@@ -53,7 +52,7 @@ def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
             )
     console.say(measured.text())
     for path in out:
-        save(path, measured)
+        measured.save(path)
         console.say(f"wrote {path}")
     console.note(f"measured in {readable_seconds(time.perf_counter() - began)}")
     return {"command": "bench", "out": out, **measured.record()}

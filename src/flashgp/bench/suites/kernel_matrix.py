@@ -57,7 +57,7 @@ def run(options: Options) -> Comparisons:
     """Every size, dtype and device; see Suite."""
     findings = [_compared(n, name, device, options) for device, name, n in options.problems]
     notes = [missing_peer("GPyTorch")] if options.peers and peer("gpytorch") is None else []
-    return SUITE.comparisons(findings, notes, columns=COLUMNS, own_rows=tuple(_row(finding) for finding in findings))
+    return Comparisons(SUITE, findings, notes)
 
 
 def _compared(n: int, name: str, device: str, options: Options) -> Finding:
@@ -131,12 +131,12 @@ COLUMNS = (
 )
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _rows(finding: Finding) -> list[dict[str, Any]]:
     by_name = {one.name: one for one in finding.comparison.candidates}
     seconds = {name: one.seconds for name, one in by_name.items()}
     plain, mapped, ours = (seconds.get(name) for name in (BROADCASTING, VMAP, OURS))
     closure = next(entry.seconds for entry in finding.unevaluated if entry.evaluated_by == VMAP)
-    return {
+    row = {
         "work": finding.work,
         "closure_seconds": closure,
         "artefact": plain / closure if plain else None,
@@ -148,6 +148,7 @@ def _row(finding: Finding) -> dict[str, Any]:
         "gpytorch_seconds": seconds.get("GPyTorch"),
         "ours_error": by_name[OURS].error,
     }
+    return [row]
 
 
 SUITE = Suite(
@@ -158,4 +159,6 @@ SUITE = Suite(
     dtypes=("float32", "bfloat16", "float64"),
     run=run,
     allowed=tuple(DTYPES),
+    columns=COLUMNS,
+    rows=_rows,
 )

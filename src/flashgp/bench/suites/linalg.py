@@ -76,7 +76,7 @@ def run(options: Options) -> Comparisons:
                     TOLERANCES[name],
                 )
                 findings.append(measure(problem, candidates, options))
-    return SUITE.comparisons(sorted(findings, key=lambda finding: finding.group))
+    return Comparisons(SUITE, sorted(findings, key=lambda finding: finding.group))
 
 
 SUITE = Suite(

@@ -123,7 +123,7 @@ def run(options: Options) -> Comparisons:
             dict.fromkeys(PLAIN, 3 * n * n * D * 8),
         )
         findings.append(measure(problem, candidates, options))
-    return SUITE.comparisons(findings, [missing_peer("GPyTorch")] if options.peers and gpytorch is None else [])
+    return Comparisons(SUITE, findings, [missing_peer("GPyTorch")] if options.peers and gpytorch is None else [])
 
 
 SUITE = Suite(

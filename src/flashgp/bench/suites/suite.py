@@ -1,21 +1,29 @@
 """What a suite is asked for, and what it measured: comparisons at several sizes, as a record, a table and text."""
 
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flashgp.bench.comparison import compare
 from flashgp.bench.formats import format_ratio, format_seconds, text_table
+from flashgp.bench.pages import draw_curves, environment_section, save
 from flashgp.bench.perturbation import Perturb
 from flashgp.bench.records import environment
 from flashgp.bench.results import Comparison
 from flashgp.bench.suites.baselines import BROADCASTING
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.machine import available_bytes
+from flashgp.page import Figure, Notes, Page, PageTable, Section
+from flashgp.plots.axes import new_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
 
 __all__ = [
     "DTYPES",
@@ -41,6 +49,13 @@ _COLUMNS = (
     {"key": "error", "title": "error"},
     {"key": "peak_bytes", "title": "peak memory"},
     {"key": "verdict", "title": "verdict"},
+)
+_WIDTH, _HEIGHT = 8.0, 4.2  # inches of one group's curves
+_BUILT = (
+    "Building a closure or a lazy matrix takes the same microseconds whatever n is. Timed as if it were the matrix, it "
+    'beats broadcasting by a factor as large as one likes; the numbers, under "really", take about as long as '
+    "everybody else's.",
+    "flashgp.bench.compare refuses what is no numbers; the reason is beside it.",
 )
 
 
@@ -115,70 +130,42 @@ class Finding:
         return f"n={self.size:,}, {self.group}"
 
 
-@dataclass(frozen=True)
-class Comparisons:
-    """Everything that a suite measured; `columns` and `rows` make the table of its record."""
-
-    name: str
-    title: str
-    question: str
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...] = ()
-    columns: tuple[Mapping[str, str], ...] = _COLUMNS
-    own_rows: tuple[Mapping[str, Any], ...] | None = None
-    environment: Mapping[str, Any] = field(default_factory=environment)
-
-    @property
-    def rows(self) -> list[Mapping[str, Any]]:
-        """The suite's own rows, else one for each candidate."""
-        if self.own_rows is not None:
-            return list(self.own_rows)
-        return [row for finding in self.findings for row in _rows(finding)]
-
-    def record(self) -> dict[str, Any]:
-        """Plain values, from which tables of documents are made."""
-        return {
-            **self.environment,
-            "suite": self.name,
-            "title": self.title,
-            "question": self.question,
-            "columns": [dict(column) for column in self.columns],
-            "rows": [dict(row) for row in self.rows],
-            "notes": list(self.notes),
-            "comparisons": [
-                {
-                    "group": finding.group,
-                    "size": finding.size,
-                    "unevaluated": [vars(entry) for entry in finding.unevaluated],
-                    **{k: v for k, v in finding.comparison.record().items() if k not in self.environment},
-                }
-                for finding in self.findings
-            ],
+def _candidate_rows(finding: Finding) -> list[dict[str, Any]]:
+    return [
+        {
+            "work": finding.work,
+            "candidate": one.name,
+            "seconds": one.seconds,
+            "spread_seconds": one.spread,
+            "ratio": finding.comparison.ratio(one),
+            "error": one.error,
+            "peak_bytes": one.peak_bytes,
+            "verdict": one.verdict,
+            **{f"{clock}_seconds": seconds for clock, seconds in one.clock_seconds.items()},
+            "disagreements": one.disagreements,
         }
-
-    def text(self) -> str:
-        """For a terminal."""
-        parts = [f"{self.title}. {self.question}"]
-        for finding in self.findings:
-            parts.append(f"{finding.work}\n{finding.comparison}")
-            if finding.unevaluated:
-                parts.append(text_table(*unevaluated_table(finding)))
-        return "\n\n".join([*parts, *(f"note: {note}" for note in self.notes)])
+        for one in finding.comparison.candidates
+    ]
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A question, the sizes and dtypes at which it is asked, and the function that measures the answer."""
+    """A question, the sizes and dtypes at which it is asked, and the function that measures the answer.
+
+    Fields: columns, of the table of its record; rows, those of one finding.
+    """
 
     name: str
     title: str
     question: str
     sizes: tuple[int, ...]
     dtypes: tuple[str, ...]
-    run: Callable[[Options], Comparisons]
+    run: Callable[[Options], "Comparisons"]
     allowed: tuple[str, ...] = ("float32", "float64")
+    columns: tuple[Mapping[str, str], ...] = _COLUMNS
+    rows: Callable[[Finding], list[dict[str, Any]]] = _candidate_rows
 
-    def measure(self, options: Options | None = None) -> Comparisons:
+    def measure(self, options: Options | None = None) -> "Comparisons":
         """Run it. Raises: DomainError, BackendUnavailableError for options that cannot be met."""
         options = Options() if options is None else options
         for size in options.sizes:
@@ -199,10 +186,116 @@ class Suite:
             warnings.simplefilter("ignore")  # of other libraries
             return self.run(full)
 
-    def comparisons(self, findings: Sequence[Finding], notes: Sequence[str] = (), **table: Any) -> Comparisons:
-        """The findings under the suite's name, with their notes and the suite's own."""
-        notes = [*(note for finding in findings for note in finding.notes), *notes]
-        return Comparisons(self.name, self.title, self.question, tuple(findings), tuple(notes), **table)
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Everything that a suite measured, with notes beside those of its findings."""
+
+    suite: Suite
+    findings: Sequence[Finding]
+    more_notes: Sequence[str] = ()
+    environment: Mapping[str, Any] = field(default_factory=environment)
+
+    @property
+    def notes(self) -> list[str]:
+        """Of the findings, then of the suite."""
+        return [*(note for finding in self.findings for note in finding.notes), *self.more_notes]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table of the record, by the suite's columns."""
+        return [row for finding in self.findings for row in self.suite.rows(finding)]
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, from which tables of documents are made."""
+        return {
+            **self.environment,
+            "suite": self.suite.name,
+            "title": self.suite.title,
+            "question": self.suite.question,
+            "columns": self.suite.columns,
+            "rows": self.rows,
+            "notes": self.notes,
+            "comparisons": [
+                {
+                    "group": finding.group,
+                    "size": finding.size,
+                    "unevaluated": [vars(entry) for entry in finding.unevaluated],
+                    **{k: v for k, v in finding.comparison.record().items() if k not in self.environment},
+                }
+                for finding in self.findings
+            ],
+        }
+
+    def text(self) -> str:
+        """For a terminal."""
+        parts = [f"{self.suite.title}. {self.suite.question}"]
+        for finding in self.findings:
+            parts.append(f"{finding.work}\n{finding.comparison}")
+            if finding.unevaluated:
+                parts.append(text_table(*unevaluated_table(finding)))
+        return "\n\n".join([*parts, *(f"note: {note}" for note in self.notes)])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write curves of all groups to a .png, a page to a .html, the record to any other file.
+
+        Raises: BackendUnavailableError without matplotlib; DomainError, OSError for a file that cannot be written.
+        """
+        save(path, self._figure, self._page, self.record)
+
+    def _figure(self) -> "Drawing":
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Drawing
+
+        groups = self._groups()
+        figure = Drawing(figsize=(_WIDTH, _HEIGHT * len(groups)), layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)
+        for ax, group in zip(figure.subplots(len(groups), 1, squeeze=False)[:, 0], groups, strict=True):
+            self._draw(group, ax)
+        return figure
+
+    def _page(self) -> Page:
+        tables = [(finding.work, *unevaluated_table(finding)) for finding in self.findings if finding.unevaluated]
+        sections = []
+        if tables:
+            rows = [(work, *row) for work, _, entries in tables for row in entries]
+            built = PageTable(("work", *tables[0][1]), rows, numeric=(2, 3, 4, 5))
+            sections.append(Section("What was built, and what was computed", [Notes(_BUILT), built]))
+        curves = [
+            Figure.of(self._draw(group, new_axes(None, (_WIDTH, _HEIGHT))), f"Seconds against n, {group}.")
+            for group in self._groups()
+        ]
+        sections.append(Section("Seconds against n", curves))
+        sections += [finding.comparison.section(finding.work) for finding in self.findings]
+        if self.notes:
+            sections.append(Section("Notes", [Notes(self.notes)]))
+        sections.append(environment_section(self.environment))
+        return Page(self.suite.title, self.suite.question, self._highlights(), sections)
+
+    def _groups(self) -> list[str]:
+        return list(dict.fromkeys(finding.group for finding in self.findings))
+
+    def _draw(self, group: str, ax: "Axes") -> "Axes":
+        computed: dict[str, list[tuple[int, float]]] = {}
+        built: dict[str, list[tuple[int, float]]] = {}
+        for finding in self.findings:
+            if finding.group == group:
+                for one in finding.comparison.candidates:
+                    if one.seconds is not None:
+                        computed.setdefault(one.name, []).append((finding.size, one.seconds))
+                for entry in finding.unevaluated:
+                    built.setdefault(f"{entry.name} (no numbers)", []).append((finding.size, entry.seconds))
+        draw_curves(ax, group, computed, built)
+        return ax
+
+    def _highlights(self) -> list[tuple[str, str]]:
+        largest = max(self.findings, key=lambda finding: finding.size)
+        best = largest.comparison.fastest
+        built = [
+            (format_seconds(entry.seconds), f"{entry.name}: no numbers, n={largest.size:,}")
+            for entry in largest.unevaluated[:1]
+        ]
+        return built + ([(format_seconds(best.seconds), f"{best.name}, the fastest, {largest.work}")] if best else [])
 
 
 def available_devices(devices: Sequence[str]) -> tuple[str, ...]:
@@ -277,25 +370,3 @@ def unevaluated_table(finding: Finding) -> tuple[tuple[str, ...], list[tuple[str
 
 def _speedup(slower: float | None, seconds: float | None) -> str:
     return format_ratio(slower / seconds if slower and seconds else None)
-
-
-def _rows(finding: Finding) -> list[dict[str, Any]]:
-    best = finding.comparison.fastest
-    rows = []
-    for one in finding.comparison.candidates:
-        ratio = one.seconds / best.seconds if one.seconds and best is not None and best.seconds else None
-        rows.append(
-            {
-                "work": finding.work,
-                "candidate": one.name,
-                "seconds": one.seconds,
-                "spread_seconds": one.spread,
-                "ratio": ratio,
-                "error": one.error,
-                "peak_bytes": one.peak_bytes,
-                "verdict": "accepted" if one.accepted else f"refused: {one.reason}",
-                **{f"{clock}_seconds": seconds for clock, seconds in one.clock_seconds.items()},
-                "disagreements": list(one.disagreements),
-            }
-        )
-    return rows
