@@ -1,5 +1,6 @@
 """Small evaluations run on one thread, and nobody else's count of threads changes."""
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +10,8 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.profile_store import machine_key
 from flashgp.foundations.threads import counts_are_own, single_thread, usual_threads
-from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
+from flashgp.inference import threads
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +96,43 @@ def test_alone_a_thread_keeps_the_profile_of_all() -> None:
         assert usual_threads() == machine_key()[2] == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_of_a_fork_limits_openblas_and_gives_back_what_another_thread_of_its_parent_took() -> None:
+    libraries = threads._openblas()
+    before = [library.get() for library in libraries]
+    for library in libraries:
+        library.set(2)
+    try:
+        entered, leave = threading.Event(), threading.Event()
+
+        def work() -> None:
+            with quiet_openblas():
+                entered.set()
+                leave.wait()
+
+        other = threading.Thread(target=work)
+        other.start()
+        entered.wait()
+        with threads._lock:  # held by another thread when the fork happens
+            child = os.fork()
+            if not child:
+                try:
+                    if not threads._lock.acquire(timeout=5):
+                        os._exit(1)
+                    threads._lock.release()
+                    with quiet_openblas():
+                        inside = [library.get() for library in libraries]
+                    after = [library.get() for library in libraries]
+                    os._exit(0 if inside == [1] * len(libraries) and after == [2] * len(libraries) else 2)
+                finally:
+                    os._exit(3)
+        leave.set()
+        other.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert [library.get() for library in libraries] == [2] * len(libraries)
+    finally:
+        for library, count in zip(libraries, before, strict=True):
+            library.set(count)

@@ -12,6 +12,7 @@ times slower, with nothing wrong (docs/decisions/0004). Where the count of threa
 
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,17 @@ def _openblas() -> list[_Library]:
 
 _lock = threading.Lock()
 _inside = 0  # such blocks that run now
-_before: list[int] = []  # the counts of each library before the first of them
+_before: list[int] = []  # the counts of each library before the first of them; empty while none runs
+
+
+def _forget_other_threads() -> None:
+    """A child of a fork has only the thread that forked: no other lets go of the lock, or leaves its block."""
+    global _lock, _inside
+    _lock, _inside = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 @contextmanager
@@ -59,7 +70,7 @@ def quiet_openblas() -> Iterator[None]:
     global _inside
     with _lock:
         _inside += 1
-        if _inside == 1:
+        if not _before:
             _before[:] = [library.get() for library in _openblas()]
             for library in _openblas():
                 library.set(1)
@@ -67,10 +78,11 @@ def quiet_openblas() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _inside -= 1
+            _inside = max(0, _inside - 1)  # 0 already in a child that was forked within the block
             if not _inside:
-                for library, count in zip(_openblas(), _before, strict=True):
+                for library, count in zip(_openblas(), _before, strict=False):
                     library.set(count)
+                _before.clear()
 
 
 class one_thread:  # noqa: N801 - used like contextlib's
