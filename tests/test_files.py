@@ -17,6 +17,7 @@ from torch import Tensor, distributions, nn
 import flashgp as fgp
 from flashgp.files import container, load_metadata
 from flashgp.files.priors import PRIORS
+from flashgp.files.report_fields import json_report, report_json
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.posterior import Posterior
 from flashgp.kernels import REGISTRY
@@ -573,3 +574,13 @@ def test_a_file_that_is_replaced_while_it_is_read_stays_what_it_was(tmp_path: Pa
         fgp.save(gp.condition(x + 1.0, x[:, 0]), path)
         assert torch.equal(opened.tensor("x"), x)
     assert torch.equal(fgp.load(path).x, x + 1.0)
+
+
+def test_an_update_replaces_the_sentence_of_an_update_in_a_file_from_before_events_were_typed() -> None:
+    x = points(12)
+    posterior = fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0])
+    old = report_json(posterior.report) | {"events": ["online: 2 rows appended and 0 dropped", "moved 8 bytes"]}
+    posterior.report.events[:] = json_report(old, 2).events
+    assert str(posterior.report.events[0]) == "update: 2 rows appended and 0 dropped"
+    kinds = [event.kind for event in posterior.append(x[:2] + 1.0, x[:2, 0]).report.events]
+    assert kinds == [EventKind.NOTE, EventKind.UPDATED]

@@ -5,9 +5,10 @@ import json
 from typing import Any
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.events import Event
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.json_values import json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.foundations.report import Report
+from flashgp.inference.state import UPDATE
 from flashgp.planner.plan import Plan
 
 __all__ = ["json_report", "report_json"]
@@ -16,6 +17,7 @@ _FIELDS = tuple(f.name for f in dataclasses.fields(Report))
 _TEXTS = ("backend", "device", "dtype", "route")
 # Fields of a plan that the first format lacks.
 _SINCE_2 = ("distinct", "rank", "solver", "training", "training_bytes", "training_factor_passes", "training_rank")
+_OLD_UPDATE = "online: "
 _COUNTS = ("iterations", "peak_bytes", "predicted_bytes")
 
 
@@ -53,7 +55,9 @@ def json_report(value: Any, version: int) -> Report:
 
 
 def _event(value: Any, where: str) -> Event:
-    """An event; files from before events were typed hold its sentence."""
+    """An event. Files from before events were typed hold its sentence, which begins so where an update replaces it."""
+    if isinstance(value, str) and value.startswith(_OLD_UPDATE):
+        return Event(EventKind.NOTE, text=value.removeprefix(_OLD_UPDATE), stage=UPDATE)
     if not isinstance(value, str):
         fields = json_fields(value, where, ("kind", "fields"))
         json_text(fields["kind"], f"{where}.kind")
