@@ -1,6 +1,5 @@
 """What users hand over, checked once: arrays and frames to finite float64 arrays, missing rows dropped if asked."""
 
-import warnings
 from numbers import Real
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
-from flashgp.foundations.errors import DomainError, FlashGPWarning, ShapeError
+from flashgp.foundations.errors import DomainError, ShapeError, warn
 
 __all__ = ["points", "training_rows"]
 
@@ -32,11 +31,9 @@ def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floati
     )
     present = None
     if drop and (missing := np.isnan(array).any(axis=1)).any():
-        warnings.warn(
+        warn(
             f"{missing.sum()} of {len(array)} rows have a missing value and get NaN, the first is row "
-            f"{np.argmax(missing)}",
-            FlashGPWarning,
-            stacklevel=4,
+            f"{np.argmax(missing)}"
         )
         present = ~missing
         array = array[present]
@@ -123,11 +120,7 @@ def _without_missing(X: npt.NDArray[np.floating], y: Array, weight: Array | None
                 f"`X` and `y` must have at least one row without a missing value, got {len(missing)} rows that all "
                 "have one; leave out the columns that are empty, or fill them in"
             )
-        warnings.warn(
-            f"{dropped} of {len(missing)} rows have a missing value and were dropped, the first is row {first}",
-            FlashGPWarning,
-            stacklevel=4,
-        )
+        warn(f"{dropped} of {len(missing)} rows have a missing value and were dropped, the first is row {first}")
     return ~missing
 
 

@@ -12,7 +12,6 @@ functions of Custom by "kernel.function".
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from flashgp.files.validation import (
     check_values,
     refusing,
 )
-from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.json_values import json_fields, json_list, json_text, refused, strict_json
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.plan import chosen_device
@@ -113,11 +112,9 @@ def save(
     write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     keys = list(description["modules"])
     if keys:
-        warnings.warn(
+        warn(
             f"the code of {', '.join(map(repr, keys))} is not stored in a model file, only its parameters and buffers: "
-            f"load it with modules={{{', '.join(f'{key!r}: ...' for key in keys)}}}",
-            FlashGPWarning,
-            stacklevel=2,
+            f"load it with modules={{{', '.join(f'{key!r}: ...' for key in keys)}}}"
         )
 
 

@@ -4,6 +4,8 @@ A message has four parts: the argument, what was expected, what arrived, one thi
 knows about tensors or data.
 """
 
+import sys
+import warnings
 from collections.abc import Sequence
 
 __all__ = [
@@ -17,11 +19,23 @@ __all__ = [
     "ModelFileError",
     "NotPositiveDefiniteError",
     "ShapeError",
+    "warn",
 ]
+
+# Packages whose frames lie between the line that a user wrote and ours.
+_WRAPPERS = frozenset({"flashgp", "torch", "contextlib", "jaxtyping", "beartype", "sklearn"})
 
 
 class FlashGPWarning(UserWarning):
     """Every warning FlashGP gives is of this class."""
+
+
+def warn(message: str) -> None:
+    """Give a FlashGPWarning that points at the line outside FlashGP that led here."""
+    frame, level = sys._getframe(), 1
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _WRAPPERS and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, FlashGPWarning, stacklevel=level)
 
 
 class FlashGPError(Exception):

@@ -9,7 +9,6 @@ process choose. The decision is docs/decisions/0016-branches.md.
 import os
 import platform
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 
 from flashgp.foundations.checks import check_count
-from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPWarning
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.lazy_import import lazy_import, no_forks
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
@@ -137,11 +136,7 @@ def _checked(threads: int | None, cores: str | Iterable[int] | None, numa_node: 
     if threads is None:
         threads = torch.get_num_threads() if chosen is None else min(torch.get_num_threads(), most)
     elif threads > most:
-        warnings.warn(
-            f"{counted(threads, 'thread')} on {counted(most, 'core')}: they wait for each other; take threads={most}",
-            FlashGPWarning,
-            stacklevel=4,
-        )
+        warn(f"{counted(threads, 'thread')} on {counted(most, 'core')}: they wait for each other; take threads={most}")
     return Placement(threads, None if chosen is None else tuple(sorted(chosen)), numa_node)
 
 

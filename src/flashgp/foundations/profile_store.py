@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.determinism import is_deterministic
-from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.placement import active_placement
 from flashgp.foundations.processors import core_text, cpuinfo
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
@@ -133,10 +132,8 @@ def read_profile() -> MachineProfile | None:
             _look_at_others(path.parent)
         return None
     except (OSError, ValueError) as error:
-        warnings.warn(
-            f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `{tune_command()}`",
-            FlashGPWarning,
-            stacklevel=4,
+        warn(
+            f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `{tune_command()}`"
         )
         return None
     return profile
@@ -156,11 +153,9 @@ def keep_profile(profile: MachineProfile) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, profile.to_json().encode())
     except OSError as error:
-        warnings.warn(
+        warn(
             f"the machine profile could not be kept in {where} ({error}): it is used in this process only; make that "
-            f"folder writable, or name another in {CHOICE}",
-            FlashGPWarning,
-            stacklevel=4,
+            f"folder writable, or name another in {CHOICE}"
         )
         return False
     return True
@@ -189,11 +184,9 @@ def _look_at_others(folder: Path) -> None:
                 of = f"{counted(profile.threads, 'thread')} on {counted(profile.cores, 'core')}"
                 _unused.setdefault(key, f"the profile kept is of {of}, and its rates are not used")
     if outdated and key not in _unused:
-        warnings.warn(
+        warn(
             "the machine profile kept here was measured by another version of FlashGP and is not read: plans use "
-            f"built-in rates; run `{tune_command()}` again",
-            FlashGPWarning,
-            stacklevel=5,
+            f"built-in rates; run `{tune_command()}` again"
         )
 
 

@@ -9,7 +9,6 @@ import math
 import os
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.errors import (
-    DomainError,
-    FlashGPWarning,
-    MemoryBudgetError,
-    NotPositiveDefiniteError,
-    ShapeError,
-)
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.online.update import check_updatable, in_dtype_of
@@ -284,7 +277,7 @@ class Stream:
             self._refinements += 1
         except (NotPositiveDefiniteError, MemoryBudgetError) as error:
             event = f"the hyperparameters could not be refined at {self.posterior.count:,} rows, they go on: {error}"
-            warnings.warn(event, FlashGPWarning, stacklevel=3)
+            warn(event)
         seconds = time.perf_counter() - began
         self._refining_seconds += seconds
         return seconds

@@ -7,7 +7,6 @@ CPU where that is quicker. An accelerator that fails is told once and not asked 
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from flashgp.foundations.accelerator import accelerator, give_up_accelerator
 from flashgp.foundations.determinism import is_deterministic
-from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError, FlashGPWarning
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError, warn
 from flashgp.foundations.operations import OPERATIONS, operation_flops
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import current_profile, tune_command
@@ -62,11 +61,9 @@ class Transfers:
             return None
         here = self.accelerator_name()
         if here != profile.accelerator_name:
-            warnings.warn(
+            warn(
                 f"the machine profile was measured with {profile.accelerator_name or 'another accelerator'}, and this "
-                f"machine has {here or 'another'}: its rates are not used for it; run `{tune_command()}`",
-                FlashGPWarning,
-                stacklevel=6,
+                f"machine has {here or 'another'}: its rates are not used for it; run `{tune_command()}`"
             )
             return None
         return Speeds(profile.cpu, profile.accelerator)
@@ -115,11 +112,7 @@ def _tell(place: Elsewhere, failure: RuntimeError) -> None:
         give_up_accelerator()
     reason = str(failure).strip().splitlines()[0][:200] if str(failure).strip() else type(failure).__name__
     after = "it is not used again in this process" if lasting else "it is asked again next time"
-    warnings.warn(
-        f"{place.operation} failed on {place.device} ({reason}) and was computed on the CPU; {after}",
-        FlashGPWarning,
-        stacklevel=5,
-    )
+    warn(f"{place.operation} failed on {place.device} ({reason}) and was computed on the CPU; {after}")
 
 
 def _carried(found: Any, home: torch.device) -> Any:

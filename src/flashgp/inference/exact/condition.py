@@ -6,7 +6,6 @@ float64 factor that fits. What ran, what it reached and every change of route go
 
 import math
 import time
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
-from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, NotPositiveDefiniteError
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.placement import placement_events
@@ -212,7 +211,7 @@ def _hand_over(job: _Job, **why: Any) -> tuple[Factor, Tensor, None]:
     assert price is not None
     event = Event(EventKind.ROUTE_FAILED, route=job.plan.route, bytes=price.peak_bytes, **why)
     job.report.events.append(event)
-    warnings.warn(str(event), FlashGPWarning, stacklevel=7)
+    warn(str(event))
     job.report.route, job.report.dtype = price.route, price.dtype
     job.report.predicted_bytes, job.report.predicted_seconds = price.peak_bytes, price.seconds
     job.direct.dtype = torch.float64
@@ -256,11 +255,9 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
         report.iterations = steps
         report.events.append(Event(EventKind.REFINED, corrections=steps))
         if relative > target:
-            warnings.warn(
+            warn(
                 f"float32 refinement stopped at a relative residual of {relative:.1e} (target {target:.1e}): the mean "
-                f"is off by at most {relative * per_residual:.2e} in units of y; use dtype=torch.float64",
-                FlashGPWarning,
-                stacklevel=5,
+                f"is off by at most {relative * per_residual:.2e} in units of y; use dtype=torch.float64"
             )
     return factor, weights
 
@@ -290,10 +287,8 @@ def _report_jitter(report: Report, settings: DirectSettings, factor: Factor | No
     if settings.jitter is None:
         members = "" if added.dim() == 0 else f" in batch members {added.nonzero().squeeze(-1).tolist()}"
         what = "its factor, which likelihood and leave-one-out come from" if certain else "its diagonal"
-        warnings.warn(
+        warn(
             f"the covariance matrix was not positive definite in {report.dtype}{members}; a jitter of "
             f"{float(added.max()):.2e} was added to {what} (relative steps tried: {tried}). More noise, or fewer "
-            "repeated rows, avoids this",
-            FlashGPWarning,
-            stacklevel=5,
+            "repeated rows, avoids this"
         )

@@ -1,13 +1,11 @@
 """log p(y | x) of a state: from its factor, or without one by stochastic Lanczos quadrature, eqs. (M-33) and (M-99)."""
 
-import warnings
-
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.foundations.errors import FlashGPWarning
+from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.solves import Solves
@@ -67,6 +65,4 @@ def _note_unfinished(state: State, p: int, solves: Solves, standard_error: float
             return
     event = Event(EventKind.LIKELIHOOD_UNCERTAIN, nats=over)
     state.report.events.append(event)
-    warnings.warn(
-        f"{event} Condition with a larger time_limit= or memory= for the whole solve", FlashGPWarning, stacklevel=6
-    )
+    warn(f"{event} Condition with a larger time_limit= or memory= for the whole solve")

@@ -10,11 +10,10 @@ relative residual decides. Conjugate gradients answer, preconditioned by a facto
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.report import Report
 from flashgp.inference.system import CovarianceSystem
@@ -97,4 +96,4 @@ def record(report: Report, solution: Solution, stopping: Stopping, time_limit: f
         reason=solution.stopped, residual=report.relative_residual, time_limit=time_limit, **reached,
     )  # fmt: skip
     report.events.append(event)
-    warnings.warn(f"{event} {solution.stopped.advice}", FlashGPWarning, stacklevel=6)
+    warn(f"{event} {solution.stopped.advice}")

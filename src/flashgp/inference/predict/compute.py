@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, promotions
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where, deterministically
-from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
@@ -312,11 +311,9 @@ class ExactPredictor(Predictor):
         if not inside and variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
             worst = float(variance.detach().min())
             self.report.events.append(Event(EventKind.VARIANCE_NEGATIVE, worst=worst))
-            warnings.warn(
+            warn(
                 f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {dtype}; "
-                "the value is given as 0. Use float64, or more noise",
-                FlashGPWarning,
-                stacklevel=8,
+                "the value is given as 0. Use float64, or more noise"
             )
         return variance.clamp_min(0.0).unsqueeze(-1)
 
@@ -352,11 +349,9 @@ class ExactPredictor(Predictor):
         self.report.events.append(event)
         if error > largest and not gives_way and not self._state.cache.warned_rounded_variance:
             self._state.cache.warned_rounded_variance = True
-            warnings.warn(
+            warn(
                 f"{event} At others it may be more; exact solves at {count:,} points would take about "
-                f'{readable_seconds(price.seconds)}. predict(x, variance="exact") takes them, "sampled" samples',
-                FlashGPWarning,
-                stacklevel=8,
+                f'{readable_seconds(price.seconds)}. predict(x, variance="exact") takes them, "sampled" samples'
             )
         return gives_way
 
@@ -392,11 +387,9 @@ class ExactPredictor(Predictor):
         if self._options.variance == "auto" and not state.cache.warned_sampled_variance:
             state.cache.warned_sampled_variance = True
             exact = price_of(state, len(prior), "exact", self.deterministic, self._options.variances).seconds
-            warnings.warn(
+            warn(
                 f"{event} Exact solves at {len(prior):,} points would take about {readable_seconds(exact)}. "
-                'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick',
-                FlashGPWarning,
-                stacklevel=8,
+                'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick'
             )
         return found.variance.unsqueeze(-1)
 
@@ -416,11 +409,9 @@ class ExactPredictor(Predictor):
         share = float((found.error / (prior - value - found.error).clamp_min(FLOOR * prior)).max())
         self.report.events.append(Event(EventKind.VARIANCE_BY_SOLVES, share=share))
         if share > SHARE:
-            warnings.warn(
+            warn(
                 f"a variance may be too large by {share:.1e} of itself: the solves ended before it was certain to "
-                f"{SHARE:g}; more noise, or dtype=torch.float64, would make it so",
-                FlashGPWarning,
-                stacklevel=8,
+                f"{SHARE:g}; more noise, or dtype=torch.float64, would make it so"
             )
 
     def _cross_to(self, rows: Rows) -> Tensor:

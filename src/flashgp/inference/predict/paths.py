@@ -7,7 +7,6 @@ One solve for all of them; a point then costs O(n). The draw f0 of the prior is 
 
 import math
 import time
-import warnings
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
-from flashgp.foundations.errors import DomainError, FlashGPWarning, MemoryBudgetError, ShapeError
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
@@ -95,11 +94,9 @@ class Paths:
             return
         event = Event(EventKind.PRIOR_MISSING, share=missing)
         self.report.events = [e for e in self.report.events if e.kind is not EventKind.PRIOR_MISSING] + [event]
-        warnings.warn(
+        warn(
             f"these paths lack up to {missing:.0%} of the prior variance at `x`: the kernel has no random features, "
-            "and pivots of the training rows say nothing far from them. Use post.predict(x).sample(), which is exact",
-            FlashGPWarning,
-            stacklevel=3,
+            "and pivots of the training rows say nothing far from them. Use post.predict(x).sample(), which is exact"
         )
 
     def __repr__(self) -> str:
@@ -179,11 +176,9 @@ def representers(post: State, targets: Tensor, tolerance: float = TOLERANCE) -> 
         found = post.solves.solve(targets, mean_goal(post.solves.system, tolerance).goal)
         residual = float(found.relative_residual.max())
         if found.stopped is not StopReason.GOAL:
-            warnings.warn(
+            warn(
                 f"the solve of these draws ended ({found.stopped}) with a relative residual of {residual:.1e}; pass a "
-                "larger memory= to condition, or dtype=torch.float64",
-                FlashGPWarning,
-                stacklevel=4,
+                "larger memory= to condition, or dtype=torch.float64"
             )
         return found.value, residual
     factor = post.factor

@@ -8,13 +8,12 @@ import hashlib
 import json
 import os
 import time
-import warnings
 from pathlib import Path
 
 import numpy
 
 from flashgp.foundations.atomic import write_whole
-from flashgp.foundations.errors import DomainError, FlashGPWarning
+from flashgp.foundations.errors import DomainError, warn
 
 __all__ = ["EvaluationLog", "fingerprint"]
 
@@ -96,11 +95,9 @@ class EvaluationLog:
                 self._written = time.monotonic()
                 if not self._warned:
                     self._warned = True
-                    warnings.warn(
+                    warn(
                         f"`checkpoint` could not be written ({error}); the fit goes on and tries again, but what it "
-                        "finds until then would not be resumed: make room",
-                        FlashGPWarning,
-                        stacklevel=2,
+                        "finds until then would not be resumed: make room"
                     )
 
     def write(self) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import os
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
-from flashgp.foundations.errors import (
-    FitInterrupted,
-    FlashGPWarning,
-    MemoryBudgetError,
-    NotPositiveDefiniteError,
-    ShapeError,
-)
+from flashgp.foundations.errors import FitInterrupted, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import profile_range
@@ -214,9 +207,7 @@ def _report_search(report: Report, recorder: Recorder, trained: Trained, options
         recorder.evaluations.write()
     except OSError as error:  # a full disk must not cost the fit
         report.events.append(Event(EventKind.CHECKPOINT_FAILED, error=str(error)))
-        warnings.warn(
-            f"`checkpoint` could not be written ({error}); the fit itself is complete", FlashGPWarning, stacklevel=3
-        )
+        warn(f"`checkpoint` could not be written ({error}); the fit itself is complete")
     if recorder.failures:
         report.events.append(Event(EventKind.POINTS_REJECTED, points=recorder.failures, estimated=trained.estimated))
     if recorder.evaluations.replayed:

@@ -15,13 +15,12 @@ search continues until it ends again: an optimum that is an artefact of one draw
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 
 import numpy
 import torch
 
-from flashgp.foundations.errors import FlashGPWarning, NotPositiveDefiniteError
+from flashgp.foundations.errors import NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import fisher_information
@@ -147,7 +146,7 @@ class StochasticFit:
 
     def _warn(self, event: Event) -> None:
         self.recorder.note(event)
-        warnings.warn(str(event), FlashGPWarning, stacklevel=5)
+        warn(str(event))
 
     def _describe(self, search: GradientSearch, first: Descent) -> None:
         estimate, objective = self.objective.estimate, self.objective

@@ -16,12 +16,11 @@ import shutil
 import stat
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from types import ModuleType
 
 from flashgp.foundations.atomic import write_whole
-from flashgp.foundations.errors import FlashGPWarning
+from flashgp.foundations.errors import warn
 from flashgp.foundations.lazy_import import no_forks
 
 __all__ = ["cache_directory", "import_generated", "refuse_foreign", "wanted_directory", "warn_not_kept"]
@@ -85,11 +84,9 @@ def _remove(path: str, process: int) -> None:
 @functools.lru_cache(maxsize=8)
 def warn_not_kept(path: str, problem: str) -> None:
     """Say that generated or compiled code cannot be kept: once per place and problem."""
-    warnings.warn(
+    warn(
         f"generated code cannot be kept in {path} ({problem}); it is compiled again in every process. Set "
-        "FLASHGP_CACHE_DIR to a directory of yours",
-        FlashGPWarning,
-        stacklevel=2,
+        "FLASHGP_CACHE_DIR to a directory of yours"
     )
 
 
