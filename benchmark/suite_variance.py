@@ -38,7 +38,7 @@ def regressed(values: Tensor, control: Tensor, known: Tensor) -> Tensor:
 
 def others(probes: VarianceProbes, factor: Tensor, pivots: Tensor, x_test: Tensor, seed: int) -> dict[str, Tensor]:
     """The three estimates that were not chosen."""
-    post = probes.posterior
+    post = probes.state
     kernel, x = post.prior.kernel, post.x
     noise = float(post.prior.likelihood.variance(x.device)) * torch.eye(post.count, dtype=F64)
     cross, approximate = kernel(x_test, x).to_dense(), factor @ factor.mT + noise

@@ -151,7 +151,6 @@ class EventKind(Enum):
     )
     VARIANCE_BY_SOLVES = "Variance by solves, too large by at most {share:.1e} of itself."
     VARIANCE_BY_SAMPLES = "Variance from {samples} samples, the largest standard error {share:.1e} of it."
-    VARIANCE_UNBIASED = "Variance from {samples} samples, each with {features:,} random features of its own: unbiased."
     VARIANCE_NEGATIVE = (
         "A computed variance was {worst:.2e}, below zero by more than rounding; it is given as 0. Use float64, or more "
         "noise."

@@ -154,15 +154,15 @@ class Stream:
         return self._lock
 
     def _step(self, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamStep:
-        began, post = time.perf_counter(), self.posterior
+        began, posterior = time.perf_counter(), self.posterior
         x, y = self._rows_of(x, y)
         with torch.no_grad():
-            prediction = post.predict(x)
+            prediction = posterior.predict(x)
             mean = prediction.mean
-            variance = (prediction.variance.double() + self._noise(post, len(x), row_variance, row_weight)).to(
+            variance = (prediction.variance.double() + self._noise(posterior, len(x), row_variance, row_weight)).to(
                 mean.dtype
             )
-        after = post if y is None else self._learned(post, x, y, row_variance, row_weight)
+        after = posterior if y is None else self._learned(posterior, x, y, row_variance, row_weight)
         seconds = time.perf_counter() - began
         refining = 0.0
         if y is not None:
@@ -220,42 +220,42 @@ class Stream:
     # -- work ---------------------------------------------------------------------------------------------------------
     def _rows_of(self, x: Any, y: Any) -> tuple[Tensor, Tensor | None]:
         """(k, d) and (k,) or (k, outputs), checked, so that nothing is predicted of what cannot be learned."""
-        post = self.posterior
-        x = in_dtype_of(x, "x", post.x).detach()
+        posterior = self.posterior
+        x = in_dtype_of(x, "x", posterior.x).detach()
         if x.dim() not in (1, 2):
             raise ShapeError(f"`x` must be one row (d,) or a table (k, d), got {tuple(x.shape)}; give one table")
-        x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=post.x)
+        x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=posterior.x)
         if y is None:
             return x, None
-        y = in_dtype_of(y, "y", post.y).detach()
-        if len(x) == 1 and y.dim() == post.y.dim() - 1:
+        y = in_dtype_of(y, "y", posterior.y).detach()
+        if len(x) == 1 and y.dim() == posterior.y.dim() - 1:
             y = y.unsqueeze(0)
-        return x, check_targets(y, "y", x, post.gp.outputs).clone()  # it is in the step that is returned
+        return x, check_targets(y, "y", x, posterior.gp.outputs).clone()  # it is in the step that is returned
 
     @staticmethod
-    def _noise(post: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
+    def _noise(posterior: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
         """Variance of each row's noise, (k,) or (k, 1). Raises: as `Posterior.append`, for what does not fit k rows."""
-        prior, device = post.gp, post.x.device
+        prior, device = posterior.gp, posterior.x.device
         noise = prior.additive_noise(device)
         if row_variance is not None or row_weight is not None or not prior.likelihood.rows_alike:
             none = torch.zeros(0, dtype=torch.int64)
             rows = prior.likelihood.rows(none).extended(0, k, row_variance, row_weight)
-            noise = rows.sites(post.y.new_zeros(k), None).variance
+            noise = rows.sites(posterior.y.new_zeros(k), None).variance
         noise = noise.detach().expand(k)
-        return noise if post.gp.outputs is None else noise.unsqueeze(-1)
+        return noise if posterior.gp.outputs is None else noise.unsqueeze(-1)
 
-    def _learned(self, post: Posterior, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> Posterior:
+    def _learned(self, posterior: Posterior, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> Posterior:
         """The posterior with these rows, and without the oldest ones that have no place beside them."""
         given = {"row_variance": row_variance, "row_weight": row_weight}
         k, window = len(x), self.window
-        surplus = 0 if window is None else max(0, post.count + k - window)
+        surplus = 0 if window is None else max(0, posterior.count + k - window)
         if window is not None and k > window:  # what would be gone at once is not learned
             last = slice(k - window, k)
             given = {name: None if value is None else value[last] for name, value in given.items()}
-            x, y, k, surplus = x[last], y[last], window, post.count
-        if surplus == k <= post.count:
-            return post.slide(x, y, **given)
-        return (post.drop(range(surplus)) if surplus else post).append(x, y, **given)
+            x, y, k, surplus = x[last], y[last], window, posterior.count
+        if surplus == k <= posterior.count:
+            return posterior.slide(x, y, **given)
+        return (posterior.drop(range(surplus)) if surplus else posterior).append(x, y, **given)
 
     def _score(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
         # Few numbers: NumPy's calls start sooner than torch's.

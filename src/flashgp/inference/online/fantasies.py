@@ -23,6 +23,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.inference.online.update import in_dtype_of
+from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.inference.state import State
 from flashgp.means import evaluate_mean
 from flashgp.operators.covariance import CovarianceOperator
@@ -77,8 +78,8 @@ class Fantasies:
         Differentiable in x_test and in what the fantasies were made from. Raises: ShapeError, DomainError.
         Cost: n^2 flops and n (q + 1) for each point, of each member where it has its own.
         """
-        post = self.posterior
-        x_test = check_points(x_test, "x_test", like=post.x)
+        state = self.posterior
+        x_test = check_points(x_test, "x_test", like=state.x)
         batch, d = self.x.shape[:-2], self.x.shape[-1]
         if x_test.dim() != 2 and x_test.shape[:-2] != batch:
             raise ShapeError(
@@ -88,7 +89,7 @@ class Fantasies:
         shared, m = x_test.dim() == 2, x_test.shape[-2]
         members = batch.numel()
         graph = torch.is_grad_enabled() and (
-            post.differentiable or any(t.requires_grad for t in (x_test, self.x, self._scores, self._lower))
+            state.differentiable or any(t.requires_grad for t in (x_test, self.x, self._scores, self._lower))
         )
         with torch.set_grad_enabled(graph):
             points = x_test if shared else x_test.reshape(members, m, d)
@@ -100,13 +101,13 @@ class Fantasies:
             along = -2 if shared else -3
             mean = torch.cat(means, along) if len(means) > 1 else means[0]
             variance = torch.cat(variances, -1 if shared else -2) if len(variances) > 1 else variances[0]
-            prior = evaluate_mean(post.prior.mean, points, post.prior.outputs)
-            prior = prior if post.prior.outputs is not None else prior.unsqueeze(-1)
+            prior = evaluate_mean(state.prior.mean, points, state.prior.outputs)
+            prior = prior if state.prior.outputs is not None else prior.unsqueeze(-1)
             mean = (mean + prior).unflatten(-3, batch) if batch else (mean + prior).squeeze(-3)
             variance = variance.clamp_min(0.0).reshape(*batch, m)
-            noise = post.prior.additive_noise(post.x.device)
+            noise = state.prior.additive_noise(state.x.device)
             observed = variance + noise
-            if post.prior.outputs is None:
+            if state.prior.outputs is None:
                 mean = mean.squeeze(-1)
             else:
                 variance, observed = variance.unsqueeze(-1), observed.unsqueeze(-1)
@@ -131,16 +132,16 @@ class Fantasies:
 
     def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
         """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
-        post, form = self.posterior, self.posterior.prior.kernel.form
+        state, form = self.posterior, self.posterior.prior.kernel.form
         own, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
-        rows = post.prior.kernel.rows(points)
-        between = CovarianceOperator(PairProblem(form, post.theta, post.prior.kernel.rows(own), rows), F64).to_dense()
-        variance = CovarianceOperator(PairProblem(form, post.theta, rows), F64).diagonal()
+        rows = state.prior.kernel.rows(points)
+        between = CovarianceOperator(PairProblem(form, state.theta, state.prior.kernel.rows(own), rows), F64).to_dense()
+        variance = CovarianceOperator(PairProblem(form, state.theta, rows), F64).diagonal()
         mean: Tensor | float = 0.0
         if self._half is not None:
             flat = points.reshape(-1, points.shape[-1])
-            half = _solved(post, post.prior.kernel.rows(flat))  # (points, n)
+            half = _solved(state, state.prior.kernel.rows(flat))  # (points, n)
             half = half.reshape(*points.shape[:-1], -1)
             variance = variance - half.square().sum(-1)
             mean = half @ self._whitened
@@ -163,69 +164,68 @@ class Fantasies:
 
 
 @autocast_disabled
-@deterministic_where(lambda post, *_: post.settings.deterministic)
-def fantasize(post: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
+@deterministic_where(lambda state, *_: state.settings.deterministic)
+def fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     """See `Posterior.fantasize`."""
-    x = check_points(in_dtype_of(x, "x", post.x), "x", like=post.x).clone()  # read again by predictions
+    x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x).clone()  # read again by predictions
     if (y is None) == (samples is None):
         raise DomainError(
             "`y` or `samples` must be given, and not both; samples=1 draws the targets from the posterior"
         )
     if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 1):
         raise DomainError(f"`samples` must be a whole number from 1 on, got {samples!r}; or give y=")
-    if post.batch_shape:
-        raise DomainError(f"`posterior` must be of one table, got a batch of shape {tuple(post.batch_shape)}")
-    if post.count and post.float64_factor is None:
+    if state.batch_shape:
+        raise DomainError(f"`posterior` must be of one table, got a batch of shape {tuple(state.batch_shape)}")
+    if state.count and state.float64_factor is None:
         raise DomainError(
-            f"`posterior` must have a float64 factor for fantasies, got the route {post.report.route!r}; condition "
+            f"`posterior` must have a float64 factor for fantasies, got the route {state.report.route!r}; condition "
             'with dtype=torch.float64, or solver="cholesky" and a larger memory='
         )
-    outputs, batch, (q, d) = post.prior.outputs, x.shape[:-2], x.shape[-2:]
+    outputs, batch, (q, d) = state.prior.outputs, x.shape[:-2], x.shape[-2:]
     if y is not None:
-        y = check_targets(in_dtype_of(y, "y", post.y), "y", x, outputs).clone()
+        y = check_targets(in_dtype_of(y, "y", state.y), "y", x, outputs).clone()
         tail = 1 if outputs is None else 2
         if y.shape[y.dim() - tail - len(batch) : y.dim() - tail] != batch:
             raise ShapeError(f"`y` must have shape (*s, *{tuple(batch)}, {q}) like the rows of x, got {tuple(y.shape)}")
-    graph = torch.is_grad_enabled() and (post.differentiable or x.requires_grad or (y is not None and y.requires_grad))
+    graph = torch.is_grad_enabled() and (state.differentiable or x.requires_grad or (y is not None and y.requires_grad))
     with torch.set_grad_enabled(graph):
         members, flat = x.reshape(-1, q, d), x.reshape(-1, d)
         half = place = None
         whitened = torch.zeros(0, outputs or 1, dtype=F64, device=x.device)
-        if post.count:
-            assert post.factor is not None
+        if state.count:
+            assert state.factor is not None
             if not x.requires_grad:  # each copy of a point has a derivative of its own
                 flat, place = torch.unique(flat, dim=0, return_inverse=True)
                 place = None if len(flat) == members.shape[0] * q else place
                 flat = flat if place is not None else x.reshape(-1, d)
-            half = _solved(post, post.prior.kernel.rows(flat))
-            kept = post.whitened_residual
-            whitened = post.factor.half_solve(post.residual) if kept is None or graph else kept
-        lower, mean = _corners(post, members, half, place, whitened)
+            half = _solved(state, state.prior.kernel.rows(flat))
+            kept = state.whitened_residual
+            whitened = state.factor.half_solve(state.residual) if kept is None or graph else kept
+        lower, mean = _corners(state, members, half, place, whitened)
         if samples is not None:
-            drawn = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
-            generator = torch.Generator(device=x.device).manual_seed(drawn)
+            generator = torch.Generator(device=x.device).manual_seed(draw_seed(seed))
             scores = torch.randn(samples, *mean.shape, generator=generator, dtype=F64, device=x.device)
             y = (mean + lower @ scores).unflatten(-3, batch) if batch else (mean + lower @ scores).squeeze(-3)
-            y = (y if outputs is not None else y.squeeze(-1)).to(post.y.dtype)
+            y = (y if outputs is not None else y.squeeze(-1)).to(state.y.dtype)
         else:
             assert y is not None
             targets = y.double() if outputs is not None else y.double().unsqueeze(-1)
             lead = targets.shape[: targets.dim() - 2 - len(batch)]
             targets = targets.reshape(*lead, members.shape[0], *targets.shape[-2:])
             scores = linalg.solve_triangular(lower, targets - mean, upper=False, device=linalg.own_device(lower))
-    return Fantasies(post, x, y, half, place, lower, whitened, scores)
+    return Fantasies(state, x, y, half, place, lower, whitened, scores)
 
 
-def _solved(post: State, rows: Rows) -> Tensor:
+def _solved(state: State, rows: Rows) -> Tensor:
     """(L^-1 K_o*)^T for k rows, (k, n), strip by strip where no graph is wanted."""
-    assert post.factor is not None
+    assert state.factor is not None
     if torch.is_grad_enabled():
-        return post.factor.half_solve(post.covariance_to(rows, F64).to_dense().mT).mT
-    out = torch.empty(rows.count, post.distinct, dtype=F64, device=post.x.device)
-    step = max(1, post.settings.online.strip_bytes // (8 * post.distinct))
+        return state.factor.half_solve(state.covariance_to(rows, F64).to_dense().mT).mT
+    out = torch.empty(rows.count, state.distinct, dtype=F64, device=state.x.device)
+    step = max(1, state.settings.online.strip_bytes // (8 * state.distinct))
     for start in range(0, rows.count, step):
-        cross = post.covariance_to(rows.part(start, start + step), F64).to_dense()
-        out[start : start + step] = post.factor.half_solve(cross.mT).mT
+        cross = state.covariance_to(rows.part(start, start + step), F64).to_dense()
+        out[start : start + step] = state.factor.half_solve(cross.mT).mT
     return out
 
 
@@ -237,23 +237,23 @@ def _of_members(half: Tensor, place: Tensor | None, q: int, mine: slice) -> Tens
 
 
 def _corners(
-    post: State, members: Tensor, half: Tensor | None, place: Tensor | None, whitened: Tensor
+    state: State, members: Tensor, half: Tensor | None, place: Tensor | None, whitened: Tensor
 ) -> tuple[Tensor, Tensor]:
     """C_b, (B, q, q), and the mean of the posterior at each member's rows, (B, q, p).
 
     Raises: NotPositiveDefiniteError for a member with a row that others determine up to rounding.
     """
-    prior, (count, q, _) = post.prior, members.shape
+    prior, (count, q, _) = state.prior, members.shape
     mean = evaluate_mean(prior.mean, members, prior.outputs)
     mean = mean if prior.outputs is not None else mean.unsqueeze(-1)
     mean = mean.expand(count, q, prior.outputs or 1)
-    corner = CovarianceOperator(PairProblem(prior.kernel.form, post.theta, prior.kernel.rows(members)), F64).to_dense()
-    noise = prior.additive_noise(post.x.device)
-    corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=post.x.device)
+    corner = CovarianceOperator(PairProblem(prior.kernel.form, state.theta, prior.kernel.rows(members)), F64).to_dense()
+    noise = prior.additive_noise(state.x.device)
+    corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=state.x.device)
     own = corner.detach().diagonal(dim1=-2, dim2=-1)
     if half is not None:
         step = (
-            count if torch.is_grad_enabled() else max(1, post.settings.online.strip_bytes // (8 * q * half.shape[-1]))
+            count if torch.is_grad_enabled() else max(1, state.settings.online.strip_bytes // (8 * q * half.shape[-1]))
         )
         less, more = [], []
         for start in range(0, max(1, count), max(1, step)):
@@ -266,7 +266,7 @@ def _corners(
     except NotPositiveDefiniteError as error:
         lower, wrong = corner, [member for (member,) in error.indices]
     else:
-        rounding = PIVOT * (post.distinct + q) * torch.finfo(F64).eps * own
+        rounding = PIVOT * (state.distinct + q) * torch.finfo(F64).eps * own
         small = (lower.detach().diagonal(dim1=-2, dim2=-1).square() <= rounding).any(-1)
         wrong = small.nonzero()[:, 0].tolist()
     if wrong:

@@ -31,11 +31,11 @@ OF_THE_OLD = OF_THE_WEIGHTS | {EventKind.LOG_DETERMINANT, EventKind.LIKELIHOOD_U
 PIVOT_SHARE = 0.25  # of a new row's noise: its pivot is more than the noise, and what is less is rounding
 
 
-def solved_again(post: State, after: State, table: Table) -> State | None:
+def solved_again(state: State, after: State, table: Table) -> State | None:
     """The state after an update, with its weights to the tolerance of conditioning.
 
     Args:
-        post: the state before.
+        state: before the update.
         after: the rows there are now, without factor and weights, and with an empty report.
         table: of the rows that are computed with.
     Returns: None where a float32 factor does not serve these rows, so that all has to be conditioned again.
@@ -45,17 +45,17 @@ def solved_again(post: State, after: State, table: Table) -> State | None:
     """
     began, workspace = time.perf_counter(), Workspace()
     form, count = after.prior.kernel.form, after.distinct
-    new = after.rows.part(post.distinct if table.kept is None else len(table.kept), count)
+    new = after.rows.part(state.distinct if table.kept is None else len(table.kept), count)
     border = TorchTiles().block(PairProblem(form, after.theta, new, after.rows), dtype=F64, workspace=workspace)
     border = border.expand(new.count, count)  # K of the new rows with all
     _refuse_overflow(border)
     _refuse_repeats(after, border)
-    if post.factor is not None:
+    if state.factor is not None:
         try:
-            after = replace(after, factor=_factor(post, table, border, workspace))
+            after = replace(after, factor=_factor(state, table, border, workspace))
         except NotPositiveDefiniteError:
             return None
-    before = post.representer_weights if table.kept is None else post.representer_weights[table.kept]
+    before = state.representer_weights if table.kept is None else state.representer_weights[table.kept]
     start = torch.cat([before, before.new_zeros(new.count, before.shape[1])])
     solves, report = after.solves, after.report
     assert solves is not None
@@ -69,11 +69,11 @@ def solved_again(post: State, after: State, table: Table) -> State | None:
     report.seconds = time.perf_counter() - began
     online = replace(
         after.online,
-        usual_iterations=max((post.report.iterations if usual is None else usual) or 0, solution.iterations),
+        usual_iterations=max((state.report.iterations if usual is None else usual) or 0, solution.iterations),
         last=(("iterations", solution.iterations), ("seconds", report.seconds), ("bound", report.error_bound)),
     )
     report.events = [
-        *(event for event in post.report.events if event.stage != UPDATE and event.kind not in OF_THE_OLD),
+        *(event for event in state.report.events if event.stage != UPDATE and event.kind not in OF_THE_OLD),
         online.event, *(event.during(UPDATE) for event in report.events),
     ]  # fmt: skip
     return replace(after, weights=solution.value, solver=solves, online=online)
@@ -117,13 +117,13 @@ def _refuse_repeats(after: State, border: Tensor) -> None:
         )
 
 
-def _factor(post: State, table: Table, border: Tensor, workspace: Workspace) -> PanelFactor:
+def _factor(state: State, table: Table, border: Tensor, workspace: Workspace) -> PanelFactor:
     """The float32 factor after the update, eqs. (M-111) and (M-112). Raises: NotPositiveDefiniteError."""
-    assert post.factor is not None
-    factor, appended = PanelFactor.of(post.factor), len(border)
+    assert state.factor is not None
+    factor, appended = PanelFactor.of(state.factor), len(border)
     if table.kept is not None:
         factor, _ = factor.part(
-            table.kept, table.added, spare=appended, compiled=not post.settings.deterministic, workspace=workspace
+            table.kept, table.added, spare=appended, compiled=not state.settings.deterministic, workspace=workspace
         )
     if not appended:
         return factor

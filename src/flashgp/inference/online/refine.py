@@ -22,7 +22,7 @@ __all__ = ["refined"]
 
 
 def refined(
-    post: State,
+    state: State,
     steps: int,
     *,
     priors: Literal["weak", "given"],
@@ -32,20 +32,20 @@ def refined(
     """See `Posterior.refine`."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise DomainError(f"`steps` must be a whole number from 1 on, got {steps!r}; for example 5")
-    if post.differentiable or post.batch_shape or not post.count:
-        what = "a batch" if post.batch_shape else "no rows" if not post.count else "differentiable=True"
+    if state.differentiable or state.batch_shape or not state.count:
+        what = "a batch" if state.batch_shape else "no rows" if not state.count else "differentiable=True"
         raise DomainError(
             f"`posterior` must be detached, of one table with rows, to be refined, got {what}; use fgp.fit"
         )
-    n, d = post.x.shape
-    group = equal_rows(post.prior, post.x, post.y)
-    asked = PlanSettings(device=post.x.device, dtype=torch.float64, deterministic=post.settings.deterministic)
-    plan = conditioning_plan(post.prior, RowCounts(n, d, None if group is None else int(group.max()) + 1), asked)
+    n, d = state.x.shape
+    group = equal_rows(state.prior, state.x, state.y)
+    asked = PlanSettings(device=state.x.device, dtype=torch.float64, deterministic=state.settings.deterministic)
+    plan = conditioning_plan(state.prior, RowCounts(n, d, None if group is None else int(group.max()) + 1), asked)
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(
         starts=1, initial="given", priors=priors, max_iterations=steps, time_limit=time_limit, plan=plan,
-        seed=post.settings.seed, deterministic=post.settings.deterministic, progress=progress,
+        seed=state.settings.seed, deterministic=state.settings.deterministic, progress=progress,
     )  # fmt: skip
-    found = fit_prior(post.prior, post.x, post.y, options)
-    return continued(found.state, replace(post.online, refined=post.online.refined + 1))
+    found = fit_prior(state.prior, state.x, state.y, options)
+    return continued(found.state, replace(state.online, refined=state.online.refined + 1))

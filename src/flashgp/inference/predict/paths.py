@@ -23,12 +23,12 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.exact.solve import mean_goal
-from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, prior_covariance, prior_draws
+from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, draw_seed, prior_covariance, prior_draws
 from flashgp.inference.state import State
 from flashgp.means import evaluate_mean
 from flashgp.solvers.direct.cholesky import refine
 
-__all__ = ["Paths", "draw_paths", "draw_seed", "representers"]
+__all__ = ["Paths", "draw_paths", "representers"]
 
 NOTABLE = 0.05  # a share of the prior variance that is missing and deserves a warning
 # At the peak for each number of the right-hand sides, with a float64 factor and with solves: draws, targets, solvers'.
@@ -63,22 +63,22 @@ class Paths:
         Differentiable in x. Raises: ShapeError, DomainError for points that do not fit.
         Cost: n (d + count) flops per point, and F (d + count) for F features; tile by tile.
         """
-        post = self._posterior
-        x = contiguous_copy(check_points(x, "x", like=post.x))
+        state = self._posterior
+        x = contiguous_copy(check_points(x, "x", like=state.x))
         try:
-            broadcast_batch(x.shape[:-2], post.batch_shape)
+            broadcast_batch(x.shape[:-2], state.batch_shape)
         except RuntimeError:
             raise ShapeError(
                 f"`x` has batch shape {tuple(x.shape[:-2])}, which does not broadcast with the model's "
-                f"{tuple(post.batch_shape)}; give it the same leading dimensions, or none"
+                f"{tuple(state.batch_shape)}; give it the same leading dimensions, or none"
             ) from None
-        outputs = post.prior.outputs
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (x.requires_grad or post.differentiable)):
-            mean = evaluate_mean(post.prior.mean, x, outputs)
+        outputs = state.prior.outputs
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (x.requires_grad or state.differentiable)):
+            mean = evaluate_mean(state.prior.mean, x, outputs)
             mean = mean if outputs is not None else mean.unsqueeze(-1)
             values = self._prior(x)
             if self._weights is not None:
-                values = values + post.covariance_to(post.prior.kernel.rows(x), torch.float64) @ self._weights
+                values = values + state.covariance_to(state.prior.kernel.rows(x), torch.float64) @ self._weights
             values = values.unflatten(-1, (self.count, outputs or 1)) + mean.unsqueeze(-2)
             values = values.movedim(-2, 0)
         self._note(x)
@@ -108,50 +108,50 @@ class Paths:
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda post, *_, **__: post.settings.deterministic)
+@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
 def draw_paths(
-    post: State, count: int, features: int, seed: int | None, unchecked_bytes: int = UNCHECKED_BYTES
+    state: State, count: int, features: int, seed: int | None, unchecked_bytes: int = UNCHECKED_BYTES
 ) -> Paths:
     """See `Posterior.paths`; below `unchecked_bytes` the free memory is not asked for."""
     started = time.perf_counter()
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise DomainError(f"`count` must be a whole number of functions, 0 or more, got {count!r}; for example 64")
     generator = torch.Generator().manual_seed(draw_seed(seed))
-    gp, x = post.prior, post.points
+    gp, x = state.prior, state.points
     outputs = gp.outputs or 1
     report = Report(
-        route=post.report.route, device=str(x.device), dtype=post.report.dtype, jitter=post.report.jitter
+        route=state.report.route, device=str(x.device), dtype=state.report.dtype, jitter=state.report.jitter
     )  # fmt: skip
-    report.events += [EVENT] if post.settings.deterministic else []
-    report.predicted_bytes = _checked_bytes(post, count, outputs, unchecked_bytes)
-    with torch.set_grad_enabled(post.differentiable):
-        prior = prior_draws(gp, x, post.batch_shape, count * outputs, features, generator)
+    report.events += [EVENT] if state.settings.deterministic else []
+    report.predicted_bytes = _checked_bytes(state, count, outputs, unchecked_bytes)
+    with torch.set_grad_enabled(state.differentiable):
+        prior = prior_draws(gp, x, state.batch_shape, count * outputs, features, generator)
         if prior.error is not None:
             report.events.append(prior.event)
         weights = None
-        if post.count:
-            noise = post.noise.unsqueeze(-1)
+        if state.count:
+            noise = state.noise.unsqueeze(-1)
             normal = torch.randn(
-                *post.batch_shape, post.distinct, count * outputs, generator=generator, dtype=torch.float64
+                *state.batch_shape, state.distinct, count * outputs, generator=generator, dtype=torch.float64
             ).to(x.device)
-            wanted = post.residual.unsqueeze(-2).expand(*post.batch_shape, post.distinct, count, outputs).flatten(-2)
+            wanted = state.residual.unsqueeze(-2).expand(*state.batch_shape, state.distinct, count, outputs).flatten(-2)
             targets = wanted - prior(x) - noise.sqrt() * normal
-            weights, report.relative_residual = representers(post, targets)
-            report.error_bound = _bound(post, targets, report.relative_residual)
+            weights, report.relative_residual = representers(state, targets)
+            report.error_bound = _bound(state, targets, report.relative_residual)
     report.seconds = time.perf_counter() - started
-    return Paths(post, prior, weights, count, report)
+    return Paths(state, prior, weights, count, report)
 
 
-def _checked_bytes(post: State, count: int, outputs: int, unchecked_bytes: int) -> int:
+def _checked_bytes(state: State, count: int, outputs: int, unchecked_bytes: int) -> int:
     """What so many functions, a right-hand side per output, take at the peak. Raises: MemoryBudgetError, not free."""
-    numbers = FACTOR_NUMBERS if post.solves is None else SOLVE_NUMBERS
-    one = 8 * numbers * post.distinct * outputs * max(1, post.batch_shape.numel())
+    numbers = FACTOR_NUMBERS if state.solves is None else SOLVE_NUMBERS
+    one = 8 * numbers * state.distinct * outputs * max(1, state.batch_shape.numel())
     needed = one * count
-    if needed > unchecked_bytes and needed > (free := available_bytes(post.x.device)):
+    if needed > unchecked_bytes and needed > (free := available_bytes(state.x.device)):
         most = free // one
         advice = f"draw at most {most:,} at a time, with seeds of their own" if most else "free some memory"
         raise MemoryBudgetError(
-            f"`count` asks for {count * outputs:,} solves with {post.distinct:,} rows at once, which need "
+            f"`count` asks for {count * outputs:,} solves with {state.distinct:,} rows at once, which need "
             f"{readable_bytes(needed)} with {readable_bytes(free)} free; {advice}",
             needed_bytes=needed,
             available_bytes=free,
@@ -159,12 +159,7 @@ def _checked_bytes(post: State, count: int, outputs: int, unchecked_bytes: int) 
     return needed
 
 
-def draw_seed(seed: int | None) -> int:
-    """The seed itself, or one integer of torch's default generator."""
-    return int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
-
-
-def representers(post: State, targets: Tensor, tolerance: float = TOLERANCE) -> tuple[Tensor, float | None]:
+def representers(state: State, targets: Tensor, tolerance: float = TOLERANCE) -> tuple[Tensor, float | None]:
     """K^-1 targets, (*batch, n, t), and the relative residual: the one place where draws are solved for.
 
     The residual is taken in float64. Without a float64 factor, by solves to a tolerance in standard deviations of an
@@ -172,8 +167,8 @@ def representers(post: State, targets: Tensor, tolerance: float = TOLERANCE) -> 
     """
     if targets.numel() == 0:
         return targets, None
-    if post.solves is not None:
-        found = post.solves.solve(targets, mean_goal(post.solves.system, tolerance).goal)
+    if state.solves is not None:
+        found = state.solves.solve(targets, mean_goal(state.solves.system, tolerance).goal)
         residual = float(found.relative_residual.max())
         if found.stopped is not StopReason.GOAL:
             warn(
@@ -181,24 +176,24 @@ def representers(post: State, targets: Tensor, tolerance: float = TOLERANCE) -> 
                 "larger memory= to condition, or dtype=torch.float64"
             )
         return found.value, residual
-    factor = post.factor
+    factor = state.factor
     assert factor is not None
 
     def solve(rhs: Tensor) -> Tensor:
         return factor.solve(rhs.to(factor.dtype)).double()
 
-    if post.differentiable:
+    if state.differentiable:
         return solve(targets), None
-    noise = post.noise.unsqueeze(-1)
-    covariance = prior_covariance(post.prior, post.rows)
+    noise = state.noise.unsqueeze(-1)
+    covariance = prior_covariance(state.prior, state.rows)
     weights, relative, _ = refine(solve, lambda v: covariance @ v + noise * v, targets, 0.0, limit=0)
     return weights, relative
 
 
-def _bound(post: State, targets: Tensor, relative: float | None) -> float | None:
+def _bound(state: State, targets: Tensor, relative: float | None) -> float | None:
     """How far the relative residual of a solve can move a path at the training rows, eq. (M-37); None without noise."""
-    smallest = float(post.noise.detach().min())
+    smallest = float(state.noise.detach().min())
     if relative is None or not smallest > 0.0 or targets.numel() == 0:
         return None
-    largest = float(prior_covariance(post.prior, post.rows).diagonal().detach().max())
+    largest = float(prior_covariance(state.prior, state.rows).diagonal().detach().max())
     return relative * math.sqrt(largest / smallest) * float(targets.detach().norm(dim=-2).amax())

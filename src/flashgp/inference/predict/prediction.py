@@ -14,6 +14,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.report import Report
 from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping
 
@@ -147,8 +148,7 @@ class Prediction:
             raise DomainError(f"`count` must be 0 or more, got {count!r}")
         mean = self.mean.double()
         mean = mean if self._outputs is not None else mean.unsqueeze(-1)
-        drawn = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
-        generator = torch.Generator(device=mean.device).manual_seed(drawn)
+        generator = torch.Generator(device=mean.device).manual_seed(draw_seed(seed))
         if mean.shape[-2] == 0:
             return self._given(mean.expand(count, *mean.shape))
         added = observed and self._likelihood.additive_noise(mean.device) is not None

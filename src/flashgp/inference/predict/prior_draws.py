@@ -21,7 +21,7 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import factorise_keeping
 from flashgp.solvers.preconditioners.pivoted_cholesky import common_pivots
 
-__all__ = ["FeatureDraws", "PivotedDraws", "PriorDraws", "pivots_of", "prior_covariance", "prior_draws"]
+__all__ = ["FeatureDraws", "PivotedDraws", "PriorDraws", "draw_seed", "pivots_of", "prior_covariance", "prior_draws"]
 
 TILE_BYTES = 2**25  # of features alive at once: 32 MiB
 SAMPLED = 256  # rows whose pairs measure the prior error
@@ -139,6 +139,11 @@ class PivotedDraws(PriorDraws):
             drawn = linalg.solve_triangular(lower, cross, upper=False, device=linalg.own_device(lower))
             drawn = drawn.square().sum(-2)
             return float((1.0 - drawn / prior.clamp_min(torch.finfo(prior.dtype).tiny)).max().clamp_min(0.0))
+
+
+def draw_seed(seed: int | None) -> int:
+    """The seed itself, or one integer of torch's default generator."""
+    return int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
 
 
 def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:

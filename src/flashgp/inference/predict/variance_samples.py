@@ -10,7 +10,7 @@ error v_C >= v is known exactly. Two independent estimates of one v: the one tha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,17 +20,24 @@ from flashgp.foundations.checks import check_points
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
-from flashgp.inference.predict.paths import draw_seed, representers
-from flashgp.inference.predict.prior_draws import FeatureDraws, pivots_of, prior_covariance
+from flashgp.inference.predict.paths import representers
+from flashgp.inference.predict.prior_draws import FeatureDraws, draw_seed, pivots_of, prior_covariance
 from flashgp.inference.state import State
 from flashgp.planner.variances import FEATURES, LOW_RANK, NEIGHBOURS, SAMPLES, STRIP_BYTES
 
-__all__ = ["SampledVariance", "VarianceProbes", "deviation_interval", "probes_of", "variance_probes"]
+__all__ = [
+    "SampledVariance",
+    "VarianceProbes",
+    "deviation_interval",
+    "deviation_moments",
+    "probes_of",
+    "variance_probes",
+]
 
 SAMPLED_SEED = 2**33  # added to a seed for the draws that variances are sampled from
 TOLERANCE = 1e-5  # standard deviations of an observation: h is small where C predicts well
+LEVEL = 0.95  # the probability of the interval
 BISECTIONS = 60  # halve the range of a log odds, 80 wide, to rounding
 FURTHEST_ODDS = 40.0  # v / v_C is looked for between e^-40 and 1 - e^-40
 
@@ -39,7 +46,7 @@ FURTHEST_ODDS = 40.0  # v / v_C is looked for between e^-40 and 1 - e^-40
 class SampledVariance:
     """Latent variances at test points, each (n_test,), float64, units of y squared, eq. (M-97).
 
-    Fields: variance, the estimate; standard_error; lower and upper, the interval that holds the truth with the stated
+    Fields: variance, the estimate; standard_error; lower and upper, the interval that holds the truth with 95 %
     probability, point by point; bound, v_C, which the truth never exceeds; dispersion, how much wider than Gaussian
     deviations make them the standard errors and intervals are (1 for no wider).
     """
@@ -56,48 +63,43 @@ class SampledVariance:
 class VarianceProbes:
     """What the variance at any point is estimated from; made by `variance_probes`, called on points.
 
-    Fields: posterior; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); actions,
-    C, (k, n), with orthonormal rows; images, K C', (n, k); neighbours, how many near rows join C; level, of the
-    interval; events, one line on what the draws are.
+    Fields: state; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); actions,
+    C, (k, n), with orthonormal rows; images, K C', (n, k); neighbours, how many near rows join C.
     """
 
-    posterior: State
+    state: State
     draws: list[FeatureDraws]
     noisy: Tensor
     solutions: Tensor
     actions: Tensor
     images: Tensor
     neighbours: int
-    level: float
-    events: list[Event] = field(default_factory=list)
 
     @outside_inference_mode
     @autocast_disabled
-    @deterministic_where(lambda self, _: self.posterior.settings.deterministic)
+    @deterministic_where(lambda self, _: self.state.settings.deterministic)
     @torch.no_grad()
     def __call__(self, x_test: Tensor) -> SampledVariance:
         """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
-        post = self.posterior
-        x_test = contiguous_copy(check_points(x_test, "x_test", like=post.x))
+        state = self.state
+        x_test = contiguous_copy(check_points(x_test, "x_test", like=state.x))
         if x_test.dim() != 2:
             raise ShapeError(f"`x_test` must have shape (n_test, d), got {tuple(x_test.shape)}; pass one table")
         size = self.actions.shape[0] + self.neighbours
-        step = max(1, STRIP_BYTES // (8 * (post.distinct + 3 * size * size)))
-        parts = [self._moments(x_test[s : s + step]) for s in range(0, max(1, x_test.shape[0]), step)]
-        moments, bound = (torch.cat(group, dim=-1) for group in zip(*parts, strict=True))
-        return _interval(moments, self.noisy.shape[1], bound, self.level)
-
-    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the interval needs of a strip's deviations, (5, b), and v_C, (b,)."""
-        d, h, bound = self._deviations(x)
-        return _moments(d, h, bound), bound
+        step = max(1, STRIP_BYTES // (8 * (state.distinct + 3 * size * size)))
+        moments, bounds = [], []
+        for start in range(0, max(1, x_test.shape[0]), step):
+            d, h, bound = self._deviations(x_test[start : start + step])
+            moments.append(deviation_moments(d, h, bound))
+            bounds.append(bound)
+        return deviation_interval(torch.cat(moments, dim=-1), self.noisy.shape[1], torch.cat(bounds))
 
     def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(d, h, v_C) at a strip of points: (b, S), (b, S), (b,), eq. (M-96)."""
-        post = self.posterior
-        rows = post.prior.kernel.rows(x)
-        cross = post.covariance_to(rows, torch.float64).to_dense()
-        prior = prior_covariance(post.prior, rows).diagonal()
+        state = self.state
+        rows = state.prior.kernel.rows(x)
+        cross = state.covariance_to(rows, torch.float64).to_dense()
+        prior = prior_covariance(state.prior, rows).diagonal()
         drawn = torch.cat([draw(x) for draw in self.draws], dim=-1)
         predicted = cross @ self.solutions
         near = self._nearest(cross)
@@ -112,24 +114,24 @@ class VarianceProbes:
 
     def _nearest(self, cross: Tensor) -> Tensor:
         """The rows of largest correlation with each point, (b, neighbours)."""
-        post = self.posterior
-        own = prior_covariance(post.prior, post.rows).diagonal() + post.noise
+        state = self.state
+        own = prior_covariance(state.prior, state.rows).diagonal() + state.noise
         return (cross.abs() / own.clamp_min(torch.finfo(own.dtype).tiny).sqrt()).topk(self.neighbours, dim=-1).indices
 
     def _system(self, cross: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
         """(G, b) of the best predictor G c = b from C y and the near rows of y, (b, k + m, k + m) and (b, k + m)."""
-        post, (count, m) = self.posterior, near.shape
+        state, (count, m) = self.state, near.shape
         k = self.actions.shape[0]
         rows = Rows(
-            tuple(f[near] for f in post.rows.features), tuple(a[near] for a in post.rows.scalars), m,
-            torch.Size([count]), post.rows.place,
+            tuple(f[near] for f in state.rows.features), tuple(a[near] for a in state.rows.scalars), m,
+            torch.Size([count]), state.rows.place,
         )  # fmt: skip
         system = cross.new_empty(count, k + m, k + m)
         system[:, :k, :k] = self.actions @ self.images
         system[:, k:, :k] = self.images[near]
         system[:, :k, k:] = system[:, k:, :k].mT
-        noise = post.noise.expand(post.distinct)
-        system[:, k:, k:] = prior_covariance(post.prior, rows).to_dense() + torch.diag_embed(noise[near])
+        noise = state.noise.expand(state.distinct)
+        system[:, k:, k:] = prior_covariance(state.prior, rows).to_dense() + torch.diag_embed(noise[near])
         return system, torch.cat([cross @ self.actions.mT, cross.gather(-1, near)], dim=-1)
 
 
@@ -155,20 +157,18 @@ def probes_of(state: State) -> VarianceProbes:
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda post, **_: post.settings.deterministic)
+@deterministic_where(lambda state, **_: state.settings.deterministic)
 @torch.no_grad()
 def variance_probes(
-    post: State,
+    state: State,
     *,
     samples: int = SAMPLES,
     factor: Tensor | None = None,
     neighbours: int = NEIGHBOURS,
     features: int = FEATURES,
-    level: float = 0.95,
-    solve: Callable[[Tensor], Tensor] | None = None,
     seed: int | None = None,
 ) -> VarianceProbes:
-    """Draws and solves from which the variance is estimated at any point, eq. (M-96): `variance_probes(post)(x_test)`.
+    """Draws and solves from which the variance is estimated at any point, eq. (M-96): `variance_probes(state)(x_test)`.
 
     Args:
         samples: S, the solves; a relative standard error of at most (2 / S)^(1/2), less where C predicts well.
@@ -176,70 +176,63 @@ def variance_probes(
             of rank 128. neighbours: rows near each test point that C holds as well.
         features: of each draw of the prior. Each sample has features of its own, so that the estimate is unbiased
             however few they are.
-        level: the probability of the interval; solve: K^-1 of (n, t) targets, as good as the estimate shall be; None
-            for the posterior's own. seed: as `Posterior.paths`.
+        seed: as `Posterior.paths`.
     Raises: ShapeError for a batch of models; DomainError without data, or for a kernel without random features.
     Cost: S solves, one product with k columns, n F S flops for the draws.
     Source: the pathwise view of Wilson et al. (2020), with the best predictor from few numbers of Wenger et al. (2022),
         Posterior and computational uncertainty in Gaussian processes, as control.
     """
-    if post.batch_shape or post.x.dim() != 2:
-        raise ShapeError(f"`post` must be one model, got batch shape {tuple(post.batch_shape)}; take one at a time")
+    if state.batch_shape or state.x.dim() != 2:
+        raise ShapeError(
+            f"`posterior` must be one model, got batch shape {tuple(state.batch_shape)}; take one at a time"
+        )
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 2:
         raise DomainError(f"`samples` must be a whole number, at least 2, got {samples!r}; for example 64")
-    if not 0.0 < level < 1.0:
-        raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
-    if not post.count or not post.prior.kernel.has_features:
+    if not state.count or not state.prior.kernel.has_features:
         raise DomainError(
-            "`post` must have data and a kernel with random features; use post.predict(x_test).variance, which is exact"
+            "`posterior` must have data and a kernel with random features; use predict(x_test).variance, which is exact"
         )
     generator = torch.Generator().manual_seed(draw_seed(seed))
-    draws = [_draw(post, features, generator) for _ in range(samples)]
-    noise = post.noise.expand(post.distinct)
-    errors = torch.randn(post.distinct, samples, generator=generator, dtype=torch.float64).to(post.x.device)
-    noisy = torch.cat([draw(post.points) for draw in draws], dim=-1) + noise.sqrt().unsqueeze(-1) * errors
-    solutions = representers(post, noisy, TOLERANCE)[0] if solve is None else solve(noisy)
+    draws = [_draw(state, features, generator) for _ in range(samples)]
+    noise = state.noise.expand(state.distinct)
+    errors = torch.randn(state.distinct, samples, generator=generator, dtype=torch.float64).to(state.x.device)
+    noisy = torch.cat([draw(state.points) for draw in draws], dim=-1) + noise.sqrt().unsqueeze(-1) * errors
+    solutions, _ = representers(state, noisy, TOLERANCE)
     if factor is None:
-        factor = pivots_of(post.prior, post.points, min(LOW_RANK, post.distinct), generator)[1]
-    elif factor.dim() != 2 or factor.shape[0] != post.distinct:
+        factor = pivots_of(state.prior, state.points, min(LOW_RANK, state.distinct), generator)[1]
+    elif factor.dim() != 2 or factor.shape[0] != state.distinct:
         raise ShapeError(
-            f"`factor` must have shape ({post.distinct}, k), got {tuple(factor.shape)}; one row per row of x"
+            f"`factor` must have shape ({state.distinct}, k), got {tuple(factor.shape)}; one row per row of x"
         )
     weight = noise if bool((noise > 0).all()) else torch.ones_like(noise)
     weighted = factor.double() / weight.unsqueeze(-1)
     basis, _ = linalg.qr(weighted, device=linalg.own_device(weighted))
-    actions = basis[:, : post.distinct].mT.contiguous()
-    images = prior_covariance(post.prior, post.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
-    near = max(0, min(neighbours, post.distinct - actions.shape[0]))
-    events = [Event(EventKind.VARIANCE_UNBIASED, samples=samples, features=features)]
-    return VarianceProbes(post, draws, noisy, solutions, actions, images, near, level, events)
+    actions = basis[:, : state.distinct].mT.contiguous()
+    images = prior_covariance(state.prior, state.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
+    near = max(0, min(neighbours, state.distinct - actions.shape[0]))
+    return VarianceProbes(state, draws, noisy, solutions, actions, images, near)
 
 
-def _draw(post: State, features: int, generator: torch.Generator) -> FeatureDraws:
-    psi = post.prior.kernel.features(features, generator)
+def _draw(state: State, features: int, generator: torch.Generator) -> FeatureDraws:
+    psi = state.prior.kernel.features(features, generator)
     assert psi is not None
-    width = psi(post.points[:0]).shape[-1]
-    return FeatureDraws(psi, torch.randn(width, 1, generator=generator, dtype=torch.float64).to(post.x.device))
+    width = psi(state.points[:0]).shape[-1]
+    return FeatureDraws(psi, torch.randn(width, 1, generator=generator, dtype=torch.float64).to(state.x.device))
 
 
-def deviation_interval(d: Tensor, h: Tensor, bound: Tensor, level: float) -> SampledVariance:
-    """v from d ~ N(0, v) and h ~ N(0, v_C - v), independent: the most likely value and its interval, eq. (M-97).
-
-    Args: d, h, (n_test, S); bound, v_C, (n_test,); level, of the interval.
-    Cost: 180 evaluations of the likelihood per point.
-    """
-    return _interval(_moments(d, h, bound), d.shape[-1], bound, level)
-
-
-def _moments(d: Tensor, h: Tensor, bound: Tensor) -> Tensor:
+def deviation_moments(d: Tensor, h: Tensor, bound: Tensor) -> Tensor:
     """Means over samples of d^2, h^2, d^4, h^4 and d^2 h^2, (5, b), in units of the bound, in which v is below 1."""
     scale = bound.clamp_min(torch.finfo(bound.dtype).tiny).unsqueeze(-1)
     d, h = d.square() / scale, h.square() / scale
     return torch.stack([part.mean(-1) for part in (d, h, d.square(), h.square(), d * h)])
 
 
-def _interval(moments: Tensor, samples: int, bound: Tensor, level: float) -> SampledVariance:
-    """The same from the moments, which are all that is kept of many points."""
+def deviation_interval(moments: Tensor, samples: int, bound: Tensor) -> SampledVariance:
+    """v from d ~ N(0, v) and h ~ N(0, v_C - v), independent: the most likely value and its interval, eq. (M-97).
+
+    Args: moments, (5, n_test), of `deviation_moments`; samples, S; bound, v_C, (n_test,).
+    Cost: 180 evaluations of the likelihood per point.
+    """
     D, H, D2, H2, DH = moments
     odds = _crossing(lambda v, w: _slope(D, H, v, w), torch.full_like(D, -FURTHEST_ODDS), FURTHEST_ODDS)
     v, w = torch.sigmoid(odds), torch.sigmoid(-odds)
@@ -250,7 +243,7 @@ def _interval(moments: Tensor, samples: int, bound: Tensor, level: float) -> Sam
     slopes = 0.25 * (of_d / v.square() + of_h / w.square() - 2.0 * of_both / (v * w))
     spread = slopes / information
     dispersion = max(1.0, float(spread.mean())) if len(bound) else 1.0
-    quantile = 2.0 * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) ** 2 * dispersion / samples
+    quantile = 2.0 * float(torch.erfinv(torch.tensor(LEVEL, dtype=torch.float64))) ** 2 * dispersion / samples
     highest = _likelihood(D, H, v, w) - quantile
 
     def excess(a: Tensor, b: Tensor) -> Tensor:
