@@ -16,7 +16,7 @@ from flashgp.inference.predict import prior_draws
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.linalg import routing
-from flashgp.linalg.decision import Speeds
+from flashgp.linalg.routing import Speeds
 from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.plain_gp import data, model
 from linalg.test_decision import CPU_RATES, GPU
@@ -32,7 +32,7 @@ class Away(routing.Transfers):
         self.carried: list[tuple[int, ...]] = []
 
     def home(self, A: Tensor) -> str:
-        return "accelerator"
+        return "cuda"
 
     def move(self, tensor: Tensor, device: torch.device) -> Tensor:
         self.carried.append(tuple(tensor.shape))

@@ -10,9 +10,10 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops, result_numbers
 from flashgp.foundations.profile import BUILT_IN, DeviceRates, MachineProfile
-from flashgp.linalg.decision import ACCELERATOR, CPU, Speeds, decide
+from flashgp.linalg.routing import Speeds, decide
 
 F32, F64 = torch.float32, torch.float64
+CPU, ACCELERATOR = "cpu", "cuda"
 SIDES = {"triangular": 16}
 
 
@@ -113,12 +114,7 @@ def test_explain_is_a_function_of_a_profile() -> None:
         for n in (20, 200, 2000):
             found = fgp.linalg.explain("qr", n, dtype=F64, home=home, profile=profile())
             assert found == fgp.linalg.explain("qr", n, n, 1, F64, home=home, profile=again)
-            assert (
-                found.device
-                == {CPU: "cpu", ACCELERATOR: "cuda"}[
-                    SPEEDS.quicker("qr", F64, n, n, 1, CPU if home == "cpu" else ACCELERATOR)
-                ]
-            )
+            assert found.device == SPEEDS.quicker("qr", F64, n, n, 1, home)
     alone = fgp.linalg.explain("qr", 2000, dtype=F64, profile=replace(profile(), accelerator=None))
     assert (alone.device, alone.accelerator_seconds) == ("cpu", None)
 

@@ -25,7 +25,7 @@ from flashgp.foundations.errors import (
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.linalg import routing
-from flashgp.linalg.decision import Speeds
+from flashgp.linalg.routing import Speeds
 from linalg.test_decision import CPU_RATES, GPU, profile
 
 CUDA = torch.device("cuda")
@@ -229,14 +229,14 @@ def test_errors_of_arguments_are_the_same_there(fake: Fake) -> None:
         raise LinAlgError("not positive definite")
 
     with pytest.raises(LinAlgError):
-        routing.Elsewhere("cholesky", CUDA).run(singular, definite(3))
+        routing.run_there("cholesky", singular, (definite(3),), CUDA)
     assert len(asked) == 1, "the same matrix is not factorised again"
     assert accelerator() == CUDA, "none of this is the accelerator's fault"
 
 
 # -- data that lie on the accelerator ----------------------------------------------------------------------------------
 def test_small_problems_of_an_accelerator_come_to_the_cpu(fake: Fake) -> None:
-    fake.lie_on = "accelerator"
+    fake.lie_on = "cuda"
     linalg.eigh(definite(12))
     assert fake.carried[0] == torch.device("cpu")
     before = len(fake.carried)

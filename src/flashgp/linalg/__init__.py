@@ -4,8 +4,7 @@ Each function takes and returns what its namesake in torch.linalg does; results 
 Without an accelerator they are torch's. `explain` says where a size would go, and why.
 """
 
-from .decision import Decision
 from .dense import cholesky, eigh, qr, solve_triangular
-from .routing import explain, own_device
+from .routing import Decision, explain, own_device
 
 __all__ = ["Decision", "cholesky", "eigh", "explain", "own_device", "qr", "solve_triangular"]

@@ -1,10 +1,10 @@
 """qr, cholesky, eigh and solve_triangular: torch's, on the device where they are quicker.
 
-Without an accelerator a call is torch's after one look at a value that is kept; arguments are looked at only once
-torch has refused them. Gradients pass through, batches and dtypes stay.
+Without an accelerator a call is torch's after one comparison. Arguments are checked only once torch has refused them.
+Gradients pass through, batches and dtypes stay.
 """
 
-import math
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +13,6 @@ from jaxtyping import Inexact
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.checks import check_finite
 from flashgp.foundations.errors import (
     ConvergenceError,
@@ -24,7 +23,7 @@ from flashgp.foundations.errors import (
 )
 from flashgp.foundations.profile_ranges import profiled
 
-from .routing import Elsewhere, elsewhere
+from .routing import run
 
 __all__ = ["cholesky", "eigh", "qr", "solve_triangular"]
 
@@ -54,17 +53,12 @@ def qr(
         (torch.Size([30, 4]), torch.Size([4, 4]))
     """
     try:
-        place = None if _stays(A, device, crossover) else elsewhere("qr", A, None, device, crossover)
-        if place is None:
-            return torch.linalg.qr(A, mode)
-        return place.run(lambda a: torch.linalg.qr(a, mode), A)
-    except FlashGPError:
-        raise
+        return run("qr", lambda a: torch.linalg.qr(a, mode), (A,), device, crossover)
     except _REFUSED as error:
-        _check_matrix(A, square=False)
+        _check_matrix(error, A, square=False)
         if mode not in MODES:
             raise DomainError(f"`mode` must be one of {', '.join(MODES)}, got {mode!r}") from None
-        raise error
+        raise
 
 
 @profiled("factorisation")
@@ -84,17 +78,12 @@ def cholesky(
                 [1., 2.]], dtype=torch.float64)
     """
     try:
-        place = None if _stays(A, device, crossover) else elsewhere("cholesky", A, None, device, crossover)
-        if place is None:
-            return torch.linalg.cholesky(A, upper=upper)
-        return place.run(lambda a: torch.linalg.cholesky(a, upper=upper), A)
-    except FlashGPError:
-        raise
+        return run("cholesky", lambda a: torch.linalg.cholesky(a, upper=upper), (A,), device, crossover)
     except _REFUSED as error:
-        _check_matrix(A, square=True)
+        _check_matrix(error, A, square=True)
         if isinstance(error, LinAlgError):
             raise _not_positive_definite(A, upper) from None
-        raise error
+        raise
 
 
 @profiled("factorisation")
@@ -112,21 +101,16 @@ def eigh(A: Inexact[Tensor, "*batch n n"], *, device: str = "auto", crossover: f
         tensor([1., 3.])
     """
     try:
-        place = None if _stays(A, device, crossover) else elsewhere("eigh", A, None, device, crossover)
-        if place is None:
-            return torch.linalg.eigh(A)
-        return place.run(torch.linalg.eigh, A)
-    except FlashGPError:
-        raise
+        return run("eigh", torch.linalg.eigh, (A,), device, crossover)
     except _REFUSED as error:
-        _check_matrix(A, square=True)
+        _check_matrix(error, A, square=True)
         if isinstance(error, LinAlgError):
             check_finite(A, "A")
             raise ConvergenceError(
                 f"the eigenvalues of `A` {tuple(A.shape)} did not converge ({error}); scale it, or pass float64",
                 iterations=30 * A.shape[-1], residual=float("inf"), tolerance=torch.finfo(A.dtype).eps,
             ) from None  # fmt: skip
-        raise error
+        raise
 
 
 @profiled("triangular solves")
@@ -154,48 +138,28 @@ def solve_triangular(
         tensor([[1.],
                 [2.]])
     """
+    solve = functools.partial(torch.linalg.solve_triangular, upper=upper, left=left, unitriangular=unitriangular)
     try:
-        place = None if _stays(A, device, crossover) else _of_system(A, B, left, device, crossover)
-        if place is None:
-            return torch.linalg.solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular)
-        return place.run(
-            lambda a, b: torch.linalg.solve_triangular(a, b, upper=upper, left=left, unitriangular=unitriangular), A, B
-        )
-    except FlashGPError:
-        raise
+        return run("triangular", solve, (A, B), device, crossover, left)
     except _REFUSED as error:
-        _check_matrix(A, square=True)
+        _check_matrix(error, A, square=True)
         _check_right(A, B, left)
-        raise error
-
-
-def _stays(A: Tensor, device: str, crossover: float | None) -> bool:
-    """Whether there is nothing to choose: no accelerator, or data on the CPU that are to stay there."""
-    return crossover is None and ((device == "auto" and accelerator() is None) or (device == "cpu" and A.is_cpu))
-
-
-def _of_system(A: Tensor, B: Tensor, left: bool, device: str, crossover: float | None) -> Elsewhere | None:
-    columns = 1
-    if isinstance(B, Tensor) and B.dim() > 1:
-        columns = B.shape[-1 if left else -2]
-        if B.dim() > 2 and isinstance(A, Tensor):  # several B for one A: more columns of the same systems
-            columns *= max(1, math.prod(B.shape[:-2]) // max(1, math.prod(A.shape[:-2])))
-    return elsewhere("triangular", A, columns, device, crossover)
+        raise
 
 
 # -- what was refused ------------------------------------------------------------------------------------------------
-def _check_matrix(A: Any, *, square: bool) -> None:
+def _check_matrix(error: Exception, A: Any, *, square: bool) -> None:
+    """Raises: the error if it is ours; ShapeError, DomainError for an A that torch had to refuse."""
+    if isinstance(error, FlashGPError):
+        raise error
     wanted = "(*batch, n, n)" if square else "(*batch, m, n)"
     if not isinstance(A, Tensor):
         raise DomainError(f"`A` must be a tensor, got {type(A).__name__}; convert it with torch.as_tensor(...)")
     if A.dtype not in DTYPES:
         raise DomainError(f"`A` must be float32 or float64, got {A.dtype}; convert it with .to(torch.float64)")
     if A.dim() < 2 or (square and A.shape[-1] != A.shape[-2]):
-        raise ShapeError(f"`A` must have shape {wanted}, got {tuple(A.shape)}; pass {_shape_advice(square)}")
-
-
-def _shape_advice(square: bool) -> str:
-    return "as many rows as columns" if square else "A[:, None] for one column"
+        advice = "as many rows as columns" if square else "A[:, None] for one column"
+        raise ShapeError(f"`A` must have shape {wanted}, got {tuple(A.shape)}; pass {advice}")
 
 
 def _check_right(A: Tensor, B: Any, left: bool) -> None:
