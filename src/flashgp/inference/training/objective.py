@@ -19,6 +19,7 @@ from torch.distributions import Gamma, LogNormal, Normal
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Rows
+from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.exact.likelihood import DirectSettings, value_and_gradients
 from flashgp.inference.exact.small import SmallModel
@@ -160,9 +161,7 @@ class ParameterPriors:
             grown = numpy.exp(theta[at])
             value = lower + grown
             z = (numpy.log(value) - mean) / sd
-            total -= float(
-                (0.5 * z * z + numpy.log(sd) + 0.5 * math.log(2 * math.pi) + density * numpy.log(value)).sum()
-            )
+            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * LOG_2PI + density * numpy.log(value)).sum())
             numpy.add.at(gradient, at, -(z / sd + density) * grown / value)
         if self._gamma:
             at, lower, shape, rate = self._gamma
@@ -174,7 +173,7 @@ class ParameterPriors:
         if self._normal:
             at, mean, sd = self._normal
             z = (theta[at] - mean) / sd
-            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * math.log(2 * math.pi)).sum())
+            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * LOG_2PI).sum())
             numpy.add.at(gradient, at, -z / sd)
         return total, gradient
 
