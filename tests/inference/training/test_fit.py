@@ -144,6 +144,10 @@ def test_long_lengthscales_are_reset() -> None:
     (event,) = [event for event in fit.report.events if event.kind is EventKind.LENGTHSCALES_RESET]
     assert event.fields["lengthscales"] == 1
     assert event.fields["gain"] > 50
+    coarse = FitSettings(search=SearchSettings(min_decrease=event.fields["gain"]))
+    fit = fgp.fit(gp, x, y, initial="given", priors="given", starts=2, settings=coarse)
+    assert any("reset" in e.start for e in fit.history)
+    assert not any(one.kind is EventKind.LENGTHSCALES_RESET for one in fit.report.events), "less than ten steps' worth"
     assert fit.report.iterations == len(fit.history)
 
 

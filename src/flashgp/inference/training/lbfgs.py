@@ -120,5 +120,5 @@ def retry_with_reset_lengthscales(
     after = recorder.best_of(stage)
     assert after is not None
     gain = before - after[1]
-    if gain > 10 * SearchSettings.min_decrease:
+    if gain > 10 * settings.min_decrease:
         recorder.note(Event(EventKind.LENGTHSCALES_RESET, lengthscales=count, gain=gain))
