@@ -179,6 +179,20 @@ def test_a_factor_takes_over_when_iterations_take_as_long():
     assert few.probes == EstimateSettings().factor_probes == conditioning.FACTOR_COLUMNS - 1, "planned, and better"
 
 
+@pytest.mark.parametrize("factors", [Factors.SINGLE, Factors.DOUBLE])
+def test_solves_with_a_factor_go_by_the_settings_of_solves(factors):
+    """One that reaches no goal ends after the iterations that its window for progress allows."""
+    x, y = table(150)
+    taken = []
+    for window in (3, 12):
+        solving = SolveSettings(stagnation_window=window, followed_share=0.0)
+        _, large = objectives(prior(), x, y, limits={"solving": solving, **ENDLESS})
+        large.use_factors(factors)
+        large(large.parameters.values())
+        taken.append(large.iterations)
+    assert taken[0] < taken[1], taken
+
+
 def test_float64_factors_where_float32_has_none():
     """A smooth covariance with little noise; the estimate stays a smooth function."""
     x, y = table(150, noise=1e-6)

@@ -302,15 +302,16 @@ class EstimatedLogJoint(LogJoint):
     def _prepared(self, system: CovarianceSystem) -> PreparedConjugateGradients:
         """Solves with a factor: in float32 while that is of the matrix itself, then in float64, or, where that does not
         fit, in float32 of the matrix plus a jitter."""
+        solving = self._limits.solving
         if self.factors is Factors.SINGLE:
             try:
-                return CholeskySolver(torch.float32, jitter=0.0).prepare(system)
+                return CholeskySolver(torch.float32, 0.0, solving).prepare(system)
             except NotPositiveDefiniteError:
                 self._use_double()
         try:
-            return CholeskySolver().prepare(system)
+            return CholeskySolver(settings=solving).prepare(system)
         except MemoryBudgetError:
-            return CholeskySolver(torch.float32).prepare(system)
+            return CholeskySolver(torch.float32, settings=solving).prepare(system)
 
     def _use_double(self, corrections: int | None = None) -> None:
         self.use_factors(Factors.DOUBLE)

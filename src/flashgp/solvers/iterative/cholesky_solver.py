@@ -6,7 +6,7 @@ factor resembles A, and refinement would not. Where rounding makes the factorisa
 the factor, is of A plus a shift (M-31); the system that is solved is the given one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,7 @@ from flashgp.solvers.contract import Solver, System
 from flashgp.solvers.direct.cholesky import factorise
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
-from flashgp.solvers.settings import REFINEMENT
+from flashgp.solvers.settings import REFINEMENT, SolveSettings
 
 __all__ = ["CholeskySolver"]
 
@@ -29,12 +29,14 @@ class CholeskySolver(Solver):
     Args:
         dtype: of the factor.
         jitter: as `factorise`, None for what a factorisation that fails needs; 0 lets it fail.
+        settings: of the solves, whose products are float64 in any case.
     Cost: prepare n^3 / 3 flops and one n x n buffer of that dtype, nothing else of that size; an iteration one float64
     pass and 2 n^2 t flops. Usually one iteration with a float64 factor and one to five with a float32 one.
     """
 
     dtype: torch.dtype = F64
     jitter: float | None = None
+    settings: SolveSettings = REFINEMENT
     name: str = "Cholesky"
 
     def prepare(self, system: System, *, seed: int = 0) -> PreparedConjugateGradients:
@@ -42,4 +44,5 @@ class CholeskySolver(Solver):
         shift = float(factor.jitter)
         events = [Event(EventKind.FACTOR_SHIFTED, solver=self.name, shift=shift)] if shift else []
         preconditioner = CholeskyPreconditioner(factor, system)
-        return PreparedConjugateGradients(system, preconditioner, REFINEMENT, name=self.name, events=events)
+        settings = replace(self.settings, single=False)
+        return PreparedConjugateGradients(system, preconditioner, settings, name=self.name, events=events)
