@@ -23,6 +23,7 @@ from flashgp.cli.kernel_expression import (
 from flashgp.cli.parameters import parameter_rows
 from flashgp.foundations.errors import DomainError
 from flashgp.standardise import Scaling
+from flashgp.table import InputColumn
 
 NAMES_OF_INPUTS = ["hour", "wind speed", "site", "temp"]
 TABLE = ["hour", "power", "wind speed", "site", "temp"]  # power is the target
@@ -30,7 +31,9 @@ SCALING = Scaling((0.0, 0.0, 0.0, 0.0), (2.0, 4.0, 1.0, 0.5), 0.0, 1.0)
 
 
 def built(text: str) -> BuiltKernel:
-    return build_kernel(parse_kernel(text), KernelColumns(NAMES_OF_INPUTS, TABLE, [2], [0, 0, 5, 0], SCALING))
+    inputs = [InputColumn(name, "number", TABLE.index(name)) for name in NAMES_OF_INPUTS]
+    inputs[2] = InputColumn("site", "category", 3, tuple("abcde"))
+    return build_kernel(parse_kernel(text), KernelColumns(inputs, TABLE, SCALING))
 
 
 def values(parameter: Any) -> list[float]:
@@ -178,11 +181,15 @@ SYNTAX = [
     ("Matern(", 7, "never closed"),
     ("Matern(foo=1)", 8, "only nu, lengthscale, active_dims"),
     ("Matern(**x)", 8, "got **"),
-    ("RBF(lengthscale=x)", 17, "a number here"),
-    ("RBF(lengthscale=True)", 17, "a number here"),
-    ("RBF(lengthscale='a')", 17, "a number here"),
+    ("RBF(lengthscale=x)", 17, "a number that a float can hold here"),
+    ("RBF(lengthscale=True)", 17, "a number that a float can hold here"),
+    ("RBF(lengthscale='a')", 17, "a number that a float can hold here"),
     ("RBF(lengthscale=[])", 17, "at least one number"),
-    ("RBF(lengthscale=1+1)", 17, "a number here"),
+    ("RBF(lengthscale=1+1)", 17, "a number that a float can hold here"),
+    ("RBF(lengthscale=[1, 2j])", 21, "a number that a float can hold here"),
+    ("RBF(lengthscale={[]: 1})", 17, "a number that a float can hold here"),
+    ("RBF(lengthscale=1" + 400 * "0" + ")", None, "a number that a float can hold here"),
+    ("RBF(active_dims=[True])", 18, "names or positions"),
     ("RBF(lengthscale=fixed())", 17, "fixed(number)"),
     ("RBF(lengthscale=open(1))", 17, "fixed(number)"),
     ("Matern(nu=fixed(1.5))", 11, "plain number"),
@@ -241,10 +248,11 @@ def test_columns_that_do_not_fit(text: str, character: int, message: str) -> Non
 
 def test_kernels_without_columns_of_their_kind() -> None:
     scaling = Scaling((0.0,), (1.0,), 0.0, 1.0)
+    number, category = InputColumn("a", "number", 0), InputColumn("a", "category", 0, ("u", "v"))
     with pytest.raises(DomainError, match="Categorical without a column of categories"):
-        build_kernel(parse_kernel("Categorical()"), KernelColumns(["a"], ["a", "y"], [], [0], scaling))
+        build_kernel(parse_kernel("Categorical()"), KernelColumns([number], ["a", "y"], scaling))
     with pytest.raises(DomainError, match="RBF without a column of numbers"):
-        build_kernel(parse_kernel("RBF()"), KernelColumns(["a"], ["a", "y"], [0], [3], scaling))
+        build_kernel(parse_kernel("RBF()"), KernelColumns([category], ["a", "y"], scaling))
 
 
 @pytest.mark.parametrize(

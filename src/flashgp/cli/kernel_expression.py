@@ -12,8 +12,9 @@ target.
 import ast
 import difflib
 import inspect
+import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,9 @@ from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.parameters import Parameter
 from flashgp.kernels.squared_exponential import Stationary
 from flashgp.standardise import Scaling
+from flashgp.table import InputColumn
+
+from .parameters import LENGTH_ROLES
 
 __all__ = ["GRAMMAR", "NAMES", "BuiltKernel", "KernelColumns", "KernelExpression", "build_kernel", "default_kernel",
            "parse_kernel"]  # fmt: skip
@@ -58,15 +62,6 @@ _PER_COMPONENT = ("weights", "means", "scales")  # lists with an entry per compo
 _PER_COLUMN = ("lengthscale", "period", "frequency", "variance")  # lists with an entry per column
 _START_ROLES = ("input_scale", "output_variance", "slope_variance")  # `fit` would start these from the data
 
-# From units of a column to standardised units, given the column's scale; "*" is every stationary kernel.
-_UNIT: dict[tuple[str, str], Callable[[float, float], float]] = {
-    ("*", "lengthscale"): lambda value, scale: value / scale,
-    ("Periodic", "period"): lambda value, scale: value / scale,
-    ("Cosine", "frequency"): lambda value, scale: value * scale,
-    ("SpectralMixture", "means"): lambda value, scale: value * scale,
-    ("SpectralMixture", "scales"): lambda value, scale: value * scale,
-}
-
 
 @dataclass(frozen=True)
 class KernelExpression:
@@ -80,19 +75,20 @@ class KernelExpression:
 class KernelColumns:
     """What an expression is joined with.
 
-    Fields:
-        names: the d inputs of the model.
-        table_names: all columns of the table, for positions.
-        codes: which inputs are category codes.
-        levels: for each input its number of categories, 0 for none.
-        scaling: what the inputs are standardised with.
+    Fields: inputs, the d columns of the model; table_names, all columns of the table, for positions; scaling, what the
+    inputs are standardised with.
     """
 
-    names: Sequence[str]
+    inputs: Sequence[InputColumn]
     table_names: Sequence[str]
-    codes: Sequence[int]
-    levels: Sequence[int]
     scaling: Scaling
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.inputs]
+
+    def is_category(self, j: int) -> bool:
+        return self.inputs[j].kind == "category"
 
 
 @dataclass(frozen=True)
@@ -233,23 +229,20 @@ class _Walk:
             raise self.fail(node, f"must join at most {_MAX_DEPTH} terms, got {len(chain) + 1}; simplify it")
         result = self.node(first, depth + 1)
         for link in reversed(chain):
-            right, add = self.node(link.right, depth + 1), isinstance(link.op, ast.Add)
+            combine: Any = operator.add if isinstance(link.op, ast.Add) else operator.mul
+            right = self.node(link.right, depth + 1)
             if isinstance(result, _Value) and isinstance(right, _Value):
-                (a,), (b,) = result.entries, right.entries
-                number = a + b if add else a * b
+                number = combine(result.entries[0], right.entries[0])
                 result = self.positive(_Value((number,), False, result.fixed or right.fixed, result.node))
-            elif isinstance(result, _Value):  # a number first: the kernel decides what it means
-                assert isinstance(right, kernels.Kernel)
-                result = right.__radd__(self.operand(result)) if add else right.__rmul__(self.operand(result))
             else:
-                result = result + self.operand(right) if add else result * self.operand(right)
+                result = combine(self.operand(result), self.operand(right))
         return result
 
     def operand(self, part: kernels.Kernel | _Value) -> Any:
         if isinstance(part, kernels.Kernel):
             return part
         self.has_starts = self.has_starts or not part.fixed
-        return part.argument("")
+        return part.argument("") if part.fixed else part.entries[0]
 
     def positive(self, value: _Value) -> _Value:
         if not 0.0 < value.entries[0] < float("inf"):
@@ -328,9 +321,9 @@ class _Walk:
             start = 1.0 if name == "Categorical" else len(dims) ** 0.5
             arguments["lengthscale"] = torch.full((len(dims),), start, dtype=torch.float64)
         if name == "Coregionalization":
-            arguments.setdefault("count", columns.levels[dims[0]])
+            arguments.setdefault("count", len(columns.inputs[dims[0]].levels))
         if name != "Constant":
-            every = len(dims) == len(columns.names) and chosen is None
+            every = len(dims) == len(columns.inputs) and chosen is None
             arguments["active_dims"] = None if every else dims
         return arguments
 
@@ -339,17 +332,17 @@ class _Walk:
             raise self.fail(
                 value.node, f"must give {key} one number per column ({len(scales)}), got {len(value.entries)}"
             )
-        stationary = issubclass(NAMES[name], Stationary)
-        change = _UNIT.get((name, key)) or (_UNIT.get(("*", key)) if stationary else None)
+        role = getattr(NAMES[name], "roles", {}).get(key)
         shared = key == "lengthscale" and not value.is_list and len(scales) != 1  # in standard deviations
-        if change is None or shared:
+        if shared or role not in (*LENGTH_ROLES, "frequency"):
             return value.argument(key)
         entries = value.entries
         if key in _PER_COMPONENT:
             scales = scales * len(entries)
         elif not value.is_list:
             entries = entries * len(scales)
-        changed = tuple(change(entry, scale) for entry, scale in zip(entries, scales, strict=True))
+        pairs = zip(entries, scales, strict=True)
+        changed = tuple(entry / scale if role in LENGTH_ROLES else entry * scale for entry, scale in pairs)
         return _Value(changed, True, value.fixed, value.node).argument(key)
 
     def dims(
@@ -359,14 +352,14 @@ class _Walk:
         wants_codes = name in _CODES
         kind, other = ("categories", "numbers") if wants_codes else ("numbers", "categories")
         if chosen is None:
-            dims = [j for j in range(len(columns.names)) if (j in columns.codes) == wants_codes]
+            dims = [j for j in range(len(columns.inputs)) if columns.is_category(j) == wants_codes]
             if not dims and name != "Constant":
                 raise self.fail(node, f"has {name} without a column of {kind}; the inputs have none")
             return dims
         dims = []
         for choice, place in chosen:
             j = self.column(choice, place, columns)
-            if (j in columns.codes) != wants_codes and name != "Constant":
+            if columns.is_category(j) != wants_codes and name != "Constant":
                 advice = "use Matern()" if wants_codes else "use Categorical()"
                 raise self.fail(place, f"must give {name} columns of {kind}, got {choice!r} of {other}; {advice}")
             if j in dims:
@@ -384,19 +377,17 @@ class _Walk:
         if name not in columns.names:
             shown = ", ".join(columns.names[:20]) + (", ..." if len(columns.names) > 20 else "")
             raise self.fail(place, f"must name inputs of the model, got {name!r}; choose from {shown}")
-        return list(columns.names).index(str(name))
+        return columns.names.index(str(name))
 
     # -- values ---------------------------------------------------------------------------------------------------
     def number(self, node: ast.expr) -> float:
-        negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-        inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd) else node
-        if not isinstance(inner, ast.Constant) or type(inner.value) not in (int, float):
-            raise self.fail(node, f"must have a number here, got {ast.unparse(node)[:60]!r}")
         try:
-            number = float(inner.value)  # type: ignore[arg-type]
-        except OverflowError:
-            raise self.fail(node, "must have a number that a float can hold here") from None
-        return -number if negative else number
+            literal = ast.literal_eval(node)
+            if type(literal) in (int, float):
+                return float(literal)
+        except (ValueError, TypeError, OverflowError):
+            pass
+        raise self.fail(node, f"must have a number that a float can hold here, got {ast.unparse(node)[:60]!r}")
 
     def value(self, node: ast.expr) -> _Value:
         if isinstance(node, ast.Call):
@@ -414,17 +405,21 @@ class _Walk:
 
     def chosen(self, node: ast.expr) -> list[tuple[str | int, ast.AST]]:
         """Column names and positions of active_dims."""
-        found: list[tuple[str | int, ast.AST]] = []
+        columns: list[tuple[str | int, ast.AST]] = []
         for entry in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
             if isinstance(entry, ast.Name):
-                found.append((entry.id, entry))
-            elif isinstance(entry, ast.Constant) and type(entry.value) in (str, int):
-                found.append((entry.value, entry))  # type: ignore[arg-type]
+                columns.append((entry.id, entry))
+            elif (
+                isinstance(entry, ast.Constant)
+                and isinstance(entry.value, str | int)
+                and not isinstance(entry.value, bool)
+            ):
+                columns.append((entry.value, entry))
             else:
                 raise self.fail(
                     entry, f"must have column names or positions here, got {ast.unparse(entry)[:60]!r}; "
                     'quote a name with spaces or signs, as in active_dims=["wind speed"]'
                 )  # fmt: skip
-        if not found:
+        if not columns:
             raise self.fail(node, "must have at least one column in active_dims")
-        return found
+        return columns

@@ -10,10 +10,11 @@ from flashgp.inference.gp import GP
 from flashgp.kernels import Kernel, Sum
 from flashgp.standardise import Scaling
 
-__all__ = ["ParameterRow", "parameter_rows"]
+__all__ = ["HEAD", "LENGTH_ROLES", "NUMERIC", "ParameterRow", "parameter_rows"]
 
 HEAD = ("parameter", "of", "in units of the table", "standardised", "")
 NUMERIC = (2, 3)
+LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 _MAX_ENTRIES = 1_000
 
 
@@ -63,7 +64,7 @@ def parameter_rows(gp: GP, names: Sequence[str], scaling: Scaling, target: str) 
             name = f"prior mean {name}"
         dims = getattr(owner, "active_dims", None)
         columns = list(range(len(names))) if dims is None else [j % len(names) for j in dims]
-        per_column = role in ("input_scale", "period", "frequency", "slope_variance") or attribute == "lengthscale"
+        per_column = role in (*LENGTH_ROLES, "frequency", "slope_variance") or attribute == "lengthscale"
         if role == "frequency" and len(columns) == 1:
             columns = columns * len(values)  # the components of a mixture, all along one column
         for index, value in enumerate(values):
@@ -75,7 +76,7 @@ def parameter_rows(gp: GP, names: Sequence[str], scaling: Scaling, target: str) 
                 of = f"entry {index + 1}"
             in_units: float | None = None
             label = name
-            if column is not None and role in ("input_scale", "period"):
+            if column is not None and role in LENGTH_ROLES:
                 in_units = value * scaling.x_scale[column]
             elif column is not None and role == "frequency":
                 in_units = value / scaling.x_scale[column]

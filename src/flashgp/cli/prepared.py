@@ -90,8 +90,7 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
     if options.expression is None:
         built = BuiltKernel(default_kernel(len(names), codes), has_starts=False)
     else:
-        levels = [len(column.levels) for column in encoding.inputs]
-        built = build_kernel(options.expression, KernelColumns(names, table.names, codes, levels, scaling))
+        built = build_kernel(options.expression, KernelColumns(encoding.inputs, table.names, scaling))
         if unused := _unused(built, len(names)):
             console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
     gp = GP(built.kernel, Constant(), Gaussian(0.1))
