@@ -158,7 +158,6 @@ def _sampled(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
         "condition_seconds": seconds,
         "variance_seconds": sampled_seconds,
         "dispersion": found.dispersion,
-        "events": list(map(str, probes.events)),
     }
 
 
