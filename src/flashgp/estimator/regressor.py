@@ -6,7 +6,7 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.inference import plan as plans
 from flashgp.inference.exact.restore import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
@@ -182,28 +181,23 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _learn(self, gp: GP, x: Tensor, y: Tensor) -> None:
         """Set gp_, kernel_, posterior_ and the record of the fit."""
-        where = x.device if self.device is None else self.device
-        group = equal_rows(gp, x, y)
-        plan = plans.plan(
-            gp, x.shape[0], x.shape[1], distinct=None if group is None else int(group.max()) + 1, memory=self.memory,
-            device=where, dtype=self._compute_dtype(), solver=self.solver, factored=self.jitter is not None,
-            deterministic=self.deterministic,
-        )  # fmt: skip
         options: dict[str, Any] = {
-            "plan": plan, "device": self.device, "tolerance": self.tolerance, "jitter": self.jitter,
-            "deterministic": self.deterministic,
+            "memory": self.memory, "device": self.device, "dtype": self._compute_dtype(), "solver": self.solver,
+            "tolerance": self.tolerance, "jitter": self.jitter, "deterministic": self.deterministic,
+            "time_limit": self.time_limit,
         }  # fmt: skip
         self.history_ = []
         if self.optimise and any(p.requires_grad for p in gp.parameters()):
-            from flashgp.inference.fit import fit
+            from flashgp.inference.training.fit import fit_prior
+            from flashgp.inference.training.options import FitOptions
 
-            fitted = fit(
-                gp, x, y, starts=self.starts, initial=self.initial, priors=self.priors,
-                max_iterations=self.max_iterations, time_limit=self.time_limit, seed=self._seed(), **options,
-            )  # fmt: skip
-            gp, posterior, self.history_, self.report_ = fitted.gp, fitted.posterior, fitted.history, fitted.report
+            options |= {"starts": self.starts, "initial": self.initial, "priors": self.priors}
+            options |= {"max_iterations": self.max_iterations, "seed": self._seed()}
+            fitted = fit_prior(gp, x, y, FitOptions(**options))
+            gp, posterior = cast(GP, fitted.prior), Posterior(fitted.state)
+            self.history_, self.report_ = fitted.history, fitted.report
         else:
-            posterior = gp.condition(x, y, time_limit=self.time_limit, **options)
+            posterior = gp.condition(x, y, **options)
             self.report_ = posterior.report
         self.log_marginal_likelihood_value_ = float(posterior.log_marginal_likelihood())
         if self.report_ is not posterior.report:  # without a factor the value has a standard error

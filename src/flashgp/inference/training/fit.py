@@ -125,7 +125,8 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
     if plan is None:
         asked = PlanSettings(
             options.memory, x.device if options.device is None else options.device, options.dtype,
-            factored=options.jitter is not None or prior.is_batch(x, y), deterministic=options.deterministic,
+            solver=options.solver, factored=options.jitter is not None or prior.is_batch(x, y),
+            deterministic=options.deterministic,
         )  # fmt: skip
         plan = conditioning_plan(prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked)
     if plan.training_bytes > plan.available_bytes:

@@ -40,7 +40,7 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What `flashgp.fit` is asked for beside prior and data; the fields are its arguments.
+    """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, and a solver as `GP.condition`.
 
     Raises: DomainError for values of the wrong kind.
     """
@@ -61,6 +61,7 @@ class FitOptions:
     checkpoint: str | Path | None = None
     progress: Callable[[Progress], None] | None = None
     settings: FitSettings = field(default_factory=FitSettings)
+    solver: str | None = None
 
     def __post_init__(self) -> None:
         def whole(value: Any, smallest: int) -> bool:
