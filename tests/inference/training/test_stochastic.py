@@ -12,6 +12,7 @@ from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import Factors, Recorder, Run, Stage
+from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from flashgp.inference.training.stochastic import StochasticFit, part_sizes, with_factored_part
@@ -114,7 +115,7 @@ def test_a_search_whose_end_cannot_be_checked_is_given_up():
     objective.settings = FEW_ROWS
     recorder = Recorder(EvaluationLog(None, ""))
     with pytest.warns(fgp.FlashGPWarning, match="each less likely"):
-        Unchecked(objective, recorder, SearchSettings(), 20, reset=False).run(objective.parameters.values())
+        Unchecked(objective, LogJoint, recorder, SearchSettings(), 20, reset=False).run(objective.parameters.values())
     first = recorder.best_of(Stage.FIRST_ROWS)
     assert first is not None
     assert numpy.array_equal(recorder.reached, first[2])

@@ -25,7 +25,8 @@ class FitSettings:
         search: of starts and L-BFGS-B.
         stochastic: of many rows.
         objective: made from a `Problem`; minimised by L-BFGS-B.
-        estimated: made from a `Problem` and `EstimateOptions`; minimised by its gradients where rows are many.
+        estimated: estimates its gradients where rows are many, made from a `Problem`, settings and `EstimateOptions`.
+            None for that of `LogJoint`; another objective needs one there.
         answer_share: of a time limit that the posterior of the parameters found gets at least.
         seconds_between_writes: of the checkpoint.
     """
@@ -33,9 +34,18 @@ class FitSettings:
     search: SearchSettings = field(default_factory=SearchSettings)
     stochastic: StochasticSettings = field(default_factory=StochasticSettings)
     objective: Callable[[Problem], Objective] = LogJoint
-    estimated: Callable[[Problem, StochasticSettings, EstimateOptions], EstimatedLogJoint] = EstimatedLogJoint
+    estimated: Callable[[Problem, StochasticSettings, EstimateOptions], EstimatedLogJoint] | None = None
     answer_share: float = 0.1
     seconds_between_writes: float = 1.0
+
+    def estimated_gradients(self, problem: Problem, options: EstimateOptions) -> EstimatedLogJoint:
+        """The objective of many rows. Raises: DomainError where `objective` is another one and none is given."""
+        if self.estimated is None and self.objective is not LogJoint:
+            raise DomainError(
+                "`settings` must have `estimated` beside another `objective` where gradients are estimated, as the "
+                f"plan says for {problem.rows:,} rows, got None; pass it, or a plan with training='exact'"
+            )
+        return (self.estimated or EstimatedLogJoint)(problem, self.stochastic, options)
 
 
 @dataclass(frozen=True)

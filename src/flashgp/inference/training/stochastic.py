@@ -28,7 +28,7 @@ from flashgp.inference.training.fisher_scoring import Curvature, Descent
 from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Factors, Recorder, Run, Stage
 from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
-from flashgp.inference.training.objective import LogJoint
+from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 
@@ -42,6 +42,7 @@ class StochasticFit:
 
     Args:
         objective: of all rows.
+        exact: makes the same objective with values, for the first rows.
         recorder: of all evaluations.
         search: settings of L-BFGS-B on the first rows.
         max_iterations: of one search at most.
@@ -52,6 +53,7 @@ class StochasticFit:
     def __init__(
         self,
         objective: EstimatedLogJoint,
+        exact: Callable[[Problem], Objective],
         recorder: Recorder,
         search: SearchSettings,
         max_iterations: int,
@@ -62,8 +64,8 @@ class StochasticFit:
         self.settings, self.seed = objective.settings, objective.options.seed
         self.search = dataclasses.replace(search, min_decrease=self.settings.first_decrease)
         problem = objective.problem
-        exact = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
-        self.first_rows = exact.subset(self.settings.first_rows, self.seed)
+        double = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
+        self.first_rows = exact(double.subset(self.settings.first_rows, self.seed))
 
     def run(self, start: Array) -> None:
         """From a start to the optimum of all rows, which `recorder.reached` then is."""
@@ -112,9 +114,9 @@ class StochasticFit:
         self._describe(search, first)
 
     def _fit_first_rows(self, start: Array) -> tuple[Array, Curvature]:
-        """The optimum of the first rows by exact gradients, and the curvature of their log joint there."""
-        recorder, objective = self.recorder, LogJoint(self.first_rows)
-        recorder.phase = f"fitting {self.first_rows.rows:,} rows"
+        """The optimum of the first rows by exact gradients, and the curvature of the log joint there."""
+        recorder, objective = self.recorder, self.first_rows
+        recorder.phase = f"fitting {objective.rows:,} rows"
         minimise(objective, start, Run(Stage.FIRST_ROWS), recorder, self.search, self.max_iterations)
         if self.reset:
             retry_with_reset_lengthscales(objective, Stage.FIRST_ROWS, recorder, self.search, self.max_iterations)
@@ -122,13 +124,14 @@ class StochasticFit:
         theta = start if best is None else best[2]
         recorder.reached = theta
         draws = max(self.settings.min_draws, self.settings.draws_per_parameter * objective.parameters.size)
-        matrix = fisher_information(objective, theta, draws, self.seed)
-        share = self.first_rows.rows / self.objective.rows
+        # Of any objective: the secant updates that follow learn its own.
+        matrix = fisher_information(LogJoint(objective.problem), theta, draws, self.seed)
+        share = objective.rows / self.objective.rows
         return theta, Curvature(matrix + prior_curvature(self.objective.priors.value_and_gradient, theta) * share)
 
     def _diverged(self, found: Descent, before: Array, rows: int) -> bool:
         """Whether the parameters found make the first rows much less likely; then they are rejected."""
-        objective, count = LogJoint(self.first_rows), self.first_rows.rows
+        objective, count = self.first_rows, self.first_rows.rows
         try:
             after, earlier = objective(found.theta).value, objective(before).value
             assert after is not None

@@ -49,7 +49,7 @@ def train(
     """
     settings, search, iterations, n = options.settings, options.settings.search, options.max_iterations, problem.rows
     objective = settings.objective(problem)
-    estimated = None if estimate is None else settings.estimated(problem, settings.stochastic, estimate)
+    estimated = None if estimate is None else settings.estimated_gradients(problem, estimate)
     count, from_data = options.starts, options.initial == "data"
     if count is None:
         count = search.default_starts if from_data and not _has_user_modules(objective) else 1
@@ -66,7 +66,8 @@ def train(
             recorder.note(Event(EventKind.SUBSET_FIT, starts=count, subset=subset.rows, rows=n))
         if estimated is not None:
             with quiet_openblas():
-                StochasticFit(estimated, recorder, search, iterations, reset=count > 1).run(starts[0])
+                stages = StochasticFit(estimated, settings.objective, recorder, search, iterations, reset=count > 1)
+                stages.run(starts[0])
         else:
             recorder.phase = "fitting"
             for number, start in enumerate(starts):
