@@ -14,7 +14,7 @@ import torch
 
 from flashgp.bench.clocks import synchronise
 from flashgp.bench.formats import format_seconds
-from flashgp.bench.verification import Path
+from flashgp.bench.verification import Path, same_values
 
 __all__ = ["Reading", "late_reason", "read"]
 
@@ -37,7 +37,7 @@ class Reading:
     def changed(self, answer: Mapping[Path, torch.Tensor]) -> bool:
         """Whether the answer's tensors have other values now than when they were read."""
         synchronise()
-        return any(not _same(_copy(answer[path]), tensor) for path, tensor in self.tensors.items())
+        return any(not same_values(_copy(answer[path]), tensor) for path, tensor in self.tensors.items())
 
 
 def read(answer: Mapping[Path, torch.Tensor]) -> Reading:
@@ -77,11 +77,3 @@ def late_reason(calls: Sequence[float], late: Sequence[float]) -> str | None:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    if left.shape != right.shape:
-        return False
-    if left.is_floating_point() or left.is_complex():
-        return bool(((left == right) | (left.isnan() & right.isnan())).all())
-    return torch.equal(left, right)

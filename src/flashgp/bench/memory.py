@@ -9,12 +9,10 @@ Scratch memory that a library kept from an earlier call does not count again: `m
 sees that too. Either way small numbers are rough: the kernel batches its counters, by up to about a megabyte.
 """
 
-import contextlib
 import ctypes
 import functools
 import gc
 import mmap
-import os
 import sys
 import threading
 import traceback
@@ -24,7 +22,7 @@ from typing import Any
 
 import torch
 
-from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError
+from flashgp.foundations.errors import DomainError, FlashGPError
 
 __all__ = ["PeakMeter", "measure_peak_bytes"]
 
@@ -35,9 +33,12 @@ _PROBE_BYTES = 32 << 20
 class PeakMeter:
     """Context manager that measures the peak memory of what runs inside it.
 
-    Args: cuda: measure the CUDA allocator on all devices (`torch.cuda.max_memory_allocated`), not the host; collect:
-        garbage at entry, needless where the collector is off inside the block.
-    After the block: `peak_bytes`, above the level at entry, with results that are still alive counted; `method`.
+    After the block `peak_bytes` is the peak above the level at entry, results that are still alive included.
+
+    Args:
+        cuda: measure the CUDA allocator on all devices (`torch.cuda.max_memory_allocated`), not the host.
+        method: 'cuda_allocator', 'high_water' or 'sampling'; None: the best that works here.
+        collect: collect garbage at entry, needless where the collector is off inside the block.
     """
 
     def __init__(self, *, cuda: bool = False, method: str | None = None, collect: bool = True) -> None:
@@ -56,14 +57,15 @@ class PeakMeter:
     def __enter__(self) -> "PeakMeter":
         if self.collect:
             gc.collect()
+        self._entry_bytes = 0
         if self.method == "cuda_allocator":
-            self._entry_bytes = 0
             for index in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(index)
                 torch.cuda.reset_peak_memory_stats(index)
                 self._entry_bytes += torch.cuda.memory_allocated(index)
             return self
-        _return_free_pages()
+        if (trim := _malloc_trim()) is not None:
+            trim(0)
         if self.method == "high_water":
             _reset_high_water()
             self._entry_bytes = _status_bytes("VmHWM")
@@ -182,25 +184,30 @@ class _Sampler:
     """Reads the resident set again and again in a thread, and keeps the largest value."""
 
     def __init__(self) -> None:
+        import psutil
+
+        self._process = psutil.Process()
         self._largest = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="flashgp-bench-memory")
 
     def start(self) -> int:
-        self._largest = _resident_bytes()
-        entry_bytes = self._largest
+        entry_bytes = self._read()
         self._thread.start()
         return entry_bytes
 
     def stop(self) -> int:
-        self._largest = max(self._largest, _resident_bytes())
         self._stop.set()
         self._thread.join()
+        return self._read()
+
+    def _read(self) -> int:
+        self._largest = max(self._largest, int(self._process.memory_info().rss))
         return self._largest
 
     def _run(self) -> None:
         while not self._stop.wait(_SAMPLING_SECONDS):
-            self._largest = max(self._largest, _resident_bytes())
+            self._read()
 
 
 @functools.cache
@@ -236,38 +243,18 @@ def _status_bytes(field: str) -> int:
 
 
 def _file_bytes() -> int:
-    # resident pages that a file backs; 0 where the system does not tell
+    # Resident pages that a file backs; 0 where the system does not say.
     try:
         return _status_bytes("RssFile")
     except (OSError, ValueError):
         return 0
 
 
-def _resident_bytes() -> int:
-    if os.path.exists("/proc/self/statm"):
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    try:
-        import psutil
-    except ImportError as error:
-        raise BackendUnavailableError(
-            "`peak_bytes` must be read from the operating system, which on this one takes the package psutil, "
-            "and it is missing; install psutil"
-        ) from error
-    return int(psutil.Process().memory_info().rss)
-
-
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    if sys.platform != "linux":
-        return None
-    with contextlib.suppress(OSError, AttributeError):
+    """What returns free pages of the heap to the system; None where the C library has no such function."""
+    try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-        return trim
-    return None
-
-
-def _return_free_pages() -> None:
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
+    except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library of that name
+        return None
+    return trim

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from flashgp.bench.verification import same_values
 from flashgp.foundations.errors import DomainError
 
 __all__ = ["Feed", "InputSource", "Perturb"]
@@ -221,7 +222,7 @@ class Feed:
                 return f"{leaf.name} became {tuple(now.shape)} {now.dtype} on {now.device}"
             if now.requires_grad != leaf.requires_grad:
                 return f"{leaf.name}.requires_grad became {now.requires_grad}"
-            if not _same_values(now.detach().to("cpu"), expected):
+            if not same_values(now.detach().to("cpu"), expected):
                 return f"the values of {leaf.name} changed"
         if not _same_objects(self._structure, self._fill(self._source._template)):
             return "a list or dict among the inputs changed"
@@ -244,12 +245,6 @@ def _is_symmetric(base: torch.Tensor) -> bool:
     if not (base.is_floating_point() or base.is_complex()) or base.dim() < 2 or base.shape[-1] < 2:
         return False
     return base.shape[-1] == base.shape[-2] and torch.equal(base, base.mH)
-
-
-def _same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
-    if left.is_floating_point() or left.is_complex():
-        return bool(((left == right) | (left.isnan() & right.isnan())).all())
-    return torch.equal(left, right)
 
 
 def _same_objects(left: Any, right: Any) -> bool:

@@ -22,11 +22,13 @@ import torch
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
+from flashgp.foundations.machine import text_of
+from flashgp.foundations.processors import own_cores
 
 __all__ = ["commit", "environment", "hardware", "read_record", "versions", "write_record"]
 
 SCHEMA = "flashgp.bench/1"
-_GIT_TIMEOUT_SECONDS = 10
+_TIMEOUT_SECONDS = 10  # of git and sysctl
 _MEASURED = (":/src", ":/benchmark/*.py")  # what decides a measurement
 # Module name -> distribution name. Recorded only if the process has imported them: an installed peer that took no
 # part in the run says nothing about it.
@@ -45,12 +47,14 @@ _PEERS = {
 
 
 def hardware() -> dict[str, Any]:
-    """Processor model, cores, memory in bytes, and every GPU with its memory; unknown entries are None.
+    """Processor model, usable cores, memory in bytes, and every GPU with its memory; unknown entries are None.
 
     Example:
         >>> sorted(fgp.bench.hardware())
         ['cores', 'cpu', 'gpus', 'memory_bytes', 'system']
     """
+    import psutil
+
     gpus = []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -60,8 +64,8 @@ def hardware() -> dict[str, Any]:
         gpus.append({"name": str(torch.accelerator.current_accelerator()), "memory_bytes": None})
     return {
         "cpu": _cpu_model(),
-        "cores": _usable_cores(),
-        "memory_bytes": _memory_bytes(),
+        "cores": len(own_cores() or ()) or os.cpu_count(),
+        "memory_bytes": int(psutil.virtual_memory().total),
         "gpus": gpus,
         "system": f"{platform.system()} {platform.machine()}",
     }
@@ -84,27 +88,21 @@ def versions() -> dict[str, str]:
         try:
             versions_by_name[name] = metadata.version(distribution)
         except metadata.PackageNotFoundError:
-            version = getattr(sys.modules.get(name), "__version__", None)
-            if isinstance(version, str):
-                versions_by_name[name] = version
+            versions_by_name[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
     return versions_by_name
 
 
 def commit(of: Path = Path(__file__).parent) -> str | None:
-    """The git commit of this FlashGP checkout, `+dirty` when its code differs from it; None outside a checkout.
-
-    It is looked for around the folder `of`, then around the working directory.
+    """The git commit of the FlashGP checkout around a folder, `+dirty` when its code differs; None outside a checkout.
 
     Records and the tables that quote them are no code: a run of several measurements writes them.
     """
-    for directory in (of, Path.cwd()):
-        # A copy installed in somebody else's repository must not be given that repository's commit.
-        if _git(directory, "ls-files", "--error-unmatch", ":/src/flashgp/__init__.py") is None:
-            continue
-        head = _git(directory, "rev-parse", "HEAD")
-        changes = _git(directory, "status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
-        return None if head is None else head + ("+dirty" if changes else "")
-    return None
+    # A copy installed in somebody else's repository must not be given that repository's commit.
+    if _output("git", "-C", str(of), "ls-files", "--error-unmatch", ":/src/flashgp/__init__.py") is None:
+        return None
+    head = _output("git", "-C", str(of), "rev-parse", "HEAD")
+    changes = _output("git", "-C", str(of), "status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
+    return None if head is None else head + ("+dirty" if changes else "")
 
 
 def environment() -> dict[str, Any]:
@@ -204,46 +202,17 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-def _git(directory: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(directory), *arguments]
+def _output(*command: str) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu_model() -> str | None:
-    if sys.platform == "linux":
-        try:
-            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            lines = []
-        for line in lines:
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "cpu model"):
-                return value.strip()
-    elif sys.platform == "darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() or None
-    return platform.processor() or None
-
-
-def _usable_cores() -> int | None:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        import psutil
-    except ImportError:
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (AttributeError, ValueError, OSError):
-            return None
-    return int(psutil.virtual_memory().total)
+    for line in text_of(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model", "cpu model"):
+            return value.strip()
+    return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or None

@@ -21,7 +21,7 @@ import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["Path", "answer_error", "answer_tensors", "distances", "reference_tensors"]
+__all__ = ["Path", "answer_error", "answer_tensors", "distances", "reference_tensors", "same_values"]
 
 _ADVICE = "return a torch.Tensor, or a tuple, list or dict of them"
 Path = tuple[Any, ...]
@@ -89,6 +89,15 @@ def distances(left: dict[Path, torch.Tensor], right: dict[Path, torch.Tensor]) -
         for path, tensor in left.items()
         if tensor.is_floating_point() or tensor.is_complex()
     ]
+
+
+def same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors on one device have the same shape and numbers; NaN is the same as NaN."""
+    if left.shape != right.shape:
+        return False
+    if left.is_floating_point() or left.is_complex():
+        return bool(((left == right) | (left.isnan() & right.isnan())).all())
+    return torch.equal(left, right)
 
 
 def _collect_answer(value: Any, path: Path, tensors: dict[Path, torch.Tensor]) -> str | None:
