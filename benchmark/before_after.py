@@ -7,7 +7,8 @@
 Every row runs in a process of its own and uses public names only, so that the same text runs on both. Processes take
 turns, A B B A ..., and a row's seconds are the smallest of its turns: other work on the machine only ever adds time.
 Beside the seconds stand the process's peak memory and a number that says how right the answer is: its error against a
-float64 reference, or what was reached (nats a row, root mean squared error). The record is before_after.json.
+float64 reference, or what was reached (nats a row, root mean squared error). Each row of the record,
+before_after.json, has the commits of the two checkouts that it was measured on.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import numpy
 import torch
 
 from flashgp.bench import read_record, write_record
+from flashgp.bench.records import commit
 
 HERE = Path(__file__).resolve()
 RECORD = HERE.parent / "records" / "before_after.json"
@@ -236,36 +238,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.row:
         seconds, measured = ROWS[options.row][0]()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "measured": measured, "peak_bytes": peak}))
+        source = str(Path(sys.modules["flashgp"].__file__ or "").resolve().parents[1])
+        print(json.dumps({"seconds": seconds, "measured": measured, "peak_bytes": peak, "source": source}))
         return 0
     sources = {"after": HERE.parents[1] / "src"}
     if options.against is not None:
         sources = {"before": options.against.resolve(), **sources}
     names = [n for n in ROWS if options.only in n and (options.long or n not in LONG)]
-    found = [_in_turns(name, sources, 1 if name in LONG else options.turns) for name in names]
+    measured_rows = [_measure_in_turns(name, sources, 1 if name in LONG else options.turns) for name in names]
     if not options.only:
-        kept = {row["work"]: row for row in read_record(RECORD)["rows"]} if RECORD.exists() else {}
-        kept.update((row["work"], row) for row in found)
-        rows = [kept[name] for name in ROWS if name in kept]
-        write_record(RECORD, {"title": "Before and after", "columns": COLUMNS, "rows": rows})
+        by_name = {}
+        if RECORD.exists():
+            earlier = read_record(RECORD)
+            by_name = {row["work"]: {"after_commit": earlier["commit"], **row} for row in earlier["rows"]}
+        by_name.update((row["work"], row) for row in measured_rows)
+        rows = [by_name[name] for name in ROWS if name in by_name]
+        record = {"title": "Before and after", "columns": COLUMNS, "rows": rows}
+        cells = [{"commit": row.get(f"{which}_commit")} for row in rows for which in ("before", "after")]
+        write_record(RECORD, {**record, "cells": cells, "commit": commit(sources["after"])})
     return 0
 
 
-def _in_turns(name: str, sources: dict[str, Path], turns: int) -> dict[str, Any]:
-    runs: dict[str, list[dict[str, float]]] = {which: [] for which in sources}
+def _measure_in_turns(name: str, sources: dict[str, Path], turns: int) -> dict[str, Any]:
+    """One row: the quickest of each checkout's processes, their peak memory, answers and commits."""
+    runs: dict[str, list[dict[str, Any]]] = {which: [] for which in sources}
+    commits = {which: commit(source) for which, source in sources.items()}
     for turn in range(turns):
-        for which in list(sources) if turn % 2 == 0 else list(sources)[::-1]:
+        for which in sorted(sources, reverse=turn % 2 == 0):
             environment = {**os.environ, "PYTHONPATH": str(sources[which])}
             command = [sys.executable, str(HERE), "--row", name]
             run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if run.returncode:
                 raise SystemExit(f"{name} of {which} failed:\n{run.stderr[-2000:]}")
             runs[which].append(json.loads(run.stdout.strip().splitlines()[-1]))
-    best = {which: min(many, key=lambda run: run["seconds"]) for which, many in runs.items()}
+            if runs[which][-1]["source"] != str(sources[which]):
+                raise SystemExit(f"{name} of {which} ran {runs[which][-1]['source']} instead of {sources[which]}")
+            if (now := commit(sources[which])) != commits[which]:
+                raise SystemExit(f"{which} was {commits[which]} when {name} began and is {now} now; measure again")
+    best = {which: min(repeated, key=lambda run: run["seconds"]) for which, repeated in runs.items()}
     outcome: dict[str, Any] = {"work": name, "measure": ROWS[name][1]}
     for which, run in best.items():
         outcome |= {f"{which}_seconds": run["seconds"], f"{which}_peak_bytes": run["peak_bytes"]}
         outcome[f"{which}_answer"] = f"{run['measured']:.4g}"
+        outcome[f"{which}_commit"] = commits[which]
     if len(best) == 2:
         outcome["ratio"] = best["after"]["seconds"] / best["before"]["seconds"]
     print("   ".join(f"{key} {value:.6g}" if isinstance(value, float) else str(value)
