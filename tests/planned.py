@@ -8,7 +8,7 @@ from flashgp.planner.plan import Plan
 from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, ProductProblem, Resources
 from flashgp.planner.products import ProductPlan, plan_product
 
-RESOURCES = ("memory", "device", "profile", "deterministic")
+RESOURCES = ("memory", "device", "profile", "deterministic", "engines")
 
 
 def _taken(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from flashgp.operators.multiplication import OperatorOptions
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.torch import opaque, tile_job
 from flashgp.pairwise.torch import tiles as torch_tiles
-from flashgp.planner import products
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.products import ProductPlan
 from operators.operator_cases import operator_with
+from planned import product_plan
 
 F64, F32 = torch.float64, torch.float32
 KERNEL = 1.3 * fgp.kernels.Matern(2.5, torch.tensor([0.7, 1.1])) + fgp.kernels.Linear(0.2)
@@ -202,13 +202,13 @@ def test_transforms_and_parts_of_planned_operators() -> None:
     assert (many @ v[0][:, :0]).shape == (2, N, 0)
 
 
-def test_a_missing_package_costs_seconds_and_never_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_costs_seconds_and_never_a_matrix() -> None:
     absent = tuple(dataclasses.replace(e, package="not_there") if e.backend == "cpu" else e for e in ENGINES)
-    monkeypatch.setattr(products, "ENGINES", absent)
-    operator = operator_with(KERNEL, numbers(2000, 2), planned_pairs=0)
-    plan = operator.plan(profile=BUILT_IN)
+    x = numbers(2000, 2)
+    plan = product_plan(KERNEL.form, 2000, d=4, profile=BUILT_IN, engines=absent)
     assert (plan.route, plan.backend) == ("recomputed", "torch")
     assert any(note.startswith("not_there is not installed: one product takes about") for note in plan.notes)
+    operator = operator_with(KERNEL, x, plan=plan)
     operator @ numbers(2000, 1)
     assert operator.report.backend == "portable backend"
     assert operator.report.peak_bytes < 8 * 2000**2

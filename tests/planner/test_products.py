@@ -1,6 +1,7 @@
 """Plans of products: bytes and seconds by formula, the quickest that fits, the price of a missing package."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -9,11 +10,11 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, PairRate
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.tiles import tile_rows
-from flashgp.planner import engines, products
 from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.products import STORED_ROWS, ProductPlan
 from planned import product_plan
@@ -37,19 +38,14 @@ RATES = dataclasses.replace(
 )
 
 
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Sets the engines that the planner knows."""
-
-    def use(*more: Engine) -> None:
-        monkeypatch.setattr(products, "ENGINES", (*TORCH_ONLY, *more))
-
-    use()
-    return use
-
-
 def build(n: int = 20_000, m: int | None = None, **options: object) -> ProductPlan:
-    return product_plan(FORM, n, m, **{"d": 8, "memory": "16GiB", "profile": RATES, **options})
+    settings = {"d": 8, "memory": "16GiB", "profile": RATES, "engines": TORCH_ONLY, **options}
+    return product_plan(FORM, n, m, **settings)
+
+
+def building(engine: Engine) -> Callable[..., ProductPlan]:
+    """`build` with one more engine than torch's."""
+    return functools.partial(build, engines=(*TORCH_ONLY, engine))
 
 
 def sizes(n: int, m: int, d: int, t: int, batch: int, item: int) -> tuple[int, int]:
@@ -60,7 +56,6 @@ def sizes(n: int, m: int, d: int, t: int, batch: int, item: int) -> tuple[int, i
     return operands, tiles
 
 
-@pytest.mark.usefixtures("known")
 def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
     """(M-55): a 64th of the pairs at most, within the budget, and never below the least."""
     quick = dataclasses.replace(RATES, cpu=dataclasses.replace(RATES.cpu, tile_pairs=2**20))
@@ -94,7 +89,6 @@ def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
         assert "tiles" not in dict(made.lines())
 
 
-@pytest.mark.usefixtures("known")
 def test_a_full_accelerator_does_not_make_tiles_of_the_host_smaller(set_free_memory: Callable[..., int]) -> None:
     quick = dataclasses.replace(RATES, cpu=dataclasses.replace(RATES.cpu, tile_pairs=2**20))
     set_free_memory(2**34, 2**23)
@@ -102,7 +96,6 @@ def test_a_full_accelerator_does_not_make_tiles_of_the_host_smaller(set_free_mem
     assert (both.device, both.tile_pairs) == ("cpu", 2**20)
 
 
-@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(
     ("n", "m", "t", "batch", "dtype"),
     [(5000, None, 1, 1, F64), (3000, 700, 16, 1, F32), (3000, None, 3, 2, F32), (10, 10, 1, 1, F64)],
@@ -122,22 +115,21 @@ def test_bytes(n: int, m: int | None, t: int, batch: int, dtype: torch.dtype) ->
     assert peak("stored") == operands + tiles + 4 * kept + 4 * batch * rows * cols
 
 
-def test_bytes_of_a_fused_engine(known) -> None:  # type: ignore[no-untyped-def]
+def test_bytes_of_a_fused_engine() -> None:
     """Eq. (M-55): packed right-hand sides, sums in float64 and a tile in the cache per thread, not tiles in memory."""
-    known(FUSED)
+    known = building(FUSED)
     n, t, threads = 20_000, 4, RATES.threads
-    plan = build(n, t=t, dtype=F32)
+    plan = known(n, t=t, dtype=F32)
     assert (plan.route, plan.backend) == ("recomputed", "fused")
     assert plan.peak_bytes == n * (4 * t + 24 * 10) + 8 * n * t + threads * (8 * n * t + 2**21)  # equal rows, once
-    plan = build(n, 100, t=t, dtype=F32)
+    plan = known(n, 100, t=t, dtype=F32)
     assert plan.peak_bytes == n * 4 * t + (n + 100) * 24 * 10 + 8 * 100 * t + threads * (8 * n * t + 2**21)
     n, t, batch = 2**22, 20, 3  # more right-hand sides than are taken at a time
-    plan = build(n, 100, t=t, batch=batch, dtype=F32, memory="1TiB")
+    plan = known(n, 100, t=t, batch=batch, dtype=F32, memory="1TiB")
     kept = batch * (n * 4 * t + (n + 100) * 24 * 10)
     assert plan.peak_bytes == kept + 8 * 100 * 8 + threads * (8 * n * 8 + 2**21)
 
 
-@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("count", [1, 50])
 def test_seconds(count: int) -> None:
     """Eq. (M-57), written out: built once and multiplied by, or evaluated in every product."""
@@ -156,7 +148,6 @@ def test_seconds(count: int) -> None:
     assert seconds("stored", F32) == pytest.approx(made + count * 4 * kept / cpu.copy_bytes + calls)
 
 
-@pytest.mark.usefixtures("known")
 def test_the_quickest_that_fits_is_chosen() -> None:
     assert build().route == "recomputed", "one product never pays for storing"
     assert build(products=200).route == "dense"
@@ -179,28 +170,26 @@ def test_the_quickest_that_fits_is_chosen() -> None:
         assert len(plan.alternatives) == 2
 
 
-def test_a_missing_package_costs_seconds_not_memory(known) -> None:  # type: ignore[no-untyped-def]
-    known()
-    without = build()
-    known(ABSENT)
-    plan = build()
+def test_a_missing_package_costs_seconds_not_memory() -> None:
+    without, known = build(), building(ABSENT)
+    plan = known()
     assert (plan.route, plan.backend, plan.peak_bytes) == (without.route, without.backend, without.peak_bytes)
     price = "is not installed: one product takes about 1.3 s instead of 133.4 ms"
     assert plan.notes[0] == f"a_package_that_is_not_there {price}"
     missing = plan.alternatives[0]
     assert (missing.backend, missing.reason) == ("fused", "a_package_that_is_not_there is not installed")
     assert "a_package_that_is_not_there is not installed" in str(plan)
-    many = build(products=200)
+    many = known(products=200)
     assert many.route == "dense", "the quickest of what is there"
     assert "200 products take about" in many.notes[0]
     assert len(many.notes) == 2, "what is quicker for another reason is not missing"
     with pytest.raises(fgp.BackendUnavailableError, match="needs a_package_that_is_not_there, which is not installed"):
-        build(backend="fused")
-    known(FUSED)
-    assert build().backend == "fused"
-    assert build().notes == without.notes
-    known(NOT_YET)
-    assert build() == without
+        known(backend="fused")
+    known = building(FUSED)
+    assert known().backend == "fused"
+    assert known().notes == without.notes
+    known = building(NOT_YET)
+    assert known() == without
 
 
 def test_engines_of_this_version() -> None:
@@ -222,7 +211,6 @@ def importable(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-@pytest.mark.usefixtures("known")
 def test_routes_can_be_forced() -> None:
     forced = build(route="dense")
     assert (forced.route, forced.dtype) == ("dense", "float64")
@@ -237,7 +225,6 @@ def test_routes_can_be_forced() -> None:
         build(route="dense", backend="abacus")
 
 
-@pytest.mark.usefixtures("known")
 def test_nothing_fits() -> None:
     least = build(route="recomputed").peak_bytes
     with pytest.raises(fgp.MemoryBudgetError, match="raise memory=") as caught:
@@ -251,7 +238,6 @@ def test_nothing_fits() -> None:
     assert build(memory=least).peak_bytes == least
 
 
-@pytest.mark.usefixtures("known")
 def test_a_plan_survives_json_and_nothing_else_does() -> None:
     plan = build(t=3, products=7)
     assert ProductPlan.from_json(plan.to_json()) == plan
@@ -281,7 +267,6 @@ def test_a_plan_survives_json_and_nothing_else_does() -> None:
             ProductPlan.from_json(json.dumps({**fields, **wrong}))
 
 
-@pytest.mark.usefixtures("known")
 def test_what_a_plan_says() -> None:
     text = str(build(t=16, batch=2, products=3))
     for part in (
@@ -301,7 +286,6 @@ def test_what_a_plan_says() -> None:
     )
 
 
-@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(
     "options", [{"n": -1}, {"m": -1}, {"t": -1}, {"d": 0}, {"batch": 0}, {"products": 0}, {"dtype": torch.float16}]
 )
@@ -310,13 +294,11 @@ def test_sizes_that_are_none(options: dict[str, object]) -> None:
         build(**options)
 
 
-@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(("n", "m", "t"), [(0, None, 1), (0, 5, 1), (5, 0, 1), (5, None, 0), (1, 1, 1)])
 def test_sizes_of_nothing(n: int, m: int | None, t: int) -> None:
     assert build(n, m, t=t).seconds >= 0.0
 
 
-@pytest.mark.usefixtures("known")
 def test_cpu_or_accelerator_by_what_is_quicker(set_free_memory: Callable[..., int]) -> None:
     cuda = torch.device("cuda")
     set_free_memory(2**34, 2**34)
@@ -326,10 +308,9 @@ def test_cpu_or_accelerator_by_what_is_quicker(set_free_memory: Callable[..., in
     assert build(100, **{**both, "profile": dataclasses.replace(BUILT_IN, accelerator=slow)}).device == "cpu"
     set_free_memory(2**34, 2**20)
     assert build(100_000, **both).device == "cpu"
-    assert engines.accelerator() is None or torch.cuda.is_available()
+    assert accelerator() is None or torch.cuda.is_available()
 
 
-@pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("n", [4000, 30_000])
 def test_a_prediction_is_planned(n: int) -> None:
     """Eq. (M-59): the mean's product, or the variance's strips, whichever is larger, and the results."""
@@ -360,25 +341,25 @@ def test_a_prediction_is_planned(n: int) -> None:
         gp.condition(x, x.sum(-1), plan=fgp.plan(gp, n=5, d=3, n_test=2))
 
 
-@pytest.mark.usefixtures("known")
-def test_a_share_of_the_pairs_is_kept(known) -> None:  # type: ignore[no-untyped-def]
+def test_a_share_of_the_pairs_is_kept() -> None:
     """Seconds of what is kept, in small panels, and of sorting once, eq. (M-57); the plan says so, as text and JSON."""
-    known(FUSED)
-    whole, part = build(100_000, d=2, dtype=F32), build(100_000, d=2, dtype=F32, kept=0.05)
+    known = building(FUSED)
+    whole, part = known(100_000, d=2, dtype=F32), known(100_000, d=2, dtype=F32, kept=0.05)
     call, copy = RATES.cpu.call_seconds, RATES.cpu.copy_bytes
     pairs = 0.05 * (whole.seconds - call) / 0.9
     sorting = 256 * 100_000 * 4 * math.log2(100_000 / 128) / copy
     assert whole.route == "recomputed"
     assert part.seconds == pytest.approx(pairs + call + sorting)
-    many = build(100_000, d=2, dtype=F32, kept=0.05, products=10)
+    many = known(100_000, d=2, dtype=F32, kept=0.05, products=10)
     assert many.seconds == pytest.approx(10 * (pairs + call) + sorting)
     assert ("kept" in str(whole), "5 % of the pairs kept" in str(part)) == (False, True)
     assert {one.route for one in part.alternatives} == {"recomputed"}
-    assert ProductPlan.from_json(part.to_json()) == part
+    portable = build(100_000, d=2, dtype=F32, kept=0.05)
+    assert ProductPlan.from_json(portable.to_json()) == portable
     # Whatever was small enough to store is not stored: the tiles that are kept are recomputed.
-    assert build(500, kept=0.5, products=100).route == "recomputed"
-    known(dataclasses.replace(FUSED, skips=False))
-    assert build(100_000, d=2, dtype=F32, kept=0.05).backend == "torch"
+    assert known(500, kept=0.5, products=100).route == "recomputed"
+    known = building(dataclasses.replace(FUSED, skips=False))
+    assert known(100_000, d=2, dtype=F32, kept=0.05).backend == "torch"
 
 
 @pytest.mark.parametrize("kept", [-0.1, 1.1, math.nan])

@@ -7,6 +7,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
@@ -18,7 +19,6 @@ from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import opaque
 from flashgp.planner.choice import budgets, check_route
 from flashgp.planner.conditioning import PASSES, plan_conditioning
-from flashgp.planner.engines import accelerator
 from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, ProductProblem, Resources
 from flashgp.planner.products import ProductPlan, plan_product

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgp.foundations.accelerator import accelerator
 from flashgp.pairwise.backend import BACKENDS, Backend
 
-__all__ = ["ENGINES", "Engine", "accelerator"]
+__all__ = ["ENGINES", "Engine"]
 
 
 @dataclass(frozen=True)

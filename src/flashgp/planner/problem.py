@@ -11,6 +11,7 @@ from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile
 from flashgp.pairwise.program.program import program_of
 from flashgp.planner.choice import DTYPES, budgets, profile_notes
+from flashgp.planner.engines import ENGINES, Engine
 
 __all__ = ["ConditioningProblem", "Features", "OtherWork", "ProductProblem", "Resources"]
 
@@ -108,13 +109,15 @@ class Resources:
     """What may be used.
 
     Fields: memory, budget in bytes or text like "8GiB", None for what is free now; device, of several the quickest is
-    chosen; profile, whose rates, None for the machine's current one; deterministic, the built-in profile then.
+    chosen; profile, whose rates, None for the machine's current one; deterministic, the built-in profile then; engines,
+    between which a plan of products chooses.
     """
 
     memory: str | int | None = None
     device: torch.device | str | Sequence[torch.device] = "cpu"
     profile: MachineProfile | None = None
     deterministic: bool = False
+    engines: tuple[Engine, ...] = ENGINES
 
     @property
     def devices(self) -> list[torch.device]:

@@ -49,6 +49,7 @@ STORED_ROWS = 256  # of a stored panel: enough for matrix products at their full
 SORTED_BYTES = 256
 PANEL_RATE = 0.9  # of an engine's pairs per second, in the small panels between which far tiles are skipped
 FUSED_BYTES = 2**21  # what one thread of a fused engine keeps for its tile: it stays in the cache
+COMPILES_FIRST = "loops are compiled, or read from the cache, at their first use: once, and not in these seconds"
 _DESCRIPTIONS = {
     "dense": "the block is stored and multiplied by",
     "stored": "float32 tiles are stored",
@@ -112,7 +113,8 @@ class ProductPlan:
     def from_json(cls, text: str) -> "ProductPlan":
         """Raises: DomainError for text that is not a plan of a product."""
         plan = plan_values(cls, text)
-        if plan.dtype not in DTYPES or plan.route not in PRODUCT_ROUTES or plan.backend not in _backends():
+        backends = [engine.backend for engine in ENGINES]
+        if plan.dtype not in DTYPES or plan.route not in PRODUCT_ROUTES or plan.backend not in backends:
             raise DomainError(
                 f"`text` names route {plan.route!r} by {plan.backend!r} in {plan.dtype!r}, which this version does not "
                 "know; make the plan again"
@@ -182,7 +184,7 @@ def _plan_product(
             seconds=one.seconds + beside.seconds,
         )
         for where in resources.devices
-        for one in _candidates(size, where)
+        for one in _candidates(size, where, resources.engines)
     ]  # fmt: skip
 
     def completed(chosen: Candidate, alternatives: tuple[Alternative, ...] = ()) -> ProductPlan:
@@ -218,7 +220,9 @@ def _plan_product(
 
     chosen, alternatives = choose(candidates, available, route=route, backend=backend, too_large=too_large)
     plan = completed(chosen, alternatives)
-    return replace(plan, notes=(*_prices(plan, candidates), *_compiling(plan), *plan.notes))
+    engine = next(engine for engine in resources.engines if engine.backend == plan.backend)
+    compiles = (COMPILES_FIRST,) if engine.compiles_first() else ()
+    return replace(plan, notes=(*_prices(plan, candidates), *compiles, *plan.notes))
 
 
 def stored_bytes(n: int) -> int:
@@ -228,7 +232,8 @@ def stored_bytes(n: int) -> int:
 
 def product_prices(problem: ProductProblem, device: torch.device, profile: MachineProfile) -> list[Candidate]:
     """The prices of all ways to compute K V that can be taken here, as `plan_product` compares them."""
-    return [one for one in _candidates(_Size(problem, profile), device) if not one.missing and not one.objection]
+    found = _candidates(_Size(problem, profile), device, ENGINES)
+    return [one for one in found if not one.missing and not one.objection]
 
 
 class _Size:
@@ -293,7 +298,7 @@ class _Size:
         return self.batch * stored_bytes(self.n) // 4 if self.problem.symmetric else self.problem.pairs
 
 
-def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
+def _candidates(size: _Size, device: torch.device, engines: Sequence[Engine]) -> list[Candidate]:
     problem, rates = size.problem, size.profile.rates(device)
     name, item, where = str(problem.dtype).removeprefix("torch."), problem.dtype.itemsize, str(device)
     base = size.operand_bytes()
@@ -322,7 +327,7 @@ def _candidates(size: _Size, device: torch.device) -> list[Candidate]:
             objection="rounds K to float32: only on request" if problem.dtype == torch.float64 else keeps,
         ),
     ]  # fmt: skip
-    for engine in ENGINES:
+    for engine in engines:
         if not engine.runs_on(device) or name not in engine.dtypes or not engine.supported():
             continue
         if engine.fused and not (problem.form.fusable and problem.form.statistics):
@@ -358,15 +363,3 @@ def _prices(plan: ProductPlan, candidates: Sequence[Candidate]) -> tuple[str, ..
         for one in candidates
         if one.missing and one.seconds < plan.seconds and one.peak_bytes <= plan.available_bytes
     )
-
-
-def _compiling(plan: ProductPlan) -> tuple[str, ...]:
-    """That compiling comes on top of the seconds, where this process has compiled nothing yet."""
-    engine = next(engine for engine in ENGINES if engine.backend == plan.backend)
-    if not engine.compiles_first():
-        return ()
-    return ("loops are compiled, or read from the cache, at their first use: once, and not in these seconds",)
-
-
-def _backends() -> tuple[str, ...]:
-    return tuple(engine.backend for engine in ENGINES)
