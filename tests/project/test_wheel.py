@@ -38,7 +38,7 @@ def test_the_wheel_holds_the_library_alone(wheel: Path, root: Path) -> None:
     assert names == sources
     suites = {name for name in names if name.startswith("flashgp/bench/suites/")}
     assert {Path(name).stem for name in suites} == {
-        "__init__", "baselines", "kernel_matrix", "linalg", "online", "pages", "suite",
+        "__init__", "baselines", "kernel_matrix", "linalg", "online", "suite",
     }  # fmt: skip
 
 
