@@ -1,5 +1,5 @@
 """The commands. What each can be asked for is in options.py, what they do in fitting, predicting, updating, planning,
-tuning, doctoring, benching and profiling.
+tuning, doctoring and benching; here is what they share: where they run, their profile, exit codes.
 
 Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
 interrupted with nothing written.
@@ -12,13 +12,16 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any
 
 import typer
 
 import flashgp
-from flashgp.foundations.errors import FlashGPError
+from flashgp.foundations.errors import DomainError, FlashGPError
+from flashgp.foundations.placement import Placement, runtime
+from flashgp.foundations.processors import parse_cores
 
 from .console import Console
 from .kernel_expression import GRAMMAR
@@ -32,10 +35,11 @@ from .options import (
     TuneOptions,
     UpdateOptions,
 )
-from .placement import placed
-from .profiling import Profiling, asked_for
+from .paths import require_writable
 
-__all__ = ["application", "main"]
+__all__ = ["application", "main", "placed"]
+
+Work = Callable[[Console], dict[str, Any]]
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
@@ -71,14 +75,15 @@ def _command(options: type, work: str) -> Callable[..., None]:
     """
     kinds = (options, CommonOptions)
 
-    def run(**given: Any) -> None:
+    def run(context: typer.Context, **given: Any) -> None:
         asked, common = (kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in kinds)
         place = placed(common.threads, common.cores, common.numa)
         module, _, function = work.partition(":")
         does = getattr(importlib.import_module(f".{module}", __package__), function)
-        _run(lambda console: does(asked, console), place, common)
+        _run(lambda console: does(asked, console), place, common, context.obj)
 
-    parameters = [
+    parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    parameters += [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, annotation=field.type,
             default=inspect.Parameter.empty if field.default is MISSING else field.default,
@@ -86,9 +91,42 @@ def _command(options: type, work: str) -> Callable[..., None]:
         for kind in kinds
         for field in sorted(fields(kind), key=lambda field: field.name not in kind.__annotations__)  # its own first
     ]  # fmt: skip
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__doc__ = options.__doc__
+    command: Any = run
+    command.__signature__ = inspect.Signature(parameters)
+    command.__doc__ = options.__doc__
     return run
+
+
+@dataclass(frozen=True)
+class _Profiling:
+    """What `flashgp profile` was asked for: the trace to write, whether without PyTorch's operations, as JSON."""
+
+    trace: str | None
+    coarse: bool
+    json: bool
+
+    def around(self, work: Work) -> Work:
+        """The same work, followed by its bottleneck table; its result has the profile beside it."""
+
+        def profiled(console: Console) -> dict[str, Any]:
+            from flashgp.profiling import take_profile
+
+            if self.trace is not None:
+                require_writable(self.trace, "--trace")
+            result, profile = take_profile(lambda: work(console), trace=self.trace, operations=not self.coarse)
+            console.say()
+            console.say("where the time went")
+            console.table(*profile.table(), numeric=(1, 2, 3))
+            if profile.operations:
+                console.say("PyTorch's operations, without what they call")
+                console.table(*profile.operations_table(), numeric=(1, 2, 3))
+            for remark in profile.remarks():
+                console.note(remark)
+            if self.trace is not None:
+                console.say(f"wrote {self.trace}")
+            return {**result, "profile": profile.to_json()}
+
+        return profiled
 
 
 profile = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_HELP_OPTIONS)
@@ -130,8 +168,7 @@ def profile_options(
     """
     if coarse and trace is not None:
         raise typer.BadParameter("a trace is made of the operations that --coarse leaves out", param_hint="--trace")
-    token = asked_for.set(Profiling(trace, coarse, as_json))
-    context.call_on_close(lambda: asked_for.reset(token))
+    context.obj = _Profiling(trace, coarse, as_json)
 
 
 def main() -> None:
@@ -142,9 +179,25 @@ def main() -> None:
     application()
 
 
-def _run(work: Callable[[Console], dict[str, Any]], place: Any, common: CommonOptions) -> None:
+def placed(threads: int | None, cores: str | None, numa: int | None) -> AbstractContextManager[Placement | None]:
+    """`flashgp.runtime` as --threads, --cores and --numa ask for it, not yet entered.
+
+    Raises: BadParameter for what names no cores.
+    """
+    if threads is None and cores is None and numa is None:
+        return nullcontext()
+    if cores is not None and numa is not None:
+        raise typer.BadParameter("give --cores or --numa, not both")
+    try:
+        chosen = None if cores is None else parse_cores(cores, "--cores")
+    except DomainError as error:
+        raise typer.BadParameter(str(error)) from None
+    return runtime(threads=threads, cores=chosen, numa_node=numa)
+
+
+def _run(work: Work, place: AbstractContextManager[Any], common: CommonOptions, profiling: _Profiling | None) -> None:
     """Do the work where it was placed; a failure that was foreseen is one clear message and exit code 1."""
-    profiling, as_json = asked_for.get(), common.as_json
+    as_json = common.as_json
     if profiling is not None:
         as_json, work = as_json or profiling.json, profiling.around(work)
     console = Console(json=as_json, quiet=common.quiet)
