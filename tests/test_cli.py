@@ -123,7 +123,8 @@ def test_figures_are_those_of_the_rows_held_out(folder: Path) -> None:
     assert math.isclose(model.scaling.y_shift, data.y[train].mean())
     assert math.isclose(model.scaling.x_scale[0], data.x[train, 0].std())
     assert (model.scaling.x_shift[2], model.scaling.x_scale[2]) == (0.0, 1.0)
-    mean, std = model.predict(data.x[test])
+    predictions = model.predict(data.x[test])
+    mean, std = predictions.mean, predictions.std
     error = data.y[test] - mean
     density = -0.5 * (error / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))
     assert math.isclose(said["rmse"], np.sqrt(np.mean(error**2)))
@@ -336,7 +337,8 @@ def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> 
     from flashgp.table import read_table
 
     data = model.encoding.apply(read_table(table), need_target=True)
-    mean, std = model.predict(data.x)
+    predictions = model.predict(data.x)
+    mean, std = predictions.mean, predictions.std
     assert np.array_equal(written["mean"], mean)
     assert np.array_equal(written["std"], std)
     assert np.allclose(written["upper"] - written["mean"], 1.6448536269514722 * std)
@@ -354,9 +356,9 @@ def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -
     budgets = []
 
     class Recording(TableModel):
-        def predict(self, x: Any, memory: str | None = None) -> Any:
+        def predict(self, x: Any, variance: str = "auto", memory: str | None = None) -> Any:
             budgets.append(memory)
-            return super().predict(x, memory)
+            return super().predict(x, variance, memory)
 
     options = FitOptions(table=str(folder / "table.csv"), target="y", test_fraction=0.2, memory="1GiB")
     console = Console()

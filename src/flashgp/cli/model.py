@@ -45,13 +45,8 @@ class TableModel:
     scaling: Scaling
     kernel: str
 
-    def predict(self, x: _Numbers, memory: str | None = None) -> tuple[_Numbers, _Numbers]:
-        """Mean and standard deviation of new observations at encoded rows (n, d), each (n,), in units of the target."""
-        predictions = self.predictions(x, memory=memory)
-        return predictions.mean, predictions.std
-
-    def predictions(self, x: _Numbers, variance: str = "auto", memory: str | None = None) -> RowPredictions:
-        """The same with where the deviations come from; variance, memory: as `Posterior.predict`."""
+    def predict(self, x: _Numbers, variance: str = "auto", memory: str | None = None) -> RowPredictions:
+        """Predictions of new observations at encoded rows (n, d); variance, memory: as `Posterior.predict`."""
         post = self.posterior
         scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
         with profile_range("transfers"):

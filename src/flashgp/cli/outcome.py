@@ -60,7 +60,8 @@ def outcome_of(
     scaling = prepared.scaling
     if prepared.test is not None:
         observed = prepared.y[prepared.test]
-        mean, std = model.predict(prepared.data.x[prepared.test], options.memory)
+        held_out = model.predict(prepared.data.x[prepared.test], memory=options.memory)
+        mean, std = held_out.mean, held_out.std
     elif result.posterior.factor is None:
         observed = mean = std = np.empty(0)
     else:

@@ -37,7 +37,7 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         console.note(
             f"{table.rows - len(data.rows):,} rows with missing inputs have nan in every column of the result."
         )
-    predictions = model.predictions(data.x, options.variance, options.memory)
+    predictions = model.predict(data.x, options.variance, options.memory)
     mean, std = predictions.mean, predictions.std
     columns: dict[str, npt.NDArray[Any]] = {"mean": _in_order(mean, data.rows, table.rows)}
     if options.std:

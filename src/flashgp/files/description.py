@@ -10,7 +10,7 @@ name the same key. What is rebuilt is described again and compared: a file that 
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class _Describer:
     def mean(self, mean: nn.Module) -> dict[str, Any]:
         kind = type(mean).__name__
         if means.REGISTRY.get(kind) is type(mean):
-            structure: dict[str, Any] = mean.structure()  # type: ignore[operator]
+            structure: dict[str, Any] = cast(Any, mean).structure()
             return self.part(mean, structure.pop("kind"), structure)
         return {"kind": "Module", "options": {}, "parameters": {}, "parts": [], "module": self.module(mean)}
 
@@ -253,10 +253,7 @@ def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modul
         if not isinstance(table, dict):
             raise refused(name, "an object", table)
     require_modules(tables["modules"], modules)
-    prepared = {
-        key: prepared_module(modules[key], key, fields, lambda name, key=key: read(f"{key}.{name}"))  # type: ignore[misc]
-        for key, fields in tables["modules"].items()
-    }
+    prepared = {key: prepared_module(modules[key], key, fields, read) for key, fields in tables["modules"].items()}
     raws = {key: _raw(read, key) for key in tables["parameters"]}
     # While constructors look at them, parameters are zeros of the right shape without a domain: a trained value may
     # have reached the edge of its domain in floating point, which no constructor would admit.

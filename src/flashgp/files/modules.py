@@ -66,7 +66,7 @@ def require_modules(keys: Mapping[str, Any], modules: Mapping[str, Any]) -> None
 
 
 def prepared_module(module: Any, key: str, description: Any, read: Callable[[str], Tensor]) -> Any:
-    """A copy of the caller's module with the stored state, on the CPU; a function as it is.
+    """A copy of the caller's module with the stored state, on the CPU; a function as it is. read: a tensor by its name.
 
     Raises: DomainError, ShapeError naming what differs between the module and the file.
     """
@@ -79,7 +79,7 @@ def prepared_module(module: Any, key: str, description: Any, read: Callable[[str
         lists[name] = [json_text(entry, where) for entry in json_list(fields[name], where)]
     module = copy.deepcopy(module).cpu()
     current = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-    stored = {name: read(name) for name in lists["state"]}
+    stored = {name: read(f"{key}.{name}") for name in lists["state"]}
     advice = "build the module as it was when saved"
     for name in (*stored, *current):
         if name not in current or name not in stored:
