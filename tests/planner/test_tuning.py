@@ -1,7 +1,5 @@
 """`fgp.tune` measures what plans use, in seconds, and eight processes at once get along."""
 
-import contextlib
-import json
 import multiprocessing
 import time
 import warnings
@@ -9,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
@@ -18,9 +17,10 @@ from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile, machine_key, profile_path
-from flashgp.linalg import measuring
-from flashgp.linalg.measuring import DenseSettings
-from flashgp.planner import engines, tuning
+from flashgp.linalg.measuring import DenseSettings, measured_curve
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner import tuning
+from flashgp.planner.engines import ENGINES, Engine
 
 CPU = torch.device("cpu")
 
@@ -36,6 +36,7 @@ SHORT = tuning.TuneSettings(
     DENSE, points=((3, 1), (8, 2)), measured_seconds=0.0, quick_seconds=0.0, cpu_rows=64, accelerator_rows=64,
     tile_rows=64,
 )  # fmt: skip
+QUICK = replace(SHORT, engines=(), dense=replace(DENSE, orders=(16,), together_orders=()))
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,31 @@ class Timed(tuning.TuneSettings):
     def seconds(self, call: Callable[[], object], device: torch.device) -> float:
         call()
         return self.clock()
+
+
+@dataclass(frozen=True)
+class TimedDense(DenseSettings):
+    """The same for dense operations."""
+
+    clock: Callable[[], float] = float
+
+    def seconds(self, call: Callable[[], object], device: torch.device) -> float:
+        call()
+        return self.clock()
+
+
+def another_measures_first(monkeypatch: pytest.MonkeyPatch, leaves: MachineProfile | None) -> None:
+    """Another process holds the lock when this one comes; it leaves a profile, or fails, and lets go."""
+
+    def acquire(lock: filelock.BaseFileLock, timeout: float) -> object:
+        if timeout == 0:
+            raise filelock.Timeout(lock.lock_file)
+        if leaves is not None:
+            profile_path().write_text(leaves.to_json())
+        return real(lock, timeout)
+
+    real = filelock.BaseFileLock.acquire
+    monkeypatch.setattr(filelock.BaseFileLock, "acquire", acquire)
 
 
 def test_a_measured_profile_serves_the_plans_that_follow(folder: Path) -> None:
@@ -88,7 +114,7 @@ def test_rates_are_of_the_right_size(monkeypatch: pytest.MonkeyPatch) -> None:
     On one thread by the processor's own clock, which stands still while other work has the core.
     """
     monkeypatch.setattr(time, "perf_counter", time.thread_time)
-    monkeypatch.setattr(tuning, "ENGINES", [engine for engine in tuning.ENGINES if engine.backend == "torch"])
+    settings = replace(SHORT, engines=ENGINES[:1])
     a, numbers, values = torch.ones(64, 64, dtype=torch.float64), torch.zeros(2**24), torch.zeros(2**16)
     target, out = torch.empty_like(numbers), torch.empty_like(values)
     plain = {
@@ -100,7 +126,7 @@ def test_rates_are_of_the_right_size(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     try:
         before = {name: amount / SHORT.seconds(call, CPU) for name, (amount, call) in plain.items()}
-        profile = fgp.tune(keep=False, settings=SHORT)
+        profile = fgp.tune(keep=False, settings=settings)
         after = {name: amount / SHORT.seconds(call, CPU) for name, (amount, call) in plain.items()}
     finally:
         torch.set_num_threads(threads)
@@ -113,19 +139,23 @@ def test_rates_are_of_the_right_size(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 64**2 / call / 30 < rate.pairs_per_second < max(before["exp"], after["exp"]), rate
 
 
-def test_a_rate_is_measured_on_enough_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_is_measured_on_enough_rows() -> None:
     """Rows double until a call is long enough to time, and the rate is that of the last."""
     seen: list[int] = []
 
-    class Engine(engines.BACKENDS["torch"]):  # type: ignore[misc, valid-type]
+    class Counting(TorchTiles):
         def product(self, problem, right, **options):  # type: ignore[no-untyped-def]
             seen.append(problem.rows.count)
 
-    monkeypatch.setitem(engines.BACKENDS, "quick", Engine)
+    class Quick(Engine):
+        def made(self) -> TorchTiles:
+            return Counting()
+
+    quick = Quick("quick", "", "", ("cpu",), ("float32",), fused=False)
     timed = Timed(cpu_rows=64, quick_seconds=300**2 / 1e9, clock=lambda: seen[-1] ** 2 / 1e9)
-    assert tuning._product_rate(timed, CPU, "quick", torch.float32, True, 3, 1) == pytest.approx(1e9)
+    assert tuning._product_rate(timed, CPU, quick, torch.float32, True, 3, 1) == pytest.approx(1e9)
     assert seen == [64, 128, 256, 512]
-    tuning._product_rate(replace(timed, quick_seconds=1e9), CPU, "quick", torch.float32, True, 3, 1)
+    tuning._product_rate(replace(timed, quick_seconds=1e9), CPU, quick, torch.float32, True, 3, 1)
     assert seen[-1] == 64 * timed.max_growth, "and never without end"
 
 
@@ -153,36 +183,31 @@ def test_other_work_does_not_slow_the_rates(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_waited_takes_what_the_other_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _stub(None)
-    monkeypatch.setattr(tuning, "measuring", lambda: contextlib.nullcontext(True))
-    monkeypatch.setattr(tuning, "_measure", _stub)
-    assert tuning.tune() == first, "the other one failed, and left nothing to take"
-    monkeypatch.setattr(tuning, "_measure", None)
+    heard: list[str] = []
+
+    def tuned() -> MachineProfile:
+        heard.clear()
+        return fgp.tune(progress=lambda what, _: heard.append(what), settings=QUICK)
+
+    another_measures_first(monkeypatch, None)
+    first = tuned()
+    assert heard, "the other one failed, and left nothing to take"
+    other = replace(first, accelerator_name="the other's")
+    another_measures_first(monkeypatch, other)
     profile_store.forget_profiles()
-    assert tuning.tune() == first
-    assert current_profile() == first
-
-
-def _stub(*_: object) -> MachineProfile:
-    """A measurement that takes a moment and says which process took it."""
-    import os
-    import time
-    from dataclasses import replace
-
-    time.sleep(0.3)
-    processor, cores, threads, version = machine_key()
-    profile = replace(BUILT_IN, name="measured", processor=processor, cores=cores, threads=threads)
-    return replace(profile, torch_version=version, accelerator_name=str(os.getpid()))
+    assert tuned() == other
+    assert heard == []
+    assert current_profile() == other
 
 
 def _tune_in_child(start: object, answers: object) -> None:
-    tuning._measure = _stub
     torch.set_num_threads(1)
+    heard: list[str] = []
     start.wait()  # type: ignore[attr-defined]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        profile = tuning.tune()
-    answers.put((profile.accelerator_name, [str(w.message) for w in caught]))  # type: ignore[attr-defined]
+        profile = fgp.tune(progress=lambda what, _: heard.append(what), settings=QUICK)
+    answers.put((profile.to_json(), bool(heard), [str(w.message) for w in caught]))  # type: ignore[attr-defined]
 
 
 def test_eight_processes_at_once(folder: Path) -> None:
@@ -197,11 +222,12 @@ def test_eight_processes_at_once(folder: Path) -> None:
     for child in children:
         child.join(timeout=10)
     assert [child.exitcode for child in children] == [0] * 8
-    assert all(said == [] for _, said in found)
-    measurers = {name for name, _ in found}
+    assert all(said == [] for *_, said in found)
+    measured = [text for text, measures, _ in found if measures]
+    assert all(text in measured for text, *_ in found), "who waited took what another had measured"
     files = [path for path in folder.iterdir() if path.suffix == ".json"]
     assert len(files) == 1
-    assert json.loads(files[0].read_text())["accelerator_name"] in measurers
+    assert files[0].read_text() in measured
     assert {path.suffix for path in folder.iterdir()} <= {".json", ".lock"}
 
 
@@ -253,27 +279,18 @@ def test_only_a_part_is_measured_again(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_who_waited_for_another_measures_its_part_after_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two `tune` at once: the second keeps what the first one found of the rest."""
-    first = _stub(None)
-    monkeypatch.setattr(tuning, "measuring", lambda: contextlib.nullcontext(True))
-    profile_store.keep_profile(first)
-    monkeypatch.setattr(profile_store, "_known", {machine_key(): replace(first, accelerator_name="what it was before")})
-    asked = []
-
-    def measure(progress: object, settings: object, parts: object, known: MachineProfile) -> MachineProfile:
-        asked.append((parts, known))
-        return known
-
-    monkeypatch.setattr(tuning, "_measure", measure)
-    tuning.tune(only="qr")
-    assert asked == [(("qr",), first)]
+    before = fgp.tune(settings=QUICK)
+    other = replace(before, cpu=replace(before.cpu, copy_bytes=12345.0))
+    another_measures_first(monkeypatch, other)
+    part = fgp.tune(only="exp", settings=QUICK)
+    assert part.cpu.exp != before.cpu.exp
+    assert part == replace(other, cpu=replace(other.cpu, exp=part.cpu.exp))
 
 
 def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a second CPU where the accelerator would be."""
-    other = torch.device("cpu")
-    monkeypatch.setattr(tuning, "_kind", lambda device: "accelerator" if device is other else "cpu")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a second CPU")
-    with using_accelerator(other):
+    with using_accelerator(CPU):
         profile = fgp.tune(settings=SHORT)
     assert profile.accelerator is not None
     assert profile.accelerator_name == "a second CPU"
@@ -289,9 +306,8 @@ def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPat
         assert fgp.tune(keep=False, settings=SHORT).accelerator is None
 
 
-def test_sizes_that_would_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "seconds_of", lambda call, device, least: call())
-    monkeypatch.setattr(measuring, "_call", lambda op, dtype, device, size: lambda: size[0] ** 3 * 1e-7)
-    settings = DenseSettings(orders=(16, 64, 256, 1024), together_orders=())
-    found = measuring.measured_curve("cholesky", torch.float64, CPU, settings)
+def test_sizes_that_would_take_too_long_are_left_out() -> None:
+    seconds = iter(n**3 * 1e-7 for n in (16, 64))
+    settings = TimedDense(orders=(16, 64, 256, 1024), together_orders=(), clock=seconds.__next__)
+    found = measured_curve("cholesky", torch.float64, CPU, settings)
     assert [one.rows for one in found] == [16, 64]

@@ -23,13 +23,11 @@ from flashgp.foundations.profile_store import (
     read_profile,
     tune_command,
 )
-from flashgp.foundations.timing import seconds_of
 from flashgp.kernels.matern import Matern
-from flashgp.linalg.measuring import DenseSettings, link_rates, measured_curve
-from flashgp.pairwise.backend import BACKENDS
+from flashgp.linalg.measuring import DenseSettings, link_rates, measured_curve, seconds_of
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.engines import ENGINES
+from flashgp.planner.engines import ENGINES, Engine
 
 __all__ = ["PARTS", "TILES", "TuneSettings", "tune", "tuned"]
 
@@ -43,12 +41,14 @@ ABOUT = 1.05  # times the seconds of the best tile: a smaller one is as good
 class TuneSettings:
     """How much is measured.
 
-    Fields: dense, of dense operations; points, (feature numbers, right-hand sides) of products; measured_seconds of
-    timed calls per rate; quick_seconds, a call shorter than this is measured on more rows, up to max_growth times as
-    many; cpu_rows and accelerator_rows of the blocks and products on each; tile_rows, of products that compare TILES.
+    Fields: dense, of dense operations; engines, whose products are measured; points, (feature numbers, right-hand
+    sides) of products; measured_seconds of timed calls per rate; quick_seconds, a call shorter than this is measured
+    on more rows, up to max_growth times as many; cpu_rows and accelerator_rows of the blocks and products on each;
+    tile_rows, of products that compare TILES.
     """
 
     dense: DenseSettings = field(default_factory=DenseSettings)
+    engines: tuple[Engine, ...] = ENGINES
     points: tuple[tuple[int, int], ...] = ((3, 1), (8, 1), (8, 16), (26, 16), (90, 16))
     measured_seconds: float = 0.08
     quick_seconds: float = 0.005
@@ -58,7 +58,7 @@ class TuneSettings:
     tile_rows: int = 8192
 
     def rows(self, device: torch.device) -> int:
-        return self.cpu_rows if _kind(device) == "cpu" else self.accelerator_rows
+        return self.cpu_rows if device.type == "cpu" else self.accelerator_rows
 
     def seconds(self, call: Callable[[], object], device: torch.device) -> float:
         """Seconds of a call, after one that is not counted."""
@@ -144,12 +144,11 @@ def _measure(
     there = accelerator()
     if known is not None and known.accelerator is None:
         there = None  # what is not measured now is known of the CPU only
-    devices = [torch.device("cpu"), *([] if there is None else [there])]
-    before = (
-        {"cpu": None, "accelerator": None} if known is None else {"cpu": known.cpu, "accelerator": known.accelerator}
-    )
-    steps = [(device, *step) for device in devices for step in _steps(settings, device) if step[0] in parts]
-    shapes = [one for device in devices for one in _shapes(settings, device)] if "products" in parts else []
+    devices = {"cpu": torch.device("cpu")} | ({} if there is None else {"accelerator": there})
+    before = {} if known is None else {"cpu": known.cpu, "accelerator": known.accelerator}
+    steps = [(kind, *step) for kind, device in devices.items() for step in _steps(settings, device) if step[0] in parts]
+    shapes = [(kind, *one) for kind, device in devices.items() for one in _shapes(settings, device)]
+    shapes = shapes if "products" in parts else []
     total = len(steps) + len(shapes)
     done = 0
 
@@ -159,20 +158,20 @@ def _measure(
             progress(what, done / total)
         done += 1
 
-    rates: dict[str, dict[str, Any]] = {_kind(device): {} for device in devices}
-    times: dict[str, list[OperationTime]] = {kind: [] for kind in rates}
+    rates: dict[str, dict[str, Any]] = {kind: {} for kind in devices}
+    times: dict[str, list[OperationTime]] = {kind: [] for kind in devices}
     products: list[PairRate] = []
     with torch.inference_mode(False), torch.no_grad():
-        for device, _, name, run in steps:
-            say(f"{device.type} {name}")
-            found = run()
-            times[_kind(device)] += found.pop("operations", ())
-            rates[_kind(device)] |= found
-        for device, backend, dtype, symmetric, d, t in shapes:
-            say(f"{device.type} products by {backend}, {dtype}, d={d}, t={t}")
-            rate = _product_rate(settings, device, backend, getattr(torch, dtype), symmetric, d, t)
-            products.append(PairRate(backend, _kind(device), dtype, symmetric, d, t, rate))
-        made = {kind: _device_rates(before[kind], rates[kind], times[kind], parts) for kind in rates}
+        for kind, _, name, run in steps:
+            say(f"{devices[kind].type} {name}")
+            measured = run()
+            times[kind] += measured.pop("operations", ())
+            rates[kind] |= measured
+        for kind, engine, dtype, symmetric, d, t in shapes:
+            say(f"{devices[kind].type} products by {engine.backend}, {dtype}, d={d}, t={t}")
+            rate = _product_rate(settings, devices[kind], engine, getattr(torch, dtype), symmetric, d, t)
+            products.append(PairRate(engine.backend, kind, dtype, symmetric, d, t, rate))
+        made = {kind: _device_rates(before.get(kind), rates[kind], times[kind], parts) for kind in devices}
         cpu, other = made["cpu"], made.get("accelerator")
     if progress is not None:
         progress("done", 1.0)
@@ -202,10 +201,6 @@ def _device_rates(
     )  # fmt: skip
 
 
-def _kind(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else "accelerator"
-
-
 def _steps(settings: TuneSettings, device: torch.device) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
     """(part, name, how to measure fields of DeviceRates) on a device."""
     n = settings.rows(device)
@@ -232,7 +227,7 @@ def _steps(settings: TuneSettings, device: torch.device) -> Iterator[tuple[str, 
     yield "block", "block", lambda: {"block_pairs": (2 * n) ** 2 / settings.seconds(_block(2 * n, device), device)}
     yield "tile", "tile", lambda: {"tile_pairs": _tile_pairs(settings, device)}
     yield "call", "call", lambda: {"call_seconds": settings.seconds(_block(2, device), device)}
-    yield "transfer", "transfer", lambda: dict(link_rates(device, settings.dense.measured_seconds))
+    yield "transfer", "transfer", lambda: dict(link_rates(device, settings.dense))
 
 
 def _block(n: int, device: torch.device) -> Callable[[], object]:
@@ -262,27 +257,27 @@ def _points(n: int, d: int, device: torch.device) -> torch.Tensor:
     return torch.randn(n, d, generator=generator, dtype=torch.float64).to(device) / d**0.5
 
 
-def _shapes(settings: TuneSettings, device: torch.device) -> Iterator[tuple[torch.device, str, str, bool, int, int]]:
-    for engine in ENGINES:
+def _shapes(settings: TuneSettings, device: torch.device) -> Iterator[tuple[Engine, str, bool, int, int]]:
+    for engine in settings.engines:
         if engine.runs_on(device) and engine.installed() and engine.load():
             for dtype in engine.dtypes:
                 for d, t in settings.points:
                     for symmetric in (True, False):
-                        yield device, engine.backend, dtype, symmetric, d, t
+                        yield engine, dtype, symmetric, d, t
 
 
 def _product_rate(
-    settings: TuneSettings, device: torch.device, backend: str, dtype: torch.dtype, symmetric: bool, d: int, t: int
+    settings: TuneSettings, device: torch.device, engine: Engine, dtype: torch.dtype, symmetric: bool, d: int, t: int
 ) -> float:
     """Pairs per second of K V on as many rows as make a call long enough to time."""
-    kernel, made = Matern(2.5), BACKENDS[backend]()
-    # The compiled loops leave less than 1e7 pairs to the portable backend: begin where they take over.
-    n = max(4096, settings.rows(device)) if backend == "cpu" else settings.rows(device)
+    kernel, backend = Matern(2.5), engine.made()
+    # Compiled loops serve products from 1e7 pairs on: begin where they take over.
+    n = max(4096, settings.rows(device)) if engine.backend == "cpu" else settings.rows(device)
     while True:
         rows = kernel.rows(_points(n, d, device)).detach()
         right = torch.ones(n, t, dtype=dtype, device=device)
         cols = None if symmetric else rows
-        seconds = settings.seconds(lambda: made.product(PairProblem(kernel.form, [], rows, cols), right), device)  # noqa: B023
+        seconds = settings.seconds(lambda: backend.product(PairProblem(kernel.form, [], rows, cols), right), device)  # noqa: B023
         if seconds >= settings.quick_seconds or n >= settings.max_growth * settings.rows(device):
             return n * n / seconds
         n *= 2
