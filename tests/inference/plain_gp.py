@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.inference.predict.compute import ExactPredictor, PredictOptions
+from flashgp.inference.predict.exact_predictor import ExactPredictor
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.variance import PredictOptions
 from kernels.plain_formulas import plain
 
 F64 = torch.float64

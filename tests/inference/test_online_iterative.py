@@ -13,7 +13,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPWarning, NotPositiveDefiniteError
 from flashgp.foundations.events import EventKind, StopReason, of_kind
-from flashgp.inference.predict.pricing import price_of
+from flashgp.inference.predict.plan import price_of
 from flashgp.inference.solves import Solves
 from flashgp.solvers.contract import Limits
 from flashgp.solvers.preconditioners.low_rank import LowRank

@@ -14,8 +14,9 @@ from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.inference.exact import condition as module
-from flashgp.inference.predict.compute import ExactPredictor, PredictOptions
+from flashgp.inference.predict.exact_predictor import ExactPredictor
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.variance import PredictOptions
 from flashgp.inference.predict.variance_solves import explained
 from flashgp.inference.solves import Solves
 

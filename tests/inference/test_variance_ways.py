@@ -9,14 +9,13 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.foundations.form import Rows
 from flashgp.foundations.profile_store import keep_profile
-from flashgp.inference.predict.compute import ExactPredictor, PredictOptions
+from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.predict.pricing import price_of
 from flashgp.inference.predict.variance_samples import SAMPLED_SEED, variance_probes
 from flashgp.inference.predict.variance_solves import SHARE
 from flashgp.planner.variances import VarianceSettings
+from flashgp.solvers.direct.cholesky import Factor
 from inference.plain_gp import F64, predicted
 
 k = fgp.kernels
@@ -181,14 +180,11 @@ def test_a_float32_factor_that_is_off_by_less_than_samples_stays() -> None:
 
 
 def test_a_float32_factor_whose_variances_are_no_numbers_gives_way() -> None:
-    class Broken(ExactPredictor):
-        def _explained(self, rows: Rows) -> Tensor:
-            return torch.full((rows.count,), torch.nan, dtype=F64)
-
     x, y, x_test = data(200)
     post = by(model(), x, y, "refined")
-    predictor = Broken(post.state, PredictOptions(correction_seconds=0.0))
-    found = Prediction(predictor, x_test, post.gp.likelihood, post.gp.outputs).variance
+    broken = Factor(torch.full_like(post.factor.lower, torch.nan), post.factor.jitter)
+    broken = fgp.Posterior(dataclasses.replace(post.state, factor=broken))
+    found = predicted(broken, x_test, correction_seconds=0.0).variance
     assert torch.allclose(found, model().condition(x, y).predict(x_test).variance, rtol=SHARE)
 
 

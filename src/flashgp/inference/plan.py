@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -25,24 +25,21 @@ from flashgp.planner.products import ProductPlan, plan_product
 from flashgp.planner.variances import (
     VariancePrice,
     VarianceProblem,
-    VarianceSettings,
     check_variance,
-    exact_or_sampled,
     variance_price,
 )
 
 __all__ = [
     "PlanSettings",
     "PredictionQuestion",
+    "ProblemSize",
     "RowCounts",
     "check_plan",
-    "check_prediction_plan",
     "chosen_device",
     "conditioning_plan",
     "plan",
     "planned_device",
     "prediction_plan",
-    "price_of_variance",
 ]
 
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
@@ -208,7 +205,7 @@ def plan(
 @deterministic_where(lambda prior, rows, settings: settings.deterministic)
 def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Plan:
     """What conditioning and fitting take; the batch may be empty. Raises: as `plan`."""
-    size = _Size.of(prior, rows)
+    size = ProblemSize.of(prior, rows)
     problem = ConditioningProblem(prior.kernel.form, rows.n, rows.d, size.features, size.n, size.outputs, size.batch)
     return plan_conditioning(
         problem, _resources(settings), dtype=settings.dtype, route=settings.route,
@@ -219,7 +216,7 @@ def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings) -> 
 @deterministic_where(lambda prior, rows, question, settings: settings.deterministic)
 def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion, settings: PlanSettings) -> ProductPlan:
     """What a prediction takes. Raises: as `plan`."""
-    size, n_test = _Size.of(prior, rows), check_count(question.n_test, "n_test", 0)
+    size, n_test = ProblemSize.of(prior, rows), check_count(question.n_test, "n_test", 0)
     resources, conditioned = _resources(settings), question.conditioned
     if conditioned is None and question.variance:
         conditioned = _route_now(prior, rows, settings)
@@ -259,23 +256,6 @@ def _route_now(prior: Prior, rows: RowCounts, settings: PlanSettings) -> str:
         return "recomputed"
 
 
-def price_of_variance(
-    prior: Prior,
-    rows: RowCounts,
-    question: PredictionQuestion,
-    device: torch.device,
-    *,
-    deterministic: bool,
-    settings: VarianceSettings,
-) -> VariancePrice:
-    """Exact solves, or samples in their place, for a state that came by a route, (M-107)."""
-    assert isinstance(question.variance, str)
-    assert question.conditioned is not None
-    profile = BUILT_IN if deterministic else current_profile()
-    problem = replace(_Size.of(prior, rows).variances(prior, question.n_test, device, profile), settings=settings)
-    return exact_or_sampled(problem, question.conditioned, question.passes, question.variance)
-
-
 def _routes(solver: str | None, factored: bool) -> Sequence[str]:
     """The routes that may be chosen. Raises: DomainError."""
     if solver is not None and solver not in SOLVER_ROUTES:
@@ -292,7 +272,7 @@ def _routes(solver: str | None, factored: bool) -> Sequence[str]:
 
 
 @dataclass(frozen=True)
-class _Size:
+class ProblemSize:
     """Sizes of a GP's problem.
 
     Fields: features; temporaries, tiles alive at once; outputs, models, distinct training rows.
@@ -305,7 +285,7 @@ class _Size:
     n: int
 
     @classmethod
-    def of(cls, prior: Prior, rows: RowCounts) -> "_Size":
+    def of(cls, prior: Prior, rows: RowCounts) -> "ProblemSize":
         """Raises: DomainError for counts that are none."""
         n, d, batch = check_count(rows.n, "n", 0), check_count(rows.d, "d", 1), check_count(rows.batch, "batch", 0)
         distinct = n if rows.distinct is None else check_count(rows.distinct, "distinct", min(n, 1))
@@ -368,23 +348,4 @@ def check_plan(
         raise DomainError(
             f"`jitter` is added before a factorisation, got {jitter!r} beside a plan of the route {plan.route!r}, "
             'which makes none; leave it out, or make a plan with solver="cholesky"'
-        )
-
-
-def check_prediction_plan(plan: ProductPlan, given: tuple[int, ...], memory: Any, device: torch.device) -> None:
-    """The same for a prediction of given (test rows, training rows, outputs, models). Raises: DomainError."""
-    if not isinstance(plan, ProductPlan):
-        raise DomainError(
-            f"`plan` must be a plan of a prediction, got {type(plan).__name__}; make one with flashgp.plan(gp, n=, d=, "
-            "n_test=)"
-        )
-    made_for = (plan.n, plan.m, plan.t, plan.batch)
-    if made_for != given or plan.symmetric:
-        raise DomainError(
-            f"`plan` is for n_test, n, outputs, models = {made_for}, got a prediction with {given}; make a plan for "
-            "these sizes"
-        )
-    if memory is not None or torch.device(plan.device).type != device.type:
-        raise DomainError(
-            f"`plan` settles memory and device ({plan.device}), got another one beside it; pass the plan alone"
         )

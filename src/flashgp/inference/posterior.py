@@ -15,9 +15,10 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.leave_one_out import LeaveOneOut, leave_one_out
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import Fantasies, fantasize
-from flashgp.inference.predict.compute import ExactPredictor, PredictOptions, predict
+from flashgp.inference.predict.exact_predictor import ExactPredictor, predict
 from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.variance import PredictOptions
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.state import State

@@ -2,8 +2,8 @@
 
 At one point of a posterior of some thousand rows the arithmetic is a row of covariances and a triangular solve. The
 calls around it weigh as much, so that here they are NumPy's and BLAS's, on what the prior looked up once
-(numpy_prior.py). Whatever wants a graph, a plan, a batch, samples or certain bits goes the general way (compute.py),
-which gives the same numbers up to rounding.
+(numpy_prior.py). Whatever wants a graph, a plan, a batch, samples or certain bits goes the general way
+(exact_predictor.py), which gives the same numbers up to rounding.
 """
 
 import numpy

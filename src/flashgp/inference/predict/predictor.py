@@ -1,6 +1,7 @@
 """What a state offers to predictions: mean, variance, covariance and paths of f at points."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,11 @@ class Variance:
     standard_error: Tensor | None = None
     lower: Tensor | None = None
     upper: Tensor | None = None
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Variance":
+        """The same with a function applied to every tensor, such as one that changes their shape."""
+        others = (None if part is None else function(part) for part in (self.standard_error, self.lower, self.upper))
+        return Variance(function(self.value), *others)
 
 
 class Predictor(ABC):

@@ -2,7 +2,7 @@
 
 An inexact solve z of A z = k_* is enough: k_*^T z + z^T (k_* - A z) falls short of the truth by |e|_A^2, eq. (M-101).
 A variance is never too small, and the bound of |e|_A says by how much it may be too large; columns are solved again
-until that is below SHARE of the variance. It does not choose who is asked: compute.py does.
+until that is below SHARE of the variance. variance.py chooses between these and samples.
 """
 
 import logging

@@ -1,0 +1,262 @@
+"""Predictions of a state that has all training rows: mean, variance, covariance and paths at points.
+
+    mean     = m(x*) + K_sx K^-1 (y - m(x))                        (M-41)
+    variance = k(x*, x*) - |L^-1 K_xs|^2                            (M-42)
+
+The work goes strip by strip over the points: never n x n_test numbers at once, never n_test x n_test unless a joint
+covariance is asked for.
+"""
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points, promotions
+from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where, deterministically
+from flashgp.foundations.errors import MemoryBudgetError, ShapeError
+from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.numpy_prior import TITLE
+from flashgp.inference.predict.few_points import FewPoints
+from flashgp.inference.predict.paths import Paths, draw_paths
+from flashgp.inference.predict.plan import planner_of
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.variance import PosteriorVariance, PredictOptions
+from flashgp.inference.state import State
+from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
+from flashgp.kernels.warped import autocast_events
+from flashgp.means import evaluate_mean
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
+from flashgp.planner.plan import allowed_bytes
+from flashgp.planner.products import ProductPlan
+from flashgp.planner.variances import check_variance
+
+__all__ = ["ExactPredictor", "predict"]
+
+KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
+FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes each operation wait for it
+
+
+class ExactPredictor(Predictor):
+    """What a state says of points. A new one for every prediction: it keeps what mean and variance share."""
+
+    def __init__(self, state: State, options: PredictOptions) -> None:
+        self._state, self._options = state, options
+        self.deterministic, self.differentiable = options.deterministic, state.differentiable
+        self._x = state.x  # until points are given
+        self._mean: Tensor | None = None
+        self._variance: Variance | None = None
+        self._limit: int | None = None  # bytes that solves may take
+        self._room = 0  # bytes, for wider strips than the least
+        self._rows: Rows | None = None  # of a few points, from the mean to the variance; likewise K_sx
+        self._cross: Tensor | None = None
+        self._solved_cross: Tensor | None = None  # L^-1 K_xs, likewise
+        self._few: FewPoints | None = None  # what takes the place of all three where points and prior are simple
+        self._workspace = Workspace()
+        condition = state.report
+        self.report = Report(
+            route=condition.route, device=str(state.x.device), dtype=condition.dtype,
+            error_bound=condition.error_bound, jitter=condition.jitter, seconds=0.0,
+            events=[EVENT] if self.deterministic else [],
+        )  # fmt: skip
+
+    # -- what predictions ask --------------------------------------------------------------------------------------
+    def mean(self, x: Tensor) -> Tensor:
+        self._moved_to(x)
+        if self._mean is None:
+            self._compute(variance=False)
+        assert self._mean is not None
+        return self._mean
+
+    def variance(self, x: Tensor) -> Variance:
+        self._moved_to(x)
+        if self._variance is None:
+            self._compute(variance=True)
+        assert self._variance is not None
+        return self._variance
+
+    @autocast_disabled
+    @deterministic_where(lambda self, x: self.deterministic)
+    def covariance(self, x: Tensor) -> Tensor:
+        n, state = self._moved_to(x)._x.shape[-2], self._state
+        needed = self._joint_bytes()
+        if needed > self._options.unchecked_bytes and needed > (free := available_bytes(x.device)):
+            raise MemoryBudgetError(
+                f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
+                f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
+                needed_bytes=needed,
+                available_bytes=free,
+            )
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            joint = self._variances().joint(self._state.prior.kernel.rows(self._x))
+            return joint.expand(*broadcast_batch(joint.shape[:-2], state.batch_shape), n, n)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """That of the prior's entries, which the covariance is a difference of."""
+        state = self._state
+        with torch.no_grad():
+            problem = PairProblem(state.prior.kernel.form, state.theta, state.prior.kernel.rows(x))
+            prior = CovarianceOperator(problem, torch.float64).diagonal().mean(-1)
+        dtype = torch.float64 if state.factor is None else state.factor.dtype  # what a sample's jitter may hide
+        return (state.distinct + x.shape[-2]) * torch.finfo(dtype).eps * prior.detach()
+
+    def paths(self, count: int, features: int, seed: int | None) -> Paths:
+        return draw_paths(self._state, count, features, seed)
+
+    def forget(self) -> None:
+        self._mean = self._variance = self._rows = self._cross = self._solved_cross = None
+        self._few = None
+
+    # -- work ------------------------------------------------------------------------------------------------------
+    def _moved_to(self, x: Tensor) -> "ExactPredictor":
+        if x is not self._x:
+            self.forget()
+            self._x = x
+        return self
+
+    @autocast_disabled
+    @deterministic_where(lambda self, *_, **__: self.deterministic)
+    def _compute(self, variance: bool) -> None:
+        started = time.perf_counter()
+        state, workspace = self._state, self._workspace
+        if self._of_few_points(variance):
+            self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - started
+            self.report.backend = TITLE
+            return
+        plan = None
+        if self._options.planner is not None:
+            plan = self._options.planner(self._variances().asked if variance or self._variance is not None else False)
+        if plan is not None:
+            report = self.report
+            self._limit = max(plan.available_bytes, allowed_bytes(plan.peak_bytes))
+            self._room = 0 if self.deterministic else plan.available_bytes
+            report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.peak_bytes, plan.seconds
+        compiled = workspace.compile_seconds
+        points = self._x.shape[:-1].numel()
+        alone = points if points <= FEW_POINTS and not self._x.is_cuda else ONE_THREAD_ROWS + 1
+        with one_thread(alone), torch.set_grad_enabled(self.wants_graph(self._x)):
+            rows = self._rows or state.prior.kernel.rows(self._x)
+            # A graph that is kept would be gone for the variance after a backward pass from the mean.
+            self._rows = rows if points <= FEW_POINTS and not self.wants_graph(self._x) else None
+            if self._mean is None:
+                self._mean = workspace.adopt(self._latent_mean(rows, plan))
+                self.report.error_bound = self._error_bound(rows)
+            if variance:
+                shape = self._mean.shape
+                self._variance = self._variances().marginal(rows).mapped(lambda part: part.expand(shape))
+                workspace.adopt(self._variance.value)
+        elapsed = time.perf_counter() - started - (workspace.compile_seconds - compiled)
+        self.report.seconds = (self.report.seconds or 0.0) + elapsed
+        self.report.compile_seconds = workspace.compile_seconds or None
+        self.report.backend = workspace.backend
+        self.report.peak_bytes = workspace.peak_bytes
+        self.report.events += [event for event in workspace.events if event not in self.report.events]
+
+    def _of_few_points(self, variance: bool) -> bool:
+        """The mean, and the variance if asked for, by the few calls that they need; False where that is not all."""
+        if self._few is None:
+            state = self._state
+            simple = self._options.planner is None and self._options.variance != "sampled" and not self.deterministic
+            if not (simple and state.float64_factor is not None and 0 < len(self._x) <= FEW_POINTS):
+                return False
+            if self.wants_graph(self._x) or (self._bound_moves and state.report.error_bound is not None):
+                return False
+            self._few = FewPoints.of(state, self._x.detach())
+            if self._few is None:
+                return False
+        if self._mean is None:
+            self._mean = self._few.mean()
+        if variance:
+            prior, explained = self._few.variance()
+            left = self._variances().left(prior, explained, torch.float64)
+            self._variance = Variance(left.expand(self._mean.shape))
+        return True
+
+    def _variances(self) -> PosteriorVariance:
+        return PosteriorVariance(
+            self._state, self._options, self._x, self.wants_graph(self._x), self.report, self._workspace,
+            self._limit, self._room, self._cross, self._solved_cross,
+        )  # fmt: skip
+
+    def _latent_mean(self, rows: Rows, plan: ProductPlan | None) -> Tensor:
+        state = self._state
+        prior = evaluate_mean(state.prior.mean, self._x, state.prior.outputs)
+        prior = prior if state.prior.outputs is not None else prior.unsqueeze(-1)
+        if not state.count:
+            batch = broadcast_batch(prior.shape[:-2], state.batch_shape, rows.batch_shape)
+            return prior.expand(*batch, self._x.shape[-2], state.residual.shape[-1])
+        cross = state.covariance_to(rows, torch.float64, self._workspace, plan)
+        if cross.shape.numel() > KEPT_NUMBERS or self.wants_graph(self._x):
+            return prior + cross @ state.representer_weights
+        self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
+        few = self._x.shape[:-1].numel() <= FEW_POINTS and not self.wants_graph(self._x)
+        z = state.whitened_for_mean if few else None
+        if z is None:
+            return prior + self._cross @ state.representer_weights
+        assert state.factor is not None
+        self._solved_cross = state.factor.half_solve(self._cross.mT)  # as quick as the weights, and the variance's too
+        return prior + self._solved_cross.mT @ z
+
+    @property
+    def _bound_moves(self) -> bool:
+        """Whether k(x, x) is not the same everywhere, and with it the bound of the error."""
+        form = self._state.prior.kernel.form
+        return bool({"product", "opaque"} & {*form.statistics} or form.scalar_count)
+
+    def _error_bound(self, rows: Rows) -> float | None:
+        """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
+        state = self._state
+        bound, form = state.report.error_bound, state.prior.kernel.form
+        if bound is None or not rows.count or not self._bound_moves:
+            return bound
+        here, there = (
+            float(CovarianceOperator(PairProblem(form, state.theta, r), torch.float64).diagonal().detach().max())
+            for r in (rows, state.rows)
+        )
+        return bound * math.sqrt(max(1.0, here / there)) if there > 0.0 else bound
+
+    def _joint_bytes(self) -> int:
+        """At the peak: matrices of the points, and their covariances with the training rows, solved and multiplied."""
+        state, n = self._state, self._x.shape[-2]
+        members = broadcast_batch(self._x.shape[:-2], state.batch_shape).numel()
+        if state.solves is None:
+            return 8 * members * (3 * n * n + 2 * n * state.distinct)
+        return 8 * ((members + 3) * n * n + 3 * n * state.distinct)  # one member after the other
+
+
+def predict(
+    state: State,
+    x_test: Any,
+    *,
+    variance: str,
+    plan: ProductPlan | None,
+    memory: str | int | None,
+    deterministic: bool,
+) -> Prediction:
+    """See `Posterior.predict`."""
+    deterministic = deterministic or state.settings.deterministic
+    promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
+    x_test = check_points(x_test, "x_test", like=state.x)
+    with deterministically(deterministic):
+        x_test = contiguous_copy(x_test)
+    try:
+        broadcast_batch(x_test.shape[:-2], state.batch_shape)
+    except RuntimeError:
+        raise ShapeError(
+            f"`x_test` has batch shape {tuple(x_test.shape[:-2])}, which does not broadcast with the model's "
+            f"{tuple(state.batch_shape)}; give it the same leading dimensions, or none"
+        ) from None
+    planner = planner_of(state, x_test, plan, memory, deterministic)
+    options = PredictOptions(check_variance(variance), planner, deterministic)
+    prediction = Prediction(ExactPredictor(state, options), x_test, state.prior.likelihood, state.prior.outputs)
+    prediction.report.events += promoted
+    return prediction

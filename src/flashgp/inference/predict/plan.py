@@ -1,0 +1,93 @@
+"""The plan of a prediction, and what variances take without a float64 factor, eq. (M-107)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.form import broadcast_batch
+from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.profile_store import current_profile
+from flashgp.inference.plan import PlanSettings, PredictionQuestion, ProblemSize, RowCounts, prediction_plan
+from flashgp.inference.state import State
+from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
+from flashgp.planner.conditioning import PASSES
+from flashgp.planner.products import ProductPlan
+from flashgp.planner.variances import DEFAULT_VARIANCES, VariancePrice, VarianceSettings, exact_or_sampled
+
+__all__ = ["planner_of", "price_of"]
+
+
+def _route_of_variances(state: State) -> str:
+    """The route that gives variances, by what there is: a hand-over may have changed the plan's."""
+    if not state.count or state.batch_shape or state.float64_factor is not None:
+        return "direct"
+    if state.factor is not None:
+        return "refined"
+    return "recomputed" if state.plan is None else state.plan.route
+
+
+def _passes_of_solves(state: State) -> int:
+    """Over the pairs, of one more block of solves: as many as the weights took, where that is known.
+
+    Those of an update began at the old weights, so that it took fewer: what counts is the solve before it.
+    """
+    if state.plan is None or state.plan.solver != "cg":
+        return PASSES
+    usual = state.online.usual_iterations
+    known = state.report.iterations if usual is None else usual
+    return PASSES if known is None else max(1, known)
+
+
+def price_of(
+    state: State, n_test: int, asked: str, deterministic: bool, settings: VarianceSettings = DEFAULT_VARIANCES
+) -> VariancePrice:
+    """Of variances at so many points, by exact solves or by samples in their place, (M-107)."""
+    size = ProblemSize.of(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
+    profile = BUILT_IN if deterministic else current_profile()
+    problem = replace(size.variances(state.prior, n_test, state.x.device, profile), settings=settings)
+    return exact_or_sampled(problem, _route_of_variances(state), _passes_of_solves(state), asked)
+
+
+def planner_of(
+    state: State, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool
+) -> Callable[[bool | str], ProductPlan] | None:
+    """What makes the plan of a prediction, with its variance or without; None where no plan is worth its time."""
+    n_test, d = x_test.shape[-2:]
+    if plan is None and memory is None and (not state.count or n_test * state.distinct < MIN_PLANNED_PAIRS):
+        return None
+    prior = state.prior
+    members = broadcast_batch(x_test.shape[:-2], state.batch_shape).numel()
+    if plan is not None:
+        _check_plan(plan, (n_test, state.distinct, prior.outputs or 1, members), memory, x_test.device)
+        return lambda variance: plan
+    rows = RowCounts(state.distinct, d, batch=max(1, members // prior.kernel.batch_shape.numel()))
+    settings = PlanSettings(memory, x_test.device, deterministic=deterministic)
+
+    def planned(variance: bool | str) -> ProductPlan:
+        question = PredictionQuestion(n_test, variance, _route_of_variances(state), _passes_of_solves(state))
+        return prediction_plan(prior, rows, question, settings)
+
+    return planned
+
+
+def _check_plan(plan: ProductPlan, given: tuple[int, ...], memory: Any, device: torch.device) -> None:
+    """A plan handed in must be for so many (test rows, training rows, outputs, models). Raises: DomainError."""
+    if not isinstance(plan, ProductPlan):
+        raise DomainError(
+            f"`plan` must be a plan of a prediction, got {type(plan).__name__}; make one with flashgp.plan(gp, n=, d=, "
+            "n_test=)"
+        )
+    made_for = (plan.n, plan.m, plan.t, plan.batch)
+    if made_for != given or plan.symmetric:
+        raise DomainError(
+            f"`plan` is for n_test, n, outputs, models = {made_for}, got a prediction with {given}; make a plan for "
+            "these sizes"
+        )
+    if memory is not None or torch.device(plan.device).type != device.type:
+        raise DomainError(
+            f"`plan` settles memory and device ({plan.device}), got another one beside it; pass the plan alone"
+        )

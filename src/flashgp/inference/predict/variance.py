@@ -1,0 +1,279 @@
+"""Var f at points given the data, eq. (M-42): by its factor, by exact solves, or by samples.
+
+A float64 factor answers at once. Without one a variance costs a solve, and samples take over where these would take
+long, eq. (M-107). A float32 factor is corrected by solves where that is cheap, or where its rounding matters.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.quantities import readable_seconds
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.predict.plan import price_of
+from flashgp.inference.predict.predictor import Variance
+from flashgp.inference.predict.variance_samples import probes_of
+from flashgp.inference.predict.variance_solves import FLOOR, SHARE, Explained, explained, explained_jointly, strips
+from flashgp.inference.solves import Solves
+from flashgp.inference.state import State
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
+from flashgp.planner.products import ProductPlan
+from flashgp.planner.variances import (
+    CORRECTION_SECONDS,
+    DEFAULT_VARIANCES,
+    SAMPLES,
+    VariancePrice,
+    VarianceSettings,
+    strip_points,
+)
+
+__all__ = ["PosteriorVariance", "PredictOptions"]
+
+log = logging.getLogger("flashgp.predict")
+
+F64 = torch.float64
+SAMPLE = 16  # points at which the variances of a float32 factor are compared with exact ones
+_INSTEAD = {"solves": "corrected", "samples": "sampled"}
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How a prediction is computed.
+
+    Args:
+        variance: "auto", "exact" or "sampled".
+        planner: makes the plan of the mean, or of the variance too; None for few points.
+        deterministic: the same bits whatever the number of threads.
+        correction_seconds: up to which variances of a float32 factor are corrected by solves without a look.
+        max_error: of a variance relative to itself, that a float32 factor may leave beyond that.
+        max_sampled_error: the same where samples, not solves, would take its place: a quarter of their standard error
+            without control, (M-97), since at other points the factor's error may be larger.
+        variances: when samples take the place of exact solves, and the strips.
+        unchecked_bytes: of a joint covariance, below which the free memory is not asked for.
+        far_below_zero: times n eps k(x, x); a computed variance below minus this is not rounding.
+    """
+
+    variance: str = "auto"
+    planner: Callable[[bool | str], ProductPlan] | None = None
+    deterministic: bool = False
+    correction_seconds: float = CORRECTION_SECONDS
+    max_error: float = SHARE
+    max_sampled_error: float = 0.25 * math.sqrt(2.0 / SAMPLES)
+    variances: VarianceSettings = DEFAULT_VARIANCES
+    unchecked_bytes: int = 2**28
+    far_below_zero: float = 100.0
+
+
+@dataclass(frozen=True, eq=False)
+class PosteriorVariance:
+    """Variances and covariances at the points of one prediction.
+
+    Fields: state; options; x, the points (*batch, n_test, d); graph, whether gradients are wanted; report,
+    which gets the events; workspace; limit, bytes that solves may take, None for no limit; room, bytes for wider strips
+    than the least; cross K_sx (*batch, n_test, n) and solved_cross L^-1 K_xs, None where the mean did not need them.
+    """
+
+    state: State
+    options: PredictOptions
+    x: Tensor
+    graph: bool
+    report: Report
+    workspace: Workspace
+    limit: int | None = None
+    room: int = 0
+    cross: Tensor | None = None
+    solved_cross: Tensor | None = None
+
+    def marginal(self, rows: Rows) -> Variance:
+        """Of each point, (*batch, n_test, 1)."""
+        solves, sampled = self.state.solves, self.options.variance == "sampled"
+        prior = self._prior(rows).diagonal()
+        if not self.state.count or not rows.count:
+            batch = broadcast_batch(prior.shape[:-1], self.state.batch_shape)
+            return Variance(prior.expand(*batch, rows.count).unsqueeze(-1))
+        if self.x.dim() > 2 and (solves is not None or sampled):  # one system: its points in one row
+            flat = self._at(self.x.flatten(0, -2))
+            variance = flat.marginal(self.state.prior.kernel.rows(flat.x))
+            return variance.mapped(lambda part: part.reshape(*self.x.shape[:-1], 1))
+        if sampled:
+            return self._by_samples(prior)
+        instead = "solves" if solves is None else self._price(rows.count, self.asked).way
+        if solves is None or not self._factor_gives_way(solves, rows, prior, instead):
+            return Variance(self.left(prior, *self._explained_by_factor(rows)))
+        if instead == "samples":
+            return self._by_samples(prior)
+        return Variance(self.left(prior, self._explained_by_solves(solves, rows, prior), F64))
+
+    def joint(self, rows: Rows) -> Tensor:
+        """Of the points with each other, (*batch, n_test, n_test)."""
+        state, n, solves = self.state, self.x.shape[-2], self.state.solves
+        if solves is not None and self.x.dim() > 2:  # one system: one member after the other
+            members = self.x.flatten(0, -3)
+            joint = torch.empty((len(members), n, n), dtype=F64, device=self.x.device)
+            for i, x in enumerate(members):
+                joint[i] = self._at(x).joint(state.prior.kernel.rows(x))
+            return joint.unflatten(0, self.x.shape[:-2])
+        prior = self._prior(rows).to_dense()
+        if not state.count or not n:
+            return prior
+        if solves is not None:
+            diagonal = prior.detach().diagonal()
+            if self._factor_gives_way(solves, rows, diagonal, "solves"):
+                part = explained_jointly(solves, self._cross_to(rows), diagonal)
+                self._note_shortfall(part, diagonal, part.value.detach().diagonal())
+                return prior - part.value
+        step = strip_points(state.distinct, room=self.room, strip_bytes=self.options.variances.strip_bytes)
+        halves = [self._half_solve(rows.part(s, s + step)).double() for s in range(0, n, step)]
+        half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
+        return prior - half.mT @ half
+
+    def left(self, prior: Tensor, explained: Tensor, dtype: torch.dtype) -> Tensor:
+        """What is left of the prior variance, (*batch, n_test, 1); dtype: what the explained one was computed in."""
+        variance = prior - explained
+        rounding = self.options.far_below_zero * self.state.distinct * torch.finfo(dtype).eps
+        inside = torch._C._functorch.is_functorch_wrapped_tensor(variance)  # torch.func: vmap has no numbers to look at
+        if not inside and variance.numel() and float((variance + rounding * prior).detach().min()) < 0.0:
+            worst = float(variance.detach().min())
+            self._note(Event(EventKind.VARIANCE_NEGATIVE, worst=worst))
+            warn(
+                f"a computed variance was {worst:.2e}: the covariance matrix is too ill-conditioned for {dtype}; "
+                "the value is given as 0. Use float64, or more noise"
+            )
+        return variance.clamp_min(0.0).unsqueeze(-1)
+
+    @property
+    def asked(self) -> str:
+        """ "auto", "exact" or "sampled": gradients are those of exact variances, whatever is the quickest."""
+        return "exact" if self.options.variance == "auto" and self.graph else self.options.variance
+
+    def _at(self, x: Tensor) -> "PosteriorVariance":
+        """The same at other points."""
+        return replace(self, x=x, cross=None, solved_cross=None)
+
+    def _prior(self, rows: Rows) -> CovarianceOperator:
+        return CovarianceOperator(PairProblem(self.state.prior.kernel.form, self.state.theta, rows), F64)
+
+    def _price(self, count: int, asked: str) -> VariancePrice:
+        return price_of(self.state, count, asked, self.options.deterministic, self.options.variances)
+
+    def _note(self, event: Event) -> None:
+        if event not in self.report.events:
+            self.report.events.append(event)
+
+    # -- by the factor ---------------------------------------------------------------------------------------------
+    def _explained_by_factor(self, rows: Rows) -> tuple[Tensor, torch.dtype]:
+        """|L^-1 K_xs|^2, (*batch, n_test), strip by strip, and the factor's dtype."""
+        state, batch = self.state, broadcast_batch(rows.batch_shape, self.state.batch_shape)
+        assert state.factor is not None
+        step = strip_points(state.distinct, batch.numel(), self.room, self.options.variances.strip_bytes)
+        parts = [self._explained(rows.part(start, start + step)) for start in range(0, max(1, rows.count), step)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1), state.factor.dtype
+
+    def _explained(self, rows: Rows) -> Tensor:
+        return self._half_solve(rows).square().sum(-2, dtype=F64)
+
+    def _half_solve(self, rows: Rows) -> Tensor:
+        """L^-1 K_xs, (*batch, n, n_test), for a strip of test rows."""
+        if self.solved_cross is not None and self.solved_cross.shape[-1] == rows.count:
+            return self.solved_cross
+        factor = self.state.factor
+        assert factor is not None
+        # Rows of K_sx are contiguous, so its transpose is what LAPACK wants: no copy.
+        if self.cross is not None and self.cross.dtype == factor.dtype and self.cross.shape[-2] == rows.count:
+            return factor.half_solve(self.cross.mT)
+        cross = self.state.covariance_to(rows, factor.dtype, self.workspace).to_dense()
+        return self.workspace.adopt(factor.half_solve(cross.mT))
+
+    def _factor_gives_way(self, solves: Solves, rows: Rows, prior: Tensor, instead: str) -> bool:
+        """Whether solves or samples take the place of the factor: without one; of one in float32 where exact solves
+        are cheap, or where a sample of the points shows that its rounding matters."""
+        if self.state.factor is None:
+            return True
+        count = rows.count
+        price = self._price(count, "exact")
+        if price.seconds <= self.options.correction_seconds:
+            return True
+        index = torch.linspace(0, count - 1, min(SAMPLE, count)).round().long().to(rows.device)
+        with torch.no_grad():
+            some, prior = rows.take(index), prior.detach()[index]
+            exact = prior - explained(solves, self._cross_to(some), prior).value
+            rounded = prior - self._explained(some)
+        allowed = self.options.max_error if instead == "solves" else self.options.max_sampled_error
+        error = float(((rounded - exact).abs() / exact.clamp_min(torch.finfo(exact.dtype).tiny)).max())
+        gives_way = not error <= allowed  # also where it is not a number
+        event = Event(
+            EventKind.VARIANCE_BY_FACTOR,
+            error=error, points=len(index), instead=_INSTEAD[instead] if gives_way else None,
+        )  # fmt: skip
+        self._note(event)
+        if error > self.options.max_error and not gives_way and not self.state.cache.warned_rounded_variance:
+            self.state.cache.warned_rounded_variance = True
+            warn(
+                f"{event} At others it may be more; exact solves at {count:,} points would take about "
+                f'{readable_seconds(price.seconds)}. predict(x, variance="exact") takes them, "sampled" samples'
+            )
+        return gives_way
+
+    # -- by exact solves -------------------------------------------------------------------------------------------
+    def _explained_by_solves(self, solves: Solves, rows: Rows, prior: Tensor) -> Tensor:
+        """(n_test,), so many points at a time, eq. (M-101)."""
+        with solves.charged_to(self.workspace, self.limit):
+            parts = [
+                explained(solves, self._cross_to(rows.part(start, stop)), prior[start:stop])
+                for start, stop in strips(rows.count)
+            ]
+        whole = Explained(torch.cat([part.value for part in parts]), torch.cat([part.error for part in parts]))
+        self._note_shortfall(whole, prior.detach(), whole.value.detach())
+        return whole.value
+
+    def _note_shortfall(self, part: Explained, prior: Tensor, value: Tensor) -> None:
+        """How far variances by solves may be off: an event, and a warning where that is more than it should be."""
+        share = float((part.error / (prior - value - part.error).clamp_min(FLOOR * prior)).max())
+        self._note(Event(EventKind.VARIANCE_BY_SOLVES, share=share))
+        if share > SHARE:
+            warn(
+                f"a variance may be too large by {share:.1e} of itself: the solves ended before it was certain to "
+                f"{SHARE:g}; more noise, or dtype=torch.float64, would make it so"
+            )
+
+    def _cross_to(self, rows: Rows) -> Tensor:
+        """K_xs, (n, n_test), float64."""
+        return self.state.covariance_to(rows, F64, self.workspace).to_dense().mT
+
+    # -- by samples ------------------------------------------------------------------------------------------------
+    def _by_samples(self, prior: Tensor) -> Variance:
+        """Eq. (M-97), from probes that the state keeps."""
+        state = self.state
+        if self.graph:
+            raise DomainError(
+                '`variance` must be "auto" or "exact" where gradients are wanted, got "sampled", which has none; '
+                "leave it out"
+            )
+        solves = state.solves
+        with contextlib.nullcontext() if solves is None else solves.charged_to(self.workspace, self.limit):
+            probes = probes_of(state)
+            sampled = probes(self.x)
+        least = FLOOR * prior.clamp_min(torch.finfo(prior.dtype).tiny)
+        share = float((sampled.standard_error / torch.maximum(sampled.variance, least)).max())
+        event = Event(EventKind.VARIANCE_BY_SAMPLES, samples=probes.noisy.shape[1], share=share)
+        self._note(event)
+        log.info("%s", event)
+        if self.options.variance == "auto" and not state.cache.warned_sampled_variance:
+            state.cache.warned_sampled_variance = True
+            seconds = self._price(len(prior), "exact").seconds
+            warn(
+                f"{event} Exact solves at {len(prior):,} points would take about {readable_seconds(seconds)}. "
+                'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick'
+            )
+        parts = (sampled.variance, sampled.standard_error, sampled.lower, sampled.upper)
+        return Variance(*(part.unsqueeze(-1) for part in parts))
