@@ -133,11 +133,14 @@ class Likelihood(nn.Module, ABC):
 
     # -- what only some likelihoods have ---------------------------------------------------------------------------
     def additive_noise(self, device: torch.device) -> Float64[Tensor, "*batch"] | None:
-        """The variance of e where a new observation is y = f + e with e independent of f; None where it is not."""
+        """The variance of e where a new observation is y = f + e with e independent of f; None where it is not.
+
+        Predictions ask for it alone. Updates and fantasies, whose new rows are observations, also need `linear_noise`.
+        """
         return None
 
     def linear_noise(self) -> LinearNoise | None:
-        """How site variances depend on the one parameter of the likelihood; None where targets or variances differ."""
+        """How site variances depend on the one parameter, where sites are the observations; None where they are not."""
         return None
 
     def scale_information(self, device: torch.device, outputs: int) -> Tensor | None:
