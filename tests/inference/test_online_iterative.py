@@ -163,6 +163,26 @@ def test_tiles_that_do_not_fit_are_recomputed(set_free_memory: Callable[[int], i
     agree(found)
 
 
+def test_tiles_that_cannot_be_had_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where enough memory is said to be free: it may be in pieces, or another process may take it meanwhile."""
+    x, y = data(820)
+    post = conditioned(model(), x[:800], y[:800], "stored")
+    empty = torch.empty
+
+    def exhausted(shape: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> Tensor:
+        if dtype == torch.float32 and len(shape) == 1 and shape[0] > 800**2 // 2:
+            raise RuntimeError("can't allocate memory")
+        return empty(shape, dtype=dtype, **options)
+
+    monkeypatch.setattr(torch, "empty", exhausted)
+    found = post.append(x[800:], y[800:])
+    monkeypatch.undo()
+    assert not found.state.solves.system.stored
+    (event,) = of_kind(found.report.events, EventKind.TILES_NOT_STORED)
+    assert event.fields["free"] == 0
+    agree(found)
+
+
 def test_the_tolerance_goes_on(tmp_path: Path) -> None:
     x, y = data(180)
     post = conditioned(model(), x[:150], y[:150], "recomputed", tolerance=0.03)

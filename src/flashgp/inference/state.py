@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministically
+from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
@@ -198,28 +199,31 @@ class State:
             return None
         if self.solver is not None:
             return self.solver
-        if self.cache.solves is None:  # of a model file: what they keep is made again
-            noise = self.sites.variance
-            options = OperatorOptions(deterministic=self.settings.deterministic)
-            operator = CovarianceOperator(
-                PairProblem(self.prior.kernel.form, self.theta, self.rows), F64, None, options
-            )
-            self.cache.solves = Solves.of(
-                self._plan_that_fits(), operator, noise, self.settings, factor=self.factor,
-                reflected=self.online.dropped > 0,
-            )  # fmt: skip
+        if self.cache.solves is None:  # of a model file, or after an update
+            self.cache.solves = self._solves_that_fit()
         return self.cache.solves
 
-    def _plan_that_fits(self) -> Plan | None:
-        """The plan of the solves where the tiles that it stores fit here and now; else one that recomputes them."""
+    def _solves_that_fit(self) -> Solves:
+        """By the plan; where the tiles that it stores do not fit here and now, they are recomputed, with an event."""
         plan = self.plan
         if plan is None or plan.route != "stored":
-            return plan
+            return self._solves_by(plan)
         needed, free = stored_bytes(self.distinct), available_bytes(self.x.device)
         if needed <= free:
-            return plan
+            try:
+                return self._solves_by(plan)
+            except MemoryBudgetError as error:  # what is said to be free may be in pieces, or taken meanwhile
+                free = error.available_bytes
         self.report.events.append(Event(EventKind.TILES_NOT_STORED, needed=needed, free=free))
-        return replace(plan, route="recomputed")
+        return self._solves_by(replace(plan, route="recomputed"))
+
+    def _solves_by(self, plan: Plan | None) -> Solves:
+        options = OperatorOptions(deterministic=self.settings.deterministic)
+        problem = PairProblem(self.prior.kernel.form, self.theta, self.rows)
+        operator = CovarianceOperator(problem, F64, None, options)
+        return Solves.of(
+            plan, operator, self.sites.variance, self.settings, factor=self.factor, reflected=self.online.dropped > 0
+        )
 
     @property
     def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
