@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 import pytest
 import torch
@@ -304,27 +305,52 @@ def test_codes_beyond_32_bits_are_told_apart(rectangular: bool) -> None:
     assert torch.allclose(CPU.block(PairProblem(form, theta, rows), dtype=F64), dense, rtol=1e-14, atol=0)
 
 
+def _backend_of(computation: str, problem: PairProblem, right: Tensor) -> tuple[Tensor, str]:
+    """A product, or a dense block, by the backend as operators take it, and what computed it."""
+    workspace = Workspace()
+    if computation == "block":
+        return CpuTiles().block(problem, dtype=right.dtype, workspace=workspace), workspace.backend
+    return CpuTiles().product(problem, right, workspace=workspace), workspace.backend
+
+
 def test_small_problems_take_loops_that_exist_and_never_wait_for_others() -> None:
     kernel = fgp.kernels.Polynomial(degree=5) * fgp.kernels.RationalQuadratic()  # no other test compiles its loops
     generator = torch.Generator().manual_seed(3)
     x, v = torch.rand(1000, 2, dtype=F64, generator=generator), torch.rand(1000, 1, dtype=F64, generator=generator)
-    problem, before = (
-        PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach()),
-        Workspace(),
-    )
+    problem = PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x).detach())
     portable = TORCH.product(problem, v)
-    assert torch.equal(CpuTiles.once_compiled().product(problem, v, workspace=before), portable)
-    assert before.backend == TorchTiles.title, "nothing is compiled for a problem of this size"
+    found, backend = _backend_of("product", problem, v)
+    assert torch.equal(found, portable)
+    assert backend == TorchTiles.title, "nothing is compiled for a problem of this size"
     CPU.product(problem, v)  # a larger problem would have compiled them
-    after, small, deterministic = Workspace(), Workspace(), Workspace()
-    found = CpuTiles.once_compiled().product(problem, v, workspace=after)
-    assert after.backend == CpuTiles.title
+    found, backend = _backend_of("product", problem, v)
+    assert backend == CpuTiles.title
     assert (found - portable).norm() <= 1e-13 * portable.norm()
     few = dataclasses.replace(problem, rows=problem.rows.part(0, 500))
-    CpuTiles.once_compiled().product(few, v[:500], workspace=small)
-    assert small.backend == TorchTiles.title, "too few pairs for loops to pay"
-    CpuTiles.once_compiled().block(problem, dtype=F64, workspace=small)
-    assert small.backend == TorchTiles.title, "another computation is not compiled yet"
+    assert _backend_of("product", few, v[:500])[1] == TorchTiles.title, "too few pairs for loops to pay"
+    assert _backend_of("block", problem, v)[1] == TorchTiles.title, "another computation is not compiled yet"
+    assert _backend_of("product", problem, v.float())[1] == TorchTiles.title, "nor is another dtype"
     with deterministically(True):
-        CpuTiles.once_compiled().product(problem, v, workspace=deterministic)
-    assert deterministic.backend == TorchTiles.title, "bits do not depend on what was computed before"
+        assert _backend_of("product", problem, v)[1] == TorchTiles.title, "bits depend on what was computed before"
+    operator = kernel.operator(x, deterministic=True)
+    (operator @ v).sum().backward()
+    assert operator.report.backend == TorchTiles.title
+    operator = kernel.operator(x)
+    assert (operator @ v - portable).norm() <= 1e-13 * portable.norm()
+    assert operator.report.backend == CpuTiles.title
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_loops_that_exist_serve_in_a_forked_child() -> None:
+    kernel, x = k.RBF(1.0), numbers(1000, 2)
+    problem, right = PairProblem(kernel.form, [], kernel.rows(x).detach()), numbers(1000, 1)
+    wanted = CPU.product(problem, right)
+    child = os.fork()
+    if child == 0:
+        same = False
+        try:
+            found, backend = _backend_of("product", problem, right)
+            same = torch.equal(found, wanted) and backend == CpuTiles.title
+        finally:
+            os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0

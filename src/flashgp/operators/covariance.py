@@ -88,8 +88,8 @@ class CovarianceOperator(LinearOperator):
     ) -> ProductPlan:
         """How K @ V is computed for t columns of V, with its bytes and seconds; print it to see the alternatives.
 
-        Products of an operator without a plan of its own follow what this gives, from 1e7 pairs on; smaller ones take
-        the portable backend at once.
+        Products of an operator without a plan of its own follow what this gives, from 1e7 pairs on; smaller ones never
+        wait for a compile.
 
         Args:
             t: columns of V; products: how many will be made with this operator, which decides whether keeping K pays.

@@ -86,9 +86,7 @@ class OperatorOptions:
         """What computes dense blocks and diagonals."""
         if self.backend is not None:
             return self.backend
-        if self.plan is not None:
-            return _engine(self.plan)
-        return CpuTiles() if self.deterministic else CpuTiles.once_compiled()
+        return CpuTiles() if self.plan is None else _engine(self.plan)
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class PairProducts:
         return self.backend.block(self.problem, dtype=dtype, workspace=self.workspace)
 
     @profiled("pairwise products")
-    @deterministic_where(lambda self, _: self.options.deterministic)
+    @deterministic_where(lambda self, *_: self.options.deterministic)
     def multiply(self, right: Tensor) -> Tensor:
         """K @ right for right (*batch, m, t). Cost: as the plan says."""
         right = contiguous_copy(right)
@@ -164,7 +162,7 @@ class PairProducts:
             workspace = Workspace(allowed_bytes(plan.peak_bytes), parent=workspace)
         began, compiled = time.perf_counter(), workspace.compile_seconds
         if plan is None:
-            out = self._unplanned().product(self.problem, right, workspace=workspace)
+            out = (self.options.backend or CpuTiles()).product(self.problem, right, workspace=workspace)
         else:
             out = self._as_planned(plan, right.to(plan.torch_dtype), workspace).to(right.dtype)
         seconds = time.perf_counter() - began - (workspace.compile_seconds - compiled)
@@ -172,6 +170,7 @@ class PairProducts:
         return out
 
     @profiled("pairwise products")
+    @deterministic_where(lambda self, *_: self.options.deterministic)
     def pulled_back(self, left: Tensor, right: Tensor) -> PairGradient:
         """The gradient of sum(left * K right) by everything that K depends on, (M-21), by the backend that multiplies.
 
@@ -179,7 +178,7 @@ class PairProducts:
         product's plan, beside the features, and go through the pairs in panels where all at once would pass them.
         """
         plan, workspace, problem = self._plan_for(right), self.workspace, self.problem
-        backend = self._unplanned() if plan is None else _engine(plan)
+        backend = (self.options.backend or CpuTiles()) if plan is None else _engine(plan)
         if plan is not None and isinstance(backend, CpuTiles):
             features = problem.rows.nbytes + (0 if problem.columns is None else problem.columns.nbytes)
             workspace = Workspace(plan.peak_bytes - features, parent=workspace)
@@ -272,9 +271,6 @@ class PairProducts:
         return broadcast_batch(self.problem.batch_shape, right.shape[:-2]).numel()
 
     # -- running it -----------------------------------------------------------------------------------------------
-    def _unplanned(self) -> Backend:
-        return self.options.backend or (TorchTiles() if self.options.deterministic else CpuTiles.once_compiled())
-
     def _as_planned(self, plan: ProductPlan, right: Tensor, workspace: Workspace) -> Tensor:
         backend, state = _engine(plan), self.state
         if plan.route == "recomputed":

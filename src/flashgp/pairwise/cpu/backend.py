@@ -52,9 +52,9 @@ def cpu_tiles_missing() -> str:
 class CpuTiles(Backend):
     """Compiled loops over pairs of rows on the CPU; see Backend for the contract.
 
-    Serves float32 and float64 on the CPU from `min_pairs` pairs on, with numba installed; everything else goes to
-    the portable backend, which computes the same (`serves` says which); forms with Python functions always. From
-    `compiled_pairs` on it also serves smaller problems whose loops this process has compiled already.
+    Serves float32 and float64 on the CPU from `min_pairs` pairs on, with numba installed, and from `compiled_pairs` on
+    where this process has compiled the loops already, so that nothing waits for a compile; everything else goes to the
+    portable backend, which computes the same (`serves` says which); forms with Python functions always.
     Errors: a product is off by at most about 1e-6 |K| |V| in float32 (float64 totals over tiles, eqs. (M-65) to
     (M-69)). Cost: n m pairs, half of them when symmetric; memory: packed copies of the features and one float64 total
     per worker.
@@ -66,23 +66,15 @@ class CpuTiles(Backend):
         self,
         min_pairs: int = PORTABLE_PAIRS,
         settings: PanelSettings | None = None,
-        compiled_pairs: int | None = None,
+        compiled_pairs: int = COMPILED_PAIRS,
     ) -> None:
-        self.min_pairs, self.settings = min_pairs, settings or PanelSettings()
-        self.compiled_pairs = min_pairs if compiled_pairs is None else compiled_pairs
+        self.min_pairs, self.compiled_pairs = min_pairs, compiled_pairs
+        self.settings = settings or PanelSettings()
         self._portable = TorchTiles()
 
     @classmethod
     def for_every_size(cls) -> "CpuTiles":
         return cls(min_pairs=0)
-
-    @classmethod
-    def once_compiled(cls) -> "CpuTiles":
-        """Large problems wait for a compile; those from COMPILED_PAIRS on take loops that exist, and never wait.
-
-        Never so in deterministic computations, whose bits must not depend on what was computed before.
-        """
-        return cls() if is_deterministic() else cls(compiled_pairs=COMPILED_PAIRS)
 
     @classmethod
     def compiles_first(cls) -> bool:
@@ -100,8 +92,7 @@ class CpuTiles(Backend):
             rows.device.type == "cpu"
             and other.device.type == "cpu"
             and dtype in (torch.float32, torch.float64)
-            and problem.pair_count >= max(1, self.compiled_pairs)
-            and (self._waits(problem) or is_compiled(form, computation))
+            and (self.waits(problem) or self._is_compiled(problem, computation))
             and bool(form.statistics)
             and form.fusable
             and all(f.shape[-1] > 0 for f in rows.features if f.is_floating_point())
@@ -110,12 +101,19 @@ class CpuTiles(Backend):
             and all(_moderate(side) for side in {id(rows): rows, id(other): other}.values())
         )
 
-    def _waits(self, problem: PairProblem) -> bool:
+    def waits(self, problem: PairProblem) -> bool:
         """Whether a problem is so large that it waits for a compile."""
         return problem.pair_count >= max(1, self.min_pairs)
 
-    def _member(self, problem: PairProblem, dtype: torch.dtype, workspace: Workspace, wait: bool) -> "_Member":
-        return _Member(problem, dtype, workspace, self.settings, wait)
+    def _is_compiled(self, problem: PairProblem, computation: str) -> bool:
+        """Never so in deterministic computations, whose bits must not depend on what was computed before."""
+        large = problem.pair_count >= max(1, self.compiled_pairs)
+        return large and not is_deterministic() and is_compiled(problem.form, computation)
+
+    def _jobs(
+        self, problem: PairProblem, batch: torch.Size, dtype: torch.dtype, workspace: Workspace
+    ) -> "list[_Member]":
+        return [_Member(one, dtype, workspace, self) for one in _members(problem, batch)]
 
     def block(
         self, problem: PairProblem, *, dtype: torch.dtype, workspace: Workspace | None = None, upper: bool = False
@@ -127,9 +125,10 @@ class CpuTiles(Backend):
         return self._portable.block(problem, dtype=dtype, workspace=workspace, upper=upper)
 
     def _block(self, problem: PairProblem, dtype: torch.dtype, workspace: Workspace, upper: bool) -> Tensor:
-        wait, out = self._waits(problem), workspace.empty(tuple(problem.shape), dtype, problem.device)
-        for block, member in zip(_flat(out, 2), _members(problem, problem.batch_shape), strict=True):
-            self._member(member, dtype, workspace, wait).all_pairs().block(block.numpy(), both=not upper)
+        out = workspace.empty(tuple(problem.shape), dtype, problem.device)
+        members = self._jobs(problem, problem.batch_shape, dtype, workspace)
+        for block, member in zip(_flat(out, 2), members, strict=True):
+            member.all_pairs("block").block(block.numpy(), both=not upper)
         return out
 
     def diagonal(self, problem: PairProblem, *, dtype: torch.dtype) -> Tensor:
@@ -142,15 +141,15 @@ class CpuTiles(Backend):
         return self._portable.product(problem, right, workspace=workspace)
 
     def _product(self, problem: PairProblem, right: Tensor, workspace: Workspace) -> Tensor:
-        batch, wait = broadcast_batch(problem.batch_shape, right.shape[:-2]), self._waits(problem)
+        batch = broadcast_batch(problem.batch_shape, right.shape[:-2])
         out = workspace.empty((*batch, problem.rows.count, right.shape[-1]), right.dtype, problem.device)
         together = columns_together(problem.rows.count)
         out.zero_()
         right = right.detach().expand(*batch, *right.shape[-2:])
-        for total, v, member in zip(_flat(out, 2), _flat(right, 2), _members(problem, batch), strict=True):
-            job = self._member(member, right.dtype, workspace, wait)
+        members = self._jobs(problem, batch, right.dtype, workspace)
+        for total, v, member in zip(_flat(out, 2), _flat(right, 2), members, strict=True):
             for start in range(0, v.shape[-1], together):
-                job.product(v, slice(start, min(v.shape[-1], start + together)), total)
+                member.product(v, slice(start, min(v.shape[-1], start + together)), total)
         return out
 
     def block_gradient(
@@ -163,12 +162,10 @@ class CpuTiles(Backend):
         return self._portable.block_gradient(problem, weights, workspace=workspace)
 
     def _block_gradient(self, problem: PairProblem, weights: Tensor, workspace: Workspace) -> PairGradient:
-        batch, wait = broadcast_batch(problem.batch_shape, weights.shape[:-2]), self._waits(problem)
+        batch = broadcast_batch(problem.batch_shape, weights.shape[:-2])
         weights = weights.detach().expand(*batch, *weights.shape[-2:])
-        gradients = []
-        for w, one in zip(_flat(weights, 2), _members(problem, batch), strict=True):
-            pairs = self._member(one, w.dtype, workspace, wait).all_pairs(pulled=True)
-            gradients.append(pairs.block_gradient(w.contiguous().numpy()))
+        members = zip(_flat(weights, 2), self._jobs(problem, batch, weights.dtype, workspace), strict=True)
+        gradients = [one.all_pairs("block_gradient").block_gradient(w.contiguous().numpy()) for w, one in members]
         return _joined(batch, problem.symmetric, gradients)
 
     def taped_block(
@@ -189,11 +186,11 @@ class CpuTiles(Backend):
     def _bilinear_gradient(
         self, problem: PairProblem, left: Tensor, right: Tensor, workspace: Workspace
     ) -> PairGradient:
-        batch, wait = broadcast_batch(problem.batch_shape, right.shape[:-2], left.shape[:-2]), self._waits(problem)
+        batch = broadcast_batch(problem.batch_shape, right.shape[:-2], left.shape[:-2])
         left = left.detach().expand(*batch, *left.shape[-2:])
         right = right.detach().expand(*batch, *right.shape[-2:])
-        members = zip(_flat(left, 2), _flat(right, 2), _members(problem, batch), strict=True)
-        gradients = [self._member(one, v.dtype, workspace, wait).gradient(u, v) for u, v, one in members]
+        members = self._jobs(problem, batch, right.dtype, workspace)
+        gradients = [one.gradient(u, v) for u, v, one in zip(_flat(left, 2), _flat(right, 2), members, strict=True)]
         return _joined(batch, problem.symmetric, gradients)
 
     def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
@@ -217,31 +214,30 @@ class _Member:
     problem: PairProblem
     dtype: torch.dtype
     workspace: Workspace
-    settings: PanelSettings
-    wait: bool
+    backend: CpuTiles
 
-    def pairs(self, i: slice, j: slice | None, *, pulled: bool = False) -> CompiledPairs:
+    def pairs(self, computation: str, i: slice, j: slice | None) -> CompiledPairs:
         rows = self.problem.rows.part(i.start, i.stop)
         columns = None if j is None else self.problem.right.part(j.start, j.stop)
         problem = dataclasses.replace(self.problem, rows=rows, columns=columns)
-        return CompiledPairs(problem, self.dtype, self.workspace, pulled=pulled, wait=self.wait)
+        return CompiledPairs(problem, computation, self.dtype, self.workspace, self.backend.waits(self.problem))
 
-    def all_pairs(self, *, pulled: bool = False) -> CompiledPairs:
+    def all_pairs(self, computation: str) -> CompiledPairs:
         whole = self.whole(slice(0, 1))
-        return self.pairs(whole.rows, whole.cols, pulled=pulled)
+        return self.pairs(computation, whole.rows, whole.cols)
 
     def whole(self, right: slice) -> Panel:
         problem = self.problem
         columns = None if problem.symmetric else slice(0, problem.right.count)
-        return Panel(slice(0, problem.rows.count), columns, right, problem.near is not None, self.settings)
+        return Panel(slice(0, problem.rows.count), columns, right, problem.near is not None, self.backend.settings)
 
     def product(self, v: Tensor, right: slice, out: Tensor) -> None:
         """Add K v[:, right] to out[:, right]."""
 
         def visit(panel: Panel) -> None:
             i, j, t = panel.rows, panel.cols, panel.right
-            ahead = self.pairs(i, j).product(v[i if j is None else j, t])
-            back = self.pairs(j, i).product(v[i, t]) if self.problem.symmetric and j is not None else None
+            ahead = self.pairs("product", i, j).product(v[i if j is None else j, t])
+            back = self.pairs("product", j, i).product(v[i, t]) if self.problem.symmetric and j is not None else None
             add_blocks(out[i, t].numpy(), ahead)
             if j is not None and back is not None:
                 add_blocks(out[j, t].numpy(), back)
@@ -259,7 +255,7 @@ class _Member:
 
         def visit(panel: Panel) -> None:
             i, j = panel.rows, panel.cols
-            pairs = self.pairs(i, j, pulled=True)
+            pairs = self.pairs("gradient", i, j)
             rows, cols, theta = pairs.gradient([w[i] for w in left], [w[i if j is None else j] for w in right])
             if j is not None:
                 _add(by_cols, cols, j, self.problem.right.count)

@@ -18,6 +18,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.generation import compiled
 from flashgp.pairwise.cpu.layout import (
     PACKED_ROWS,
+    Statistic,
     block_size,
     fill_columns,
     layout_of,
@@ -46,7 +47,8 @@ CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled backend"  # in reports
 MIN_TILES = 3  # per worker: fewer and starting a thread costs more than it brings
 _seconds: dict[str, float] = {}  # of compiling, by generated function
-_compiled: set[tuple[Form, str]] = set()  # forms and computations with a compiled function, of whichever layout
+# Layouts and dtypes with a compiled function, by form and computation.
+_compiled: dict[tuple[Form, str], set[tuple[tuple[Statistic, ...], torch.dtype]]] = {}
 Array = numpy.ndarray
 Gradients = tuple[list[Array | None], list[Array | None], Array]  # by arrays of rows, of cols, by theta
 
@@ -57,7 +59,7 @@ def compile_seconds() -> float:
 
 
 class NotCompiledError(Exception):
-    """This process has not compiled the function, and the caller does not wait for a compile."""
+    """The caller does not wait for a compile, and this process has not compiled the loops for such a layout."""
 
 
 def is_compiled(form: Form, computation: str) -> bool:
@@ -66,33 +68,36 @@ def is_compiled(form: Form, computation: str) -> bool:
 
 
 class CompiledPairs:
-    """The pairs of one model, packed; call `product`, `block`, `gradient` or `block_gradient`.
+    """The pairs of one model, packed for one computation: call the method of that name.
 
     All but `block` use the packed rows up: they are given back before a result is laid out.
 
     Args:
         problem: one model, without a batch.
+        computation: "product", "block", "gradient" or "block_gradient".
         dtype: of the loops; where float32 would cost digits, they run in float64: see `layout_of`.
         workspace: records the backend and the seconds of compiling.
-        pulled: for a gradient.
-        wait: for a compile; without it a computation that is not compiled yet raises NotCompiledError.
+        wait: for a compile.
+    Raises: NotCompiledError, before any row is packed, for loops that are not compiled yet unless `wait`.
     Cost: a few passes over the features.
     """
 
     def __init__(
         self,
         problem: PairProblem,
+        computation: str,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
-        *,
-        pulled: bool = False,
         wait: bool = True,
     ) -> None:
         form, theta, near = problem.form, [float(t) for t in problem.theta], problem.near
         rows, cols = problem.rows, problem.columns
         rows = rows.detach()
         other = rows if cols is None else cols.detach()
+        pulled = computation in ("gradient", "block_gradient")
         layout, centres, dtype = layout_of(form, theta, rows, other, dtype, pulled=pulled)
+        if not wait and (layout, dtype) not in _compiled.get((form, computation), ()):
+            raise NotCompiledError
         size = block_size(layout, rows) if near is None else near.size
         real = numpy.float32 if dtype == torch.float32 else numpy.float64
         arguments: list[Any] = []
@@ -109,11 +114,11 @@ class CompiledPairs:
             arguments += paired(left, others[0] if others else left, len(numbers) > 1, real)
         for a, b in zip(rows.scalars, other.scalars, strict=True):
             arguments += [packed_columns(side.numpy(), size, real) for side in (a, b)]
-        self.workspace, self.near, self.wait = workspace or Workspace(), near, wait
+        self.computation, self.workspace, self.near = computation, workspace or Workspace(), near
         self.form, self.layout, self.arguments = form, layout, arguments
         self.n, self.m, self.size, self.symmetric = rows.count, other.count, size, cols is None
         self.widths = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]  # before padding
-        self.real = real
+        self.real, self.dtype = real, dtype
         self.indexed = indexed(form, layout)
         # Parameters in the order of the loops; `_pulled` brings their derivatives back to that of the form.
         self._places = [k for numbers in self.indexed.parameters for k in numbers]
@@ -136,13 +141,13 @@ class CompiledPairs:
         cols = self._columns(right)
         rows = cols if self.symmetric else cols[:1]
         blocks = -(-self.n // self.size)
-        outs = self._run("product", [rows, cols], lambda: [numpy.zeros((blocks, right.shape[1], self.size))])
+        outs = self._run([rows, cols], lambda: [numpy.zeros((blocks, right.shape[1], self.size))])
         self.arguments = []
         return _sum([out.pop() for out in outs])
 
     def block(self, out: Array, *, both: bool = False) -> None:
         """K into `out` (n, m); when symmetric its upper triangle, or both."""
-        self._run("block", [], lambda: [out, both])
+        self._run([], lambda: [out, both])
 
     def gradient(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Gradients:
         """Gradients of sum(U V^T * K) by arrays of rows, of cols (the same list when symmetric), by theta.
@@ -150,15 +155,15 @@ class CompiledPairs:
         Args: left, right: parts of U (n, t) and V (m, t), one beside another.
         When symmetric, U V^T must be symmetric, and twice the weights: see `CpuTiles`.
         """
-        return self._pulled("gradient", [self._columns(*left), self._columns(*right)])
+        return self._pulled([self._columns(*left), self._columns(*right)])
 
     def block_gradient(self, weights: Array) -> Gradients:
         """The same of sum(weights * K), weights (n, m), contiguous; symmetric with K."""
-        return self._pulled("block_gradient", [weights.astype(self.real, copy=False)])
+        return self._pulled([weights.astype(self.real, copy=False)])
 
-    def _pulled(self, name: str, weights: list[Array]) -> Gradients:
+    def _pulled(self, weights: list[Array]) -> Gradients:
         slots = self._slots()
-        outs = self._run(name, weights, lambda: self._room(slots))
+        outs = self._run(weights, lambda: self._room(slots))
         self.arguments = []
         weights.clear()
         theta = numpy.zeros(self.form.parameter_count)
@@ -213,12 +218,12 @@ class CompiledPairs:
             return self.near.pairs
         return every_tile(-(-self.n // self.size), -(-self.m // self.size), self.symmetric)
 
-    def _run(self, name: str, extra: Sequence[Array], make: Callable[[], list[Any]]) -> list[list[Any]]:
+    def _run(self, extra: Sequence[Array], make: Callable[[], list[Any]]) -> list[list[Any]]:
         """Every tile once; one set of outputs per worker, always the same tiles in the same order."""
         tiles = self.tiles()
         count = max(1, min(workers(), len(tiles) // MIN_TILES))
         head = (self.n, self.m, self.size, self.symmetric, self.theta, *self.arguments, *extra)
-        function = self._ready(name, head, make)
+        function = self._ready(head, make)
         outs = [make() for _ in range(count)]
         chunk = max(1, CHUNK_PAIRS // self.size**2)
         if count == 1 and len(tiles) <= chunk:
@@ -238,15 +243,13 @@ class CompiledPairs:
         run_together([task(worker) for worker in range(count)])
         return outs
 
-    def _ready(self, name: str, head: tuple[Any, ...], make: Callable[[], list[Any]]) -> Callable[..., None]:
+    def _ready(self, head: tuple[Any, ...], make: Callable[[], list[Any]]) -> Callable[..., None]:
         """The compiled function; compiling is timed apart, and a cache that cannot be read is rebuilt."""
-        function = getattr(self.module, name)
-        key = f"{self.module.__name__}.{name}"
+        function = getattr(self.module, self.computation)
+        key = f"{self.module.__name__}.{self.computation}"
         if key in _seconds:
-            self.workspace.ran(TITLE)
+            self._is_ready(0.0)
             return function
-        if not self.wait:
-            raise NotCompiledError
         with no_forks():
             began = time.perf_counter()
             nothing = numpy.zeros((0, 2), numpy.int64)
@@ -262,9 +265,13 @@ class CompiledPairs:
                 function.enable_caching()
                 function(nothing, *head, *make())
             _seconds[key] = time.perf_counter() - began
-            _compiled.add((self.form, name))
-        self.workspace.ran(TITLE, _seconds[key])
+        self._is_ready(_seconds[key])
         return function
+
+    def _is_ready(self, seconds: float) -> None:
+        """Forms may share a module: each is known by what it has asked for."""
+        _compiled.setdefault((self.form, self.computation), set()).add((self.layout, self.dtype))
+        self.workspace.ran(TITLE, seconds)
 
 
 def _cache_files(module: ModuleType) -> Iterator[Path]:
