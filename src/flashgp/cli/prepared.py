@@ -155,8 +155,7 @@ def _check_device(device: str) -> None:
 def _split(options: FitOptions, table: Table, data: EncodedTable) -> tuple[_Rows, _Rows | None]:
     """Positions in the encoded rows of what is fitted and what is held out."""
     if options.split is not None:
-        _, held = read_split(options.split, table.rows, table_path=table.path)
-        is_test = np.isin(data.rows, held)  # a split speaks of rows of the file, of which some may have been dropped
+        is_test = read_split(options.split, table)[data.rows]  # rows of the file, of which some may have been dropped
         if is_test.all() or not is_test.any():
             raise DomainError(
                 f"`--split` must leave rows on both sides, got {int(is_test.sum())} test rows among the "

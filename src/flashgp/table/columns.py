@@ -66,7 +66,7 @@ class Table:
         """Column names in file order; column_1, column_2, ... without a header."""
         return tuple(column.name for column in self.columns)
 
-    def position(self, choice: str | int, argument: str = "column") -> int:
+    def position(self, choice: str, argument: str = "column") -> int:
         """Zero-based position of the column a user chose.
 
         Args:
@@ -77,12 +77,10 @@ class Table:
         Raises: DomainError if there is no such column.
         """
         names = self.names
-        if isinstance(choice, str):
-            if choice in names:
-                return names.index(choice)
-            if choice.strip() in names:
-                return names.index(choice.strip())
-        if isinstance(choice, int) or _POSITION.fullmatch(choice.strip()):
+        for name in (choice, choice.strip()):
+            if name in names:
+                return names.index(name)
+        if _POSITION.fullmatch(choice.strip()):
             number = int(choice)
             if 1 <= number <= len(names):
                 return number - 1

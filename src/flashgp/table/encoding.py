@@ -79,9 +79,7 @@ class Encoding:
         return tuple(index for index, column in enumerate(self.inputs) if column.kind == "category")
 
     @staticmethod
-    def learn(
-        table: Table, target: str | int, drop: Sequence[str | int] = (), missing: Missing = "error"
-    ) -> "Encoding":
+    def learn(table: Table, target: str, drop: Sequence[str] = (), missing: Missing = "error") -> "Encoding":
         """Decide from a table what each input is.
 
         Args:
@@ -94,8 +92,6 @@ class Encoding:
             values under "error", infinite values, or when no input remains.
         Cost: O(rows x columns).
         """
-        if missing not in get_args(Missing):
-            raise DomainError(f"`missing` must be 'error' or 'drop', got {missing!r}; choose one of them.")
         target_index = table.position(target, "target")
         dropped = {table.position(choice, "drop") for choice in drop}
         if target_index in dropped:
@@ -162,11 +158,6 @@ class Encoding:
             "error", an infinite value, or no row left; ShapeError for another number of columns without a header.
         Cost: O(rows x inputs); x is one array of 8 bytes a cell.
         """
-        missing = self.missing if missing is None else missing
-        if missing not in get_args(Missing):
-            raise DomainError(f"`missing` must be 'error' or 'drop', got {missing!r}; choose one of them.")
-        if unseen not in get_args(Unseen):
-            raise DomainError(f"`unseen` must be 'error' or 'new', got {unseen!r}; choose one of them.")
         positions, target_index, notes = self._matched(table, need_target)
         columns = [
             converted(table, table.columns[index], wanted.kind, wanted.levels, unseen, notes)
@@ -176,7 +167,7 @@ class Encoding:
             goal = table.columns[target_index]
             kind: Kind = "boolean" if goal.kind == "boolean" else "number"
             columns.append(converted(table, goal, kind, (), unseen, notes))
-        rows, row_notes = kept_rows(table, columns, missing)
+        rows, row_notes = kept_rows(table, columns, missing or self.missing)
         y = None if target_index is None else columns.pop().values[rows]
         x = np.empty((len(rows), len(columns)))
         for index, column in enumerate(columns):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
-from .columns import quoted
+from .columns import Table, quoted
 from .reading import read_table
 
 __all__ = ["read_split", "split_rows"]
@@ -21,46 +21,35 @@ _MASK_NAMES = ("test_mask.csv.gz", "test_mask.csv")
 _Rows = npt.NDArray[np.int64]
 
 
-def read_split(
-    split: int | str | os.PathLike[str], rows: int, *, table_path: str | os.PathLike[str] | None = None
-) -> tuple[_Rows, _Rows]:
-    """Training and test rows of a published split.
+def read_split(split: str, table: Table) -> npt.NDArray[np.bool_]:
+    """Which rows of a table a published split holds out.
 
     Args:
         split: the split's number, from 0: a column of the mask file beside the table; or a mask file with one column.
-        rows: rows of the table, all that the file has.
-        table_path: the table, needed when the split is a number.
-    Returns: zero-based rows of training and test, each increasing, shapes (n,) and (n_test,).
+        table: all that its file has.
+    Returns: shape (rows,), True for test rows.
     Raises: DomainError for an absent mask file, an unknown split, another value than 0 and 1, or an empty side;
         ShapeError when the mask has another number of rows.
     Cost: reading the mask file.
     """
-    if isinstance(split, str) and re.fullmatch(r"-?\d{1,9}", split, re.ASCII):
-        split = int(split)
-    if isinstance(split, int):
-        if table_path is None:
-            raise DomainError(
-                f"`table_path` must be given with the number of a split, got None for split {split}; pass it."
-            )
-        path, wanted = _mask_beside(os.fspath(table_path)), split
-    else:
-        path, wanted = os.fspath(split), None
+    number = int(split) if re.fullmatch(r"-?\d{1,9}", split, re.ASCII) else None
+    path = split if number is None else _mask_beside(table.path)
     mask = read_table(path, header=False)
     count = len(mask.columns)
-    if wanted is None and count != 1:
+    if number is None and count != 1:
         raise ShapeError(
             f"`split` must be a mask file with one column, got {count} in {quoted(path)}; pass a split's number."
         )
-    if wanted is not None and not 0 <= wanted < count:
+    if number is not None and not 0 <= number < count:
         raise DomainError(
-            f"`split` must be 0 to {count - 1}, the columns of {quoted(path)}, got {wanted}; choose one of them."
+            f"`split` must be 0 to {count - 1}, the columns of {quoted(path)}, got {number}; choose one of them."
         )
-    if mask.rows != rows:
+    if mask.rows != table.rows:
         raise ShapeError(
-            f"{quoted(path)} must have a row for each of the table's {rows} rows, got {mask.rows}; "
+            f"{quoted(path)} must have a row for each of the table's {table.rows} rows, got {mask.rows}; "
             "use the mask that belongs to the table."
         )
-    column = mask.columns[wanted or 0]
+    column = mask.columns[number or 0]
     is_test = column.values == 1.0
     wrong = ~(is_test | (column.values == 0.0))
     if column.kind not in ("number", "boolean") or wrong.any():
@@ -71,10 +60,10 @@ def read_split(
         )
     if is_test.all() or not is_test.any():
         raise DomainError(
-            f"a split must leave rows on both sides, got {int(is_test.sum())} test rows of {rows} in {quoted(path)}, "
-            f"column {quoted(column.name)}; choose another split."
+            f"a split must leave rows on both sides, got {int(is_test.sum())} test rows of {table.rows} in "
+            f"{quoted(path)}, column {quoted(column.name)}; choose another split."
         )
-    return np.flatnonzero(~is_test).astype(np.int64), np.flatnonzero(is_test).astype(np.int64)
+    return is_test
 
 
 def split_rows(rows: int, test_fraction: float, seed: int) -> tuple[_Rows, _Rows]:
@@ -88,15 +77,11 @@ def split_rows(rows: int, test_fraction: float, seed: int) -> tuple[_Rows, _Rows
         test_fraction: share held out, strictly between 0 and 1; rounded to whole rows, at least one on each side.
         seed: an integer of at least 0.
     Returns: zero-based rows of training and test, each increasing, shapes (n,) and (n_test,).
-    Raises: DomainError for a value outside these ranges.
+    Raises: DomainError for fewer than 2 rows.
     Cost: O(rows log rows).
     """
     if rows < 2:
         raise DomainError(f"`rows` must be at least 2 to hold some out, got {rows}; add rows or do not split.")
-    if not 0.0 < test_fraction < 1.0:
-        raise DomainError(f"`test_fraction` must lie strictly between 0 and 1, got {test_fraction}; try 0.1.")
-    if seed < 0:
-        raise DomainError(f"`seed` must be at least 0, got {seed}; choose another integer.")
     n_test = min(max(math.floor(rows * test_fraction + 0.5), 1), rows - 1)
     order = np.argsort(np.random.PCG64(seed).random_raw(rows), kind="stable")
     is_test = np.zeros(rows, bool)

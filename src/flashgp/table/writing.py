@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.atomic import replacing
 
-from ..foundations.errors import DomainError, ShapeError
+from ..foundations.errors import DomainError
 from .columns import quoted
 from .conversion import require_pyarrow
 from .reading import require_format
@@ -34,16 +34,10 @@ def write_predictions(path: str | os.PathLike[str], columns: Mapping[str, npt.ND
 
     Raises:
         DomainError: for an unknown suffix, or a file that cannot be written (nothing is left behind).
-        ShapeError: for other shapes or no column.
         BackendUnavailableError: for Parquet without pyarrow.
     """
     name = os.fspath(path)
     suffix = require_format(name)
-    if len({values.shape for values in columns.values()}) != 1 or any(v.ndim != 1 for v in columns.values()):
-        shapes = ", ".join(f"{quoted(key)} {values.shape}" for key, values in columns.items()) or "no columns"
-        raise ShapeError(
-            f"`columns` must be one or more arrays of one length, got {shapes}; pass arrays that belong together."
-        )
     try:
         with replacing(name) as file:
             if suffix == ".parquet":
