@@ -46,7 +46,7 @@ class CommonOptions:
         int | None,
         typer.Option(
             "--threads", metavar="N", min=1,
-            help="Threads of torch, BLAS and compiled loops; torch's choice if left out.",
+            help="Threads of torch, BLAS and compiled code; torch's choice if left out.",
         ),
     ] = None  # fmt: skip
     cores: Annotated[

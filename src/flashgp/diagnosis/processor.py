@@ -94,7 +94,7 @@ def node_findings() -> Iterator[Finding]:
 
 
 def thread_findings(read_libraries: Callable[[], list[dict[str, Any]]] | None = None) -> Iterator[Finding]:
-    """Whether torch, the compiled loops and BLAS libraries take too many threads for the cores, or too few."""
+    """Whether torch, our compiled code and BLAS libraries take too many threads for the cores, or too few."""
     threads, cores = torch.get_num_threads(), usable_cores()
     libraries = (read_libraries or _libraries)()
     environment = {name: os.environ[name] for name in _THREADS if os.environ.get(name)}
@@ -102,7 +102,7 @@ def thread_findings(read_libraries: Callable[[], list[dict[str, Any]]] | None = 
         "torch": threads, "torch_interop": torch.get_num_interop_threads(), "libraries": libraries, "cores": cores,
         "environment": environment,
     }  # fmt: skip
-    text = f"torch and our compiled loops {threads}"
+    text = f"torch and our compiled code {threads}"
     text += "".join(f", {one['name']} {one['threads']}" for one in libraries)
     text += "".join(f", {name}={value}" for name, value in environment.items())
     ours, on_cores = counted(threads, "thread"), f"on {counted(cores, 'core')}"
