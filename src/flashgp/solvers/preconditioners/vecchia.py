@@ -21,17 +21,12 @@ from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.settings import DEFAULTS, VecchiaSettings
 
-__all__ = ["Vecchia", "making_bytes", "vecchia_bytes"]
+__all__ = ["Vecchia", "making_bytes"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 ENTRY_BYTES = 2 * (8 + 4)  # of W and of W^T
 BUILDING_BYTES = 24  # of one entry more, while W^T is made
-
-
-def vecchia_bytes(n: int, settings: VecchiaSettings) -> int:
-    """What is kept for n rows."""
-    return n * (settings.neighbours + 1) * ENTRY_BYTES
 
 
 def making_bytes(n: int, settings: VecchiaSettings) -> int:
