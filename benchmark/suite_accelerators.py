@@ -176,7 +176,7 @@ def _preconditioner(n: int, repeats: int) -> Iterator[dict[str, Any]]:
     with torch.no_grad():
         operator = _kernel(8, 0.5).operator(x)
         system = CovarianceSystem(operator, torch.full((rows,), 0.1, dtype=torch.float64), workspace=Workspace())
-        partial = partial_cholesky(system, limit=min(RANK, rows // 4), share=0.0)
+        partial = partial_cholesky(system, limit=min(RANK, rows // 4), settings=LowRankSettings(trace_share=0.0))
         P = partial.factor @ partial.factor.mT + torch.diag(system.noise)
         usual = LowRank(partial, system.noise)
     Q = usual.basis.mT.contiguous().mT  # by columns, as F is

@@ -11,7 +11,7 @@ from flashgp.solvers import ConjugateGradients, Goal, Limits, Step
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
-from flashgp.solvers.settings import DEFAULTS
+from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
 F32 = torch.float32
@@ -46,7 +46,7 @@ def test_the_best_over_the_shared_space() -> None:
     """The A-norm of every column's error is the smallest over the block Krylov space of all columns, eq. (M-80)."""
     system = DenseSystem(matern(points(60, 2), 0.2), 1.0)
     rhs = normal(60, 3)
-    partial = partial_cholesky(system, limit=10, share=0.0)
+    partial = partial_cholesky(system, limit=10, settings=LowRankSettings(trace_share=0.0))
     low = LowRank(partial, system.noise)
     prepared = PreparedConjugateGradients(system, low, DOUBLE)
     space = low.solve(rhs)

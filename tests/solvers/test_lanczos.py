@@ -11,7 +11,7 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers.iterative.lanczos import log_determinant
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
-from flashgp.solvers.settings import LanczosSettings
+from flashgp.solvers.settings import LanczosSettings, LowRankSettings
 
 F64 = torch.float64
 
@@ -60,7 +60,8 @@ def test_more_probes_less_error() -> None:
 def test_an_exact_preconditioner_leaves_nothing_to_chance() -> None:
     """With P = A every probe gives 0, after one step."""
     one = system(60, 1e-2, fgp.kernels.RBF(0.4))
-    found = log_determinant(one, LowRank(partial_cholesky(one, limit=60, share=0.0), one.noise))
+    partial = partial_cholesky(one, limit=60, settings=LowRankSettings(trace_share=0.0))
+    found = log_determinant(one, LowRank(partial, one.noise))
     assert found.steps <= 3
     assert found.value == pytest.approx(exact(one), rel=1e-9)
     assert found.standard_error < 1e-9

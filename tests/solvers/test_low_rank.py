@@ -17,6 +17,7 @@ from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
 EPS = torch.finfo(F64).eps
 GRAM = LowRankSettings(min_gram_flops=0)
+ALL = LowRankSettings(trace_share=0.0)  # as many columns as the limit allows
 
 
 def smallest(matrix: Tensor) -> float:
@@ -47,33 +48,30 @@ def test_it_stays_below_the_matrix(limit: int, seed: int) -> None:
 def test_why_it_ends() -> None:
     """At a share of the noise, at the limit, without decay, or when nothing is left; eq. (M-77)."""
     smooth = DenseSystem(matern(points(300, 1), 3.0), 1e-2)
-    partial = partial_cholesky(smooth, limit=300, share=0.1)
-    assert partial.ended == "trace"
-    assert partial.rank < 150
-    assert partial.trace <= 0.1 * float(smooth.noise.sum())
-    assert partial_cholesky(smooth, limit=3, share=0.0).ended == "limit"
+    partial = partial_cholesky(smooth, limit=300)
+    assert partial.rank < min(150, partial_cholesky(smooth, limit=300, settings=ALL).rank)
+    assert partial.trace <= LowRankSettings().trace_share * float(smooth.noise.sum())
+    assert partial_cholesky(smooth, limit=3, settings=ALL).rank == 3
     identity = DenseSystem(torch.eye(400, dtype=F64), 1e-2)
     flat = partial_cholesky(identity, limit=400)
-    assert (flat.ended, flat.rank <= 128) == ("stalled", True)
+    assert 0 < flat.rank <= 128, "one block, which gains no more than its share"
     ones = partial_cholesky(DenseSystem(torch.ones(50, 50, dtype=F64), 0.0), limit=50)
-    assert (ones.ended, ones.rank) == ("trace", 1), "equal rows: one pivot takes everything, exactly"
+    assert (ones.rank, ones.trace) == (1, 0.0), "equal rows: one pivot takes everything, exactly"
     low = normal(60, 3)
     exhausted = partial_cholesky(DenseSystem(low @ low.mT, 0.0), limit=60)
-    assert exhausted.ended == "exhausted"
     assert 3 <= exhausted.rank <= 6, "three, and rounding"
-    none = partial_cholesky(DenseSystem(torch.zeros(5, 5, dtype=F64), 1.0), limit=5)
-    assert (none.ended, none.rank) == ("trace", 0)
+    assert partial_cholesky(DenseSystem(torch.zeros(5, 5, dtype=F64), 1.0), limit=5).rank == 0
     assert partial_cholesky(smooth, limit=0).rank == 0
     for limit, share in ((-1, 0.1), (1, -0.1), (1, math.nan)):
-        with pytest.raises(DomainError, match="`limit` and `share` must be at least 0"):
-            partial_cholesky(smooth, limit=limit, share=share)
+        with pytest.raises(DomainError, match="`limit` and `trace_share` must be at least 0"):
+            partial_cholesky(smooth, limit=limit, settings=LowRankSettings(trace_share=share))
 
 
 @pytest.mark.parametrize("limit", [300, 60])
 def test_a_factor_holds_little_more_than_its_columns(limit: int) -> None:
     """However many were allowed."""
-    partial = partial_cholesky(DenseSystem(matern(points(300, 1), 3.0), 1e-2), limit=limit, share=0.1)
-    assert partial.ended == "trace"
+    partial = partial_cholesky(DenseSystem(matern(points(300, 1), 3.0), 1e-2), limit=limit)
+    assert partial.rank < limit
     assert partial.factor.untyped_storage().nbytes() <= 8 * 300 * partial.rank / LowRankSettings().kept_buffer
 
 
@@ -90,7 +88,7 @@ def test_the_share_of_each_pivot() -> None:
 @pytest.mark.parametrize("block", [1, 4])
 def test_pivots_in_blocks_are_those_drawn_one_by_one(block: int) -> None:
     """The first pair has the probability of two draws, p_i p_j(after i), whatever the block, eq. (M-77)."""
-    settings = LowRankSettings(block=block, min_decay=-math.inf)
+    settings = replace(ALL, block=block, min_decay=-math.inf)
     K = torch.tensor([[1.0, 0.9, 0.1], [0.9, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=F64)
     wanted = torch.zeros(3, 3, dtype=F64)
     for i in range(3):
@@ -99,19 +97,19 @@ def test_pivots_in_blocks_are_those_drawn_one_by_one(block: int) -> None:
     draws = 600
     found = torch.zeros(3, 3, dtype=F64)
     for seed in range(draws):
-        i, j = partial_cholesky(DenseSystem(K, 0.0), limit=2, share=0.0, seed=seed, settings=settings).pivots.tolist()
+        i, j = partial_cholesky(DenseSystem(K, 0.0), limit=2, seed=seed, settings=settings).pivots.tolist()
         found[i, j] += 1 / draws
     assert bool(((found - wanted).abs() <= 4 * (wanted * (1 - wanted) / draws).sqrt() + 1e-12).all())
 
 
 def test_proposals_of_one_block_know_the_pivots_before_them() -> None:
     """Of a matrix of rank 3 there are three pivots, also where the second block meets rows of equal rest."""
-    settings = LowRankSettings(block=4, min_decay=-math.inf)
+    settings = LowRankSettings(block=4, trace_share=1e-6, min_decay=-math.inf)
     features = normal(12, 3) * torch.tensor([1.0, 0.3, 0.1], dtype=F64)
     system = DenseSystem(features @ features.mT, 1e-4)
     for seed in range(40):
-        partial = partial_cholesky(system, limit=12, share=1e-6, seed=seed, settings=settings)
-        assert (partial.rank, partial.ended) == (3, "trace")
+        partial = partial_cholesky(system, limit=12, seed=seed, settings=settings)
+        assert partial.rank == 3
         assert torch.allclose(partial.factor @ partial.factor.mT, system.K, atol=1e-12)
 
 
@@ -119,9 +117,9 @@ def test_given_pivots() -> None:
     """The same pivots give the same factor, smoothly in the matrix: differences of K become differences of F F^T."""
     x = points(120, 2)
     system = DenseSystem(matern(x, 0.3), 1e-4)
-    pivots = partial_cholesky(system, limit=40, share=0.0).pivots
+    pivots = partial_cholesky(system, limit=40, settings=ALL).pivots
     partial = partial_cholesky(system, limit=0, pivots=pivots)
-    assert (partial.ended, partial.rank) == ("given", 40)
+    assert partial.rank == 40
     wanted = system.K[:, pivots] @ torch.linalg.solve(system.K[pivots][:, pivots], system.K[pivots])
     assert torch.allclose(partial.factor @ partial.factor.mT, wanted, atol=1e-10)
     step = 1e-5
@@ -147,7 +145,7 @@ def test_the_preconditioner(noise: Tensor | float) -> None:
     digits that a backward stable solve keeps.
     """
     system = DenseSystem(matern(points(150, 2), 1.0), noise)
-    partial = partial_cholesky(system, limit=60, share=0.0)
+    partial = partial_cholesky(system, limit=60, settings=ALL)
     low = LowRank(partial, system.noise)
     P = partial.factor @ partial.factor.mT + torch.diag(system.noise)
     assert (low.rank, low.slack) == (60, 1.0)
@@ -199,7 +197,7 @@ def test_rows_without_noise() -> None:
 def test_samples() -> None:
     """Their covariance is P within four standard errors, eq. (M-78)."""
     system = DenseSystem(matern(points(20, 2), 0.5), 10.0 ** (-2 * points(20, 1, seed=2)[:, 0]))
-    partial = partial_cholesky(system, limit=6, share=0.0)
+    partial = partial_cholesky(system, limit=6, settings=ALL)
     low = LowRank(partial, system.noise)
     count = 40_000
     draws = low.sample(torch.Generator().manual_seed(0), count)
@@ -236,7 +234,7 @@ def test_both_ways_to_the_basis_are_the_same(rows: str) -> None:
     if rows == "different":
         noise = noise * torch.linspace(0.5, 2.0, 200, dtype=F64)
     system = DenseSystem(matern(points(200, 3), 0.5), noise)
-    partial = partial_cholesky(system, limit=50, share=0.0)
+    partial = partial_cholesky(system, limit=50, settings=ALL)
     by_gram = LowRank(partial, noise, GRAM)
     householder = LowRank(partial, noise, replace(GRAM, max_defect=0.0))
     assert by_gram.skew > householder.skew == 1.0, "two ways, not one twice"
@@ -257,7 +255,7 @@ def test_a_basis_is_orthonormal_whatever_the_condition(limit: int) -> None:
     """Of one column and 60 pivots the condition of F^T D^-1 F takes more digits than Q may lose: by Householder."""
     noise = torch.full((150,), 1e-6, dtype=F64)
     low = LowRank(
-        partial_cholesky(DenseSystem(matern(points(150, 1), 0.5), noise), limit=limit, share=0.0), noise, GRAM
+        partial_cholesky(DenseSystem(matern(points(150, 1), 0.5), noise), limit=limit, settings=ALL), noise, GRAM
     )
     Q = columns(low)
     assert float((Q.mT @ Q - torch.eye(low.rank, dtype=F64)).abs().sum()) < 1e-11
@@ -279,7 +277,7 @@ def test_eigenvectors_that_do_not_come_are_not_needed(monkeypatch: pytest.Monkey
         raise ConvergenceError("LAPACK gave up", iterations=0, residual=math.nan, tolerance=0.0)
 
     noise = torch.full((80,), 1e-2, dtype=F64)
-    partial = partial_cholesky(DenseSystem(matern(points(80, 2), 0.5), noise), limit=20, share=0.0)
+    partial = partial_cholesky(DenseSystem(matern(points(80, 2), 0.5), noise), limit=20, settings=ALL)
     v = normal(80, 2)
     wanted = LowRank(partial, noise).solve(v)
     monkeypatch.setattr(low_rank.linalg, "eigh", gives_up)
@@ -296,7 +294,7 @@ def test_a_basis_that_is_less_orthonormal_is_applied_twice_sooner(largest: float
     Q, V = (torch.linalg.qr(torch.randn(rows, k, generator=generator, dtype=F64))[0] for rows in (n, k))
     factor = Q * torch.logspace(0.0, -math.log10(200.0), k, dtype=F64) * largest @ V.mT
     none = torch.zeros(n, dtype=F64)
-    partial = PartialCholesky(factor, torch.arange(k), none, 1.0, "given")
+    partial = PartialCholesky(factor, torch.arange(k), none, 1.0)
     low = LowRank(partial, torch.ones(n, dtype=F64), GRAM)
     assert low.skew == pytest.approx(200.0, rel=1e-3), "by eigenvectors"
     assert low._twice == (largest > 1e4)

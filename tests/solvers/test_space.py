@@ -129,10 +129,10 @@ def test_two_places_give_what_one_gives(gram: bool, noise: str) -> None:
     by_row = 10.0 ** (-1.0 - points(N, 1, seed=3)[:, 0])
     whole = DenseSystem(matern(points(N, 2), 0.2), 0.1 if noise == "uniform" else by_row)
     rhs = normal(N, 3)
-    settings = LowRankSettings(min_gram_flops=0 if gram else 2**60, block=7)
+    settings = LowRankSettings(min_gram_flops=0 if gram else 2**60, block=7, trace_share=1e-3)
 
     def work(system: System, rhs: Tensor) -> dict[str, Any]:
-        partial = partial_cholesky(system, limit=40, share=1e-3, settings=settings)
+        partial = partial_cholesky(system, limit=40, settings=settings)
         low = LowRank(partial, system.noise, settings)
         method = PreparedConjugateGradients(system, low, replace(DEFAULTS, single=False))
         values = [method.solve(rhs, Goal(1e-12), limits=Limits(iterations=k)).value for k in (2, 3, 5)]

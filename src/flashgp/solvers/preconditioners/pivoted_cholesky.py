@@ -10,7 +10,6 @@ Embrace rejection, for the blocks.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,23 +26,19 @@ F64 = torch.float64
 EPS = torch.finfo(F64).eps
 SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots; eq. (M-77)
 
-EndReason = Literal["trace", "limit", "stalled", "exhausted", "given"]
-
 
 @dataclass(frozen=True)
 class PartialCholesky:
     """K ~ F F^T, with F F^T <= K up to rounding.
 
-    Fields: factor F (n, k), float64; pivots (k,), int64; left (n,), the diagonal of K - F F^T; ended, why it has k
-    columns: the trace left is small enough, the limit, no decay, nothing above rounding left, or pivots were given;
-    mean_diagonal, of K; space, of the rows.
+    Fields: factor F (n, k), float64; pivots (k,), int64; left (n,), the diagonal of K - F F^T; mean_diagonal, of K;
+    space, of the rows.
     """
 
     factor: Tensor
     pivots: Tensor
     left: Tensor
     mean_diagonal: float
-    ended: EndReason
     space: Space = LOCAL_SPACE
 
     @property
@@ -61,7 +56,6 @@ def partial_cholesky(
     system: System,
     *,
     limit: int,
-    share: float | None = None,
     seed: int = 0,
     pivots: Tensor | None = None,
     settings: LowRankSettings = DEFAULTS.low_rank,
@@ -70,43 +64,42 @@ def partial_cholesky(
 
     Args:
         limit: columns at most; as many are allocated, so the caller decides by memory.
-        share: columns are added until tr(K - F F^T) <= share sum(noise), or until they no longer pay: less is gained
-            per column than twice what a column of an identity matrix would bring; by default that of the settings.
         seed: of the draws.
         pivots: take these instead, (k,), distinct; F is then a smooth function of K.
+        settings: columns are added until tr(K - F F^T) <= trace_share sum(noise), or until they no longer pay: less is
+            gained per column than `min_decay` times what a column of an identity matrix would bring.
     Raises: DomainError for a limit or share below 0; NotPositiveDefiniteError if K is not at the pivots.
     Cost: n k evaluations in float64, n k^2 flops, 8 n limit bytes; another 8 n k at its end if k < 0.9 limit.
     """
-    share = settings.trace_share if share is None else share
+    share = settings.trace_share
     if limit < 0 or not share >= 0.0:
-        raise DomainError(f"`limit` and `share` must be at least 0, got {limit} and {share}; pass a rank and a share")
+        raise DomainError(
+            f"`limit` and `trace_share` must be at least 0, got {limit} and {share}; pass a rank and a share"
+        )
     if pivots is None:
-        return _drawn(system, min(limit, system.space.count(system.noise)), share, seed, settings)
+        return _drawn(system, min(limit, system.space.count(system.noise)), seed, settings)
     factor = _GrowingFactor(system, len(pivots), settings)
     for part in pivots.split(settings.block):
         factor.append(part)
-    return factor.finished("given")
+    return factor.finished()
 
 
-def _drawn(system: System, limit: int, share: float, seed: int, settings: LowRankSettings) -> PartialCholesky:
+def _drawn(system: System, limit: int, seed: int, settings: LowRankSettings) -> PartialCholesky:
     factor = _GrowingFactor(system, limit, settings)
     generator = torch.Generator().manual_seed(seed)
-    enough = share * float(system.space.sum(system.noise))
+    enough = settings.trace_share * float(system.space.sum(system.noise))
     trace = factor.trace
-    while True:
-        if trace <= enough:
-            return factor.finished("trace")
-        if factor.rank == limit:
-            return factor.finished("limit")
+    while trace > enough and factor.rank < limit:
         pivots = factor.accepted(min(settings.block, limit - factor.rank), generator)
-        if not len(pivots):
-            return factor.finished("exhausted")
+        if not len(pivots):  # nothing above rounding is left
+            break
         before = factor.rank
         factor.append(pivots)
         last, trace = trace, factor.trace
         gained = math.log(last / trace) if trace > 0.0 else math.inf
-        if trace > enough and gained * (factor.count - before) < settings.min_decay * len(pivots):
-            return factor.finished("stalled")
+        if gained * (factor.count - before) < settings.min_decay * len(pivots):
+            break
+    return factor.finished()
 
 
 class _GrowingFactor:
@@ -170,13 +163,13 @@ class _GrowingFactor:
         self.pivots.append(index)
         self.rank += len(index)
 
-    def finished(self, ended: EndReason) -> PartialCholesky:
+    def finished(self) -> PartialCholesky:
         none = torch.empty(0, dtype=torch.int64, device=self.left.device)
         pivots = torch.cat([none, *self.pivots])
         rows = self.rows[: self.rank]
         if self.rank < self.settings.kept_buffer * len(self.rows):  # unused memory must not live as long as the factor
             rows = rows.clone()
-        return PartialCholesky(rows.mT, pivots, self.left, self.mean, ended, self.space)
+        return PartialCholesky(rows.mT, pivots, self.left, self.mean, self.space)
 
 
 def common_pivots(
