@@ -171,7 +171,7 @@ def _solve_to_goal(
                 if not float32_factor:
                     raise NotPositiveDefiniteError("float32 factors were too rough near these parameters")
                 # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
-                settings = replace(settings, most_jitter=float(job.noise.min()))
+                settings = replace(settings, max_jitter=float(job.noise.min()))
             factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)
         options = OperatorOptions(deterministic=job.solve.deterministic)
         operator = CovarianceOperator(

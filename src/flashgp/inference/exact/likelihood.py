@@ -44,7 +44,7 @@ __all__ = [
 class DirectSettings:
     """How a direct computation runs, and where it writes what happened.
 
-    Fields: backend; dtype of the matrix; jitter, repair and most_jitter as in `factorise` (repair is asked only after a
+    Fields: backend; dtype of the matrix; jitter, repair and max_jitter as in `factorise` (repair is asked only after a
     failure); workspace; jitters, filled with every relative jitter tried.
     """
 
@@ -54,7 +54,7 @@ class DirectSettings:
     repair: Callable[[], bool] = lambda: True
     workspace: Workspace = field(default_factory=Workspace)
     jitters: list[float] = field(default_factory=list)
-    most_jitter: float = math.inf
+    max_jitter: float = math.inf
 
 
 def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def factorise_covariance(
         matrix.diagonal(dim1=-2, dim2=-1).add_(noise.to(matrix.dtype))
         return matrix
 
-    factor = factorise(build, settings.jitter, repair=settings.repair, max_jitter=settings.most_jitter)
+    factor = factorise(build, settings.jitter, repair=settings.repair, max_jitter=settings.max_jitter)
     settings.jitters += factor.attempts
     return factor
 
