@@ -24,7 +24,7 @@ from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.online.update import check_updatable, in_dtype_of
 from flashgp.inference.posterior import Posterior
-from flashgp.solvers.direct.strided import made_ready
+from flashgp.solvers.direct.strided import load_routines
 
 __all__ = ["Stream", "StreamMetrics", "StreamStep"]
 
@@ -133,7 +133,7 @@ class Stream:
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
         self._lock, self._process = threading.RLock(), os.getpid()
         self.posterior.state.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
-        made_ready(removals=window is not None and not posterior.state.settings.deterministic)
+        load_routines(removals=window is not None and not posterior.state.settings.deterministic)
 
     def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:
         """Predict rows, then learn them.

@@ -26,8 +26,8 @@ def solved(factor: RowSolver, rhs: Tensor, *, transposed: bool) -> Tensor:
         or torch._C._functorch.is_functorch_wrapped_tensor(rhs)
         or forward_ad.unpack_dual(rhs).tangent is not None
     ):
-        found: Tensor = _Solve.apply(rhs, factor, transposed)
-        return found
+        solution: Tensor = _Solve.apply(rhs, factor, transposed)
+        return solution
     return _solve(factor, rhs, transposed)
 
 
@@ -35,8 +35,8 @@ def _solve(factor: RowSolver, rhs: Tensor, transposed: bool) -> Tensor:
     """(*batch, n, t): every right-hand side of every batch member is a row."""
     rows = rhs.mT.reshape(-1, rhs.shape[-2])
     rows = rows.detach().to(factor.dtype).clone(memory_format=torch.contiguous_format)
-    found = factor.solve_rows_(rows, transposed=transposed)
-    return found.reshape(*rhs.mT.shape[:-1], found.shape[-1]).mT
+    solution = factor.solve_rows_(rows, transposed=transposed)
+    return solution.reshape(*rhs.mT.shape[:-1], solution.shape[-1]).mT
 
 
 class _Solve(torch.autograd.Function):

@@ -22,7 +22,7 @@ from flashgp.solvers.direct.rotations import Rotations, rotations
 __all__ = [
     "Array",
     "Triangle",
-    "made_ready",
+    "load_routines",
     "solve_triangle_",
     "update_triangle",
     "using_routines",
@@ -50,7 +50,7 @@ def using_routines(compiled: Rotations, *, lapack: bool = True) -> Iterator[None
         rotations, _lapack = before
 
 
-def made_ready(*, removals: bool) -> None:
+def load_routines(*, removals: bool) -> None:
     """Load now what the first solve, and with removals the compiled rotations, would load when they come.
 
     Cost: 0.1 s; with removals a second, some seconds where the rotations are not in the cache.
@@ -81,11 +81,11 @@ def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
     by_rows, length = place  # what BLAS reads by columns is the upper triangle of rows
     uplo, trans = (b"U", b"N" if transposed else b"T") if by_rows else (b"L", b"T" if transposed else b"N")
     size, leading = ctypes.c_int(c), ctypes.c_int(length)
-    count, own = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0)))
+    count, rhs_leading = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0)))
     one = ctypes.c_double(1.0) if rhs.dtype == F64 else ctypes.c_float(1.0)
     routine(
         b"L", uplo, trans, b"N", _at(size), _at(count), _at(one), lower.data_ptr(), _at(leading), rhs.data_ptr(),
-        _at(own),
+        _at(rhs_leading),
     )  # fmt: skip
 
 
@@ -217,13 +217,13 @@ def _routines() -> dict[str, Any]:
     lazy_import("scipy.linalg.cython_lapack")
     from scipy.linalg import cython_blas, cython_lapack
 
-    found = {}
+    routines = {}
     for module, name, arguments in ((cython_blas, "trsv", 8), (cython_blas, "trsm", 11), (cython_lapack, "tpqrt", 12)):
         for prefix in PREFIX.values():
             address = _exported(module, prefix + name, arguments)
             if address is not None:
-                found[prefix + name] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
-    return found
+                routines[prefix + name] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
+    return routines
 
 
 def _exported(module: Any, name: str, arguments: int) -> int | None:

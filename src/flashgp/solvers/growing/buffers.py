@@ -31,13 +31,13 @@ class BufferPool:
     def take(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Tensor:
         """An uninitialised (rows, columns): the spare buffer where it fits and is not twice too large."""
         size = rows * columns
-        found = None
+        spare = None
         with contextlib.suppress(IndexError):  # one thread gets it
-            found = self._spare.pop()
-        if found is None or not size <= found.nbytes() // dtype.itemsize <= 2 * size:
+            spare = self._spare.pop()
+        if spare is None or not size <= spare.nbytes() // dtype.itemsize <= 2 * size:
             return workspace.empty((rows, columns), dtype, device)
         with workspace.hold(size * dtype.itemsize):
-            return torch.empty(0, dtype=dtype, device=device).set_(found, 0, (rows, columns), (columns, 1))
+            return torch.empty(0, dtype=dtype, device=device).set_(spare, 0, (rows, columns), (columns, 1))
 
 
 class Memory:

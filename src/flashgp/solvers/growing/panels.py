@@ -104,7 +104,7 @@ class PanelFactor:
         lower = factor.lower.detach()
         return cls([_Panel(lower, len(lower), 0)], factor.jitter.detach(), factor.attempts)
 
-    # -- what a factor answers ------------------------------------------------------------------------------------
+    # -- what a factor is ------------------------------------------------------------------------------------
     @property
     def count(self) -> int:
         """The number n of rows."""
@@ -135,20 +135,18 @@ class PanelFactor:
 
     def some_rows(self, start: int, stop: int) -> Tensor:
         """Rows start to stop of L, (stop - start, stop), zero right of the diagonal. Cost: so many numbers."""
-        found = torch.zeros(stop - start, stop, dtype=self.dtype, device=self.device)
+        block = torch.zeros(stop - start, stop, dtype=self.dtype, device=self.device)
         for panel in self._panels:
             first, last = max(start, panel.start), min(stop, panel.stop)
             if first < last:
-                found[first - start : last - start, :last] = panel.rows[first - panel.start : last - panel.start, :last]
-        return found.tril_(start)
+                block[first - start : last - start, :last] = panel.rows[first - panel.start : last - panel.start, :last]
+        return block.tril_(start)
 
     def row(self, i: int) -> Array:
         """L_i to its diagonal, (i + 1,), where it lies; on the CPU."""
         panel = next(panel for panel in self._panels if i < panel.stop)
-        found: Array = (panel.numbers.numpy() if panel.for_vectors is None else panel.for_vectors[0])[
-            i - panel.start, : i + 1
-        ]
-        return found
+        numbers: Array = panel.numbers.numpy() if panel.for_vectors is None else panel.for_vectors[0]
+        return numbers[i - panel.start, : i + 1]
 
     @property
     def log_determinant(self) -> Tensor:
@@ -175,12 +173,12 @@ class PanelFactor:
             self._solve_vector_(rows[0].numpy(), transposed)
             return rows
         for panel in reversed(self._panels) if transposed else self._panels:
-            own, before = rows[:, panel.start : panel.stop], rows[:, : panel.start]
+            part, before = rows[:, panel.start : panel.stop], rows[:, : panel.start]
             if not transposed and panel.start:
-                own.addmm_(before, panel.left.mT, alpha=-1.0)
-            solve_triangle_(panel.triangle, own, transposed=transposed)
+                part.addmm_(before, panel.left.mT, alpha=-1.0)
+            solve_triangle_(panel.triangle, part, transposed=transposed)
             if transposed and panel.start:
-                before.addmm_(own, panel.left, alpha=-1.0)
+                before.addmm_(part, panel.left, alpha=-1.0)
         return rows
 
     @property
@@ -193,13 +191,13 @@ class PanelFactor:
         for panel in reversed(self._panels) if transposed else self._panels:
             assert panel.for_vectors is not None
             numbers, triangle = panel.for_vectors
-            own, before = vector[panel.start : panel.stop], vector[: panel.start]
+            part, before = vector[panel.start : panel.stop], vector[: panel.start]
             left = numbers[: panel.count, : panel.start] if panel.start else None
             if not transposed and left is not None:
-                own -= left @ before
-            triangle.solve_(own, transposed=transposed)
+                part -= left @ before
+            triangle.solve_(part, transposed=transposed)
             if transposed and left is not None:
-                before -= own @ left
+                before -= part @ left
 
     @profiled("triangular solves")
     def half_solve_vector(self, vector: Array) -> Array:
@@ -255,20 +253,20 @@ class PanelFactor:
     def _with_room(self, k: int, workspace: Workspace) -> list[_Panel]:
         """The panels with k more rows, which are to be written."""
         n, last = self.count, self._panels[-1]
-        own, memory = last.count, last.memory
-        if memory is not None and memory.claim(own, k):
-            return [*self._panels[:-1], last.with_rows(own + k)]
+        count, memory = last.count, last.memory
+        if memory is not None and memory.claim(count, k):
+            return [*self._panels[:-1], last.with_rows(count + k)]
         # Another one took the row after ours: a copy of a short panel, so that their number stays small.
-        short = own <= max(MIN_ROWS, last.start // 2)
-        copied = memory is not None and short and own + k <= memory.numbers.shape[0]
+        short = count <= max(MIN_ROWS, last.start // 2)
+        copied = memory is not None and short and count + k <= memory.numbers.shape[0]
         start = last.start if copied else n
         room = max(k + n - start, MIN_ROWS, min(start // 2, MAX_ROWS))
         numbers = workspace.empty((room, start + room), self.dtype, self.device)
         if copied:
-            numbers[:own, :n] = last.rows
+            numbers[:count, :n] = last.rows
         kept = self._panels[:-1] if start < n else self._panels
-        count = n - start + k
-        return [*kept, _Panel.of(Memory(numbers, count, self.pool), count, start)]
+        filled = n - start + k
+        return [*kept, _Panel.of(Memory(numbers, filled, self.pool), filled, start)]
 
     # -- shrinking --------------------------------------------------------------------------------------------------
     @profiled("factorisation")
@@ -359,8 +357,10 @@ def corner_factor(half: Tensor, corner: Tensor, smallest: Tensor | None = None) 
     k, n = half.shape
     eps = torch.finfo(half.dtype).eps
     if k == 1:  # numbers: a dozen small operations less in every step of a stream
-        own, taken = float(corner), float(half[0].dot(half[0]))
-        return corner.new_full((1, 1), _corner_root(own, taken, n, eps, None if smallest is None else float(smallest)))
+        variance, taken = float(corner), float(half[0].dot(half[0]))
+        return corner.new_full(
+            (1, 1), _corner_root(variance, taken, n, eps, None if smallest is None else float(smallest))
+        )
     smallest = PIVOT * (n + k) * eps * corner.diagonal() if smallest is None else smallest
     schur = corner - half @ half.mT
     lower, info = torch.linalg.cholesky_ex(schur)
@@ -371,10 +371,10 @@ def corner_factor(half: Tensor, corner: Tensor, smallest: Tensor | None = None) 
     raise _refused(row, float(schur[row, row] if int(info) else pivots[row]))
 
 
-def _corner_root(own: float, taken: float, n: int, eps: float, smallest: float | None = None) -> float:
-    """C of one row: the root of k_nn = own less |s|^2 = taken, n rows before it."""
-    pivot = own - taken
-    if pivot > (PIVOT * (n + 1) * eps * own if smallest is None else smallest):
+def _corner_root(variance: float, taken: float, n: int, eps: float, smallest: float | None = None) -> float:
+    """C of one row: the root of k_nn = variance less |s|^2 = taken, n rows before it."""
+    pivot = variance - taken
+    if pivot > (PIVOT * (n + 1) * eps * variance if smallest is None else smallest):
         return math.sqrt(pivot)
     raise _refused(0, pivot)
 

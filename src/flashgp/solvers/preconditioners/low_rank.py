@@ -111,8 +111,8 @@ class LowRank(Preconditioner):
         """(n, count) columns from N(0, P), eq. (M-78)."""
         draws = torch.randn(self.rank + self.space.count(self.noise), count, generator=generator, dtype=F64)
         draws = draws.to(self.noise.device)
-        own = self.space.local(draws[self.rank :])
-        return self._deviation * (self._outside(self.inner @ draws[: self.rank]) + own)
+        independent = self.space.local(draws[self.rank :])
+        return self._deviation * (self._outside(self.inner @ draws[: self.rank]) + independent)
 
     def _power(self, v: Tensor, power: float) -> Tensor:
         """(I + Q R R^T Q^T)^-power v: what lies in Q shrinks, the rest stays, eq. (M-78)."""
