@@ -606,19 +606,28 @@ def test_control_characters_of_a_table_do_not_reach_the_terminal(capsys: pytest.
     assert "a\\x1b[2Jb" in shown.out
 
 
-def test_progress_is_a_bar_on_a_terminal_and_nothing_when_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_bar_on_a_terminal_and_nothing_when_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from flashgp.inference.fit import Progress
 
     step = Progress("fitting [red]", 3, "start 0", -12.5, 0.1, 2.0, 30.0, 0.25)
     with Console(quiet=True).progress() as callback:
         assert callback is None
-    with Console().progress() as callback:
-        assert callback is not None
-        callback(step)  # nothing yet: ten seconds have not passed
+    clock = iter((0.0, 9.0, 11.0, 11.0))
+    with monkeypatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: next(clock))
+        with Console().progress() as callback:
+            assert callback is not None
+            callback(step)
+            assert capsys.readouterr().err == "", "ten seconds have not passed"
+            callback(step)
+            assert capsys.readouterr().err.startswith("fitting [red]: evaluation 3, log joint -12.50, ")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Console().progress() as callback:
         assert callback is not None
         callback(step)
+    assert "fitting [red]" in capsys.readouterr().err
 
 
 def test_the_module_runs_as_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

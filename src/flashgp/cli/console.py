@@ -99,13 +99,11 @@ class Console:
     @contextmanager
     def progress(self) -> Iterator[Callable[["Progress"], None] | None]:
         """A callback for `fit`: a bar on a terminal, a line now and then elsewhere, None when quiet."""
-        if self.quiet:
-            yield None
-        elif sys.stderr.isatty():
-            with _bar() as callback:
-                yield callback
-        else:
-            yield _lines()
+        with self.stages() as bar:
+            if bar is not None:
+                yield lambda progress: bar(_progress_text(progress), progress.fraction)
+            else:
+                yield None if self.quiet else _lines()
 
     @contextmanager
     def stages(self) -> Iterator[Callable[[str, float], None] | None]:
@@ -122,41 +120,21 @@ class Console:
             yield lambda what, fraction: bar.update(task, completed=fraction, description=what)
 
 
-@contextmanager
-def _bar() -> Iterator[Callable[["Progress"], None]]:
-    from rich import progress as rich
-    from rich.console import Console as Terminal
-
-    columns = (
-        rich.SpinnerColumn(),
-        rich.TextColumn("{task.description}", markup=False),
-        rich.BarColumn(bar_width=24),
-        rich.TextColumn("{task.fields[state]}", markup=False),
-    )
-    with rich.Progress(*columns, console=Terminal(stderr=True), transient=True) as bar:
-        task = bar.add_task("fitting", total=1.0, state="")
-
-        def show(progress: "Progress") -> None:
-            bar.update(task, completed=progress.fraction, description=progress.phase, state=_state(progress))
-
-        yield show
-
-
 def _lines() -> Callable[["Progress"], None]:
     spoken = [time.monotonic()]
 
     def show(progress: "Progress") -> None:
         if time.monotonic() - spoken[0] >= _LINE_SECONDS:
             spoken[0] = time.monotonic()
-            typer.echo(f"{progress.phase}: {_state(progress)}", err=True)
+            typer.echo(_progress_text(progress), err=True)
 
     return show
 
 
-def _state(progress: "Progress") -> str:
+def _progress_text(progress: "Progress") -> str:
     value = f"{progress.measure} {progress.best:.2f}"
-    state = f"evaluation {progress.evaluation}, {value}, {readable_seconds(progress.seconds)}"
-    return state if progress.eta_seconds is None else f"{state}, at most {readable_seconds(progress.eta_seconds)} left"
+    text = f"{progress.phase}: evaluation {progress.evaluation}, {value}, {readable_seconds(progress.seconds)}"
+    return text if progress.eta_seconds is None else f"{text}, at most {readable_seconds(progress.eta_seconds)} left"
 
 
 def _shown(text: str) -> str:

@@ -12,8 +12,8 @@ from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
 
 from .outcome import FitOutcome, evidence_text, happened
-from .parameters import HEAD, NUMERIC
-from .prepared import describe_default, plan_summary
+from .parameters import parameter_table
+from .prepared import plan_summary
 
 __all__ = ["fit_page"]
 
@@ -122,7 +122,6 @@ def _most_relevant(outcome: FitOutcome) -> list[int]:
 
 def _model(outcome: FitOutcome) -> Section:
     prepared = outcome.prepared
-    count, codes = len(prepared.names), len(prepared.encoding.category_positions)
     shown = outcome.parameters[:_MAX_PARAMETERS]
     rest = len(outcome.parameters) - len(shown)
     return Section(
@@ -130,13 +129,13 @@ def _model(outcome: FitOutcome) -> Section:
         [
             Facts(
                 [
-                    ("covariance function", outcome.model.kernel or describe_default(count, codes)),
+                    ("covariance function", prepared.kernel_text),
                     ("mean", "constant"),
                     ("likelihood", "Gaussian"),
                     ("log marginal likelihood", evidence_text(outcome)),
                 ]
             ),
-            PageTable(HEAD, [row.cells() for row in shown], NUMERIC),
+            PageTable(*parameter_table(shown)),
             *([Notes([f"{rest:,} more parameters are in the model file."])] if rest else []),
         ],
     )

@@ -17,7 +17,7 @@ from .fit_page import fit_page
 from .model import TableModel
 from .options import FitOptions
 from .outcome import outcome_json, outcome_of, say_outcome
-from .parameters import HEAD, NUMERIC, parameter_rows
+from .parameters import parameter_rows, parameter_table
 from .paths import require_distinct, require_writable
 from .prepared import Prepared, plan_summary, prepare
 
@@ -77,7 +77,7 @@ def _interrupted(
     assert isinstance(stop.gp, GP)
     rows = parameter_rows(stop.gp, prepared.names, prepared.scaling, prepared.encoding.target)
     console.say("parameters found")
-    console.table(HEAD, [row.cells() for row in rows], NUMERIC)
+    console.table(*parameter_table(rows))
     again = "with --checkpoint the same command would go on from there"
     if checkpoint is not None:
         again = f"the same command goes on from {checkpoint}"

@@ -15,7 +15,7 @@ from flashgp.inference.fit import Fit
 from .console import Console
 from .model import TableModel
 from .options import FitOptions
-from .parameters import HEAD, NUMERIC, ParameterRow, parameter_rows
+from .parameters import ParameterRow, parameter_rows, parameter_table
 from .prepared import Prepared
 from .scores import Scores
 
@@ -109,7 +109,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         console.pairs(f"{where}, {outcome.scores.rows:,} rows", outcome.scores.lines(outcome.prepared.encoding.target))
     console.say("parameters")
     shown = outcome.parameters[:40]
-    console.table(HEAD, [row.cells() for row in shown], NUMERIC)
+    console.table(*parameter_table(shown))
     if len(shown) < len(outcome.parameters):
         console.say(f"  and {len(outcome.parameters) - len(shown):,} more")
 

@@ -10,10 +10,9 @@ from flashgp.inference.gp import GP
 from flashgp.kernels import Kernel, Sum
 from flashgp.standardise import Scaling
 
-__all__ = ["HEAD", "LENGTH_ROLES", "NUMERIC", "ParameterRow", "parameter_rows"]
+__all__ = ["LENGTH_ROLES", "ParameterRow", "parameter_rows", "parameter_table"]
 
-HEAD = ("parameter", "of", "in units of the table", "standardised", "")
-NUMERIC = (2, 3)
+_HEAD = ("parameter", "of", "in units of the table", "standardised", "")
 LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 _MAX_ENTRIES = 1_000
 
@@ -33,13 +32,18 @@ class ParameterRow:
     in_units: float | None
     fitted: bool
 
-    def cells(self) -> tuple[str, ...]:
-        in_units = "" if self.in_units is None else f"{self.in_units:.4g}"
-        return self.name, self.of, in_units, f"{self.value:.4g}", "" if self.fitted else "fixed"
-
     def to_json(self) -> dict[str, Any]:
         return {"path": self.path, "name": self.name, "of": self.of, "value": self.in_units, "standardised": self.value,
                 "fitted": self.fitted}  # fmt: skip
+
+
+def parameter_table(rows: Sequence[ParameterRow]) -> tuple[Sequence[str], list[Sequence[str]], Sequence[int]]:
+    """Head, cells, and which columns are numbers."""
+    cells: list[Sequence[str]] = []
+    for row in rows:
+        in_units = "" if row.in_units is None else f"{row.in_units:.4g}"
+        cells.append((row.name, row.of, in_units, f"{row.value:.4g}", "" if row.fitted else "fixed"))
+    return _HEAD, cells, (2, 3)
 
 
 def parameter_rows(gp: GP, names: Sequence[str], scaling: Scaling, target: str) -> list[ParameterRow]:

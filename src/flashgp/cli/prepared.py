@@ -22,7 +22,7 @@ from .console import Console
 from .kernel_expression import BuiltKernel, KernelColumns, build_kernel, default_kernel
 from .options import FitOptions
 
-__all__ = ["DTYPES", "Prepared", "describe_default", "plan_summary", "prepare"]
+__all__ = ["DTYPES", "Prepared", "plan_summary", "prepare"]
 
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 _Numbers = npt.NDArray[np.float64]
@@ -38,6 +38,7 @@ class Prepared:
         train, test: positions in data; test is None where nothing is held out.
         scaling: of the training rows.
         gp, has_starts: the model, and whether it holds starting values of the user's.
+        kernel_text: the expression, or the default kernel in words.
         plan: of the fit.
     """
 
@@ -49,6 +50,7 @@ class Prepared:
     scaling: Scaling
     gp: GP
     has_starts: bool
+    kernel_text: str
     plan: Plan
 
     @property
@@ -89,7 +91,9 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
     names = [column.name for column in encoding.inputs]
     if options.expression is None:
         built = BuiltKernel(default_kernel(len(names), codes), has_starts=False)
+        kernel_text = _describe_default(len(names), len(codes))
     else:
+        kernel_text = options.expression.text
         built = build_kernel(options.expression, KernelColumns(encoding.inputs, table.names, scaling))
         if unused := _unused(built, len(names)):
             console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
@@ -114,10 +118,10 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
             ("rows", f"{len(encoded.rows):,} of {table.rows:,}{held}" if held or len(encoded.rows) < table.rows
              else f"{table.rows:,}"),
             ("inputs", _listed(names)),
-            ("kernel", options.expression.text if options.expression else describe_default(len(names), len(codes))),
+            ("kernel", kernel_text),
         ],
     )  # fmt: skip
-    return Prepared(table, encoding, encoded, train, test, scaling, gp, built.has_starts, plan)
+    return Prepared(table, encoding, encoded, train, test, scaling, gp, built.has_starts, kernel_text, plan)
 
 
 def plan_summary(plan: Plan) -> list[tuple[str, str]]:
@@ -135,7 +139,7 @@ def plan_summary(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def describe_default(count: int, codes: int) -> str:
+def _describe_default(count: int, codes: int) -> str:
     """The default kernel in words."""
     real = "Matern-5/2, a lengthscale per numeric column" if codes < count else ""
     return " times ".join(filter(None, (real, "Categorical, one per column of categories" if codes else "")))

@@ -13,8 +13,8 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import (
-    MAX_BYTES,
     current_profile,
+    profile_in,
     profile_path,
     tune_command,
     unused_accelerator,
@@ -90,11 +90,7 @@ def _path() -> str | None:
 def _profile_of(name: str) -> MachineProfile:
     """Raises: DomainError."""
     try:
-        with open(name, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise DomainError(f"the file has more than {MAX_BYTES:,} bytes")
-        return MachineProfile.from_json(content.decode())
+        return profile_in(name)
     except (OSError, ValueError) as error:
         raise DomainError(
             f"`--show` takes machine profiles that `flashgp tune` wrote, got {name!r} ({error}); choose another file"

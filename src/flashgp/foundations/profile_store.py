@@ -120,11 +120,7 @@ def read_profile() -> MachineProfile | None:
     path: Path | None = None
     try:
         path = profile_path()
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise DomainError(f"the file has more than {MAX_BYTES:,} bytes")
-        profile = MachineProfile.from_json(content.decode())
+        profile = profile_in(path)
         if (profile.processor, profile.cores, profile.threads, profile.torch_version) != machine_key():
             raise DomainError("it was measured on another machine")
     except FileNotFoundError:
@@ -137,6 +133,15 @@ def read_profile() -> MachineProfile | None:
         )
         return None
     return profile
+
+
+def profile_in(path: str | Path) -> MachineProfile:
+    """The profile in a file of at most MAX_BYTES. Raises: OSError; ValueError for what is no profile."""
+    with open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise DomainError(f"the file has more than {MAX_BYTES:,} bytes")
+    return MachineProfile.from_json(content.decode())
 
 
 def keep_profile(profile: MachineProfile) -> bool:
