@@ -107,9 +107,7 @@ def set_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     root = tmp_path / "root"
 
     def set_to(host: int, accelerator: int | None = None) -> int:
-        MachineRoot(root, monkeypatch).write(
-            "proc/meminfo", f"MemAvailable: {int(host / FREE_MEMORY_SHARE / 1024)} kB\n"
-        )
+        MachineRoot(root, monkeypatch).memory(int(host / FREE_MEMORY_SHARE))
         if accelerator is not None:
             said = SimpleNamespace(
                 get_memory_info=lambda device: (int(accelerator / FREE_MEMORY_SHARE), 2**40),

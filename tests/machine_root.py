@@ -1,7 +1,9 @@
-"""A machine of our own making: the files of /proc and /sys that the library reads."""
+"""A machine of our own making: its memory, and the files of /proc and /sys that the library reads."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from flashgp.foundations import machine
@@ -14,7 +16,12 @@ class MachineRoot:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
+        self.monkeypatch = monkeypatch
         monkeypatch.setattr(machine, "ROOT", str(path))
+
+    def memory(self, available: int, total: int = 2**40) -> None:
+        said = SimpleNamespace(available=available, total=total)
+        self.monkeypatch.setattr(psutil, "virtual_memory", lambda: said)
 
     def write(self, name: str, text: str) -> None:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 import flashgp as fgp
 from flashgp.cli.application import application
 from flashgp.foundations import profile_store
-from flashgp.foundations.accelerator import using_accelerator
+from flashgp.foundations.accelerator import ask_again, using_accelerator
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.operations import OperationTime
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
@@ -79,11 +80,19 @@ def test_the_command_named_measures_the_threads_of_the_runtime(folder: Path) -> 
         assert fgp.plan(gp, n=50, d=1).notes == ()
 
 
+def test_nobody_is_asked_for_an_accelerator_that_a_profile_does_not_know(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_profile(own())
+    with using_accelerator(None):
+        ask_again()
+        monkeypatch.setattr(torch.cuda, "is_available", None)
+        assert fgp.plan(fgp.GP(fgp.kernels.RBF()), n=50, d=1, device="cpu").profile == "measured"
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rates stay in the profile, for when it comes back, and nothing is planned with them."""
-    import torch
-
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(there))
     gone = "this process has no accelerator: the profile's rates of NVIDIA Test are not used"
     gp = fgp.GP(fgp.kernels.RBF())
@@ -101,9 +110,6 @@ def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypa
         keep_profile(own())
         assert said() == [False] * 4, "it never had one"
         assert profile_store.unused_accelerator(own(), there) == ""
-        with monkeypatch.context() as patch:
-            patch.setattr("flashgp.planner.choice.accelerator", None)
-            assert fgp.plan(gp, n=50, d=1, device="cpu").profile == "measured", "and nobody is asked for one"
         keep_profile(own(accelerator=BUILT_IN.accelerator, accelerator_name="NVIDIA Test"))
         assert said() == [not there] * 4
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -180,6 +186,3 @@ def test_no_home_directory(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> N
         keep_profile(own())
     assert len(said) == 1
     assert profile_store.current_profile() == own()
-    profile_store.forget_profiles()
-    monkeypatch.setitem(__import__("sys").modules, "platformdirs", None)
-    assert profile_store.current_profile() is BUILT_IN

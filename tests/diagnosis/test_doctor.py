@@ -289,7 +289,7 @@ def test_several_nodes_are_worth_a_pin(root: MachineRoot, monkeypatch: pytest.Mo
 
 
 def test_memory_within_the_limit(root: MachineRoot) -> None:
-    root.write("proc/meminfo", f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\n")
+    root.memory(8 * GIB, 16 * GIB)
     found = only(processor.memory_findings())
     assert found.severity == "ok"
     assert found.values["plan_bytes"] == pytest.approx(0.8 * 8 * GIB)

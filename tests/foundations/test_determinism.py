@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,12 +85,18 @@ def test_other_threads_keep_theirs() -> None:
 
 
 def test_without_counts_of_their_own_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_controllers", lambda: None)
-    assert not counts_are_own()
-    with pytest.raises(ZeroDivisionError), single_thread():
-        assert torch.get_num_threads() == 1
-        raise ZeroDivisionError
-    assert torch.get_num_threads() == 3
+    none = SimpleNamespace(lib_controllers=())
+    none.select = lambda **_: none
+    monkeypatch.setattr("threadpoolctl.ThreadpoolController", lambda: none)
+    threads._controllers.cache_clear()
+    try:
+        assert not counts_are_own()
+        with pytest.raises(ZeroDivisionError), single_thread():
+            assert torch.get_num_threads() == 1
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 3
+    finally:
+        threads._controllers.cache_clear()
 
 
 def test_the_number_at_the_first_use_does_not_matter() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from flashgp.foundations import processors
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.processors import (
     core_quota,
@@ -109,8 +108,8 @@ def test_a_quota_of_version_1(root: MachineRoot) -> None:
 
 def test_numa_nodes_and_those_with_memory_alone(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     assert numa_nodes() == {}
-    folders = processors._folders  # as the file system gives them: in any order
-    monkeypatch.setattr(processors, "_folders", lambda *of: sorted(folders(*of), reverse=True))
+    iterdir = Path.iterdir  # which lists in any order
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(sorted(iterdir(folder), reverse=True)))
     root.write("sys/devices/system/node/node10/cpulist", "4-7\n")
     root.write("sys/devices/system/node/node2/cpulist", "0-3,8\n")
     root.write("sys/devices/system/node/node3/cpulist", "\n")

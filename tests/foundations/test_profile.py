@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -286,14 +287,10 @@ def test_who_comes_second_waits(folder: Path) -> None:
             assert waited
 
 
-def test_folders_without_platformdirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import sys
-
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
+def test_the_folder_of_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(CHOICE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    if sys.platform == "linux":
-        assert profile_path().parent == tmp_path / "flashgp"
-    monkeypatch.setitem(sys.modules, "platformdirs", None)
     assert profile_path().parent == tmp_path / "flashgp"
     monkeypatch.delenv("XDG_CONFIG_HOME")
     assert profile_path().parent == Path.home() / ".config" / "flashgp"

@@ -189,6 +189,10 @@ def test_who_waited_takes_what_the_other_measured(folder: Path, monkeypatch: pyt
         heard.clear()
         return fgp.tune(progress=lambda what, _: heard.append(what), settings=QUICK)
 
+    tuned()
+    tuned()
+    assert heard, "nobody was waited for, and it is measured again"
+    profile_path().unlink()
     another_measures_first(monkeypatch, None)
     first = tuned()
     assert heard, "the other one failed, and left nothing to take"

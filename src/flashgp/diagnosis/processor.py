@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flashgp.diagnosis.findings import Finding
-from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes, machine_bytes, memory_limit
+from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes, memory_limit
 from flashgp.foundations.placement import launcher_text, placement_events
 from flashgp.foundations.processors import (
     core_quota,
@@ -128,12 +128,14 @@ def thread_findings(read_libraries: Callable[[], list[dict[str, Any]]] | None = 
 
 def memory_findings() -> Iterator[Finding]:
     """The bytes that plans may take, within every limit."""
-    plans, limit, total = available_bytes(torch.device("cpu")), memory_limit(), machine_bytes("MemTotal")
+    import psutil
+
+    plans, limit, total = available_bytes(torch.device("cpu")), memory_limit(), psutil.virtual_memory().total
     free, rows = plans / FREE_MEMORY_SHARE, math.isqrt(plans // 8)
     values = {
         "free_bytes": int(free), "plan_bytes": plans, "limit_bytes": limit, "total_bytes": total, "factor_rows": rows,
     }  # fmt: skip
-    text = f"{readable_bytes(free)} free" + ("" if total is None else f" of {readable_bytes(total)}")
+    text = f"{readable_bytes(free)} free of {readable_bytes(total)}"
     text += "" if limit is None else f", within a limit of {readable_bytes(limit)} by a control group"
     text += f"; plans take up to {readable_bytes(plans)}, a float64 factor of {rows:,} rows"
     low = plans < _LOW_BYTES

@@ -1,14 +1,15 @@
-"""The memory that is really free on this machine, now; amounts of memory as people write them."""
+"""What this machine has: memory that is free now, control groups, the user's folders; amounts of memory as text."""
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["available_bytes", "control_groups", "machine_bytes", "memory_limit", "parse_bytes", "text_of"]
+__all__ = ["available_bytes", "control_groups", "memory_limit", "parse_bytes", "text_of", "user_folder"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -41,33 +42,17 @@ def parse_bytes(text: str | int | float, name: str = "memory") -> int:
 def available_bytes(device: torch.device) -> int:
     """Bytes that may be taken on a device right now: what is free, within every limit this process is under.
 
-    On the host: the free memory of the machine, and of each control group around this process. On an accelerator: its
-    free memory, and what torch's allocator keeps for itself without using it.
+    On the host: what could be had without swapping, and what each control group around this process has left. On an
+    accelerator: its free memory, and what torch's allocator keeps for itself without using it.
     """
     if device.type != "cpu":
         free, _total = torch.accelerator.get_memory_info(device)
         idle = torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
         return int((free + max(0, idle)) * FREE_MEMORY_SHARE)
-    free = min([_machine_free(), *_control_groups_free()])
+    import psutil
+
+    free = min([psutil.virtual_memory().available, *_control_groups_free()])
     return int(free * FREE_MEMORY_SHARE)
-
-
-def machine_bytes(name: str) -> int | None:
-    """A number of /proc/meminfo, such as MemTotal, in bytes; None where the system does not say."""
-    for line in text_of(Path(ROOT) / "proc/meminfo").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _machine_free() -> int:
-    """What the kernel says could be had without swapping; other processes' memory is not in it."""
-    free = machine_bytes("MemAvailable")
-    if free is None:
-        import psutil
-
-        free = int(psutil.virtual_memory().available)
-    return free
 
 
 def control_groups(resource: str) -> Iterator[tuple[int, Path]]:
@@ -127,3 +112,20 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
+
+
+def user_folder(kind: Literal["config", "cache"]) -> Path:
+    """Where this user's settings or caches of the library are kept.
+
+    Raises: FileNotFoundError without a home directory, so that no folder named ~ is made anywhere.
+    """
+    from platformdirs import PlatformDirs
+
+    try:
+        folders = PlatformDirs("flashgp", appauthor=False)
+        path = folders.user_config_path if kind == "config" else folders.user_cache_path
+    except RuntimeError:  # where the system does not know the user
+        path = Path("~")
+    if path.parts[:1] == ("~",):
+        raise FileNotFoundError("there is no home directory")
+    return path

@@ -22,6 +22,7 @@ import torch
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.machine import user_folder
 from flashgp.foundations.placement import active_placement
 from flashgp.foundations.processors import core_text, cpuinfo
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
@@ -82,17 +83,9 @@ def _folder() -> Path:
     if chosen and chosen != "built-in":
         return Path(chosen)
     try:
-        try:
-            import platformdirs
-
-            folder = Path(platformdirs.user_config_dir("flashgp", appauthor=False))
-        except ImportError:
-            folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "flashgp"
-    except RuntimeError:
-        folder = Path("~")
-    if folder.parts[:1] == ("~",):  # where nobody knows the home directory some say so, and some leave the mark
-        raise FileNotFoundError(f"there is no home directory; name a folder in {CHOICE}")
-    return folder
+        return user_folder("config")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; name a folder in {CHOICE}") from None
 
 
 def current_profile() -> MachineProfile:

@@ -22,6 +22,7 @@ from types import ModuleType
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import warn
 from flashgp.foundations.lazy_import import no_forks
+from flashgp.foundations.machine import user_folder
 
 __all__ = ["cache_directory", "import_generated", "refuse_foreign", "wanted_directory", "warn_not_kept"]
 
@@ -65,7 +66,7 @@ def cache_directory() -> Path:
 def wanted_directory() -> Path:
     """Where generated files should live; nothing is made. Raises: FileNotFoundError without a home directory."""
     wanted = os.environ.get("FLASHGP_CACHE_DIR")
-    return (Path(wanted) if wanted else _user_cache()) / "generated"
+    return (Path(wanted) if wanted else user_folder("cache")) / "generated"
 
 
 @functools.lru_cache(maxsize=1)
@@ -105,21 +106,6 @@ def _written(name: str, text: str) -> Path | None:
         _write(path, text)
         return path
     return None
-
-
-def _user_cache() -> Path:
-    """Raises: FileNotFoundError for a user without a home directory, so that no folder named ~ is made anywhere."""
-    try:
-        from platformdirs import user_cache_path
-
-        path = user_cache_path("flashgp", appauthor=False)
-    except ImportError:
-        path = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashgp"
-    except RuntimeError:  # platformdirs, where the system does not know the user
-        path = Path("~")
-    if path.parts[:1] == ("~",):
-        raise FileNotFoundError("there is no home directory")
-    return path
 
 
 def refuse_foreign(path: Path) -> None:
