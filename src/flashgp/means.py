@@ -117,8 +117,8 @@ def evaluate_mean(
     if isinstance(mean, tuple(REGISTRY.values())):
         value = mean(x)
     else:
-        own = next((p.dtype for p in mean.parameters() if p.is_floating_point()), torch.float64)
-        value = mean(x.to(own))
+        dtype = next((p.dtype for p in mean.parameters() if p.is_floating_point()), torch.float64)
+        value = mean(x.to(dtype))
         if not isinstance(value, Tensor):
             raise DomainError(f"`mean` must return a tensor, got {type(value).__name__}; return shape (*batch, n)")
     n = x.shape[-2]

@@ -232,11 +232,11 @@ def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion,
     features = replace(size.features, width=max(1, size.features.width))
     product = ProductProblem(prior.kernel.form, n_test, size.n, features, t=size.outputs, batch=size.batch)
     results = 8 * RESULTS * n_test * size.batch * size.outputs
-    made = plan_product(
+    product_plan = plan_product(
         product, resources, route=settings.route, backend=settings.backend,
         beside=OtherWork(results, price.peak_bytes, price.seconds),
     )  # fmt: skip
-    return replace(made, notes=(price.note, *made.notes)) if price.note else made
+    return replace(product_plan, notes=(price.note, *product_plan.notes)) if price.note else product_plan
 
 
 def _resources(settings: PlanSettings) -> Resources:

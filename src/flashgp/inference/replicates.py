@@ -53,9 +53,9 @@ class Replicates:
         share = self.share
         noise = self.likelihood.sites(self.y, None if self.y.dim() == 1 else self.y.shape[-1]).variance
         noise = noise.expand(*noise.shape[:-1], len(self.x))[..., self.group]
-        own = torch.where(noise > 0, share / noise, 0.0)  # 1 / s_i
-        weights = share.unsqueeze(-1) * weights[..., self.group, :] + own.unsqueeze(-1) * deviation
-        precision = share.square() * precision[..., self.group] + own * (1.0 - share)
+        inverse_noise = torch.where(noise > 0, share / noise, 0.0)  # 1 / s_i
+        weights = share.unsqueeze(-1) * weights[..., self.group, :] + inverse_noise.unsqueeze(-1) * deviation
+        precision = share.square() * precision[..., self.group] + inverse_noise * (1.0 - share)
         return weights, torch.where((noise <= 0) & (share < 1), torch.inf, precision)
 
 
@@ -74,10 +74,10 @@ def equal_rows(prior: Prior, x: Tensor, y: Tensor) -> Tensor | None:
         return None
     if not likelihood.joins_always and _all_differ(x):
         return None
-    own = likelihood.join_keys(y)
-    if own is None:
+    more_keys = likelihood.join_keys(y)
+    if more_keys is None:
         return None
-    keys = [*(column + 0.0 for column in x.unbind(-1)), *own]
+    keys = [*(column + 0.0 for column in x.unbind(-1)), *more_keys]
     order = torch.arange(n, device=x.device)
     for column in reversed(keys):
         order = order[column[order].argsort(stable=True)]

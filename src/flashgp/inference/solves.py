@@ -90,17 +90,17 @@ class Solves:
 
         What the method keeps is the posterior's, and made before.
         """
-        own = self.system.workspace
+        counted = self.system.workspace
         with contextlib.suppress(MemoryBudgetError, NotPositiveDefiniteError):  # raised again when solving
             self.prepared()
-        before, peak, budget = own.live_bytes, own.peak_bytes, own.budget_bytes
-        own.peak_bytes = before
-        own.budget_bytes = budget if limit is None else before + max(0, limit - workspace.live_bytes)
+        before, peak, budget = counted.live_bytes, counted.peak_bytes, counted.budget_bytes
+        counted.peak_bytes = before
+        counted.budget_bytes = budget if limit is None else before + max(0, limit - workspace.live_bytes)
         try:
             yield
         finally:
-            workspace.peak_bytes = max(workspace.peak_bytes, workspace.live_bytes + own.peak_bytes - before)
-            own.peak_bytes, own.budget_bytes = max(peak, own.peak_bytes), budget
+            workspace.peak_bytes = max(workspace.peak_bytes, workspace.live_bytes + counted.peak_bytes - before)
+            counted.peak_bytes, counted.budget_bytes = max(peak, counted.peak_bytes), budget
 
     def log_determinant(self) -> LogDeterminant:
         """log|A|, eq. (M-99), with the factor, or the preconditioner of conjugate gradients, prepared if it is not."""

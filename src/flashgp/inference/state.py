@@ -273,8 +273,8 @@ class State:
         return self.cache.numpy_prior[0]
 
 
-def continued(made: State, online: UpdateState) -> State:
+def continued(state: State, online: UpdateState) -> State:
     """A newly conditioned state, as the continuation of one that has been updated; the report says so."""
     online = replace(online, turn=0, usual_iterations=None, last=())
-    made.report.events.append(online.event)
-    return replace(made, online=online)
+    state.report.events.append(online.event)
+    return replace(state, online=online)

@@ -259,8 +259,8 @@ class Stream:
 
     def _score(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
         # Few numbers: NumPy's calls start sooner than torch's.
-        found, spread, wanted = (t.cpu().numpy() for t in (mean, variance, y))
-        squares = numpy.square(wanted - found)
+        predicted, spread, wanted = (t.cpu().numpy() for t in (mean, variance, y))
+        squares = numpy.square(wanted - predicted)
         self._rows += len(wanted)
         outputs = 1 if wanted.ndim == 1 else wanted.shape[-1]
         self._squares += float(squares.sum()) / outputs

@@ -96,8 +96,8 @@ class Gaussian(Likelihood):
                  "row_weight": _per_row(row_weight, "row_weight", smallest=math.ulp(0.0))}  # fmt: skip
         longer = Gaussian(self.noise_variance)
         for name, neutral in (("row_variance", 0.0), ("row_weight", 1.0)):
-            own, new = getattr(self, name), given[name]
-            if own is None and new is None:
+            before, new = getattr(self, name), given[name]
+            if before is None and new is None:
                 continue
             if new is None and name == "row_variance":
                 raise DomainError(
@@ -109,9 +109,9 @@ class Gaussian(Likelihood):
                     f"`{name}` must have one entry per new row ({more}), got shape {tuple(new.shape)}; pass it for the "
                     "new rows only"
                 )
-            own = torch.full((n,), neutral, dtype=torch.float64) if own is None else own
+            before = torch.full((n,), neutral, dtype=torch.float64) if before is None else before
             new = torch.full((more,), neutral, dtype=torch.float64) if new is None else new
-            setattr(longer, name, torch.cat([own, new.to(own.device)]))
+            setattr(longer, name, torch.cat([before, new.to(before.device)]))
         return longer
 
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
@@ -256,7 +256,7 @@ class ReplicatedGaussian(Gaussian):
         nothing = self.excess.new_zeros(more)
         return ReplicatedGaussian(
             part.noise_variance, part.row_variance, part.row_weight,
-            *(torch.cat([own, nothing]) for own in (self.excess, self.offset, self.scatter)),
+            *(torch.cat([rows, nothing]) for rows in (self.excess, self.offset, self.scatter)),
         )  # fmt: skip
 
     def log_scale(self, device: torch.device, outputs: int) -> Tensor:

@@ -42,15 +42,15 @@ def _without_factor(state: State, p: int) -> tuple[Tensor, float]:
     solves, weights = state.solves, state.representer_weights
     assert solves is not None
     fit = (2.0 * state.residual * weights - weights * solves.system.multiply(weights)).sum()
-    found = solves.log_determinant()
-    state.report.standard_error = 0.5 * p * found.standard_error
+    estimate = solves.log_determinant()
+    state.report.standard_error = 0.5 * p * estimate.standard_error
     event = Event(
         EventKind.LOG_DETERMINANT,
-        probes=found.probes, steps=found.steps, standard_error=state.report.standard_error,
+        probes=estimate.probes, steps=estimate.steps, standard_error=state.report.standard_error,
     )  # fmt: skip
     state.report.events.append(event)
     _note_unfinished(state, p, solves, state.report.standard_error)
-    return fit, found.value
+    return fit, estimate.value
 
 
 def _note_unfinished(state: State, p: int, solves: Solves, standard_error: float) -> None:

@@ -129,9 +129,9 @@ def value_and_gradients(
     rows, theta = rows.rebuilt(rest[:split]), rest[split:]
     n, p = residual.shape[-2:]
     if any(wanted) and _is_plain(settings, tensors, residual, noise, theta, rows):
-        found = _small(settings.workspace, form, theta, rows, residual, noise)
-        if found is not None:
-            return found
+        small = _small(settings.workspace, form, theta, rows, residual, noise)
+        if small is not None:
+            return small
     block = pull = None
     if any(wanted[2:]):
         block, pull = settings.backend.taped_block(

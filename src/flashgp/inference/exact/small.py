@@ -188,9 +188,9 @@ class SmallModel:
         features: list[Array] = []
         pulls: list[tuple[int, Callable[[Sequence[Any]], dict[str, Any]]]] = []
         for leaf, columns, raws in self.leaves:
-            made, pull = leaf.small_features(columns, {name: raw.value() for name, raw in raws.items()})
+            of_leaf, pull = leaf.small_features(columns, {name: raw.value() for name, raw in raws.items()})
             pulls.append((len(features), pull))
-            features += made
+            features += of_leaf
         noise = self.known if self.noise is None else self.share * self.noise.value() + self.known
         residual = self.y if self.mean is None else self.y - self.mean.value()
         pairs = NumpyPairs(self.form, [float(raw.value()) for raw in self.theta])
@@ -229,10 +229,10 @@ def _shared(form: Form) -> Form:
 
 def small_likelihood(model: SmallModel) -> Tensor | None:
     """The value as a tensor, differentiable once in the raw values; None when the matrix is not positive definite."""
-    found = model()
-    if found is None:
+    solved = model()
+    if solved is None:
         return None
-    value, slopes = found
+    value, slopes = solved
     raws = [p.raw for p in slopes if p.raw.requires_grad]
     if not raws:
         return torch.tensor(value, dtype=torch.float64)

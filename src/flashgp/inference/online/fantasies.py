@@ -133,10 +133,10 @@ class Fantasies:
     def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
         """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
         state, form = self.posterior, self.posterior.prior.kernel.form
-        own, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
+        x, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
         rows = state.prior.kernel.rows(points)
-        between = CovarianceOperator(PairProblem(form, state.theta, state.prior.kernel.rows(own), rows), F64).to_dense()
+        between = CovarianceOperator(PairProblem(form, state.theta, state.prior.kernel.rows(x), rows), F64).to_dense()
         variance = CovarianceOperator(PairProblem(form, state.theta, rows), F64).diagonal()
         mean: Tensor | float = 0.0
         if self._half is not None:
@@ -146,7 +146,7 @@ class Fantasies:
             variance = variance - half.square().sum(-1)
             mean = half @ self._whitened
             if points.dim() == 2 and self._place is not None:
-                between = between - (self._half @ half.mT)[self._place.reshape(-1, own.shape[-2])[mine]]
+                between = between - (self._half @ half.mT)[self._place.reshape(-1, x.shape[-2])[mine]]
             else:
                 between = between - self._halves(mine) @ half.mT
         # W_b, (B, q, m)
@@ -250,7 +250,7 @@ def _corners(
     corner = CovarianceOperator(PairProblem(prior.kernel.form, state.theta, prior.kernel.rows(members)), F64).to_dense()
     noise = prior.additive_noise(state.x.device)
     corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=state.x.device)
-    own = corner.detach().diagonal(dim1=-2, dim2=-1)
+    prior_variance = corner.detach().diagonal(dim1=-2, dim2=-1)
     if half is not None:
         step = (
             count if torch.is_grad_enabled() else max(1, state.settings.online.strip_bytes // (8 * q * half.shape[-1]))
@@ -266,7 +266,7 @@ def _corners(
     except NotPositiveDefiniteError as error:
         lower, wrong = corner, [member for (member,) in error.indices]
     else:
-        rounding = PIVOT * (state.distinct + q) * torch.finfo(F64).eps * own
+        rounding = PIVOT * (state.distinct + q) * torch.finfo(F64).eps * prior_variance
         small = (lower.detach().diagonal(dim1=-2, dim2=-1).square() <= rounding).any(-1)
         wrong = small.nonzero()[:, 0].tolist()
     if wrong:

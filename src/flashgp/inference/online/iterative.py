@@ -64,8 +64,8 @@ def solved_again(state: State, after: State, table: Table) -> State | None:
     if solution.stopped.another_method_may_help and after.factor is not None:
         return None
     record(report, solution, stopping, None)
-    own, usual = solves.system.workspace, after.online.usual_iterations
-    report.backend, report.peak_bytes = own.backend, max(own.peak_bytes, workspace.peak_bytes)
+    counted, usual = solves.system.workspace, after.online.usual_iterations
+    report.backend, report.peak_bytes = counted.backend, max(counted.peak_bytes, workspace.peak_bytes)
     report.seconds = time.perf_counter() - began
     online = replace(
         after.online,
@@ -101,10 +101,10 @@ def _refuse_repeats(after: State, border: Tensor) -> None:
     if not len(bare):
         return
     diagonal = CovarianceOperator(PairProblem(after.prior.kernel.form, after.theta, after.rows), F64).diagonal()
-    own = diagonal[staying + bare].unsqueeze(-1)
+    variance = diagonal[staying + bare].unsqueeze(-1)
     # |phi - phi'|^2 of the points in the kernel's own space; a pivot that small would be rounding.
-    apart = own + diagonal - 2.0 * border[bare]
-    same = (apart <= count * torch.finfo(F64).eps * (own + diagonal)) & (noise == 0)
+    apart = variance + diagonal - 2.0 * border[bare]
+    same = (apart <= count * torch.finfo(F64).eps * (variance + diagonal)) & (noise == 0)
     same[torch.arange(len(bare)), staying + bare] = False
     wrong = same.any(1).nonzero()[:, 0]
     if len(wrong):

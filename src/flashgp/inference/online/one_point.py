@@ -56,8 +56,8 @@ def _row(state: State, x: Any, y: Any) -> tuple[Array, Array] | None:
     row, target = plain_array(x), plain_array(y)
     if row is None or target is None:
         return None
-    for given, own in ((row, state.x.numpy()), (target, state.y.numpy())):
-        if given.dtype != own.dtype or given.shape != (1, *own.shape[1:]):
+    for given, before in ((row, state.x.numpy()), (target, state.y.numpy())):
+        if given.dtype != before.dtype or given.shape != (1, *before.shape[1:]):
             return None
     total = sum(row[0].tolist()) + sum(target.ravel().tolist())  # of some numbers, sooner than by a call
     return (row, target) if math.isfinite(total) else None
@@ -76,12 +76,12 @@ def _appended(
     turn = state.online.turn if state.online.turn < len(cross) else 0
     entry = float(cross[turn])
     factor, root = factor.bordered_by(cross, corner, workspace)  # cross is L^-1 of it now
-    own = state.residual.numpy()
+    residuals = state.residual.numpy()
     residual = y.reshape(1, -1) - prior.mean
     before = z.numpy()
-    check = _checked(state, factor.row(turn), cross, entry, before, own)
+    check = _checked(state, factor.row(turn), cross, entry, before, residuals)
     whitened = _followed(before, (residual - cross @ before) / root)
-    table = Table(None, _followed(own, residual), noise.expand(len(cross) + 1))
+    table = Table(None, _followed(residuals, residual), noise.expand(len(cross) + 1))
     longer = Rows(
         tuple(_followed(f.numpy(), more) for f, more in zip(rows.features, new.features, strict=True)),
         tuple(_followed(a.numpy(), more) for a, more in zip(rows.scalars, new.scalars, strict=True)),
@@ -104,10 +104,10 @@ def _checked(state: State, row: Array, half: Array, entry: float, z: Array, resi
     """
     stop = len(row)
     s, z = half[:stop], z[:stop]
-    errors, own = (residual[stop - 1] - row @ z).tolist(), residual[stop - 1].tolist()
+    errors, entries = (residual[stop - 1] - row @ z).tolist(), residual[stop - 1].tolist()
     length = _norm(float(numpy.vdot(row, row)))
     drift = abs(entry - float(row @ s)) / (length * _norm(float(numpy.vdot(s, s))))
-    for error, target, squared in zip(errors, own, numpy.einsum("ij,ij->j", z, z).tolist(), strict=True):
+    for error, target, squared in zip(errors, entries, numpy.einsum("ij,ij->j", z, z).tolist(), strict=True):
         share = abs(error) / (length * _norm(squared) + abs(target))
         drift = max(drift, share if math.isfinite(share) else math.inf)  # max forgets what is no number
     squares = float(numpy.vdot(residual, residual))
@@ -125,5 +125,5 @@ def _norm(squared: float) -> float:
     return max(squared**0.5, MIN_NORM)
 
 
-def _followed(own: Array, more: Array) -> Tensor:
-    return torch.from_numpy(numpy.concatenate([own, more]))
+def _followed(before: Array, more: Array) -> Tensor:
+    return torch.from_numpy(numpy.concatenate([before, more]))

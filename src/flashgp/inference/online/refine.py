@@ -47,5 +47,5 @@ def refined(
         starts=1, initial="given", priors=priors, max_iterations=steps, time_limit=time_limit, plan=plan,
         seed=state.settings.seed, deterministic=state.settings.deterministic, progress=progress,
     )  # fmt: skip
-    found = fit_prior(state.prior, state.x, state.y, options)
-    return continued(found.state, replace(state.online, refined=state.online.refined + 1))
+    fitted = fit_prior(state.prior, state.x, state.y, options)
+    return continued(fitted.state, replace(state.online, refined=state.online.refined + 1))

@@ -108,7 +108,7 @@ def _checked(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -
 
     Raises: ShapeError, DomainError.
     """
-    x, y = (in_dtype_of(value, name, own) for value, name, own in ((x, "x", state.x), (y, "y", state.y)))
+    x, y = (in_dtype_of(value, name, before) for value, name, before in ((x, "x", state.x), (y, "y", state.y)))
     x = check_points(x, "x", like=state.x)
     if x.dim() != 2:
         raise ShapeError(
@@ -120,38 +120,38 @@ def _checked(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -
     return _NewRows(x.detach(), y.detach(), row_variance, row_weight)
 
 
-def in_dtype_of(value: Any, name: str, own: Tensor) -> Tensor:
+def in_dtype_of(value: Any, name: str, like: Tensor) -> Tensor:
     """A floating tensor; whole numbers and booleans take the dtype of the rows before, as torch.cat does it."""
     tensor = as_float_tensor(value, name)
     whole = not value.is_floating_point() if isinstance(value, Tensor) else numpy.asarray(value).dtype.kind in "iub"
-    return tensor.to(own.dtype) if whole else tensor
+    return tensor.to(like.dtype) if whole else tensor
 
 
 def _indices(indices: Any, n: int) -> Tensor:
     """The rows that go, increasing. Raises: DomainError for what is no set of row numbers."""
     try:
-        found = torch.as_tensor(list(indices) if isinstance(indices, range) else indices)
+        rows = torch.as_tensor(list(indices) if isinstance(indices, range) else indices)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DomainError(
             f"`indices` must be whole numbers of rows, got {type(indices).__name__} ({error}); pass a list of integers"
         ) from None
-    if found.numel() == 0:
+    if rows.numel() == 0:
         return torch.zeros(0, dtype=torch.int64)
-    if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
+    if rows.dtype == torch.bool or rows.is_floating_point() or rows.is_complex():
         raise DomainError(
-            f"`indices` must be whole numbers of rows, got dtype {found.dtype}; a mask becomes numbers by "
+            f"`indices` must be whole numbers of rows, got dtype {rows.dtype}; a mask becomes numbers by "
             ".nonzero().squeeze(-1)"
         )
-    found = found.reshape(-1).to("cpu", torch.int64).sort().values
-    if int(found[0]) < 0 or int(found[-1]) >= n:
-        wrong = int(found[0]) if int(found[0]) < 0 else int(found[-1])
+    rows = rows.reshape(-1).to("cpu", torch.int64).sort().values
+    if int(rows[0]) < 0 or int(rows[-1]) >= n:
+        wrong = int(rows[0]) if int(rows[0]) < 0 else int(rows[-1])
         raise DomainError(
             f"`indices` must be from 0 to {n - 1:,}, the rows of the posterior, got {wrong}; count from 0"
         )
-    repeated = (found[1:] == found[:-1]).nonzero()
+    repeated = (rows[1:] == rows[:-1]).nonzero()
     if len(repeated):
-        raise DomainError(f"`indices` must name each row once, got row {int(found[repeated[0]])} twice; remove one")
-    return found
+        raise DomainError(f"`indices` must name each row once, got row {int(rows[repeated[0]])} twice; remove one")
+    return rows
 
 
 def check_updatable(state: State) -> None:
@@ -204,8 +204,8 @@ def _updated_rows(state: State, gone: Tensor | None, new: _NewRows | None) -> St
             prior, x, y, rows, state.theta, table.residual, None, report,
             replicates=table.replicates, settings=state.settings, online=online,
         )  # fmt: skip
-        found = solved_again(state, after, table)
-        return found or _conditioned_again(state, prior, x, y, replace(online, refactorised=online.refactorised + 1))
+        solved = solved_again(state, after, table)
+        return solved or _conditioned_again(state, prior, x, y, replace(online, refactorised=online.refactorised + 1))
     workspace, form, plain = Workspace(), prior.kernel.form, state.numpy_prior
 
     def covariance(some: Rows, others: Rows) -> Tensor:
@@ -278,17 +278,17 @@ def _row_index(count: int, kept: Tensor | None) -> Tensor | slice | None:
     return slice(gone, None) if int(kept[0]) == gone else kept
 
 
-def _joined(own: Tensor, taken: Tensor | slice | None, more: Tensor | None) -> Tensor:
+def _joined(values: Tensor, taken: Tensor | slice | None, more: Tensor | None) -> Tensor:
     """Some rows, then new ones; some that are alone have memory of their own."""
     if taken is not None:
-        own = own[taken].clone() if more is None and isinstance(taken, slice) else own[taken]
-    return own if more is None else torch.cat([own, more])
+        values = values[taken].clone() if more is None and isinstance(taken, slice) else values[taken]
+    return values if more is None else torch.cat([values, more])
 
 
-def _joined_rows(own: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
+def _joined_rows(rows: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
     """Likewise of features."""
-    own = own if kept is None else own.take(kept)
-    return own if more is None else own.followed_by(more)
+    rows = rows if kept is None else rows.take(kept)
+    return rows if more is None else rows.followed_by(more)
 
 
 def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online: UpdateState) -> State:
@@ -298,8 +298,7 @@ def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online:
     if state.count and state.float64_factor is None:  # as it was asked for: a float64 factor may not fit
         solver = None if state.plan is None else state.plan.solver
         dtype = None if state.factor is None else torch.float32
-    made = condition(prior, x, y, ConditionSettings(state.settings, solver=solver, dtype=dtype))
-    return continued(made, online)
+    return continued(condition(prior, x, y, ConditionSettings(state.settings, solver=solver, dtype=dtype)), online)
 
 
 def _table(state: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None, new: _NewRows | None) -> Table:

@@ -51,8 +51,8 @@ class FewPoints:
         """(k, outputs or 1)."""
         z = self._state.whitened_for_mean
         # As quick as the weights, and what the variance needs.
-        found = self._cross @ self._state.representer_weights.numpy() if z is None else self.half @ z.numpy()
-        return torch.from_numpy(found + self._prior.mean)
+        centred = self._cross @ self._state.representer_weights.numpy() if z is None else self.half @ z.numpy()
+        return torch.from_numpy(centred + self._prior.mean)
 
     def variance(self) -> tuple[Tensor, Tensor]:
         """That of the prior and what the data explain of it, (k,) each."""

@@ -43,10 +43,10 @@ class Paths:
     Fields: count; prior_error of the draw of the prior, eq. (M-95), 0 when it is exact; report.
     """
 
-    def __init__(self, posterior: State, prior: PriorDraws, weights: Tensor | None, count: int, report: Report) -> None:
+    def __init__(self, state: State, prior: PriorDraws, weights: Tensor | None, count: int, report: Report) -> None:
         self.count = count
         self.report = report
-        self._posterior = posterior
+        self._state = state
         self._prior = prior
         self._weights = weights  # K^-1 (y - m - f0 - e), (*batch, n, count * outputs); None without data
 
@@ -56,14 +56,14 @@ class Paths:
         return self._prior.error
 
     @autocast_disabled
-    @deterministic_where(lambda self, _: self._posterior.settings.deterministic)
+    @deterministic_where(lambda self, _: self._state.settings.deterministic)
     def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
         """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
 
         Differentiable in x. Raises: ShapeError, DomainError for points that do not fit.
         Cost: n (d + count) flops per point, and F (d + count) for F features; tile by tile.
         """
-        state = self._posterior
+        state = self._state
         x = contiguous_copy(check_points(x, "x", like=state.x))
         try:
             broadcast_batch(x.shape[:-2], state.batch_shape)
@@ -87,7 +87,7 @@ class Paths:
     def _note(self, x: Tensor) -> None:
         """What the draw of the prior lacks at these points: in the report, and a warning where it matters."""
         if isinstance(self._prior, FeatureDraws) and self._prior.error is None and x.shape[-2]:
-            self._prior.measure(self._posterior.prior, x.detach())
+            self._prior.measure(self._state.prior, x.detach())
             self.report.events.append(self._prior.event)
         missing = self._prior.missing(x)
         if missing <= NOTABLE:
@@ -100,7 +100,7 @@ class Paths:
         )
 
     def __repr__(self) -> str:
-        return f"{self.count:,} posterior functions of {self._posterior.count:,} rows\n{self.report}"
+        return f"{self.count:,} posterior functions of {self._state.count:,} rows\n{self.report}"
 
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
@@ -168,14 +168,14 @@ def representers(state: State, targets: Tensor, tolerance: float = TOLERANCE) ->
     if targets.numel() == 0:
         return targets, None
     if state.solves is not None:
-        found = state.solves.solve(targets, mean_goal(state.solves.system, tolerance).goal)
-        residual = float(found.relative_residual.max())
-        if found.stopped is not StopReason.GOAL:
+        solution = state.solves.solve(targets, mean_goal(state.solves.system, tolerance).goal)
+        residual = float(solution.relative_residual.max())
+        if solution.stopped is not StopReason.GOAL:
             warn(
-                f"the solve of these draws ended ({found.stopped}) with a relative residual of {residual:.1e}; pass a "
-                "larger memory= to condition, or dtype=torch.float64"
+                f"the solve of these draws ended ({solution.stopped}) with a relative residual of {residual:.1e}; pass "
+                "a larger memory= to condition, or dtype=torch.float64"
             )
-        return found.value, residual
+        return solution.value, residual
     factor = state.factor
     assert factor is not None
 

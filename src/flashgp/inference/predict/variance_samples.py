@@ -115,8 +115,9 @@ class VarianceProbes:
     def _nearest(self, cross: Tensor) -> Tensor:
         """The rows of largest correlation with each point, (b, neighbours)."""
         state = self.state
-        own = prior_covariance(state.prior, state.rows).diagonal() + state.noise
-        return (cross.abs() / own.clamp_min(torch.finfo(own.dtype).tiny).sqrt()).topk(self.neighbours, dim=-1).indices
+        variance = prior_covariance(state.prior, state.rows).diagonal() + state.noise
+        deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+        return (cross.abs() / deviation).topk(self.neighbours, dim=-1).indices
 
     def _system(self, cross: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
         """(G, b) of the best predictor G c = b from C y and the near rows of y, (b, k + m, k + m) and (b, k + m)."""
