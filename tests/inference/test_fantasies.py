@@ -63,6 +63,7 @@ def test_fantasies_equal_conditioning(shape: tuple[int, ...], outputs: int | Non
     new = hypothetical(*shape)
     targets = new.sum(-1) if outputs is None else torch.stack([new.sum(-1), new.prod(-1)], dim=-1)
     found = post.fantasize(new, targets)
+    assert found.posterior is post
     check(gp, x, y, found, hypothetical(6, seed=8))
     check(gp, x, y, found, hypothetical(*shape[:-1], 5, seed=9))
     several = post.fantasize(new, torch.stack([targets, -targets, 2 * targets]))

@@ -15,10 +15,9 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.leave_one_out import LeaveOneOut, leave_one_out
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import Fantasies, fantasize
-from flashgp.inference.predict.exact_predictor import ExactPredictor, predict
-from flashgp.inference.predict.paths import Paths
+from flashgp.inference.predict.exact_predictor import predict
+from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.predict.variance import PredictOptions
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.state import State
@@ -167,7 +166,7 @@ class Posterior:
         Cost: one solve with count outputs right-hand sides; then n (d + count outputs) per point.
         Source: Wilson, Borovitskiy, Terenin, Mostowsky & Deisenroth (2020), eq. 13.
         """
-        return ExactPredictor(self.state, PredictOptions()).paths(count, features, seed)
+        return draw_paths(self.state, count, features, seed)
 
     def _of(self, state: State) -> "Posterior":
         return self if state is self.state else Posterior(state)
@@ -220,7 +219,9 @@ class Posterior:
             NotPositiveDefiniteError for a row that repeats another without noise.
         Cost: n^2 flops for each distinct row, n q^2 for each member; n numbers for each distinct row.
         """
-        return fantasize(self.state, x, y, samples, seed)
+        fantasies = fantasize(self.state, x, y, samples, seed)
+        fantasies.posterior = self
+        return fantasies
 
     def refine(
         self,

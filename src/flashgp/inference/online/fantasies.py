@@ -54,9 +54,11 @@ class Fantasies:
     Fields: posterior, of the real rows; x, (*b, q, d); y, (*s, *b, q) or (*s, *b, q, outputs), their targets.
     """
 
+    posterior: Any  # the `Posterior` that made it
+
     def __init__(
         self,
-        posterior: State,
+        state: State,
         x: Float[Tensor, "*b q d"],
         y: Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"],
         half: Float64[Tensor, "u n"] | None,
@@ -65,20 +67,20 @@ class Fantasies:
         whitened: Float64[Tensor, "n p"],
         scores: Float64[Tensor, "*s members q p"],
     ) -> None:
-        self.posterior, self.x, self.y = posterior, x, y
+        self._state, self.x, self.y = state, x, y
         self._half, self._place = half, place  # (L^-1 K_oF)^T of the distinct points, (u, n); which of them each row is
         self._lower = lower  # C_b, (B, q, q)
         self._whitened, self._scores = whitened, scores  # z, (n, p); u_b, (*s, B, q, p)
 
     @autocast_disabled
-    @deterministic_where(lambda self, x_test: self.posterior.settings.deterministic)
+    @deterministic_where(lambda self, x_test: self._state.settings.deterministic)
     def predict(self, x_test: Any) -> FantasyPrediction:
         """The posteriors of all members at x_test: (m, d), points that they share, or (*b, m, d), their own.
 
         Differentiable in x_test and in what the fantasies were made from. Raises: ShapeError, DomainError.
         Cost: n^2 flops and n (q + 1) for each point, of each member where it has its own.
         """
-        state = self.posterior
+        state = self._state
         x_test = check_points(x_test, "x_test", like=state.x)
         batch, d = self.x.shape[:-2], self.x.shape[-1]
         if x_test.dim() != 2 and x_test.shape[:-2] != batch:
@@ -117,8 +119,8 @@ class Fantasies:
     def _strips(self, members: int, m: int, shared: bool, graph: bool) -> Iterator[tuple[slice, slice]]:
         """(members, test points) that fit a strip's memory; everything at once where a graph keeps it all anyway."""
         everything = slice(0, members), slice(0, m)
-        q, n = self.x.shape[-2], self.posterior.distinct
-        numbers = max(1, self.posterior.settings.online.strip_bytes // 8)
+        q, n = self.x.shape[-2], self._state.distinct
+        numbers = max(1, self._state.settings.online.strip_bytes // 8)
         if graph or not members or not m:
             yield everything
         elif shared:
@@ -132,7 +134,7 @@ class Fantasies:
 
     def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
         """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
-        state, form = self.posterior, self.posterior.prior.kernel.form
+        state, form = self._state, self._state.prior.kernel.form
         x, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
         rows = state.prior.kernel.rows(points)
@@ -159,8 +161,8 @@ class Fantasies:
         return _of_members(self._half, self._place, self.x.shape[-2], mine)
 
     def __repr__(self) -> str:
-        shape = " x ".join(map(str, (*self.y.shape[: self.y.dim() - (2 if self.posterior.prior.outputs else 1)],)))
-        return f"Fantasies: {shape or '1'} of {self.x.shape[-2]:,} rows beside {self.posterior.count:,}"
+        shape = " x ".join(map(str, (*self.y.shape[: self.y.dim() - (2 if self._state.prior.outputs else 1)],)))
+        return f"Fantasies: {shape or '1'} of {self.x.shape[-2]:,} rows beside {self._state.count:,}"
 
 
 @autocast_disabled
