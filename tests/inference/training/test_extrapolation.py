@@ -22,14 +22,14 @@ P, PROBES = 3, 32
 
 def led(slope: numpy.ndarray, rows: tuple[int, ...]) -> Trend:
     """Optima that move by `slope` for each factor of e in the number of rows."""
-    trend = Trend(numpy.zeros(3), rows[0])
+    trend = Trend(numpy.zeros(3), rows[0], StochasticSettings())
     for count in rows[1:]:
         trend.add(slope * math.log(count / rows[0]), count)
     return trend
 
 
 def test_one_optimum_leads_nowhere() -> None:
-    trend = Trend(numpy.ones(3), 100)
+    trend = Trend(numpy.ones(3), 100, StochasticSettings())
     assert numpy.array_equal(trend.extrapolate(200, numpy.eye(3), PROBES, FAR), numpy.ones(3))
 
 
@@ -66,7 +66,7 @@ def test_what_chance_may_have_done_does_not() -> None:
     moved = []
     for _ in range(400):
         drift = deviation * generator.standard_normal(3)
-        trend = Trend(numpy.zeros(3), a)
+        trend = Trend(numpy.zeros(3), a, StochasticSettings())
         trend.add(drift, b)
         step = trend.extrapolate(n, curvature, PROBES, FAR) - drift
         moved.append(float(step @ curvature @ step) / 3.0)

@@ -18,6 +18,8 @@ import math
 
 import numpy
 
+from flashgp.inference.training.settings import StochasticSettings
+
 __all__ = ["Trend"]
 
 
@@ -26,18 +28,17 @@ class Trend:
 
     Args:
         theta: (p,), of `rows` rows.
-        min_ratio: of two numbers of rows that say anything.
-        max_step: in ways between two optima.
+        settings: of which `min_trend_ratio` and `max_trend` count.
     Fields: theta, rows: the last.
     """
 
-    def __init__(self, theta: numpy.ndarray, rows: int, min_ratio: float = 1.5, max_step: float = 2.0) -> None:
-        self.theta, self.rows, self.min_ratio, self.max_step = theta, rows, min_ratio, max_step
+    def __init__(self, theta: numpy.ndarray, rows: int, settings: StochasticSettings) -> None:
+        self.theta, self.rows, self.settings = theta, rows, settings
         self._before: tuple[numpy.ndarray, int] | None = None
 
     def add(self, theta: numpy.ndarray, rows: int) -> None:
         """The optimum of more rows."""
-        if rows >= self.min_ratio * self.rows:
+        if rows >= self.settings.min_trend_ratio * self.rows:
             self._before = self.theta, self.rows
         self.theta, self.rows = theta, rows
 
@@ -54,5 +55,5 @@ class Trend:
         chance = len(drift) * (ratio - 1.0 + (1.0 + ratio) / probes)
         if not seen > chance:
             return self.theta
-        step = (1.0 - chance / seen) * min(self.max_step, math.log(rows / self.rows) / math.log(ratio))
+        step = (1.0 - chance / seen) * min(self.settings.max_trend, math.log(rows / self.rows) / math.log(ratio))
         return self.theta + (step * drift).clip(-reach, reach)

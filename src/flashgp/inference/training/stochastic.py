@@ -74,7 +74,7 @@ class StochasticFit:
         reach = self.objective.parameters.reach(self.settings.reach, noise=False)  # few rows may say little of noise
         # Estimates may carry a positive parameter so far: where the likelihood is flat no curvature holds them.
         window = theta - reach, theta + reach
-        trend = Trend(theta, count, self.settings.min_trend_ratio, self.settings.max_trend)
+        trend = Trend(theta, count, self.settings)
         sizes = part_sizes(n, count, self.settings.part_ratio)
         while sizes:
             size = sizes.pop(0)
@@ -129,11 +129,11 @@ class StochasticFit:
         share = objective.rows / self.objective.rows
         return theta, Curvature(matrix + prior_curvature(self.objective.priors.value_and_gradient, theta) * share)
 
-    def _diverged(self, found: Descent, before: Array, rows: int) -> bool:
+    def _diverged(self, descent: Descent, before: Array, rows: int) -> bool:
         """Whether the parameters found make the first rows much less likely; then they are rejected."""
         objective, count = self.first_rows, self.first_rows.rows
         try:
-            after, earlier = objective(found.theta).value, objective(before).value
+            after, earlier = objective(descent.theta).value, objective(before).value
             assert after is not None
             assert earlier is not None
             worse = (after - earlier) / count
