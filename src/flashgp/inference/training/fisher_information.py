@@ -67,6 +67,6 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
             slopes = [-one, by_noise, *pulled.rows, *pulled.theta]
             _, scores[k] = objective.pull(inputs, slopes)
     centred = scores - scores.mean(axis=0)
-    found = centred.T @ centred / max(1, draws - 1)
-    found = (1.0 - SHRINKAGE) * found + SHRINKAGE * numpy.diag(numpy.diag(found))
-    return found + 1e-6 * max(float(numpy.trace(found)) / max(1, size), 1e-6) * numpy.eye(size)
+    information = centred.T @ centred / max(1, draws - 1)
+    information = (1.0 - SHRINKAGE) * information + SHRINKAGE * numpy.diag(numpy.diag(information))
+    return information + 1e-6 * max(float(numpy.trace(information)) / max(1, size), 1e-6) * numpy.eye(size)

@@ -81,7 +81,7 @@ class GradientSearch:
         """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
         unit, square, settings = self.unit, numpy.outer(self.unit, self.unit), self.settings
         estimate = self.objective.estimate
-        found = descend(
+        descent = descend(
             lambda scaled: self._gradient(scaled * unit),
             theta / unit,
             dataclasses.replace(curvature, matrix=curvature.matrix * square),
@@ -91,8 +91,10 @@ class GradientSearch:
             scales=lambda: self.objective.factors is not Factors.NONE,
             accepted=lambda scaled: self._accept(scaled * unit),
         )
-        model = dataclasses.replace(found.curvature, matrix=found.curvature.matrix / square)
-        return dataclasses.replace(found, theta=found.theta * unit, gradient=found.gradient / unit, curvature=model)
+        model = dataclasses.replace(descent.curvature, matrix=descent.curvature.matrix / square)
+        return dataclasses.replace(
+            descent, theta=descent.theta * unit, gradient=descent.gradient / unit, curvature=model
+        )
 
     @property
     def _run(self) -> Run:

@@ -111,9 +111,9 @@ def _kernel_roles(
     kernel: Kernel, spread: Tensor | None, terms: int
 ) -> Iterator[tuple[nn.Module, Parameter, str, Tensor | None, int]]:
     dims = getattr(kernel, "active_dims", None)
-    own = spread[list(dims)] if spread is not None and dims is not None else spread
+    seen = spread[list(dims)] if spread is not None and dims is not None else spread
     for name, role in getattr(kernel, "roles", {}).items():
-        yield kernel, getattr(kernel, name), role, own, terms
+        yield kernel, getattr(kernel, name), role, seen, terms
     if isinstance(kernel, Sum):
         terms *= len(kernel.parts)
     for part in kernel.parts:

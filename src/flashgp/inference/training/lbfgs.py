@@ -35,17 +35,17 @@ def minimise(
     def function(scaled: Array) -> tuple[float, Array]:
         nonlocal first, last
         try:
-            found = _evaluated(objective, scaled * unit, run, recorder)
+            evaluation = _evaluated(objective, scaled * unit, run, recorder)
         except NotPositiveDefiniteError:
             if first is None:
                 raise
             # Not positive definite: a value well above the last one makes the line search step back.
             return last + 10.0 * (1.0 + abs(last)), numpy.zeros_like(scaled)
-        assert found.value is not None
+        assert evaluation.value is not None
         # Counted from the first value: SciPy's stopping rule is relative, and units of y only add a constant.
-        first = found.value if first is None else first
-        last = found.value - first
-        return last, found.gradient * unit
+        first = evaluation.value if first is None else first
+        last = evaluation.value - first
+        return last, evaluation.gradient * unit
 
     options = {
         "maxiter": max_iterations,
@@ -68,17 +68,17 @@ def _evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder)
     known = recorder.evaluations.recall(str(run), theta)
     try:
         if known is None:
-            found = objective(theta)
+            evaluation = objective(theta)
         elif known[0] == math.inf:
             raise NotPositiveDefiniteError("as the checkpoint says")
         else:
-            found = Evaluation(*known)
+            evaluation = Evaluation(*known)
     except NotPositiveDefiniteError:
         recorder.record_failure(run, theta)
         raise
-    assert found.value is not None
-    recorder.record(run, theta, found.value, found.gradient)
-    return found
+    assert evaluation.value is not None
+    recorder.record(run, theta, evaluation.value, evaluation.gradient)
+    return evaluation
 
 
 def best_on_subset(objective: Objective, starts: list[Array], recorder: Recorder, settings: SearchSettings) -> Array:

@@ -196,8 +196,8 @@ class LogJoint(Objective):
     def __call__(self, theta: Array) -> Evaluation:
         with one_thread(self.rows):
             self.parameters.assign(theta)
-            found = self._small(self.problem.direct.workspace) if self._small is not None else None
-            value, gradient = self._by_autograd() if found is None else self._from_small(*found)
+            small = self._small(self.problem.direct.workspace) if self._small is not None else None
+            value, gradient = self._by_autograd() if small is None else self._from_small(*small)
         prior, prior_gradient = self.priors.value_and_gradient(theta)
         return Evaluation(None if value is None else -(value + prior), -(gradient + prior_gradient))
 

@@ -89,11 +89,11 @@ class ParameterVector:
 
     def flat(self, parts: Sequence[Tensor | None]) -> Array:
         """One part per tensor, zero for None, as a vector."""
-        found = numpy.zeros(self.size)
+        vector = numpy.zeros(self.size)
         for part, slot in zip(parts, self.slots, strict=False):
             if part is not None:
-                found[slot.entries] = part.reshape(-1).cpu().numpy()
-        return found
+                vector[slot.entries] = part.reshape(-1).cpu().numpy()
+        return vector
 
     def starts(self, count: int, *, from_data: bool, spread: float, seed: int) -> list[Array]:
         """Starting vectors: data-driven, the current values, then random ones around the first."""
@@ -106,15 +106,15 @@ class ParameterVector:
             start = slot.start()
             if start is not None:
                 data[slot.entries] = start
-        found = [data, given][:count] if from_data and not numpy.array_equal(data, given) else [given]
+        starts = [data, given][:count] if from_data and not numpy.array_equal(data, given) else [given]
         generator = numpy.random.default_rng(seed)
-        while len(found) < count:
-            theta = found[0].copy()
+        while len(starts) < count:
+            theta = starts[0].copy()
             for slot in self.slots:
                 if slot.positive:
                     theta[slot.entries] += spread * generator.standard_normal(slot.tensor.numel())
-            found.append(theta)
-        return found
+            starts.append(theta)
+        return starts
 
     def bounds(self) -> tuple[Array, Array]:
         """Lower and upper bounds, (p,) each, infinite for none."""

@@ -207,14 +207,15 @@ class EstimatedLogJoint(LogJoint):
         residual, noise, *rest = tensors
         split = len(rows.tensors)
         rows, theta = rows.rebuilt(rest[:split]), rest[split:]
-        other = self._by_iteration(rows, theta, noise, residual) if self.factors is Factors.NONE else None
-        if other is None and self.factors is Factors.NONE:
-            # A factor takes no longer than the iterations so far, whatever the spectrum.
-            self.use_factors()
-            self._note(EventKind.GRADIENTS_BY_FACTORS)
-        if other is None:
-            other = self._by_factor(rows, theta, noise, residual)
-        return None, self._slopes(rows, theta, other)
+        probes_solved = None
+        if self.factors is Factors.NONE:
+            probes_solved = self._by_iteration(rows, theta, noise, residual)
+            if probes_solved is None:  # a factor takes no longer than the iterations so far, whatever the spectrum
+                self.use_factors()
+                self._note(EventKind.GRADIENTS_BY_FACTORS)
+        if probes_solved is None:
+            probes_solved = self._by_factor(rows, theta, noise, residual)
+        return None, self._slopes(rows, theta, probes_solved)
 
     def _generator(self) -> torch.Generator:
         """The same numbers whatever the parameters: only then is the estimate a smooth function of them."""
@@ -228,7 +229,7 @@ class EstimatedLogJoint(LogJoint):
         low = LowRank(partial, system.noise, self._limits.solving.low_rank)
         spread = low.with_noise(partial, level)
         probes = spread.sample(self._generator(), self.probes)
-        other = spread.solve(probes)
+        probes_solved = spread.solve(probes)
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
         before = self.iterations
@@ -254,7 +255,7 @@ class EstimatedLogJoint(LogJoint):
             if budget is not None and stopped is not StopReason.TIME:
                 return None
             self._check(stopped)
-        return other
+        return probes_solved
 
     def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int) -> None:
         """What the solves of a gradient, in so many iterations, say about Vecchia's preconditioner for the next ones.
@@ -290,14 +291,14 @@ class EstimatedLogJoint(LogJoint):
         factor.slack = min(factor.slack, self._limits.factor_slack)
         normal = torch.randn(rows.count, self.probes, generator=self._generator(), dtype=torch.float32)
         normal = normal.to(system.device).double()
-        probes, other = factor.times(normal), factor.half_solve_transposed(normal)
+        probes, probes_solved = factor.times(normal), factor.half_solve_transposed(normal)
         before = self.iterations
         self._check(self._solve(method, torch.cat([residual, probes], dim=-1), self._limits.max_iterations))
         if self.factors is Factors.SINGLE:
             self.corrections = self.iterations - before
             if self.corrections > self._limits.double_after:
                 self._use_double(self.corrections)
-        return other
+        return probes_solved
 
     def _prepared(self, system: CovarianceSystem) -> PreparedConjugateGradients:
         """Solves with a factor: in float32 while that is of the matrix itself, then in float64, or, where that does not
@@ -321,12 +322,12 @@ class EstimatedLogJoint(LogJoint):
         """A^-1 rhs to the error of (M-106), from the last solution."""
         goal = Goal(relative=self._limits.residual_goal, energy=self._limits.solve_error * math.sqrt(len(rhs)))
         limits = Limits(deadline=self.options.deadline, iterations=iterations)
-        found = method.solve(rhs, goal, start=self._solution, limits=limits)
-        self._solution = found.value
-        self.iterations += found.iterations
-        self.passes += found.passes
-        self.residual = float(found.relative_residual.max())
-        return found.stopped
+        solution = method.solve(rhs, goal, start=self._solution, limits=limits)
+        self._solution = solution.value
+        self.iterations += solution.iterations
+        self.passes += solution.passes
+        self.residual = float(solution.relative_residual.max())
+        return solution.stopped
 
     def _check(self, stopped: StopReason) -> None:
         """Raises: TimeUp; ConvergenceError for a solution that is none."""
@@ -342,13 +343,13 @@ class EstimatedLogJoint(LogJoint):
         if self.residual > self._limits.rough_residual:
             self._note(EventKind.GRADIENTS_ROUGH, reason=stopped, residual=self._limits.rough_residual)
 
-    def _slopes(self, rows: Rows, theta: Sequence[Tensor], other: Tensor) -> list[Tensor | None]:
+    def _slopes(self, rows: Rows, theta: Sequence[Tensor], probes_solved: Tensor) -> list[Tensor | None]:
         """The gradient from a = K^-1 r and u = K^-1 z in one block, and w = P^-1 z, eq. (M-102)."""
         assert self._solution is not None
         p = self.problem.prior.outputs or 1
         a, u = self._solution[:, :p], self._solution[:, p:]
         operator = self._operator(rows, theta)
-        left, right = torch.cat([0.5 * a, (-0.5 * p / u.shape[1]) * u], dim=-1), torch.cat([a, other], dim=-1)
+        left, right = torch.cat([0.5 * a, (-0.5 * p / u.shape[1]) * u], dim=-1), torch.cat([a, probes_solved], dim=-1)
         slope = (left * right).sum(-1)
         pulled = operator.pulled_back(left.to(operator.dtype), right.to(operator.dtype))
         return [-a, slope, *pulled.rows, *pulled.theta]

@@ -125,8 +125,8 @@ def _earlier_neighbours(
         for first in range(start, stop, at_once):
             last = min(stop, first + at_once)
             rows = torch.arange(first, last).unsqueeze(-1)
-            found = tree.query(ordered[first:last], k=range(1, min(asked, stop) + 1), workers=torch.get_num_threads())
-            near = torch.from_numpy(found[1])
+            ranks = range(1, min(asked, stop) + 1)
+            near = torch.from_numpy(tree.query(ordered[first:last], k=ranks, workers=torch.get_num_threads())[1])
             # First the nearest of those before it, in the order of their distances, then others, never itself.
             ranked = (near > rows).to(torch.int8) + 2 * (near == rows).to(torch.int8)
             near = near.gather(1, ranked.argsort(dim=1, stable=True)[:, :count])
