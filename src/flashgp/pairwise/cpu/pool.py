@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["close_pool", "run_together", "workers"]
+__all__ = ["run_together", "workers"]
 
 _pool: ThreadPoolExecutor | None = None
 _size = 0
@@ -61,15 +61,6 @@ def _submit(
                 _pool.shutdown(wait=False)
             _pool, _size = ThreadPoolExecutor(len(tasks), thread_name_prefix="flashgp"), len(tasks)
         futures.extend(_pool.submit(_guarded, task, stop) for task in tasks)
-
-
-def close_pool() -> None:
-    """End its threads when their tasks are done: the next call makes new ones."""
-    global _pool, _size
-    with _lock:
-        if _pool is not None:
-            _pool.shutdown(wait=False)
-        _pool, _size = None, 0
 
 
 def _forget() -> None:
