@@ -1,7 +1,5 @@
 """A minimum found by gradients alone, (M-105), on functions whose minimum is known."""
 
-import math
-
 import numpy
 import pytest
 
@@ -119,22 +117,6 @@ def test_answers_that_make_no_sense_break_nothing(wild, seed):
     assert found.stop is StopReason.STAGNATED
     assert numpy.isfinite(found.expected)
     numpy.linalg.cholesky(found.curvature.matrix)
-
-
-@pytest.mark.parametrize("nothing", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_is_none(nothing):
-    matrix, asked = numpy.eye(4), []
-
-    def ask(theta):
-        asked.append(theta)
-        return matrix @ theta * (nothing if len(asked) == 2 else 1.0)
-
-    found = search(ask, numpy.full(4, 0.1), 0.5 * matrix, enough=1e-9)
-    assert found.stop is StopReason.GOAL
-    assert numpy.allclose(asked[2], 0.5 * (asked[0] + asked[1])), "half as far"
-    with pytest.raises(NotPositiveDefiniteError, match="not finite"):
-        asked[:] = [0]
-        search(ask, numpy.full(4, 0.1), matrix)
 
 
 def test_updates_that_rounding_spoils_are_not_taken():

@@ -84,7 +84,7 @@ def descend(
     """Minimise a function of p numbers from its gradient.
 
     Args:
-        ask: the gradient at a vector, or the error why there is none.
+        ask: the gradient at a vector, finite, or the error why there is none.
         start: (p,).
         curvature: the model to begin with; it is not changed.
         bounds: lower and upper, (p,) each, infinite for none.
@@ -97,10 +97,9 @@ def descend(
     """
     low, high = bounds
     theta = numpy.clip(start, low, high)
-    answer = _asked(ask, theta)
-    if not isinstance(answer, numpy.ndarray):
-        raise answer
-    gradient, evaluations = answer, 1
+    gradient, evaluations = ask(theta), 1
+    if not isinstance(gradient, numpy.ndarray):
+        raise gradient
     model = Curvature(curvature.matrix.copy(), curvature.scale, scaled=not scales())
     accepted(theta)
     size = numpy.sqrt(numpy.diag(curvature.matrix))  # of the gradient, entry by entry
@@ -116,17 +115,17 @@ def descend(
         stuck = True
         for _ in range(settings.max_trials):
             trial = numpy.clip(theta + move, low, high)
-            answer = _asked(ask, trial)
+            trial_gradient = ask(trial)
             evaluations += 1
             step = trial - theta
-            if isinstance(answer, numpy.ndarray):
-                wild = bool(numpy.abs(answer / size).max() > settings.wild * numpy.abs(gradient / size).max())
-                model.learn(step, answer - gradient, settings, wild=wild)
-                reach = _reach(reach, step, gradient, answer, settings)
-                before, after = -float(gradient @ step), float(answer @ step)
+            if isinstance(trial_gradient, numpy.ndarray):
+                wild = bool(numpy.abs(trial_gradient / size).max() > settings.wild * numpy.abs(gradient / size).max())
+                model.learn(step, trial_gradient - gradient, settings, wild=wild)
+                reach = _reach(reach, step, gradient, trial_gradient, settings)
+                before, after = -float(gradient @ step), float(trial_gradient @ step)
                 last = evaluations >= settings.max_gradients  # then a step that gains is good enough
                 if after <= (before if last else settings.turn * before) and not wild:
-                    theta, gradient, stuck = trial, answer, False
+                    theta, gradient, stuck = trial, trial_gradient, False
                     accepted(theta)
                     break
                 move = step * (0.5 if after <= settings.turn * before else before / (before + after))
@@ -134,13 +133,6 @@ def descend(
                 move = 0.5 * move  # gone where nothing can be computed
             if evaluations >= settings.max_gradients:
                 break
-
-
-def _asked(ask: Callable[[Array], Gradient], theta: Array) -> Gradient:
-    answer = ask(theta)
-    if isinstance(answer, numpy.ndarray) and not numpy.isfinite(answer).all():
-        return NotPositiveDefiniteError("the gradient has entries that are not finite there")
-    return answer
 
 
 def _newton_step(gradient: Array, model: Array, low: Array, high: Array) -> tuple[Array, float]:
