@@ -29,7 +29,7 @@ from flashgp.foundations.profile_store import (
     tune_command,
     unused_profile,
 )
-from flashgp.planner.choice import profile_notes
+from flashgp.planner.problem import Resources
 
 F32, F64 = torch.float32, torch.float64
 
@@ -243,7 +243,7 @@ def test_a_profile_of_other_threads_or_cores_is_named(folder: Path) -> None:
     assert quiet() is BUILT_IN
     assert unused_profile() == "the profile kept is of 77 threads on 80 cores, and its rates are not used"
     assert tune_command() == f"flashgp tune --threads {machine_key()[2]}"
-    (note,) = profile_notes(BUILT_IN, [torch.device("cpu")])
+    (note,) = Resources().notes()
     assert "77 threads on 80 cores" in note
     assert tune_command() in note
 

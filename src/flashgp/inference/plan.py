@@ -11,13 +11,12 @@ from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
-from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.foundations.profile_store import current_profile
+from flashgp.foundations.profile import MachineProfile
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import opaque
-from flashgp.planner.choice import budgets, check_route
+from flashgp.planner.choice import check_route
 from flashgp.planner.conditioning import PASSES, plan_conditioning
 from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, ProductProblem, Resources
@@ -225,9 +224,8 @@ def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion,
         asked = "auto" if question.variance is True else check_variance(question.variance)
         check_route(conditioned, tuple(ROUTES), "conditioned")
         device = resources.devices[-1]
-        assert resources.profile is not None
-        room = 0 if settings.deterministic else budgets(settings.memory, resources.devices)[str(device)]
-        variances = replace(size.variances(prior, n_test, device, resources.profile), room=room)
+        room = 0 if settings.deterministic else resources.available()[str(device)]
+        variances = replace(size.variances(prior, n_test, device, resources.rates), room=room)
         price = variance_price(variances, conditioned, question.passes, asked)
     features = replace(size.features, width=max(1, size.features.width))
     product = ProductProblem(prior.kernel.form, n_test, size.n, features, t=size.outputs, batch=size.batch)
@@ -240,11 +238,10 @@ def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion,
 
 
 def _resources(settings: PlanSettings) -> Resources:
-    """The devices that may be used, with their rates. Raises: DomainError."""
+    """The devices that may be used. Raises: DomainError."""
     other = accelerator() if settings.device == "auto" else None
     devices = [torch.device("cpu"), other] if other is not None else [chosen_device(settings.device, torch.zeros(0))]
-    profile = settings.profile or (BUILT_IN if settings.deterministic else current_profile())
-    return Resources(settings.memory, devices, profile, settings.deterministic)
+    return Resources(settings.memory, devices, settings.profile, settings.deterministic)
 
 
 def _route_now(prior: Prior, rows: RowCounts, settings: PlanSettings) -> str:

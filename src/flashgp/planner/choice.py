@@ -6,29 +6,23 @@ Also how a plan is written and read as JSON: every field by name and type, nothi
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 
-from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.json_values import json_dataclass
-from flashgp.foundations.machine import available_bytes, parse_bytes
-from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.profile_store import tune_command, unused_accelerator, unused_profile
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 __all__ = [
     "DTYPES",
     "Alternative",
     "Candidate",
-    "budgets",
     "check_route",
     "choose",
     "plan_json",
     "plan_values",
-    "profile_notes",
     "table_of",
 ]
 
@@ -70,13 +64,6 @@ class Candidate:
         return Alternative(self.route, self.backend, self.device, self.dtype, self.peak_bytes, self.seconds, reason)
 
 
-def budgets(memory: str | int | None, devices: Sequence[torch.device]) -> dict[str, int]:
-    """The bytes that may be taken on each device: the budget given, else what is free there now."""
-    if memory is not None:
-        return {str(device): parse_bytes(memory) for device in devices}
-    return {str(device): available_bytes(device) for device in devices}
-
-
 def choose(
     candidates: Sequence[Candidate],
     available: Mapping[str, int],
@@ -112,8 +99,8 @@ def choose(
     fitting = [c for c in wanted if c.peak_bytes <= available[c.device]]
     if not fitting:
         others = [c for c in candidates if not c.missing and c not in wanted and c.peak_bytes <= available[c.device]]
-        raise too_large(min(wanted, key=_bytes), min(others, key=_seconds, default=None))
-    chosen = min(fitting, key=lambda c: (c.seconds, c.peak_bytes))
+        raise too_large(min(wanted, key=attrgetter("peak_bytes")), min(others, key=attrgetter("seconds"), default=None))
+    chosen = min(fitting, key=attrgetter("seconds", "peak_bytes"))
 
     def reason(candidate: Candidate) -> str:
         limit = available[candidate.device]
@@ -127,15 +114,7 @@ def choose(
             return candidate.objection
         return f"slower, {candidate.seconds / chosen.seconds:.3g} times" if chosen.seconds else "slower"
 
-    return chosen, tuple(c.because(reason(c)) for c in sorted(candidates, key=_seconds) if c is not chosen)
-
-
-def _bytes(candidate: Candidate) -> int:
-    return candidate.peak_bytes
-
-
-def _seconds(candidate: Candidate) -> float:
-    return candidate.seconds
+    return chosen, tuple(c.because(reason(c)) for c in sorted(candidates, key=attrgetter("seconds")) if c is not chosen)
 
 
 def check_route(route: str | None, routes: Sequence[str], name: str = "route") -> None:
@@ -144,21 +123,6 @@ def check_route(route: str | None, routes: Sequence[str], name: str = "route") -
         raise DomainError(
             f"`{name}` must be one of {', '.join(routes)}, got {route!r}; leave it out to have one chosen"
         )
-
-
-def profile_notes(
-    profile: MachineProfile, devices: Sequence[torch.device], deterministic: bool = False
-) -> tuple[str, ...]:
-    """What a plan for these devices says about the rates it was made with."""
-    if profile.measured:
-        gone = ""
-        if profile.accelerator_name and all(device.type == "cpu" for device in devices):
-            gone = unused_accelerator(profile, accelerator() is not None)
-        return (gone,) if gone else ()
-    if deterministic or is_deterministic():
-        return ("built-in rates, no measured ones: as deterministic=True asks",)
-    advice = f"`{tune_command()}` measures this machine's in seconds"
-    return (f"built-in rates, no measured ones: {'; '.join(filter(None, (unused_profile(), advice)))}",)
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def plan_conditioning(
     def completed(key: Key, alternatives: tuple[Alternative, ...] = ()) -> Plan:
         plan = _trained(plans[key], priced, left[key[0]], "refined" if route == "refined" else "direct")
         plan = replace(plan, training_bytes=_bytes_with_joining(plan.training_bytes, n, joining))
-        notes = (*_notes(plan), *plan.notes, *resources.notes(profile))
+        notes = (*_notes(plan), *plan.notes, *resources.notes())
         plan = plan if solver is None else replace(plan, solver=solver)
         return replace(plan, available_bytes=available[key[0]], alternatives=alternatives, notes=notes)
 

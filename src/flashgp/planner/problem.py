@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Form
+from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
-from flashgp.foundations.profile_store import current_profile
+from flashgp.foundations.profile_store import current_profile, tune_command, unused_accelerator, unused_profile
 from flashgp.pairwise.program.program import program_of
-from flashgp.planner.choice import DTYPES, budgets, profile_notes
+from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES, Engine
 
 __all__ = ["ConditioningProblem", "Features", "OtherWork", "ProductProblem", "Resources"]
@@ -128,12 +131,23 @@ class Resources:
         return self.profile or (BUILT_IN if self.deterministic else current_profile())
 
     def available(self) -> dict[str, int]:
-        """Bytes by device."""
-        return budgets(self.memory, self.devices)
+        """The bytes that may be taken on each device: the budget given, else what is free there now."""
+        if self.memory is not None:
+            return {str(device): parse_bytes(self.memory) for device in self.devices}
+        return {str(device): available_bytes(device) for device in self.devices}
 
-    def notes(self, profile: MachineProfile) -> tuple[str, ...]:
-        """What a plan says about the rates."""
-        return profile_notes(profile, self.devices, self.deterministic)
+    def notes(self) -> tuple[str, ...]:
+        """What a plan says about the rates it was made with."""
+        profile = self.rates
+        if profile.measured:
+            gone = ""
+            if profile.accelerator_name and all(device.type == "cpu" for device in self.devices):
+                gone = unused_accelerator(profile, accelerator() is not None)
+            return (gone,) if gone else ()
+        if self.deterministic or is_deterministic():
+            return ("built-in rates, no measured ones: as deterministic=True asks",)
+        advice = f"`{tune_command()}` measures this machine's in seconds"
+        return (f"built-in rates, no measured ones: {'; '.join(filter(None, (unused_profile(), advice)))}",)
 
 
 @dataclass(frozen=True)

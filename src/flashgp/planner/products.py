@@ -195,7 +195,7 @@ def _plan_product(
             symmetric=problem.symmetric, d=problem.features.width, t=problem.t, batch=problem.batch,
             products=problem.products, kept=float(problem.kept), peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
             available_bytes=available[chosen.device], tile_pairs=size.tile_pairs(where, 0.0),
-            profile=profile.name, kernel=problem.form.fusion, notes=resources.notes(profile),
+            profile=profile.name, kernel=problem.form.fusion, notes=resources.notes(),
             alternatives=alternatives,
         )  # fmt: skip
         if not plan.in_torch_tiles:
