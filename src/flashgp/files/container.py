@@ -324,13 +324,12 @@ def _layouts(layouts: Any, slots: Mapping[str, tuple[torch.dtype, tuple[int, ...
 
 def _readable(version: object) -> int:
     """The format version of a file, one of READABLE. Raises: ModelFileError."""
-    for known in READABLE:
-        if version == str(known):
-            return known
-    newer = isinstance(version, str) and version.isascii() and version.isdigit() and len(version) < 9
-    advice = "install a newer flashgp" if newer and int(str(version)) > FORMAT_VERSION else "save the model again"
-    shown = version[:20] if isinstance(version, str) else type(version).__name__
+    text = str(version)
+    if text in map(str, READABLE):
+        return int(text)
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+    advice = "install a newer flashgp" if number > FORMAT_VERSION else "save the model again"
     readable = " or ".join(map(str, READABLE))
     raise ModelFileError(
-        f"`format_version` of the model file must be {readable} for this flashgp, got {shown!r}; {advice}"
+        f"`format_version` of the model file must be {readable} for this flashgp, got {text[:20]!r}; {advice}"
     )

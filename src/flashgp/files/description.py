@@ -23,6 +23,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import (
     json_count,
     json_fields,
+    json_flag,
     json_list,
     json_number,
     json_text,
@@ -296,13 +297,10 @@ def _settle(parameter: Parameter, raw: Tensor, key: str, fields: Any, read: Call
     lower, upper = (json_number(fields[name], f"{where}.{name}") for name in ("lower", "upper"))
     if not lower < upper:
         raise refused(where, "a domain with lower < upper", [lower, upper])
-    for name in ("constrained", "trainable"):
-        if not isinstance(fields[name], bool):
-            raise refused(f"{where}.{name}", "true or false", fields[name])
     parameter.domain = Domain(lower, upper)
     parameter.event_dim = max(parameter.event_dim, json_count(fields["event_dim"], f"{where}.event_dim", raw.dim()))
-    parameter._constrained_by_user = fields["constrained"]
-    parameter.raw = nn.Parameter(raw, requires_grad=fields["trainable"])
+    parameter._constrained_by_user = json_flag(fields["constrained"], f"{where}.constrained")
+    parameter.raw = nn.Parameter(raw, requires_grad=json_flag(fields["trainable"], f"{where}.trainable"))
     if fields["prior"] is not None:
         name = json_text(fields["prior"], f"{where}.prior")
         parameter.prior = prior_from_tensors(name, lambda argument: read(f"{key}.prior.{argument}"), raw.shape, where)

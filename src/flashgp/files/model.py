@@ -33,7 +33,15 @@ from flashgp.files.validation import (
     refusing,
 )
 from flashgp.foundations.errors import DomainError, warn
-from flashgp.foundations.json_values import json_fields, json_list, json_text, refused, strict_json
+from flashgp.foundations.json_values import (
+    json_count,
+    json_fields,
+    json_flag,
+    json_list,
+    json_text,
+    refused,
+    strict_json,
+)
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior
@@ -190,8 +198,7 @@ def _settings(value: Any, version: int) -> SolveSettings:
     fields = json_fields(value, "solves", _SOLVES if version > 3 else _SOLVES[:2])
     if type(fields["seed"]) is not int or abs(fields["seed"]) >= 2**62:
         raise refused("solves.seed", "a whole number", fields["seed"])
-    if not isinstance(fields["deterministic"], bool):
-        raise refused("solves.deterministic", "true or false", fields["deterministic"])
+    json_flag(fields["deterministic"], "solves.deterministic")
     tolerance = fields.get("tolerance", 1.0)
     if not isinstance(tolerance, float) or not 0.0 < tolerance < math.inf:
         raise refused("solves.tolerance", "a positive number", tolerance)
@@ -202,8 +209,7 @@ def _update_state(value: Any) -> UpdateState:
     """What happened online. Raises: ModelFileError."""
     fields = json_fields(value, "learned", _LEARNED)
     for name, count in fields.items():
-        if type(count) is not int or not 0 <= count < _MAX_COUNT:
-            raise refused(f"learned.{name}", "a whole number from 0 on", count)
+        json_count(count, f"learned.{name}", _MAX_COUNT)
     return UpdateState(**fields)
 
 

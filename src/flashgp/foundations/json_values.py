@@ -17,6 +17,7 @@ __all__ = [
     "json_count",
     "json_dataclass",
     "json_fields",
+    "json_flag",
     "json_list",
     "json_number",
     "json_text",
@@ -155,6 +156,13 @@ def json_count(value: object, where: str, largest: int) -> int:
     """An integer from 0 to the largest; true and 1.0 are no integers."""
     if type(value) is not int or not 0 <= value <= largest:
         raise refused(where, f"an integer from 0 to {largest}", value if type(value) is not int else "another one")
+    return value
+
+
+def json_flag(value: object, where: str) -> bool:
+    """True or false; 1 is neither."""
+    if not isinstance(value, bool):
+        raise refused(where, "true or false", value)
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.foundations.json_values import json_count, json_fields, json_list, json_text, refused
+from flashgp.foundations.json_values import json_count, json_fields, json_flag, json_list, json_text, refused
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Kind, Table, listed, quoted
@@ -236,8 +236,7 @@ class Encoding:
         fields = json_fields(data, "encoding", keys)
         if type(fields["version"]) is not int or fields["version"] != _VERSION:
             raise refused("encoding.version", str(_VERSION), fields["version"])
-        if type(fields["header"]) is not bool:
-            raise refused("encoding.header", "true or false", fields["header"])
+        header = json_flag(fields["header"], "encoding.header")
         if fields["missing"] not in get_args(Missing):
             raise refused("encoding.missing", "'error' or 'drop'", fields["missing"])
         total = json_count(fields["table_columns"], "encoding.table_columns", _MAX_COLUMNS)
@@ -265,4 +264,4 @@ class Encoding:
             raise refused("encoding", "distinct column names", names)
         if len(names) != total:
             raise refused("encoding.table_columns", f"{len(names)}, the columns it names", total)
-        return Encoding(tuple(inputs), target, target_position, fields["header"], total, left_out, fields["missing"])
+        return Encoding(tuple(inputs), target, target_position, header, total, left_out, fields["missing"])
