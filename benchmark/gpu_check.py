@@ -32,8 +32,7 @@ from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton import TritonTiles
-from flashgp.pairwise.triton import launch as triton_launch
-from flashgp.pairwise.triton.launch import TileShape
+from flashgp.pairwise.triton.launch import LaunchSettings, TileShape
 
 RECORDS = Path(__file__).resolve().parent / "records"
 BUDGET_SECONDS = 450
@@ -298,7 +297,14 @@ def _median(values: Sequence[float]) -> float:
 
 
 def product_cell(
-    name: str, kernel: Kernel, n: int, d: int, t: int, device: str = "cuda", offset: float = 0.0
+    name: str,
+    kernel: Kernel,
+    n: int,
+    d: int,
+    t: int,
+    device: str = "cuda",
+    offset: float = 0.0,
+    triton: TritonTiles = TRITON,
 ) -> dict[str, Any]:
     """Pairs per second of K V, its error on sampled rows, and its memory."""
     kernel = kernel.to(device)
@@ -308,12 +314,12 @@ def product_cell(
     rows, theta, form = kernel.rows(x).detach(), [p.detach() for p in kernel.theta()], kernel.form
     small = kernel.rows(x[:4096]).detach()
     started = time.perf_counter()
-    TRITON.product(PairProblem(form, theta, small), right[:4096].contiguous())
+    triton.product(PairProblem(form, theta, small), right[:4096].contiguous())
     torch.cuda.synchronize()
     compile_seconds = time.perf_counter() - started
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    out, seconds = timed(lambda: TRITON.product(PairProblem(form, theta, rows), right))
+    out, seconds = timed(lambda: triton.product(PairProblem(form, theta, rows), right))
     peak = torch.cuda.max_memory_allocated() - before
     some = torch.randperm(n, generator=torch.Generator().manual_seed(1))[:SAMPLED_ROWS].to(device)
     sample = kernel.rows(x[some]).detach()
@@ -401,12 +407,9 @@ SWEEP = {
 def sweep_cell(which: str, tile: Sequence[int], n: int = 200_000) -> dict[str, Any]:
     """Another tile for the two kernels that matter most: which shape should be the built-in one?"""
     d, t, _ = SWEEP[which]
-    triton_launch.OVERRIDES[which] = TileShape(*tile)
-    try:
-        kernel = kernels.SquaredExponential(d**0.5) if which == "few" else kernels.Matern(1.5, d**0.5)
-        return product_cell(f"sweep {which} {tuple(tile)}", kernel, n, d, t) | {"tile": list(tile)}
-    finally:
-        del triton_launch.OVERRIDES[which]
+    triton = TritonTiles(LaunchSettings(shapes={which: TileShape(*tile)}))
+    kernel = kernels.SquaredExponential(d**0.5) if which == "few" else kernels.Matern(1.5, d**0.5)
+    return product_cell(f"sweep {which} {tuple(tile)}", kernel, n, d, t, triton=triton) | {"tile": list(tile)}
 
 
 def cells() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:

@@ -23,7 +23,7 @@ from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.triton import TritonTiles, backend, launch, packing
-from flashgp.pairwise.triton.launch import TileShape
+from flashgp.pairwise.triton.launch import LaunchSettings, TileShape
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.tile_source import TileStatistic
 from pairwise.pair_cases import CASES, ONE_CASE_EACH, REFERENCE, TORCH, Case, Job, gradients, job, relative_error
@@ -34,18 +34,12 @@ EPS = torch.finfo(f32).eps
 # As in the float64 contract: a few dozen operations on numbers of size 1, and sums of a few hundred of those.
 VALUE_TOLERANCE = 50 * EPS
 GRADIENT_TOLERANCE = 200 * EPS
-TRITON = BACKENDS["triton"]()
+SMALL_TILES = LaunchSettings(dict.fromkeys(("few", "many", "block", "gradient"), TileShape(16, 16, 4, 1, 32)), 1)
+TRITON = TritonTiles(SMALL_TILES)
 Tensors = list[Tensor | None]
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("few", "many", "block", "gradient"):
-        monkeypatch.setitem(launch.OVERRIDES, name, TileShape(16, 16, 4, 1, 32))
-    monkeypatch.setattr(launch, "PROGRAMS", 1)
-
-
-def compare(given: Job, count: int = 2, blocks: bool = True) -> list[str]:
+def compare(given: Job, count: int = 2, blocks: bool = True, triton: TritonTiles = TRITON) -> list[str]:
     """Every operation of the backend against the portable backend in float64, in words where it is off.
 
     `blocks` False leaves out those that take or give a matrix of all pairs.
@@ -59,25 +53,25 @@ def compare(given: Job, count: int = 2, blocks: bool = True) -> list[str]:
     pairs: list[tuple[str, Callable[[], Tensors], Callable[[], Tensors], Tensor | None]] = [
         (
             "block",
-            lambda: [TRITON.block(PairProblem(form, theta, rows, cols), dtype=f32)],
+            lambda: [triton.block(PairProblem(form, theta, rows, cols), dtype=f32)],
             lambda: [TORCH.block(PairProblem(form, theta, rows, cols), dtype=f64)],
             None,
         ),
         (
             "product",
-            lambda: [TRITON.product(PairProblem(form, theta, rows, cols), right)],
+            lambda: [triton.product(PairProblem(form, theta, rows, cols), right)],
             lambda: [TORCH.product(PairProblem(form, theta, rows, cols), right.double())],
             None,
         ),
         (
             "block_gradient",
-            lambda: gradients(TRITON.block_gradient(PairProblem(form, theta, rows, cols), weights)),
+            lambda: gradients(triton.block_gradient(PairProblem(form, theta, rows, cols), weights)),
             lambda: gradients(TORCH.block_gradient(PairProblem(form, theta, rows, cols), weights.double())),
             weights.double(),
         ),
         (
             "bilinear_gradient",
-            lambda: gradients(TRITON.bilinear_gradient(PairProblem(form, theta, rows, cols), left, right)),
+            lambda: gradients(triton.bilinear_gradient(PairProblem(form, theta, rows, cols), left, right)),
             lambda: gradients(
                 TORCH.bilinear_gradient(PairProblem(form, theta, rows, cols), left.double(), right.double())
             ),
@@ -303,12 +297,12 @@ def test_a_kink_takes_differences() -> None:
 
 
 @pytest.mark.parametrize("programs", [4, 10**6])
-def test_columns_shared_out(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_shared_out(programs: int) -> None:
     """Few rows against many columns: each program takes a part of the columns, eq. (M-20), and the parts add up."""
-    monkeypatch.setattr(launch, "PROGRAMS", programs)
+    triton = TritonTiles(dataclasses.replace(SMALL_TILES, programs=programs))
     kernel = 1.7 * kernels.RationalQuadratic(1.5) + kernels.Linear(0.3)
     for count in (2, 6):
-        assert compare(made(kernel, points(3, 2), points(40, 2, 1)), count, blocks=False) == []
+        assert compare(made(kernel, points(3, 2), points(40, 2, 1)), count, blocks=False, triton=triton) == []
 
 
 def test_row_scalars() -> None:
@@ -403,9 +397,9 @@ def test_equal_calls_give_equal_bits() -> None:
         assert torch.equal(a, b)
 
 
-def test_compensated_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compensated_sums() -> None:
     """(M-62): adding tiles one by one loses nothing that grows with their number."""
-    monkeypatch.setitem(launch.OVERRIDES, "few", TileShape(16, 16, 4, 1, 16))
+    triton = TritonTiles(LaunchSettings({"few": TileShape(16, 16, 4, 1, 16)}, programs=1))
     kernel = kernels.Constant(1.0)
     m = 2048
     right = torch.full((m, 6), 0.1) + torch.arange(6) / 64
@@ -413,7 +407,7 @@ def test_compensated_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     cols = kernel.rows(torch.zeros(m, 1, dtype=f64)).detach()
     theta = [t.detach() for t in kernel.theta()]
     for columns in (right[:, :1], right):
-        found = TRITON.product(PairProblem(kernel.form, theta, rows, cols), columns.contiguous())
+        found = triton.product(PairProblem(kernel.form, theta, rows, cols), columns.contiguous())
         wanted = columns.double().sum(0, keepdim=True)
         assert float(((found.double() - wanted) / wanted).abs().max()) <= 2 * EPS
 
@@ -450,10 +444,4 @@ def test_a_disagreement_is_found() -> None:
         def block(self, problem, **options):  # type: ignore[no-untyped-def]
             return super().block(dataclasses.replace(problem, rows=other), **options)
 
-    global TRITON
-    kept = TRITON
-    try:
-        TRITON = Off()
-        assert ["block[0]" in problem for problem in compare(given)] == [True]
-    finally:
-        TRITON = kept
+    assert ["block[0]" in problem for problem in compare(given, triton=Off(SMALL_TILES))] == [True]

@@ -23,15 +23,7 @@ from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
 from flashgp.pairwise.triton.kernel_source import FEW
-from flashgp.pairwise.triton.launch import (
-    blocks_for,
-    columns_per_split,
-    launch,
-    on_device,
-    routes,
-    shape_for,
-    splits_for,
-)
+from flashgp.pairwise.triton.launch import LaunchSettings, blocks_for, columns_per_split, launch, on_device, routes
 from flashgp.pairwise.triton.norms import store_norms
 from flashgp.pairwise.triton.packing import Packed, packed, packed_bytes
 from flashgp.pairwise.triton.tile_source import power_of_two
@@ -52,7 +44,8 @@ class TritonTiles(Backend):
 
     title = "triton"
 
-    def __init__(self) -> None:
+    def __init__(self, settings: LaunchSettings | None = None) -> None:
+        self.settings = settings or LaunchSettings()
         self._torch = TorchTiles()
 
     def block(
@@ -65,7 +58,7 @@ class TritonTiles(Backend):
         workspace.ran(self.title)
         with workspace.hold(packed_bytes(rows, problem.columns)):
             job = _pack(problem)
-            shape = shape_for("block", routes(form, job.columns, False))
+            shape = self.settings.shape("block", routes(form, job.columns, False))
             blocks, tiles = blocks_for(job.rows.count, shape.rows), blocks_for(job.cols.count, shape.columns)
             out = workspace.empty((job.members, job.rows.count, job.cols.count), dtype, rows.device)
             launch(
@@ -92,9 +85,9 @@ class TritonTiles(Backend):
         workspace.ran(self.title)
         with workspace.hold(packed_bytes(rows, problem.columns)):
             job = _pack(problem, right)
-            shape = shape_for("few" if t <= FEW else "many", routes(form, job.columns, False), t)
+            shape = self.settings.shape("few" if t <= FEW else "many", routes(form, job.columns, False), t)
             blocks = blocks_for(job.rows.count, shape.rows)
-            splits = splits_for(blocks, job.members, job.cols.count, shape)
+            splits = self.settings.splits(blocks, job.members, job.cols.count, shape)
             out = workspace.empty((splits, job.members, job.rows.count, t), right.dtype, rows.device)
             flat = _flat(right, job.batch)
             arguments = {
@@ -135,7 +128,7 @@ class TritonTiles(Backend):
                 "weights_column": flat.stride(column),
             }
 
-        return pair_gradient(problem.form, job, problem.symmetric, ("given", 0), given)
+        return pair_gradient(problem.form, job, problem.symmetric, ("given", 0), given, self.settings)
 
     def bilinear_gradient(
         self, problem: PairProblem, left: Tensor, right: Tensor, *, workspace: Workspace | None = None
@@ -158,7 +151,7 @@ class TritonTiles(Backend):
             members = {"left": one, "right": two, "left_member": _stride(one), "right_member": _stride(two)}
             return members | ({"t": t} if t > FEW else {})
 
-        return pair_gradient(problem.form, job, problem.symmetric, how, given)
+        return pair_gradient(problem.form, job, problem.symmetric, how, given, self.settings)
 
     def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
         return self._torch.diagonal_gradient(problem, weights)

@@ -10,7 +10,7 @@ from flashgp.foundations.form import Form
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.problem import exchanged
 from flashgp.pairwise.program.program import program_of
-from flashgp.pairwise.triton.launch import blocks_for, columns_per_split, launch, routes, shape_for, splits_for
+from flashgp.pairwise.triton.launch import LaunchSettings, blocks_for, columns_per_split, launch, routes
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.tile_source import power_of_two
 
@@ -18,7 +18,12 @@ __all__ = ["pair_gradient"]
 
 
 def pair_gradient(
-    form: Form, job: Packed, symmetric: bool, how: tuple[str, int], given: Callable[[bool], Mapping[str, Any]]
+    form: Form,
+    job: Packed,
+    symmetric: bool,
+    how: tuple[str, int],
+    given: Callable[[bool], Mapping[str, Any]],
+    settings: LaunchSettings,
 ) -> PairGradient:
     """Gradients of sum(W * K) by rows, columns and parameters, eqs. (M-23) to (M-26).
 
@@ -29,15 +34,15 @@ def pair_gradient(
         given: the kernel's arguments that hold W; with True those of its transpose.
     Cost: one pass over the pairs when symmetric, two otherwise, and d / 64 as many for features of d > 64 columns.
     """
-    rows, theta = _rows_first(form, job, how, given(False), with_theta=True)
+    rows, theta = _rows_first(form, job, how, given(False), settings, with_theta=True)
     if symmetric:
         return PairGradient([None if g is None else g.mul_(2.0) for g in rows], [], theta)
-    cols, _ = _rows_first(exchanged(form), job.swapped(), how, given(True), with_theta=False)
+    cols, _ = _rows_first(exchanged(form), job.swapped(), how, given(True), settings, with_theta=False)
     return PairGradient(rows, cols, theta)
 
 
 def _rows_first(
-    form: Form, job: Packed, how: tuple[str, int], given: Mapping[str, Any], with_theta: bool
+    form: Form, job: Packed, how: tuple[str, int], given: Mapping[str, Any], settings: LaunchSettings, with_theta: bool
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """Gradients by what the first side's rows contribute, in the order of Rows.tensors, and by theta."""
     program = program_of(form)
@@ -48,10 +53,10 @@ def _rows_first(
     wide = [job.columns[k] for k in features if fast[k].route != "unrolled"]
     widest = max(wide, default=1)
     width = power_of_two(widest, most=64 if len(wide) <= 1 else 32)
-    shape = shape_for("gradient", fast)
+    shape = settings.shape("gradient", fast)
     n, m, device = job.rows.count, job.cols.count, job.route.device
     blocks, chunks = blocks_for(n, shape.rows), blocks_for(max(1, widest), width)
-    splits = splits_for(blocks, job.members * chunks, m, shape)
+    splits = settings.splits(blocks, job.members * chunks, m, shape)
     parameters = max(1, form.parameter_count)
     outputs = {f"g{k}": torch.empty((splits, job.members, n, job.columns[k]), device=device) for k in features}
     outputs |= {f"h{k}": torch.empty((splits, job.members, n), device=device) for k in scalars}

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from flashgp.pairwise.triton.packing import CAREFUL, FAST, Packed
 from flashgp.pairwise.triton.tile_source import TileStatistic, tile_statistics
 
 __all__ = [
-    "OVERRIDES",
+    "LaunchSettings",
     "TileShape",
     "blocks_for",
     "columns_per_split",
@@ -25,7 +25,6 @@ __all__ = [
     "on_device",
     "routes",
     "shape_for",
-    "splits_for",
 ]
 
 
@@ -50,8 +49,6 @@ def shape_for(name: str, statistics: Sequence[TileStatistic], count: int = 0) ->
     """
     unrolled = sum(s.size for s in statistics if s.route == "unrolled")
     several = sum(s.kind != "match" for s in statistics) > 1
-    if name in OVERRIDES:
-        return OVERRIDES[name]
     match name:
         case "few" if unrolled <= 4 and count <= 2 and not several:
             return TileShape(64, 64, 4, 2)
@@ -67,9 +64,29 @@ def shape_for(name: str, statistics: Sequence[TileStatistic], count: int = 0) ->
             return TileShape(64, 16, 4, 2) if several else TileShape(64, 32, 4, 2)
 
 
-OVERRIDES: dict[str, TileShape] = {}  # by the names of shape_for: the GPU check and the tests try other tiles
-PROGRAMS = 528  # programs wanted per launch, four per multiprocessor of an H100: fewer rows split their columns
 LARGEST_SPLIT = 64
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """Sizes of launches.
+
+    Fields:
+        shapes: tiles by the names of `shape_for`, instead of its own.
+        programs: wanted per launch, four per multiprocessor of an H100: fewer rows split their columns.
+    """
+
+    shapes: Mapping[str, TileShape] = field(default_factory=dict)
+    programs: int = 528
+
+    def shape(self, name: str, statistics: Sequence[TileStatistic], count: int = 0) -> TileShape:
+        """The tile of a kernel; see `shape_for`."""
+        return self.shapes[name] if name in self.shapes else shape_for(name, statistics, count)
+
+    def splits(self, blocks: int, members: int, columns: int, shape: TileShape) -> int:
+        """Into how many parts the columns are shared out, so that a launch has as many programs as are wanted."""
+        tiles = blocks_for(columns, shape.columns)
+        return max(1, min(self.programs // max(1, blocks * members), tiles, LARGEST_SPLIT))
 
 
 def routes(form: Form, columns: Sequence[int], careful: bool) -> tuple[TileStatistic, ...]:
@@ -80,12 +97,6 @@ def routes(form: Form, columns: Sequence[int], careful: bool) -> tuple[TileStati
 def blocks_for(count: int, rows: int) -> int:
     """Blocks of that many rows."""
     return -(-count // rows)
-
-
-def splits_for(blocks: int, members: int, columns: int, shape: TileShape) -> int:
-    """Into how many parts the columns are shared out, so that a launch has PROGRAMS programs."""
-    tiles = blocks_for(columns, shape.columns)
-    return max(1, min(PROGRAMS // max(1, blocks * members), tiles, LARGEST_SPLIT))
 
 
 def columns_per_split(columns: int, splits: int, shape: TileShape) -> int:
