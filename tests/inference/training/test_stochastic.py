@@ -8,16 +8,15 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.errors import ConvergenceError
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import Factors, Recorder, Run, Stage
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitSettings
-from flashgp.inference.training.settings import SearchSettings
-from flashgp.inference.training.stochastic import StochasticFit, part_sizes, with_factored_part
+from flashgp.inference.training.stochastic import part_sizes, with_factored_part
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
-from inference.training.tables import FEW_ROWS, SETTINGS, kinds, objectives, planned, prior, table
+from inference.training.tables import SETTINGS, kinds, planned, prior, table
 
 
 def with_gradients(change, calls=None) -> FitSettings:
@@ -104,21 +103,20 @@ def test_a_search_that_diverges_is_given_up():
 def test_a_search_whose_end_cannot_be_checked_is_given_up():
     """No exact likelihood of the first rows can be had there: what was found before is kept, and the fit goes on."""
     x, y = table(220)
-    gp = prior()
+    gp, gradients = prior(), []
 
-    class Unchecked(StochasticFit):
-        def _diverged(self, found, before, rows):
-            unlikely = dataclasses.replace(found, theta=numpy.full_like(found.theta, 400.0))
-            return super()._diverged(unlikely, before, rows)
+    class Unchecked(LogJoint):
+        def __call__(self, theta):
+            if gradients:
+                raise NotPositiveDefiniteError("made up")
+            return super().__call__(theta)
 
-    _, objective = objectives(gp, x, y)
-    objective.settings = FEW_ROWS
-    recorder = Recorder(EvaluationLog(None, ""))
+    settings = dataclasses.replace(with_gradients(lambda _, evaluation: evaluation, gradients), objective=Unchecked)
     with pytest.warns(fgp.FlashGPWarning, match="each less likely"):
-        Unchecked(objective, LogJoint, recorder, SearchSettings(), 20, reset=False).run(objective.parameters.values())
-    first = recorder.best_of(Stage.FIRST_ROWS)
-    assert first is not None
-    assert numpy.array_equal(recorder.reached, first[2])
+        found = fgp.fit(gp, x, y, plan=planned(gp, 220), settings=settings, starts=1)
+    first = max((e for e in found.history if e.start.startswith("middle")), key=lambda e: e.value)
+    values = torch.cat([p.detach().reshape(-1) for p in found.gp.parameters()])
+    assert torch.equal(values, torch.tensor(first.theta, dtype=values.dtype))
 
 
 def test_training_beyond_the_memory_is_refused_before_any_work():
