@@ -95,15 +95,15 @@ def test_latent_and_observed() -> None:
 def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> None:
     """And nothing that they are asked later."""
     x, y = table(300)
-    before, found = torch.get_num_threads(), []
+    before, results = torch.get_num_threads(), []
     for count in (1, 2):
         torch.set_num_threads(count)
         model = fgp.GPRegressor(max_iterations=3, starts=1, deterministic=True).fit(x, y)
         assert model.posterior_.state.settings.deterministic
         mean, deviation = model.predict(x[:40] + 0.1, return_std=True)
-        found.append((mean, deviation, model.sample_y(x[:40] + 0.1), model.log_marginal_likelihood()))
+        results.append((mean, deviation, model.sample_y(x[:40] + 0.1), model.log_marginal_likelihood()))
     torch.set_num_threads(before)
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*results, strict=True):
         np.testing.assert_array_equal(one, two)
     fixed = fgp.GPRegressor(optimise=False, deterministic=True).fit(x, y)
     assert fixed.posterior_.state.settings.deterministic
@@ -113,9 +113,9 @@ def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> No
 @pytest.mark.parametrize("optimise", [False, True])
 def test_the_report_has_the_standard_error_of_the_likelihood(optimise: bool) -> None:
     x, y = table(120)
-    found = given(0.05, solver="cg").set_params(optimise=optimise, starts=1, max_iterations=3).fit(x, y)
-    assert found.report_.standard_error > 0.0
-    assert len(of_kind(found.report_.events, EventKind.LOG_DETERMINANT)) == 1
+    iterative = given(0.05, solver="cg").set_params(optimise=optimise, starts=1, max_iterations=3).fit(x, y)
+    assert iterative.report_.standard_error > 0.0
+    assert len(of_kind(iterative.report_.events, EventKind.LOG_DETERMINANT)) == 1
     assert given(0.05).fit(x, y).report_.standard_error is None
 
 
@@ -428,11 +428,11 @@ def test_noise_free_conflicts_are_refused() -> None:
 def test_a_solver_by_name() -> None:
     """Iterative solves give the predictions of a factor, to the tolerance."""
     x, y = table()
-    exact, found = given().fit(x, y), given(solver="cg", tolerance=1e-6).fit(x, y)
-    assert found.posterior_.plan.solver == "cg"
-    assert found.posterior_.factor is None
-    np.testing.assert_allclose(found.predict(x), exact.predict(x), atol=1e-5 * y.std())
-    deviation = found.predict(x, return_std=True)[1]
+    exact, iterative = given().fit(x, y), given(solver="cg", tolerance=1e-6).fit(x, y)
+    assert iterative.posterior_.plan.solver == "cg"
+    assert iterative.posterior_.factor is None
+    np.testing.assert_allclose(iterative.predict(x), exact.predict(x), atol=1e-5 * y.std())
+    deviation = iterative.predict(x, return_std=True)[1]
     np.testing.assert_allclose(deviation, exact.predict(x, return_std=True)[1], rtol=0.01)
     with pytest.raises(fgp.DomainError, match="`solver` must be one of"):
         given(solver="quick").fit(x, y)

@@ -19,9 +19,9 @@ __all__ = ["run_bench"]
 ENDINGS = (".json", ".png", ".html", ".htm")
 
 
-def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
+def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     """Measure, print and write. Returns: the record. Raises: FlashGPError, OSError, before work where it can be."""
-    began, out = time.perf_counter(), asked.out or []
+    began, out = time.perf_counter(), options.out or []
     for path in out:
         if Path(path).suffix.lower() not in ENDINGS:
             raise DomainError(f"`--out` must end in {', '.join(ENDINGS)}, got {path!r}; choose what is to be written")
@@ -38,15 +38,17 @@ def run_bench(asked: BenchOptions, console: Console) -> dict[str, Any]:
                 stage(line, 0.0)
 
         with redirect_stdout(sys.stderr):  # what other libraries print must not get between the results
-            measured = suite_named(asked.name).measure(
+            measured = suite_named(options.name).measure(
                 Options(
-                    sizes=asked.rows,
-                    dtypes=listed(asked.dtypes),
-                    devices=listed(asked.device),
-                    repeats=asked.repeats,
-                    clocks="all" if asked.clocks == "all" else tuple(c for c in listed(asked.clocks) if c != "none"),
-                    peers=asked.peers,
-                    seed=asked.seed,
+                    sizes=options.rows,
+                    dtypes=listed(options.dtypes),
+                    devices=listed(options.device),
+                    repeats=options.repeats,
+                    clocks="all"
+                    if options.clocks == "all"
+                    else tuple(c for c in listed(options.clocks) if c != "none"),
+                    peers=options.peers,
+                    seed=options.seed,
                     progress=progress,
                 )
             )

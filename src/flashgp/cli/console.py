@@ -79,8 +79,8 @@ class Console:
         typer.echo(_shown(f"error: {error}"), err=True)
         if self.json:
             numbers = {k: v for k, v in vars(error).items() if isinstance(v, int | float) and not isinstance(v, bool)}
-            said = {"type": type(error).__name__, "message": str(error), **numbers}
-            typer.echo(json.dumps({"error": finite(said)}, allow_nan=False))
+            fields = {"type": type(error).__name__, "message": str(error), **numbers}
+            typer.echo(json.dumps({"error": finite(fields)}, allow_nan=False))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The result as JSON, when that is wanted."""
@@ -121,11 +121,11 @@ class Console:
 
 
 def _lines() -> Callable[["Progress"], None]:
-    spoken = [time.monotonic()]
+    last = [time.monotonic()]
 
     def show(progress: "Progress") -> None:
-        if time.monotonic() - spoken[0] >= _LINE_SECONDS:
-            spoken[0] = time.monotonic()
+        if time.monotonic() - last[0] >= _LINE_SECONDS:
+            last[0] = time.monotonic()
             typer.echo(_progress_text(progress), err=True)
 
     return show

@@ -56,8 +56,8 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         raise _interrupted(stop, prepared, options.checkpoint, console) from stop
     model = TableModel(result.posterior, prepared.encoding, prepared.scaling, options.kernel or "")
     if result.interrupted:
-        kept = "; the model is written as it is" if options.out else ""
-        console.warn(f"the fit was cut short after {len(result.history)} evaluations: this is the best so far{kept}")
+        written = "; the model is written as it is" if options.out else ""
+        console.warn(f"the fit was cut short after {len(result.history)} evaluations: this is the best so far{written}")
     if options.out is not None:
         model.save(options.out)  # before anything else can fail
     outcome = outcome_of(options, prepared, result, model, began, console)
@@ -73,7 +73,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
 def _interrupted(
     stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console
 ) -> KeyboardInterrupt:
-    """Says what was found before Ctrl-C, and how to go on."""
+    """Prints the parameters reached before Ctrl-C; an error that says how to go on."""
     assert isinstance(stop.gp, GP)
     rows = parameter_rows(stop.gp, prepared.names, prepared.scaling, prepared.encoding.target)
     console.say("parameters found")
@@ -86,15 +86,9 @@ def _interrupted(
 
 def _check_outputs(options: FitOptions) -> None:
     """Everything that can be known before work starts."""
-    require_distinct(
-        {
-            "TABLE": options.table,
-            "--out": options.out,
-            "--report": options.report,
-            "--checkpoint": options.checkpoint,
-        }
-    )
-    for argument, path in (("--out", options.out), ("--report", options.report), ("--checkpoint", options.checkpoint)):
+    written = {"--out": options.out, "--report": options.report, "--checkpoint": options.checkpoint}
+    require_distinct({"TABLE": options.table, **written})
+    for argument, path in written.items():
         if path is not None:
             require_writable(path, argument)
     if options.report is not None:

@@ -343,8 +343,8 @@ class BenchOptions:
         try:
             _ = self.rows
         except ValueError:
-            said = f"must be whole numbers with commas, got {self.sizes!r}"
-            raise typer.BadParameter(said, param_hint="--sizes") from None
+            message = f"must be whole numbers with commas, got {self.sizes!r}"
+            raise typer.BadParameter(message, param_hint="--sizes") from None
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -35,15 +35,15 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
             solver=options.solver,
         )  # fmt: skip
     _show("plan", plan, console)
-    said = {"command": "plan", **asdict(plan)}
+    result = {"command": "plan", **asdict(plan)}
     if options.test_rows is not None:
         prediction = plans.plan(
             gp, plan.n, plan.d, n_test=options.test_rows, distinct=plan.distinct, memory=options.memory,
             device=options.device, conditioned=plan.route,
         )  # fmt: skip
         _show(f"prediction of {options.test_rows:,} rows", prediction, console)
-        said["prediction"] = asdict(prediction)
-    return said
+        result["prediction"] = asdict(prediction)
+    return result
 
 
 def _show(title: str, plan: Plan | ProductPlan, console: Console) -> None:

@@ -111,11 +111,11 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
         solver=options.solver,
         deterministic=options.deterministic,
     )
-    held = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
+    counts = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
     console.pairs(
         f"{options.table}: {encoding.target} from {len(names)} input{'s' if len(names) > 1 else ''}",
         [
-            ("rows", f"{len(encoded.rows):,} of {table.rows:,}{held}" if held or len(encoded.rows) < table.rows
+            ("rows", f"{len(encoded.rows):,} of {table.rows:,}{counts}" if counts or len(encoded.rows) < table.rows
              else f"{table.rows:,}"),
             ("inputs", _listed(names)),
             ("kernel", kernel_text),

@@ -55,12 +55,12 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
     if options.out is not None:
         _draw(options.out, profiles)
         console.note(f"drawn in {options.out}")
-    said: dict[str, Any] = {"command": "tune", "path": _path()}
+    result: dict[str, Any] = {"command": "tune", "path": _path()}
     if options.profiles:
-        said["profiles"] = {name: json.loads(profile.to_json()) for name, profile in profiles.items()}
+        result["profiles"] = {name: json.loads(profile.to_json()) for name, profile in profiles.items()}
     else:
-        said["profile"] = json.loads(profile.to_json())
-    return said
+        result["profile"] = json.loads(profile.to_json())
+    return result
 
 
 def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile:

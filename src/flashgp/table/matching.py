@@ -123,10 +123,10 @@ def converted(
         given = column.values[~np.isnan(column.values)]
         if np.isin(given, (0.0, 1.0)).all():
             return column
-    held = f"{column.kind}, stored as {quoted(column.stored_as)}{_number_hint(table, column)}"
+    stored = f"{column.kind}, stored as {quoted(column.stored_as)}{_number_hint(table, column)}"
     raise DomainError(
         f"column {quoted(column.name)} of {quoted(table.path)} must hold values of kind {kind} as in training, "
-        f"got {held}; correct its values, or fit the model again."
+        f"got {stored}; correct its values, or fit the model again."
     )
 
 
