@@ -148,7 +148,7 @@ def test_a_rate_is_measured_on_enough_rows() -> None:
             seen.append(problem.rows.count)
 
     class Quick(Engine):
-        def made(self) -> TorchTiles:
+        def create(self) -> TorchTiles:
             return Counting()
 
     quick = Quick("quick", "", "", ("cpu",), ("float32",), fused=False)

@@ -134,11 +134,11 @@ class Expression:
     def symbols(self) -> frozenset[Symbol]:
         """Every symbol that occurs."""
         if self._symbols is None:
-            found: set[Symbol] = set()
+            symbols: set[Symbol] = set()
             for factors, _ in self.terms:
                 for atom, _power in factors:
-                    found |= _atom_symbols(atom)
-            self._symbols = frozenset(found)
+                    symbols |= _atom_symbols(atom)
+            self._symbols = frozenset(symbols)
         return self._symbols
 
     @property

@@ -83,8 +83,8 @@ def memory_limit() -> int | None:
 
 def _control_groups_free() -> list[int]:
     """Bytes left in each control group that has a limit. What the page cache holds is given up on demand: not used."""
-    found = (_group_free(folder, *_FILES[version]) for version, folder in control_groups("memory"))
-    return [left for left in found if left is not None]
+    groups = (_group_free(folder, *_FILES[version]) for version, folder in control_groups("memory"))
+    return [left for left in groups if left is not None]
 
 
 def _group_free(folder: Path, limit: str, used: str, cache: str) -> int | None:

@@ -147,11 +147,11 @@ def over_batch(function: Callable[..., Any], tensors: Sequence[Tensor], events: 
         return function(*tensors)
     flat, places = [], []
     for tensor, event in zip(tensors, events, strict=True):
-        own = tensor.dim() > event
+        batched = tensor.dim() > event
         shape = tensor.shape[tensor.dim() - event :]
-        flat.append(tensor.expand((*batch, *shape)).reshape((-1, *shape)) if own else tensor)
-        places.append(0 if own else None)
-    found = torch.func.vmap(function, tuple(places))(*flat)
-    if isinstance(found, Tensor):
-        return found.unflatten(0, batch)
-    return tuple(one.unflatten(0, batch) for one in found)
+        flat.append(tensor.expand((*batch, *shape)).reshape((-1, *shape)) if batched else tensor)
+        places.append(0 if batched else None)
+    results = torch.func.vmap(function, tuple(places))(*flat)
+    if isinstance(results, Tensor):
+        return results.unflatten(0, batch)
+    return tuple(one.unflatten(0, batch) for one in results)

@@ -149,27 +149,27 @@ def _chosen(cores: str | Iterable[int] | None, numa_node: int | None) -> frozens
         raise DomainError(
             f"`cores` and `numa_node` name cores twice, got {cores!r} and {numa_node!r}; give one of them"
         )
-    own = own_cores()
-    if own is None:
+    usable = own_cores()
+    if usable is None:
         raise BackendUnavailableError(
             f"`{name}` needs a system on which a process can choose its cores, which is Linux, and this is "
             f"{platform.system()}; take threads= alone"
         )
     if cores is not None:
-        wanted = found = parse_cores(cores)
+        wanted = chosen = parse_cores(cores)
         known = ""
     else:
         nodes = numa_nodes()
         wanted = nodes.get(check_count(numa_node, "numa_node", 0), frozenset())
-        found = wanted & own
+        chosen = wanted & usable
         known = "; NUMA nodes: " + (", ".join(f"{node}: {core_text(of)}" for node, of in nodes.items()) or "none")
-    if not found or not found <= own:
+    if not chosen or not chosen <= usable:
         launcher = f" ({launcher_text()})" if launcher_text() else ""
         raise DomainError(
-            f"`{name}` must be among the cores this process may use, {core_text(own)}{launcher}, got "
+            f"`{name}` must be among the cores this process may use, {core_text(usable)}{launcher}, got "
             f"{core_text(wanted) or numa_node}{known}; leave out the others, or start the process with more"
         )
-    return found
+    return chosen
 
 
 # -- affinity --------------------------------------------------------------------------------------------------------
@@ -201,10 +201,10 @@ def _restore(masks: dict[int, set[int]], cores: set[int]) -> None:
     """Each thread its own cores again; those of the block, who inherited, the cores of the thread that entered."""
     if not masks:
         return
-    own = masks[threading.get_native_id()]
+    entered_on = masks[threading.get_native_id()]
     with suppress(OSError):
         for thread in _threads():
             with suppress(OSError):  # it has ended
-                mask = masks.get(thread) or (own if os.sched_getaffinity(thread) == cores else None)
+                mask = masks.get(thread) or (entered_on if os.sched_getaffinity(thread) == cores else None)
                 if mask:
                     os.sched_setaffinity(thread, mask)

@@ -92,7 +92,7 @@ def parse_cores(cores: str | Iterable[int], name: str = "cores") -> frozenset[in
     >>> sorted(parse_cores("0-3,8"))
     [0, 1, 2, 3, 8]
     """
-    found: set[int] = set()
+    parsed: set[int] = set()
     try:
         if isinstance(cores, str):
             for part in cores.replace(" ", "").split(","):
@@ -100,24 +100,24 @@ def parse_cores(cores: str | Iterable[int], name: str = "cores") -> frozenset[in
                 low, high = _core(first), _core(last if dash else first)
                 if low > high:
                     raise ValueError
-                found.update(range(low, high + 1))
+                parsed.update(range(low, high + 1))
         else:
-            found.update(_core(core) for core in cores)
+            parsed.update(_core(core) for core in cores)
     except (TypeError, ValueError):
-        found.clear()
-    if not found:
+        parsed.clear()
+    if not parsed:
         raise DomainError(f"`{name}` must be core numbers like '0-3,8' or [0, 1, 2, 3, 8], got {str(cores)[:60]!r}")
-    return frozenset(found)
+    return frozenset(parsed)
 
 
 def _core(number: str | int) -> int:
     """Raises: ValueError, TypeError."""
     if isinstance(number, bool) or (isinstance(number, str) and not (number.isascii() and number.isdigit())):
         raise ValueError
-    found = int(number) if isinstance(number, str) else operator.index(number)
-    if not 0 <= found < MAX_CORES:
+    value = int(number) if isinstance(number, str) else operator.index(number)
+    if not 0 <= value < MAX_CORES:
         raise ValueError
-    return found
+    return value
 
 
 def core_text(cores: Iterable[int]) -> str:

@@ -127,9 +127,9 @@ class MachineProfile:
         """The rates of a device; the built-in ones for an accelerator that was not measured."""
         if torch.device(device).type == "cpu":
             return self.cpu
-        found = self.accelerator or BUILT_IN.accelerator
-        assert found is not None
-        return found
+        rates = self.accelerator or BUILT_IN.accelerator
+        assert rates is not None
+        return rates
 
     def product_rate(
         self, backend: str, device: torch.device | str, dtype: torch.dtype, symmetric: bool, d: int, t: int

@@ -47,8 +47,8 @@ def _mkl(others: list[str]) -> Callable[[int], int] | None:
     """MKL's setter: in torch's own library where it is part of it, else in MKL's."""
     if not torch.backends.mkl.is_available():
         return None
-    own = (Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")
-    for path in (*map(str, own), *others):
+    libraries = (Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")
+    for path in (*map(str, libraries), *others):
         try:
             setter = getattr(ctypes.CDLL(path), _MKL_NAME)
         except (OSError, AttributeError):
@@ -82,11 +82,11 @@ class single_thread:  # noqa: N801 - used like contextlib's
         self.outermost = not getattr(_outside, "count", 0)
         if self.outermost:
             _outside.count = self.before
-        found = _controllers()
-        if found is None:
+        controllers = _controllers()
+        if controllers is None:
             torch.set_num_threads(1)
             return
-        library, mkl = found
+        library, mkl = controllers
         library.set_num_threads(1)
         if mkl is not None:
             self.mkl_before = mkl(1)
@@ -94,11 +94,11 @@ class single_thread:  # noqa: N801 - used like contextlib's
     def __exit__(self, *_: object) -> None:
         if self.outermost:
             _outside.count = 0
-        found = _controllers()
-        if found is None:
+        controllers = _controllers()
+        if controllers is None:
             torch.set_num_threads(self.before)
             return
-        library, mkl = found
+        library, mkl = controllers
         library.set_num_threads(self.before)
         if mkl is not None:
             mkl(self.mkl_before)

@@ -87,16 +87,16 @@ def measured_curve(
     operation: str, dtype: torch.dtype, device: torch.device, settings: DenseSettings
 ) -> list[OperationTime]:
     """Seconds at each size, in turn; what would take longer than `max_seconds` is left out, but for the first two."""
-    found: list[OperationTime] = []
+    curve: list[OperationTime] = []
     rate = math.inf
     for size in settings.sizes(operation):
         flops = operation_flops(operation, *size)
-        if len(found) >= 2 and flops / rate > settings.max_seconds:
+        if len(curve) >= 2 and flops / rate > settings.max_seconds:
             continue
         seconds = settings.seconds(_call(operation, dtype, device, size), device)
         rate = flops / max(seconds, 1e-9)
-        found.append(OperationTime(operation, str(dtype).removeprefix("torch."), *size, seconds))
-    return found
+        curve.append(OperationTime(operation, str(dtype).removeprefix("torch."), *size, seconds))
+    return curve
 
 
 def link_rates(device: torch.device, settings: DenseSettings) -> dict[str, float]:

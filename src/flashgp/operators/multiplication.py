@@ -305,7 +305,7 @@ def _engine(plan: ProductPlan) -> Backend:
         return TorchTiles(plan.tile_pairs)
     for engine in ENGINES:
         if engine.backend == name and engine.installed():
-            return engine.made()
+            return engine.create()
     raise BackendUnavailableError(
         f"`plan` names the backend {name!r}, which is not installed here; make the plan again on this machine"
     )

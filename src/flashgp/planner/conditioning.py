@@ -170,8 +170,8 @@ class _Priced:
 
 def _plans(priced: _Priced, device: torch.device, available: int) -> list[Plan]:
     """Every route on one device; what is available, how to train and the alternatives are filled in later."""
-    found = [_factored(priced, device, route) for route in FACTORED]
-    return found + (_iterative(priced, device, available) if priced.problem.batch == 1 else [])
+    plans = [_factored(priced, device, route) for route in FACTORED]
+    return plans + (_iterative(priced, device, available) if priced.problem.batch == 1 else [])
 
 
 def _with_joining(plan: Plan, n: int, joining: int) -> Plan:
@@ -212,13 +212,13 @@ def _factored(priced: _Priced, device: torch.device, route: str) -> Plan:
 
 def _iterative(priced: _Priced, device: torch.device, available: int) -> list[Plan]:
     """Preconditioned conjugate gradients, eq. (M-98), stored or recomputed, on every backend there is."""
-    n, rates, found = priced.n, priced.profile.rates(device), []
+    n, rates, plans = priced.n, priced.profile.rates(device), []
     for price in _products(priced, device, priced.problem.outputs, PASSES):
         rank, peak = _preconditioned(priced, price.peak_bytes, priced.problem.outputs, available)
         preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
         plan = _plan(priced, device, price.route, price.backend, peak, price.seconds + preparing)
-        found.append(replace(plan, rank=rank))
-    return found
+        plans.append(replace(plan, rank=rank))
+    return plans
 
 
 def _preconditioned(priced: _Priced, products: int, t: int, available: int) -> tuple[int, int]:
@@ -270,7 +270,7 @@ def _estimated(plan: Plan, priced: _Priced, device: torch.device, available: int
 
     A float32 factor may take over where it fits, and a float64 one after it where that fits.
     """
-    t, found = TRAINING_COLUMNS * priced.problem.outputs, []
+    t, plans = TRAINING_COLUMNS * priced.problem.outputs, []
     single, double = (_factored(priced, device, route) for route in ("refined", "direct"))
     vectors = 8 * priced.n * VECTORS * FACTOR_COLUMNS * priced.problem.outputs
     fitting = [one.peak_bytes + vectors for one in (double, single) if one.peak_bytes + vectors <= available]
@@ -283,8 +283,8 @@ def _estimated(plan: Plan, priced: _Priced, device: torch.device, available: int
             one_pass = price.seconds / (TRAINING_PASSES + GRADIENT_PASSES)
             passes = max(1, round(single.seconds / one_pass)) if one_pass else 1
             one = replace(one, training_bytes=max(peak, fitting[0]), training_factor_passes=passes)
-        found.append(one)
-    return found
+        plans.append(one)
+    return plans
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Engine:
                 return False
         return self.backend in BACKENDS
 
-    def made(self) -> Backend:
+    def create(self) -> Backend:
         """One that computes products of every size, however small. Raises: ImportError for a missing package."""
         if self.backend not in BACKENDS:
             importlib.import_module(self.module)

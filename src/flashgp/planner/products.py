@@ -202,8 +202,8 @@ def _plan_product(
             return plan
         # The least tiles have been priced: larger ones take what is left, and refuse nothing that fits.
         pairs = size.tile_pairs(where, min(beside.room, plan.available_bytes - beside.kept_bytes))
-        own = size.tile_bytes(where, pairs) + size.operand_bytes() + beside.kept_bytes
-        return replace(plan, tile_pairs=pairs, peak_bytes=max(plan.peak_bytes, own))
+        with_tiles = size.tile_bytes(where, pairs) + size.operand_bytes() + beside.kept_bytes
+        return replace(plan, tile_pairs=pairs, peak_bytes=max(plan.peak_bytes, with_tiles))
 
     def too_large(smallest: Candidate, other: Candidate | None) -> MemoryBudgetError:
         limit = available[smallest.device]
@@ -232,8 +232,8 @@ def stored_bytes(n: int) -> int:
 
 def product_prices(problem: ProductProblem, device: torch.device, profile: MachineProfile) -> list[Candidate]:
     """The prices of all ways to compute K V that can be taken here, as `plan_product` compares them."""
-    found = _candidates(_Size(problem, profile), device, ENGINES)
-    return [one for one in found if not one.missing and not one.objection]
+    candidates = _candidates(_Size(problem, profile), device, ENGINES)
+    return [one for one in candidates if not one.missing and not one.objection]
 
 
 class _Size:
@@ -317,7 +317,7 @@ def _candidates(size: _Size, device: torch.device, engines: Sequence[Engine]) ->
     panel = 4 * size.batch * min(size.n, STORED_ROWS) * size.m  # the one that is made
     # One product asks for a result, not for a matrix: storing K is another memory class (docs/decisions/0006).
     keeps = "keeps K, for one product: only on request" if problem.products == 1 else ""
-    found = [
+    candidates = [
         Candidate(
             "dense", "torch", where, name, item * problem.pairs + tiles + base,
             build + multiply(problem.dtype, item * problem.pairs), objection=keeps,
@@ -345,13 +345,13 @@ def _candidates(size: _Size, device: torch.device, engines: Sequence[Engine]) ->
             seconds = panels + size.sorting_bytes() / rates.copy_bytes
         needed = size.fused_bytes(engine, device) if engine.fused else tiles + base
         missing = "" if engine.installed() else engine.package
-        found.append(
+        candidates.append(
             Candidate(
                 "recomputed", engine.backend, where, name, needed, seconds, objection=engine.objection,
                 missing=missing,
             )
         )  # fmt: skip
-    return found if problem.kept == 1.0 else [one for one in found if one.route == "recomputed"]
+    return candidates if problem.kept == 1.0 else [one for one in candidates if one.route == "recomputed"]
 
 
 def _prices(plan: ProductPlan, candidates: Sequence[Candidate]) -> tuple[str, ...]:

@@ -103,13 +103,13 @@ def tuned(
     if not keep:
         return _measure(progress, settings, parts or PARTS, None if parts is None else _known()), False
     with measuring() as waited:
-        found = read_profile() if waited and parts is None else None
-        if found is not None:
-            return found, True
+        other = read_profile() if waited and parts is None else None
+        if other is not None:
+            return other, True
         known = None if parts is None else read_profile() or _known()
         profile = _measure(progress, settings, parts or PARTS, known)
-        kept = keep_profile(profile)
-    return profile, kept
+        is_kept = keep_profile(profile)
+    return profile, is_kept
 
 
 def _parts(only: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -171,8 +171,8 @@ def _measure(
             say(f"{devices[kind].type} products by {engine.backend}, {dtype}, d={d}, t={t}")
             rate = _product_rate(settings, devices[kind], engine, getattr(torch, dtype), symmetric, d, t)
             products.append(PairRate(engine.backend, kind, dtype, symmetric, d, t, rate))
-        made = {kind: _device_rates(before.get(kind), rates[kind], times[kind], parts) for kind in devices}
-        cpu, other = made["cpu"], made.get("accelerator")
+        by_kind = {kind: _device_rates(before.get(kind), rates[kind], times[kind], parts) for kind in devices}
+        cpu, other = by_kind["cpu"], by_kind.get("accelerator")
     if progress is not None:
         progress("done", 1.0)
     processor, cores, threads, version = machine_key()
@@ -184,20 +184,20 @@ def _measure(
 
 
 def _device_rates(
-    known: DeviceRates | None, found: dict[str, Any], times: Sequence[OperationTime], parts: Sequence[str]
+    known: DeviceRates | None, rates: dict[str, Any], times: Sequence[OperationTime], parts: Sequence[str]
 ) -> DeviceRates:
     """What was measured of one device, beside what is known of it."""
-    kept = () if known is None else tuple(one for one in known.operations if one.operation not in parts)
+    unmeasured = () if known is None else tuple(one for one in known.operations if one.operation not in parts)
     for operation in ("gemm", "cholesky"):
         for dtype in ("float64", "float32"):
             curve = [one for one in times if (one.operation, one.dtype, one.batch) == (operation, dtype, 1)]
             if curve:
                 largest = max(curve, key=lambda one: one.rows)
                 flops = operation_flops(operation, largest.rows, largest.columns)
-                found[f"{operation}_{dtype}"] = flops / largest.seconds
-    operations = (*kept, *times)
-    return DeviceRates(**found, operations=operations) if known is None else replace(
-        known, **found, operations=operations
+                rates[f"{operation}_{dtype}"] = flops / largest.seconds
+    operations = (*unmeasured, *times)
+    return DeviceRates(**rates, operations=operations) if known is None else replace(
+        known, **rates, operations=operations
     )  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def _product_rate(
     settings: TuneSettings, device: torch.device, engine: Engine, dtype: torch.dtype, symmetric: bool, d: int, t: int
 ) -> float:
     """Pairs per second of K V on as many rows as make a call long enough to time."""
-    kernel, backend = Matern(2.5), engine.made()
+    kernel, backend = Matern(2.5), engine.create()
     # Compiled loops serve products from 1e7 pairs on: begin where they take over.
     n = max(4096, settings.rows(device)) if engine.backend == "cpu" else settings.rows(device)
     while True:
