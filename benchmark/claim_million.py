@@ -27,12 +27,12 @@ from problems import drawn_table
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
+from flashgp.foundations.normal import QUANTILE_975
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 NOISE, SEED = 0.01, 0
 LENGTHSCALES = {3: 0.1, 8: 0.5 * 8**0.5}
 POINTS, PATHS = 10_000, 64
-NORMAL_95 = 1.959963984540054
 WARM_ROWS = 3400  # enough pairs that the compiled backend is compiled
 COLUMNS = [
     {"key": "work", "title": "rows"},
@@ -149,7 +149,7 @@ def _paths(cell: Cell, x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, f
     seconds = time.perf_counter() - began
     mean, deviation = values.mean(0), values.std(0)
     mean = post.predict(x_test, memory=cell["memory"]).mean.cpu()
-    inside = (f_test.cpu() - mean).abs() <= NORMAL_95 * deviation
+    inside = (f_test.cpu() - mean).abs() <= QUANTILE_975 * deviation
     report = paths.report
     return {
         "route": post.report.route,

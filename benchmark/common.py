@@ -2,7 +2,6 @@
 
 import argparse
 import gzip
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import torch
 
 from flashgp.bench.suites.baselines import peer as peer
 from flashgp.bench.suites.baselines import smooth_data as smooth_data
+from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.standardise import Scaling
 
 RECORDS = Path(__file__).parent / "records"
@@ -91,8 +91,8 @@ def scores(mean: torch.Tensor, variance: torch.Tensor, y: torch.Tensor) -> dict[
     """Root mean squared error, mean negative log density, share inside 95 % intervals: mean and variance are of a new
     observation, all in units of y."""
     error = y - mean
-    nll = 0.5 * (error.square() / variance + variance.log() + math.log(2 * math.pi))
-    inside = error.abs() <= 1.959963984540054 * variance.sqrt()
+    nll = 0.5 * (error.square() / variance + variance.log() + LOG_2PI)
+    inside = error.abs() <= QUANTILE_975 * variance.sqrt()
     return {
         "rmse": float(error.square().mean().sqrt()),
         "nll": float(nll.mean()),

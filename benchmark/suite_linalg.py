@@ -21,8 +21,10 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.bench import read_record, write_record
 from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import CHOICE, current_profile, keep_profile, machine_key
+from flashgp.plots.axes import BLUE, GREEN, VERMILLION, new_figure
 
 ORDERS = (10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 400, 512, 700, 1000, 1500, 2000, 2500)
 OPERATIONS = ("qr", "cholesky", "eigh", "triangular")
@@ -162,16 +164,12 @@ def summarise(path: Path) -> None:
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Seconds against n, a panel for each operation and dtype, with data in host memory."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((15.0, 7.0))
     panels = figure.subplots(2, len(OPERATIONS), sharex=True)
     for (i, dtype), (j, operation) in itertools.product(enumerate(("float64", "float32")), enumerate(OPERATIONS)):
         ax = panels[i][j]
         for home, dash in (("cpu", "-"), ("cuda", ":")):
-            for device, colour in (("cpu", "#0072B2"), ("cuda", "#009E73"), ("auto", "#D55E00")):
+            for device, colour in (("cpu", BLUE), ("cuda", GREEN), ("auto", VERMILLION)):
                 key = f"{device}_seconds"
                 own = [r for r in rows if (r["work"], r["dtype"], r["home"]) == (operation, dtype, home) and r[key]]
                 if own:
@@ -221,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_record(RECORDS / "linalg.json", payload("fgp.linalg by n", rows))
         try:
             draw(rows, RECORDS / "linalg.png")
-        except ImportError:
+        except BackendUnavailableError:
             print("no picture: matplotlib is not installed")
     return 0
 

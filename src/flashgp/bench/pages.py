@@ -1,5 +1,6 @@
 """Results as files: a record, a picture or a page. Bars of one comparison, curves over sizes; both need matplotlib."""
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,24 +9,22 @@ from typing import TYPE_CHECKING, Any
 from flashgp.bench.candidate import Candidate
 from flashgp.bench.formats import format_seconds
 from flashgp.bench.records import write_record
-from flashgp.foundations.atomic import replacing
-from flashgp.page import Facts, Page, Section, write_page
+from flashgp.foundations.atomic import write_whole
+from flashgp.page import Facts, Figure, Page, Section, write_page
 from flashgp.plots import axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
 
 __all__ = ["draw_bars", "draw_curves", "environment_section", "save"]
 
-_COLOURS = (axes.BLUE, axes.ORANGE, axes.GREEN, axes.SKY, axes.VERMILLION)
 _BARS = (7.4, 0.42, 1.3)  # inches: width, height of one bar, and of what stands around the bars
 _REASON_CHARACTERS = 60  # of a refusal, that are shown
 
 
 def save(
     path: str | os.PathLike[str],
-    figure: Callable[[], "Figure | SubFigure"],
+    plot: Callable[[], "Axes"],
     page: Callable[[], Page],
     record: Callable[[], Mapping[str, Any]],
 ) -> None:
@@ -36,9 +35,7 @@ def save(
     """
     ending = Path(path).suffix.lower()
     if ending == ".png":
-        picture: Any = figure()
-        with replacing(path) as file:
-            picture.savefig(file, format="png", dpi=144, metadata={"Software": None})
+        write_whole(path, Figure.of(plot(), "").png)
     elif ending in (".html", ".htm"):
         write_page(path, page())
     else:
@@ -58,7 +55,7 @@ def draw_bars(ranked: Sequence[Candidate], clocks: Sequence[str], ax: "Axes | No
         times = [one.seconds if k == 0 else one.clock_seconds.get(clock) for one in ranked]
         places = [place - 0.4 + (k + 0.5) * height for place in range(len(ranked))]
         widths = [seconds or 0.0 for seconds in times]
-        ax.barh(places, widths, height, color=_COLOURS[k % len(_COLOURS)], label=f"{clock} clock")
+        ax.barh(places, widths, height, color=axes.COLOURS[k % len(axes.COLOURS)], label=f"{clock} clock")
         for place, seconds in zip(places, times, strict=True):
             if seconds:
                 ax.text(seconds, place, f" {format_seconds(seconds)}", va="center", fontsize="x-small", color=axes.INK)
@@ -84,7 +81,8 @@ def draw_curves(
     without_numbers: Mapping[str, Sequence[tuple[int, float]]],
 ) -> None:
     """Median seconds against n, (n, seconds) by name, both logarithmic; dotted, what is built without numbers."""
-    solid = [(name, points, _COLOURS[k % len(_COLOURS)], "o", "-") for k, (name, points) in enumerate(seconds.items())]
+    colours = itertools.cycle(axes.COLOURS)
+    solid = [(name, points, next(colours), "o", "-") for name, points in seconds.items()]
     dotted = [(name, points, axes.GREY, "xv+"[k % 3], ":") for k, (name, points) in enumerate(without_numbers.items())]
     for name, points, colour, marker, line in solid + dotted:
         n, times = zip(*sorted(points), strict=True)

@@ -77,7 +77,7 @@ class Comparison:
         Raises: BackendUnavailableError for a picture or page without matplotlib; DomainError for a page that cannot be
             written; OSError for another file.
         """
-        save(path, lambda: self.plot().figure, self._page, self.record)
+        save(path, self.plot, self._page, self.record)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Seconds of each candidate under each clock, on a logarithmic scale; needs matplotlib."""

@@ -22,7 +22,7 @@ from flashgp.foundations.profile_store import (
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
 from flashgp.planner.tuning import tuned
-from flashgp.plots.axes import require_matplotlib
+from flashgp.plots.axes import new_figure, require_matplotlib
 
 from .console import Console
 from .options import TuneOptions
@@ -108,12 +108,7 @@ def _beside(profiles: Mapping[str, MachineProfile]) -> tuple[list[str], list[lis
 def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
     """A figure of all operations, or a page with the figures and the table."""
     if out.lower().endswith(".png"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Drawing
-
-        drawing = Drawing(figsize=(14.0, 8.0), layout="constrained", facecolor="white")
-        FigureCanvasAgg(drawing)
-        axes = drawing.subplots(2, 3).flat
+        axes = new_figure((14.0, 8.0)).subplots(2, 3).flat
         for ax, operation in zip(axes, OPERATIONS, strict=False):
             plots.machine_rates(profiles, operation, ax=ax)
         plots.machine_bandwidths(profiles, ax=axes[len(OPERATIONS)])

@@ -13,9 +13,11 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError, Sha
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "BLUE",
+    "COLOURS",
     "GREEN",
     "GREY",
     "INK",
@@ -26,6 +28,7 @@ __all__ = [
     "legend",
     "moments",
     "new_axes",
+    "new_figure",
     "note",
     "numbers",
     "percent",
@@ -38,6 +41,7 @@ __all__ = [
 
 BLUE, VERMILLION, GREEN, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9"
 INK, GREY, _GRID = "#222222", "#6b6b6b", "#e4e4e4"
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY)  # of lines and bars of different things, in this order
 _SIZE = (5.4, 4.0)  # inches
 _LONGEST_LABEL = 40
 
@@ -53,16 +57,19 @@ def require_matplotlib(argument: str = "plots") -> None:
 
 
 def new_axes(ax: "Axes | None", size: tuple[float, float] = _SIZE) -> "Axes":
-    """The axes given, or those of a new figure with a canvas that needs no display."""
-    if ax is not None:
-        return ax
+    """The axes given, or those of a new figure."""
+    return new_figure(size).subplots() if ax is None else ax
+
+
+def new_figure(size: tuple[float, float]) -> "Figure":
+    """A figure of that size in inches, with a canvas that needs no display. Raises: BackendUnavailableError."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    return figure.subplots()
+    return figure
 
 
 def style(

@@ -7,14 +7,14 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import MachineProfile
 
-from .axes import BLUE, GREEN, GREY, INK, ORANGE, SKY, VERMILLION, empty, legend, new_axes, plain, style
+from .axes import COLOURS, GREY, INK, empty, legend, new_axes, plain, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["machine_bandwidths", "machine_rates"]
 
-_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, GREY)
+_COLOURS = (*COLOURS, GREY)
 _NAMES = {"gemm": "matrix product", "cholesky": "Cholesky", "qr": "QR", "eigh": "eigenvectors",
           "triangular": "triangular solve"}  # fmt: skip
 

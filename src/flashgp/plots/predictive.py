@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.normal import QUANTILE_975, half_width
+from flashgp.foundations.quantities import counted
 
 from .axes import (
     BLUE,
@@ -109,7 +110,7 @@ def predicted_observed(
     ax.margins(y=0.02)
     error = float(np.sqrt(np.mean(np.square(observed - mean))))
     drawn = f"\n{len(rows):,} of {len(observed):,} rows drawn" if len(rows) < len(observed) else ""
-    note(ax, f"RMSE {error:.4g}, {_rows(len(observed))}{drawn}")
+    note(ax, f"RMSE {error:.4g}, {counted(len(observed), 'row')}{drawn}")
     legend(ax, loc="upper left")
     return ax
 
@@ -160,7 +161,7 @@ def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
         color=SKY,
         alpha=0.25,
         linewidth=0,
-        label=f"expected for {_rows(len(needed))}",
+        label=f"expected for {counted(len(needed), 'row')}",
         zorder=1,
     )
     ax.plot(levels, share, color=BLUE, linewidth=2.0, drawstyle="steps-post" if len(needed) < 20 else "default",
@@ -209,7 +210,9 @@ def pit_histogram(y: Any, prediction: Any, *, bins: int = 10, ax: "Axes | None" 
     ax.bar((np.arange(bins) + 0.5) * width, count / len(observed), width=0.92 * width, color=BLUE, alpha=0.85, zorder=2)
     spread = QUANTILE_975 * np.sqrt(width * (1 - width) / len(observed))
     ax.axhspan(max(0.0, width - spread), width + spread, color=SKY, alpha=0.25, linewidth=0, zorder=1)
-    ax.axhline(width, color=INK, linewidth=1.0, dashes=(4, 3), zorder=3, label=f"calibrated, {_rows(len(observed))}")
+    ax.axhline(
+        width, color=INK, linewidth=1.0, dashes=(4, 3), zorder=3, label=f"calibrated, {counted(len(observed), 'row')}"
+    )
     legend(ax, loc="upper right")
     return ax
 
@@ -231,7 +234,3 @@ def _percent(ax: "Axes") -> None:
 
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"

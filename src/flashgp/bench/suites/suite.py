@@ -19,11 +19,10 @@ from flashgp.bench.suites.baselines import BROADCASTING
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.machine import available_bytes
 from flashgp.page import Figure, Notes, Page, PageTable, Section
-from flashgp.plots.axes import new_axes
+from flashgp.plots.axes import new_axes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 __all__ = [
     "DTYPES",
@@ -241,18 +240,16 @@ class Comparisons:
 
         Raises: BackendUnavailableError without matplotlib; DomainError, OSError for a file that cannot be written.
         """
-        save(path, self._figure, self._page, self.record)
+        save(path, self._plot, self._page, self.record)
 
-    def _figure(self) -> "Drawing":
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Drawing
-
+    def _plot(self) -> "Axes":
+        """The curves of every group, one below the other; returns the first axes."""
         groups = self._groups()
-        figure = Drawing(figsize=(_WIDTH, _HEIGHT * len(groups)), layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
-        for ax, group in zip(figure.subplots(len(groups), 1, squeeze=False)[:, 0], groups, strict=True):
+        panels = new_figure((_WIDTH, _HEIGHT * len(groups))).subplots(len(groups), 1, squeeze=False)[:, 0]
+        for group, ax in zip(groups, panels, strict=True):
             self._draw(group, ax)
-        return figure
+        first: Axes = panels[0]
+        return first
 
     def _page(self) -> Page:
         tables = [(finding.work, *unevaluated_table(finding)) for finding in self.findings if finding.unevaluated]
