@@ -1,4 +1,4 @@
-"""The rooms of inference import downwards: values at the root, then exact, predict, training, online, then facades."""
+"""Rooms import downwards: the root of a folder first, then its rooms in their order, in inference the facades last."""
 
 from pathlib import Path
 
@@ -6,33 +6,38 @@ import pytest
 
 from project.test_layers import imports
 
-ROOMS = ("exact", "predict", "training", "online")
-FACADES = ("gp", "posterior", "fit", "stream")  # argument checks, then one call; no room imports them
+ROOMS = {
+    "inference": ("exact", "predict", "training", "online"),
+    "solvers": ("direct", "growing", "preconditioners", "iterative"),
+}
+FACADES = ("gp", "posterior", "fit", "stream")  # of inference: argument checks, then one call; no room imports them
 
 
 def rank(module: str) -> int:
-    """0 for the values at the root, then the rooms in their order, the facades last."""
-    name = module.split(".")[2]
-    if name in ROOMS:
-        return 1 + ROOMS.index(name)
-    return 1 + len(ROOMS) if name in FACADES else 0
+    """0 for the files at the root, then the rooms in their order, the facades last."""
+    folder, name = module.split(".")[1:3]
+    rooms = ROOMS[folder]
+    if name in rooms:
+        return 1 + rooms.index(name)
+    return 1 + len(rooms) if folder == "inference" and name in FACADES else 0
 
 
-def upward_imports(source: Path) -> list[str]:
+def upward_imports(source: Path, folder: str) -> list[str]:
     found = []
-    for path in sorted((source / "inference").rglob("*.py")):
+    for path in sorted((source / folder).rglob("*.py")):
         if path.name == "__init__.py":
             continue
         module = ".".join(["flashgp", *path.relative_to(source).with_suffix("").parts])
         for one in imports(path, source):
-            inside = one.target.startswith("flashgp.inference.")
+            inside = one.target.startswith(f"flashgp.{folder}.")
             if inside and rank(one.target) > rank(module):
                 found.append(f"{module}:{one.line} imports {one.target}")
     return found
 
 
-def test_rooms_import_downwards(root: Path) -> None:
-    found = upward_imports(root / "src" / "flashgp")
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_import_downwards(root: Path, folder: str) -> None:
+    found = upward_imports(root / "src" / "flashgp", folder)
     assert not found, "\n".join(found)
 
 
@@ -52,11 +57,11 @@ def test_rooms_import_downwards(root: Path) -> None:
     ],
 )
 def test_an_upward_import_is_found(tmp_path: Path, file: str, text: str, wrong: bool) -> None:
-    for name in ("state", "gp", "posterior", *(f"{room}/a" for room in ROOMS)):
+    for name in ("state", "gp", "posterior", *(f"{room}/a" for room in ROOMS["inference"])):
         path = tmp_path / "inference" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     for name in ("exact/solve", "predict/paths", "training/fit", "online/update"):
         (tmp_path / "inference" / f"{name}.py").touch()
     (tmp_path / "inference" / file).write_text(text, encoding="utf-8")
-    assert bool(upward_imports(tmp_path)) is wrong
+    assert bool(upward_imports(tmp_path, "inference")) is wrong
