@@ -137,11 +137,15 @@ class Prior(nn.Module):
         theta, sites = [t.to(x.device) for t in self.kernel.theta()], self.sites(y)
         return self.residual(x, sites.targets), sites.variance, self.kernel.rows(x), theta
 
+    def mean_at(self, x: Float[Tensor, "*points n d"]) -> Float64[Tensor, "*batch n outputs_or_1"]:
+        """The prior mean, (*batch, n, outputs or 1)."""
+        mean = evaluate_mean(self.mean, x, self.outputs)
+        return mean if self.outputs is not None else mean.unsqueeze(-1)
+
     def residual(self, x: Float[Tensor, "*points n d"], y: Float[Tensor, "..."]) -> Float64[Tensor, "*batch n p"]:
         """Targets of sites minus the prior mean, (*batch, n, outputs or 1), float64."""
         y = y.to(torch.float64)
-        mean = evaluate_mean(self.mean, x, self.outputs)
-        return y - mean if self.outputs is not None else (y - mean).unsqueeze(-1)
+        return (y if self.outputs is not None else y.unsqueeze(-1)) - self.mean_at(x)
 
     def repairable(self, x: Tensor, y: Tensor) -> bool:
         """Whether a failed factorisation may be blamed on rounding: not if equal noise-free rows disagree in y."""

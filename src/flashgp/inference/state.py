@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.checks import check_points
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministically
-from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.errors import MemoryBudgetError, ShapeError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.form import Rows
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -171,6 +172,22 @@ class State:
         if self.factor is None or self.by_solves:
             return noise
         return noise + self.factor.jitter.double().unsqueeze(-1)
+
+    def checked_points(self, x: Any, name: str) -> Tensor:
+        """Points that answers are asked at, (*batch, n_test, d). Raises: ShapeError, DomainError."""
+        x = check_points(x, name, like=self.x)
+        try:
+            broadcast_batch(x.shape[:-2], self.batch_shape)
+        except RuntimeError:
+            raise ShapeError(
+                f"`{name}` has batch shape {tuple(x.shape[:-2])}, which does not broadcast with the model's "
+                f"{tuple(self.batch_shape)}; give it the same leading dimensions, or none"
+            ) from None
+        return x
+
+    def prior_covariance(self, rows: Rows, others: Rows | None = None) -> CovarianceOperator:
+        """That of some rows, with others or with each other, float64."""
+        return CovarianceOperator(PairProblem(self.prior.kernel.form, self.theta, rows, others), F64)
 
     def covariance_to(
         self, rows: Rows, dtype: torch.dtype, workspace: Workspace | None = None, plan: ProductPlan | None = None

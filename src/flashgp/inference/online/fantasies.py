@@ -25,9 +25,6 @@ from flashgp.foundations.form import Rows
 from flashgp.inference.online.update import in_dtype_of
 from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.inference.state import State
-from flashgp.means import evaluate_mean
-from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.growing.panels import PIVOT
 
 __all__ = ["Fantasies", "FantasyPrediction", "fantasize"]
@@ -103,9 +100,8 @@ class Fantasies:
             along = -2 if shared else -3
             mean = torch.cat(means, along) if len(means) > 1 else means[0]
             variance = torch.cat(variances, -1 if shared else -2) if len(variances) > 1 else variances[0]
-            prior = evaluate_mean(state.prior.mean, points, state.prior.outputs)
-            prior = prior if state.prior.outputs is not None else prior.unsqueeze(-1)
-            mean = (mean + prior).unflatten(-3, batch) if batch else (mean + prior).squeeze(-3)
+            mean = mean + state.prior.mean_at(points)
+            mean = mean.unflatten(-3, batch) if batch else mean.squeeze(-3)
             variance = variance.clamp_min(0.0).reshape(*batch, m)
             noise = state.prior.additive_noise(state.x.device)
             observed = variance + noise
@@ -134,12 +130,12 @@ class Fantasies:
 
     def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
         """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
-        state, form = self._state, self._state.prior.kernel.form
+        state = self._state
         x, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
         rows = state.prior.kernel.rows(points)
-        between = CovarianceOperator(PairProblem(form, state.theta, state.prior.kernel.rows(x), rows), F64).to_dense()
-        variance = CovarianceOperator(PairProblem(form, state.theta, rows), F64).diagonal()
+        between = state.prior_covariance(state.prior.kernel.rows(x), rows).to_dense()
+        variance = state.prior_covariance(rows).diagonal()
         mean: Tensor | float = 0.0
         if self._half is not None:
             flat = points.reshape(-1, points.shape[-1])
@@ -246,10 +242,8 @@ def _corners(
     Raises: NotPositiveDefiniteError for a member with a row that others determine up to rounding.
     """
     prior, (count, q, _) = state.prior, members.shape
-    mean = evaluate_mean(prior.mean, members, prior.outputs)
-    mean = mean if prior.outputs is not None else mean.unsqueeze(-1)
-    mean = mean.expand(count, q, prior.outputs or 1)
-    corner = CovarianceOperator(PairProblem(prior.kernel.form, state.theta, prior.kernel.rows(members)), F64).to_dense()
+    mean = prior.mean_at(members).expand(count, q, prior.outputs or 1)
+    corner = state.prior_covariance(prior.kernel.rows(members)).to_dense()
     noise = prior.additive_noise(state.x.device)
     corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=state.x.device)
     prior_variance = corner.detach().diagonal(dim1=-2, dim2=-1)

@@ -18,7 +18,6 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.solve import OF_THE_WEIGHTS, mean_goal, record
 from flashgp.inference.online.finish_update import Table
 from flashgp.inference.state import UPDATE, State
-from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
@@ -100,7 +99,7 @@ def _refuse_repeats(after: State, border: Tensor) -> None:
     bare = (noise[staying:] == 0).nonzero()[:, 0]
     if not len(bare):
         return
-    diagonal = CovarianceOperator(PairProblem(after.prior.kernel.form, after.theta, after.rows), F64).diagonal()
+    diagonal = after.prior_covariance(after.rows).diagonal()
     variance = diagonal[staying + bare].unsqueeze(-1)
     # |phi - phi'|^2 of the points in the kernel's own space; a pivot that small would be rounding.
     apart = variance + diagonal - 2.0 * border[bare]

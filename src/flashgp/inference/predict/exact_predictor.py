@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, promotions
+from flashgp.foundations.checks import promotions
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where, deterministically
-from flashgp.foundations.errors import MemoryBudgetError, ShapeError
+from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
@@ -33,9 +33,6 @@ from flashgp.inference.predict.variance import PosteriorVariance, PredictOptions
 from flashgp.inference.state import State
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.kernels.warped import autocast_events
-from flashgp.means import evaluate_mean
-from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import check_variance
@@ -104,8 +101,7 @@ class ExactPredictor(Predictor):
         """That of the prior's entries, which the covariance is a difference of."""
         state = self._state
         with torch.no_grad():
-            problem = PairProblem(state.prior.kernel.form, state.theta, state.prior.kernel.rows(x))
-            prior = CovarianceOperator(problem, torch.float64).diagonal().mean(-1)
+            prior = state.prior_covariance(state.prior.kernel.rows(x)).diagonal().mean(-1)
         dtype = torch.float64 if state.factor is None else state.factor.dtype  # what a sample's jitter may hide
         return (state.distinct + x.shape[-2]) * torch.finfo(dtype).eps * prior.detach()
 
@@ -189,8 +185,7 @@ class ExactPredictor(Predictor):
 
     def _latent_mean(self, rows: Rows, plan: ProductPlan | None) -> Tensor:
         state = self._state
-        prior = evaluate_mean(state.prior.mean, self._x, state.prior.outputs)
-        prior = prior if state.prior.outputs is not None else prior.unsqueeze(-1)
+        prior = state.prior.mean_at(self._x)
         if not state.count:
             batch = broadcast_batch(prior.shape[:-2], state.batch_shape, rows.batch_shape)
             return prior.expand(*batch, self._x.shape[-2], state.residual.shape[-1])
@@ -215,13 +210,10 @@ class ExactPredictor(Predictor):
     def _error_bound(self, rows: Rows) -> float | None:
         """Eq. (M-37) at these points: where k(x*, x*) is not the same everywhere, the bound grows with its root."""
         state = self._state
-        bound, form = state.report.error_bound, state.prior.kernel.form
+        bound = state.report.error_bound
         if bound is None or not rows.count or not self._bound_moves:
             return bound
-        here, there = (
-            float(CovarianceOperator(PairProblem(form, state.theta, r), torch.float64).diagonal().detach().max())
-            for r in (rows, state.rows)
-        )
+        here, there = (float(state.prior_covariance(some).diagonal().detach().max()) for some in (rows, state.rows))
         return bound * math.sqrt(max(1.0, here / there)) if there > 0.0 else bound
 
     def _joint_bytes(self) -> int:
@@ -245,16 +237,9 @@ def predict(
     """See `Posterior.predict`."""
     deterministic = deterministic or state.settings.deterministic
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
-    x_test = check_points(x_test, "x_test", like=state.x)
+    x_test = state.checked_points(x_test, "x_test")
     with deterministically(deterministic):
         x_test = contiguous_copy(x_test)
-    try:
-        broadcast_batch(x_test.shape[:-2], state.batch_shape)
-    except RuntimeError:
-        raise ShapeError(
-            f"`x_test` has batch shape {tuple(x_test.shape[:-2])}, which does not broadcast with the model's "
-            f"{tuple(state.batch_shape)}; give it the same leading dimensions, or none"
-        ) from None
     planner = planner_of(state, x_test, plan, memory, deterministic)
     options = PredictOptions(check_variance(variance), planner, deterministic)
     prediction = Prediction(ExactPredictor(state, options), x_test, state.prior.likelihood, state.prior.outputs)

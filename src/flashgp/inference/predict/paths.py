@@ -13,19 +13,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
-from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError, warn
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
-from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.exact.solve import mean_goal
-from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, draw_seed, prior_covariance, prior_draws
+from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, draw_seed, prior_draws
 from flashgp.inference.state import State
-from flashgp.means import evaluate_mean
 from flashgp.solvers.direct.cholesky import refine
 
 __all__ = ["Paths", "draw_paths", "representers"]
@@ -64,18 +61,10 @@ class Paths:
         Cost: n (d + count) flops per point, and F (d + count) for F features; tile by tile.
         """
         state = self._state
-        x = contiguous_copy(check_points(x, "x", like=state.x))
-        try:
-            broadcast_batch(x.shape[:-2], state.batch_shape)
-        except RuntimeError:
-            raise ShapeError(
-                f"`x` has batch shape {tuple(x.shape[:-2])}, which does not broadcast with the model's "
-                f"{tuple(state.batch_shape)}; give it the same leading dimensions, or none"
-            ) from None
+        x = contiguous_copy(state.checked_points(x, "x"))
         outputs = state.prior.outputs
         with torch.set_grad_enabled(torch.is_grad_enabled() and (x.requires_grad or state.differentiable)):
-            mean = evaluate_mean(state.prior.mean, x, outputs)
-            mean = mean if outputs is not None else mean.unsqueeze(-1)
+            mean = state.prior.mean_at(x)
             values = self._prior(x)
             if self._weights is not None:
                 values = values + state.covariance_to(state.prior.kernel.rows(x), torch.float64) @ self._weights
@@ -185,7 +174,7 @@ def representers(state: State, targets: Tensor, tolerance: float = TOLERANCE) ->
     if state.differentiable:
         return solve(targets), None
     noise = state.noise.unsqueeze(-1)
-    covariance = prior_covariance(state.prior, state.rows)
+    covariance = state.prior_covariance(state.rows)
     weights, relative, _ = refine(solve, lambda v: covariance @ v + noise * v, targets, 0.0, limit=0)
     return weights, relative
 
@@ -195,5 +184,5 @@ def _bound(state: State, targets: Tensor, relative: float | None) -> float | Non
     smallest = float(state.noise.detach().min())
     if relative is None or not smallest > 0.0 or targets.numel() == 0:
         return None
-    largest = float(prior_covariance(state.prior, state.rows).diagonal().detach().max())
+    largest = float(state.prior_covariance(state.rows).diagonal().detach().max())
     return relative * math.sqrt(largest / smallest) * float(targets.detach().norm(dim=-2).amax())

@@ -25,8 +25,6 @@ from flashgp.inference.predict.variance_samples import probes_of
 from flashgp.inference.predict.variance_solves import FLOOR, SHARE, Explained, explained, explained_jointly, strips
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
-from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import (
     CORRECTION_SECONDS,
@@ -97,7 +95,7 @@ class PosteriorVariance:
     def marginal(self, rows: Rows) -> Variance:
         """Of each point, (*batch, n_test, 1)."""
         solves, sampled = self.state.solves, self.options.variance == "sampled"
-        prior = self._prior(rows).diagonal()
+        prior = self.state.prior_covariance(rows).diagonal()
         if not self.state.count or not rows.count:
             batch = broadcast_batch(prior.shape[:-1], self.state.batch_shape)
             return Variance(prior.expand(*batch, rows.count).unsqueeze(-1))
@@ -123,7 +121,7 @@ class PosteriorVariance:
             for i, x in enumerate(members):
                 joint[i] = self._at(x).joint(state.prior.kernel.rows(x))
             return joint.unflatten(0, self.x.shape[:-2])
-        prior = self._prior(rows).to_dense()
+        prior = state.prior_covariance(rows).to_dense()
         if not state.count or not n:
             return prior
         if solves is not None:
@@ -159,9 +157,6 @@ class PosteriorVariance:
     def _at(self, x: Tensor) -> "PosteriorVariance":
         """The same at other points."""
         return replace(self, x=x, cross=None, solved_cross=None)
-
-    def _prior(self, rows: Rows) -> CovarianceOperator:
-        return CovarianceOperator(PairProblem(self.state.prior.kernel.form, self.state.theta, rows), F64)
 
     def _price(self, count: int, asked: str) -> VariancePrice:
         return price_of(self.state, count, asked, self.options.deterministic, self.options.variances)

@@ -22,7 +22,7 @@ from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.inference.predict.paths import representers
-from flashgp.inference.predict.prior_draws import FeatureDraws, draw_seed, pivots_of, prior_covariance
+from flashgp.inference.predict.prior_draws import FeatureDraws, draw_seed, pivots_of
 from flashgp.inference.state import State
 from flashgp.planner.variances import FEATURES, LOW_RANK, NEIGHBOURS, SAMPLES, STRIP_BYTES
 
@@ -99,7 +99,7 @@ class VarianceProbes:
         state = self.state
         rows = state.prior.kernel.rows(x)
         cross = state.covariance_to(rows, torch.float64).to_dense()
-        prior = prior_covariance(state.prior, rows).diagonal()
+        prior = state.prior_covariance(rows).diagonal()
         drawn = torch.cat([draw(x) for draw in self.draws], dim=-1)
         predicted = cross @ self.solutions
         near = self._nearest(cross)
@@ -115,7 +115,7 @@ class VarianceProbes:
     def _nearest(self, cross: Tensor) -> Tensor:
         """The rows of largest correlation with each point, (b, neighbours)."""
         state = self.state
-        variance = prior_covariance(state.prior, state.rows).diagonal() + state.noise
+        variance = state.prior_covariance(state.rows).diagonal() + state.noise
         deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         return (cross.abs() / deviation).topk(self.neighbours, dim=-1).indices
 
@@ -132,7 +132,7 @@ class VarianceProbes:
         system[:, k:, :k] = self.images[near]
         system[:, :k, k:] = system[:, k:, :k].mT
         noise = state.noise.expand(state.distinct)
-        system[:, k:, k:] = prior_covariance(state.prior, rows).to_dense() + torch.diag_embed(noise[near])
+        system[:, k:, k:] = state.prior_covariance(rows).to_dense() + torch.diag_embed(noise[near])
         return system, torch.cat([cross @ self.actions.mT, cross.gather(-1, near)], dim=-1)
 
 
@@ -209,7 +209,7 @@ def variance_probes(
     weighted = factor.double() / weight.unsqueeze(-1)
     basis, _ = linalg.qr(weighted, device=linalg.own_device(weighted))
     actions = basis[:, : state.distinct].mT.contiguous()
-    images = prior_covariance(state.prior, state.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
+    images = state.prior_covariance(state.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
     near = max(0, min(neighbours, state.distinct - actions.shape[0]))
     return VarianceProbes(state, draws, noisy, solutions, actions, images, near)
 
