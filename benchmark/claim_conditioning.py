@@ -30,7 +30,7 @@ from problems import Reference, Table, drawn_table, kept
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.quantities import readable_seconds
-from flashgp.inference.predict.variance_samples import variance_probes
+from flashgp.inference.predict.sampled_variance import variance_probes
 
 D, LENGTHSCALE = 8, 0.5 * 8**0.5
 POINTS, SOLVED_POINTS = 512, 32  # test points of means and sampled variances; of exact variances

@@ -15,7 +15,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.inference.predict.prior_draws import pivots_of
-from flashgp.inference.predict.variance_samples import VarianceProbes, variance_probes
+from flashgp.inference.predict.sampled_variance import VarianceProbes, variance_probes
 
 F64 = torch.float64
 COLUMNS = [

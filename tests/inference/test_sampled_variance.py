@@ -6,7 +6,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.predict.prior_draws import pivots_of
-from flashgp.inference.predict.variance_samples import deviation_interval, deviation_moments, variance_probes
+from flashgp.inference.predict.sampled_variance import deviation_interval, deviation_moments, variance_probes
 from inference.plain_gp import F64
 
 K = fgp.kernels

@@ -12,7 +12,7 @@ from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.predict.variance_samples import SAMPLED_SEED, variance_probes
+from flashgp.inference.predict.sampled_variance import SAMPLED_SEED, variance_probes
 from flashgp.inference.predict.variance_solves import SHARE
 from flashgp.planner.variances import VarianceSettings
 from flashgp.solvers.direct.cholesky import Factor

@@ -184,7 +184,7 @@ class Posterior:
             posterior; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
         Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for.
             Without a float64 factor a solve from the old weights, to the tolerance of conditioning: about two thirds
-            of its iterations, and its preparation unless a float32 factor is updated (inference/online/iterative.py).
+            of its iterations, and its preparation unless a float32 factor is updated (inference/online/warm_start.py).
         """
         return self._of(online.append(self.state, x, y, row_variance, row_weight))
 

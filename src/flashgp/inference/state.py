@@ -79,7 +79,7 @@ class Cache:
 
     Each state begins with an empty one. Fields: weights, whitened, solves, sites, as the properties of the state;
     numpy_prior, in a tuple once it was looked up; likelihood_parts, r^T K^-1 r and log|K| without a factor;
-    variance_probes (predict/variance_samples.py); warned_sampled_variance and warned_rounded_variance, whether a
+    variance_probes (predict/sampled_variance.py); warned_sampled_variance and warned_rounded_variance, whether a
     warning has said that variances are sampled, or that those of a float32 factor are off.
     """
 

@@ -4,7 +4,7 @@ Appending borders the factor, eq. (M-111); what leaves is taken out by orthogona
 whitened residual z = L^-1 r is kept, so that appended rows only add to it. The weights L^-T z wait until they are asked
 for: predictions at a few points take the mean from z. Some rows of the factor are looked at in passing, eq. (M-113)
 (finish_update.py). One row more, the usual step, has a way of its own (one_point.py). Without a float64 factor
-the weights are solved for again (iterative.py).
+the weights are solved for again (warm_start.py).
 
 The table's rows are in the order of their arrival. A new row is a row of its own, also where its x has been seen: its
 noise makes it another observation. Rows that conditioning joined stay joined; when one of them leaves, the noise of the
@@ -29,8 +29,8 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.online.finish_update import Table, Update, finish_update
-from flashgp.inference.online.iterative import solved_again
 from flashgp.inference.online.one_point import appended_row
+from flashgp.inference.online.warm_start import solved_again
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings

@@ -21,7 +21,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.predictor import Variance
-from flashgp.inference.predict.variance_samples import probes_of
+from flashgp.inference.predict.sampled_variance import probes_of
 from flashgp.inference.predict.variance_solves import FLOOR, SHARE, Explained, explained, explained_jointly, strips
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
