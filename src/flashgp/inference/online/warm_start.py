@@ -37,7 +37,8 @@ def solved_again(state: State, after: State, table: Table) -> State | None:
         state: before the update.
         after: the rows there are now, without factor and weights, and with an empty report.
         table: of the rows that are computed with.
-    Returns: None where a float32 factor does not serve these rows, so that all has to be conditioned again.
+    Returns: None where all has to be conditioned again, which may take a float64 factor: a float32 factor does not
+        serve these rows, or the solve stagnated.
     Raises: NotPositiveDefiniteError for a row that repeats another without noise, or whose covariances overflow.
     Cost: passes over the pairs, fewer than conditioning takes, and its preconditioner; a float32 factor n^2 flops for
         each row in place of that.
@@ -60,7 +61,7 @@ def solved_again(state: State, after: State, table: Table) -> State | None:
     assert solves is not None
     stopping = mean_goal(solves.system, after.settings.tolerance)
     solution = solves.solve(table.residual, stopping.goal, start=start)
-    if solution.stopped.another_method_may_help and after.factor is not None:
+    if solution.stopped.another_method_may_help:
         return None
     record(report, solution, stopping, None)
     counted, usual = solves.system.workspace, after.online.usual_iterations
