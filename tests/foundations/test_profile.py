@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations import profile_store
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.processors import cpuinfo
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile, PairRate
@@ -281,10 +280,8 @@ def test_who_comes_second_waits(folder: Path) -> None:
     with measuring() as waited:
         assert not waited
     held = FileLock(profile_path().with_suffix(".lock"))
-    with held.acquire(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile_store, "WAIT_SECONDS", 0.05)
-        with measuring() as waited:  # a process that hangs does not stop others for ever
-            assert waited
+    with held.acquire(), measuring(wait_seconds=0.05) as waited:
+        assert waited, "a process that hangs does not stop others for ever"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")

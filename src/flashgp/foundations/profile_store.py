@@ -24,7 +24,7 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.machine import user_folder
 from flashgp.foundations.placement import active_placement
-from flashgp.foundations.processors import core_text, cpuinfo
+from flashgp.foundations.processors import core_text, cpuinfo, own_cores
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.threads import usual_threads
@@ -56,8 +56,8 @@ _unused: dict[tuple[str, int, int, str], str] = {}  # why a profile kept is not 
 
 def machine_key() -> tuple[str, int, int, str]:
     """(processor, cores this process may use, torch's threads, torch's version)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return _processor(), cores, usual_threads(), torch.__version__
+    cores = own_cores() or range(os.cpu_count() or 1)
+    return _processor(), len(cores), usual_threads(), torch.__version__
 
 
 @functools.cache
@@ -204,11 +204,12 @@ def tune_command() -> str:
 
 
 @contextlib.contextmanager
-def measuring() -> Iterator[bool]:
+def measuring(wait_seconds: float = WAIT_SECONDS) -> Iterator[bool]:
     """Hold the lock of this machine's profile; gives whether another process held it when this one came.
 
     Two measurements at once would disturb each other. Where no lock can be had (a folder that is read-only, a file
-    system without locks, a process that hangs) the block runs without one: writing is atomic all the same.
+    system without locks, a process that holds it for longer than `wait_seconds`) the block runs without one: writing
+    is atomic all the same.
     """
     from filelock import FileLock, Timeout
 
@@ -221,7 +222,7 @@ def measuring() -> Iterator[bool]:
             lock.acquire(timeout=0)
         except Timeout:
             waited = True
-            lock.acquire(timeout=WAIT_SECONDS)
+            lock.acquire(timeout=wait_seconds)
     except (OSError, NotImplementedError):  # a Timeout is an OSError too
         pass
     try:

@@ -65,9 +65,6 @@ class TuneSettings:
         return seconds_of(call, device, self.measured_seconds)
 
 
-DEFAULT = TuneSettings()
-
-
 def tune(
     *,
     only: str | Sequence[str] | None = None,
@@ -99,7 +96,7 @@ def tuned(
     settings: TuneSettings | None = None,
 ) -> tuple[MachineProfile, bool]:
     """As `tune`; also whether the profile stands in its file, which it does not where that cannot be written."""
-    parts, settings = _parts(only), settings or DEFAULT
+    parts, settings = _parts(only), settings or TuneSettings()
     if not keep:
         return _measure(progress, settings, parts or PARTS, None if parts is None else _known()), False
     with measuring() as waited:
