@@ -21,7 +21,7 @@ from flashgp.solvers.preconditioners.tall_products import tall_times, tall_trans
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import Space
 
-__all__ = ["LowRank", "by_householder"]
+__all__ = ["LowRank"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -39,7 +39,7 @@ class LowRank(Preconditioner):
     larger. In P only: A stays as it is, and `slack` says what of the order P <= A remains (inf where noise is 0).
 
     Args: partial: F; noise: (n,), float64.
-    Fields: rank; trace, of K - F F^T; slack; noise, D; pivots, positions of rows; mean_diagonal, of K; basis Q (n, k);
+    Fields: rank; trace, of K - F F^T; slack; noise, D; mean_diagonal, of K; basis Q (n, k);
     inner R (k, k); skew, how many times EPS the columns of Q of the largest singular values may be in others: 1 by
     Householder.
     Cost: 2 n k^2 flops and F itself (uniform noise), or another n x k buffer; by Householder 4 n k^2 and two more such
@@ -51,8 +51,7 @@ class LowRank(Preconditioner):
     @profiled("factorisation")
     def __init__(self, partial: PartialCholesky, noise: Tensor, settings: LowRankSettings = DEFAULTS.low_rank) -> None:
         self.space, self.settings = partial.space, settings
-        self.rank, self.trace = partial.rank, partial.trace
-        self.pivots, self.mean_diagonal = partial.pivots, partial.mean_diagonal
+        self.rank, self.trace, self.mean_diagonal = partial.rank, partial.trace, partial.mean_diagonal
         self._set_noise(noise)
         decomposed = _decomposed(partial.factor, self._deviation, self.space, settings)
         self._base, self._turn, self.inner = decomposed.base, decomposed.turn, decomposed.inner
@@ -159,28 +158,28 @@ def _decomposed(factor: Tensor, deviation: Tensor, space: Space, settings: LowRa
     """Of F (n, k) and the roots of D, (n, 1)."""
     count = space.count(factor)
     if is_deterministic() or count * factor.shape[1] ** 2 < max(1, settings.min_gram_flops):
-        return by_householder(factor, deviation, space)
+        return _by_householder(factor, deviation, space)
     if _is_uniform(deviation, space):
         scaled, unit = factor, float(space.max(deviation))
     else:
         scaled, unit = factor / deviation, 1.0
     sizes = space.total(torch.einsum("nk,nk->k", scaled, scaled))  # between the least and the largest eigenvalue
     if EPS * float(sizes.max()) > settings.max_defect * float(sizes.min()):
-        return by_householder(factor, deviation, space)
+        return _by_householder(factor, deviation, space)
     gram = space.inner(scaled, scaled) / unit**2
     try:
         squares, vectors = linalg.eigh(gram, device=linalg.own_device(gram))
     except ConvergenceError:
-        return by_householder(factor, deviation, space)
+        return _by_householder(factor, deviation, space)
     smallest, largest = float(squares[0]), float(squares[-1])
     if not (smallest > torch.finfo(F64).tiny / EPS and EPS * largest <= settings.max_defect * smallest):
-        return by_householder(factor, deviation, space)
+        return _by_householder(factor, deviation, space)
     singular = squares.sqrt()
     inner = singular.unsqueeze(-1) * vectors.mT
     return Decomposed(scaled, vectors / (unit * singular), inner, None, singular, math.sqrt(largest / smallest))
 
 
-def by_householder(factor: Tensor, deviation: Tensor, space: Space) -> Decomposed:
+def _by_householder(factor: Tensor, deviation: Tensor, space: Space) -> Decomposed:
     """The same for any condition number. Cost: 4 n k^2 flops, at the speed of LAPACK."""
     basis, inner = space.qr(factor / deviation)
     rotation, singular, _ = torch.linalg.svd(inner)
