@@ -12,7 +12,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.predict.variance_solves import explained
 from flashgp.planner.problem import Features, ProductProblem
 from flashgp.planner.products import ProductPlan, product_prices
-from flashgp.planner.variances import SAMPLED_SECONDS, strip_points
+from flashgp.planner.variances import DEFAULT_VARIANCES, strip_points
 
 F64 = torch.float64
 GP = fgp.GP(fgp.kernels.Matern(1.5))
@@ -60,7 +60,7 @@ def test_the_way_to_variances_is_in_the_plan() -> None:
         exact = plan(20_000, middle, conditioned="recomputed").notes[0].startswith("variance by solves")
         low, high = (middle, high) if exact else (low, middle)
     beside = [plan(20_000, m, variance=v, conditioned="recomputed").seconds for m in (low, high) for v in (True, False)]
-    assert beside[0] - beside[1] <= SAMPLED_SECONDS
+    assert beside[0] - beside[1] <= DEFAULT_VARIANCES.sampled_seconds
     sampled = plan(20_000, 100 * high, conditioned="recomputed")
     assert sampled.notes[0].startswith("variance from 64 samples, with a standard error: exact solves would take about")
     exact = plan(20_000, 100 * high, conditioned="recomputed", variance="exact")

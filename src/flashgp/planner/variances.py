@@ -28,7 +28,6 @@ __all__ = [
     "FEATURES",
     "LOW_RANK",
     "NEIGHBOURS",
-    "SAMPLED_SECONDS",
     "SAMPLES",
     "SOLVED_POINTS",
     "STRIP_BYTES",
@@ -46,7 +45,6 @@ VARIANCES = ("auto", "exact", "sampled")
 STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
 STRIP_SHARE = 64  # of the rows of a factor, in a wider strip for it
 SOLVED_POINTS = 64  # right-hand sides of one block solve
-SAMPLED_SECONDS = 60.0  # exact solves that take longer give way to samples: about how long one waits for numbers
 CORRECTION_SECONDS = 10.0  # a float32 factor's variances are corrected at all points while that takes less
 CORRECTION_PASSES = 4  # in float64, of one corrected block
 SAMPLES, LOW_RANK, NEIGHBOURS, FEATURES = 64, 128, 64, 1024  # of the probes that samples are made with
@@ -59,12 +57,13 @@ class VarianceSettings:
     """When exact solves give way to samples.
 
     Args:
-        sampled_seconds: of exact solves, beyond which samples are taken where they are quicker.
+        sampled_seconds: of exact solves, beyond which samples are taken where they are quicker: about how long one
+            waits for numbers.
         features: of each sample's draw of the prior, as it is priced.
         strip_bytes: of K_sx alive at once.
     """
 
-    sampled_seconds: float = SAMPLED_SECONDS
+    sampled_seconds: float = 60.0
     features: int = FEATURES
     strip_bytes: int = STRIP_BYTES
 
