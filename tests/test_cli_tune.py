@@ -30,7 +30,7 @@ def run(*arguments: object, code: int = 0) -> Any:
     return result
 
 
-def own(**other: Any) -> MachineProfile:
+def measured_profile(**other: Any) -> MachineProfile:
     processor, cores, threads, version = machine_key()
     times = tuple(
         OperationTime(op, dtype, n, n, 1, (1e-6 + n**3 / 1e10))
@@ -50,7 +50,7 @@ def folder(profiles: Path, tmp_path: Path) -> Path:
 
 def test_a_part_is_measured_again(folder: Path) -> None:
     assert "there is none yet" in run("tune", "--only", "exp", code=1).stderr
-    keep_profile(own())
+    keep_profile(measured_profile())
     said = json.loads(run("tune", "--only", "exp,call", "--only", "copy", "--json").stdout)
     found = MachineProfile.from_json(profile_path().read_text())
     assert json.loads(found.to_json()) == said["profile"]
@@ -58,11 +58,11 @@ def test_a_part_is_measured_again(folder: Path) -> None:
     assert any("kept in" in note for note in said["notes"])
     assert json.loads(run("tune", "--show", "--json").stdout)["profile"] == said["profile"]
     assert json.loads(run("plan", "--rows", 10, "--columns", 2, "--json").stdout)["profile"] == "measured"
-    assert found.products == own().products
-    assert found.cpu.gemm_float64 == own().cpu.gemm_float64
-    assert found.cpu.exp != own().cpu.exp
-    assert found.cpu.copy_bytes != own().cpu.copy_bytes
-    assert found.cpu.operations == own().cpu.operations
+    assert found.products == measured_profile().products
+    assert found.cpu.gemm_float64 == measured_profile().cpu.gemm_float64
+    assert found.cpu.exp != measured_profile().cpu.exp
+    assert found.cpu.copy_bytes != measured_profile().cpu.copy_bytes
+    assert found.cpu.operations == measured_profile().cpu.operations
     assert "svd is none of gemm, cholesky, qr" in " ".join(run("tune", "--only", "exp,svd", code=2).output.split())
 
 
@@ -71,14 +71,14 @@ def test_the_command_named_measures_the_threads_of_the_runtime(folder: Path) -> 
     assert "`flashgp tune` measures" in " ".join(fgp.plan(gp, n=50, d=1).notes)
     with fgp.runtime(threads=1):
         assert "`flashgp tune --threads 1` measures" in " ".join(fgp.plan(gp, n=50, d=1).notes)
-        keep_profile(own())
+        keep_profile(measured_profile())
         assert fgp.plan(gp, n=50, d=1).notes == ()
 
 
 def test_nobody_is_asked_for_an_accelerator_that_a_profile_does_not_know(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep_profile(own())
+    keep_profile(measured_profile())
     with using_accelerator(None):
         ask_again()
         monkeypatch.setattr(torch.cuda, "is_available", None)
@@ -102,10 +102,10 @@ def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypa
         return [gone in plan.notes, gone in product.notes, bool(findings), gone in shown]
 
     with using_accelerator(torch.device("cuda") if there else None):
-        keep_profile(own())
+        keep_profile(measured_profile())
         assert said() == [False] * 4, "it never had one"
-        assert profile_store.unused_accelerator(own(), there) == ""
-        keep_profile(own(accelerator=BUILT_IN.accelerator, accelerator_name="NVIDIA Test"))
+        assert profile_store.unused_accelerator(measured_profile(), there) == ""
+        keep_profile(measured_profile(accelerator=BUILT_IN.accelerator, accelerator_name="NVIDIA Test"))
         assert said() == [not there] * 4
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         on_it = fgp.plan(gp, n=50, d=1, memory=2**30, device="cuda")
@@ -116,7 +116,7 @@ def test_an_accelerator_that_is_gone_is_said(there: bool, folder: Path, monkeypa
 
 def test_what_could_not_be_written_is_not_called_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where an older file is there, whose name would say otherwise."""
-    assert keep_profile(own()) is True
+    assert keep_profile(measured_profile()) is True
     assert f"; kept in {profile_path()}" in run("tune", "--only", "exp").stderr
 
     def refuse(*arguments: object) -> None:
@@ -125,7 +125,7 @@ def test_what_could_not_be_written_is_not_called_kept(folder: Path, monkeypatch:
     before = profile_path().read_text()
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.warns(FlashGPWarning, match="could not be kept"):
-        assert keep_profile(own()) is False
+        assert keep_profile(measured_profile()) is False
     said = run("tune", "--only", "exp").stderr
     assert "could not be kept" in said
     assert "; not kept" in said
@@ -135,7 +135,7 @@ def test_what_could_not_be_written_is_not_called_kept(folder: Path, monkeypatch:
 
 def test_profiles_beside_each_other(folder: Path) -> None:
     for name, exp in (("a.json", 1e9), ("b.json", 3e9)):
-        (folder / name).write_text(own(cpu=replace(own().cpu, exp=exp)).to_json())
+        (folder / name).write_text(measured_profile(cpu=replace(measured_profile().cpu, exp=exp)).to_json())
     out = folder / "both.html"
     result = run("tune", "--show", folder / "a.json", folder / "b.json", "--out", out)
     line = next(line for line in result.stdout.splitlines() if line.strip().startswith("exp"))
@@ -178,6 +178,6 @@ def test_no_home_directory(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with profile_store.measuring() as waited:
             assert not waited
     with pytest.warns(FlashGPWarning, match="there is no home directory; name a folder in FLASHGP_PROFILE") as said:
-        keep_profile(own())
+        keep_profile(measured_profile())
     assert len(said) == 1
-    assert profile_store.current_profile() == own()
+    assert profile_store.current_profile() == measured_profile()

@@ -65,8 +65,7 @@ def read_table(
     pyarrow = require_pyarrow(name)
     data = _file_bytes(name)
     if data.startswith(_PARQUET):
-        del data
-        return _parquet(pyarrow, name)
+        return _parquet(pyarrow, data, name)
     if name.lower().endswith(".parquet"):
         raise DomainError(
             f"{quoted(name)} must be a Parquet file, got {data[:8]!r} at its beginning; give text the suffix .csv."
@@ -95,19 +94,18 @@ def require_format(path: str | os.PathLike[str], argument: str = "path") -> str:
     return suffix
 
 
-def _parquet(pyarrow: Any, name: str) -> Table:
+def _parquet(pyarrow: Any, data: bytes, name: str) -> Table:
     """A Parquet file; columns that pandas stored as an index are left out and said."""
     columns: list[Column] = []
     notes: list[str] = []
     try:
-        # One file, not a directory of files, and no interpretation of folder names.
-        with pyarrow.OSFile(name, "rb") as file:
-            stored = pyarrow.parquet.ParquetFile(file).read()
-        for field, data in zip(stored.schema, stored.columns, strict=True):
+        # The bytes, not the name: one file, not a directory of files, and no interpretation of folder names.
+        stored = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).read()
+        for field, cells in zip(stored.schema, stored.columns, strict=True):
             if field.name.startswith("__index_level_"):
                 notes.append(f"column {quoted(field.name)} is an index that pandas stored: left out.")
             else:
-                columns.append(column_from_arrow(pyarrow, field.name.strip() or f"column_{len(columns) + 1}", data))
+                columns.append(column_from_arrow(pyarrow, field.name.strip() or f"column_{len(columns) + 1}", cells))
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DomainError(
             f"{quoted(name)} must be a readable Parquet file, got {quoted(str(error))}; write it again, or export CSV."
