@@ -363,7 +363,7 @@ def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -
     options = FitOptions(table=str(folder / "table.csv"), target="y", test_fraction=0.2, memory="1GiB")
     console = Console()
     prepared = prepare(options, console)
-    result = fit(prepared.gp, *prepared.tensors(), initial="given", max_iterations=1)
+    result = fit(prepared.gp, *prepared.tensors, initial="given", max_iterations=1)
     model = Recording(result.posterior, prepared.encoding, prepared.scaling, "")
     outcome_of(options, prepared, result, model, 0.0, console)
     assert budgets == ["1GiB"]

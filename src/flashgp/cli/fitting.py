@@ -34,7 +34,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         console.note(
             "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
         )
-    x, y = prepared.tensors()
+    x, y = prepared.tensors
     try:
         with console.progress() as progress:
             result = fit(

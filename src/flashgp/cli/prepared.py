@@ -37,6 +37,7 @@ class Prepared:
         table, encoding, data: as read, and as numbers.
         train, test: positions in data; test is None where nothing is held out.
         scaling: of the training rows.
+        tensors: standardised training rows, (n, d) and (n,), float64.
         gp, has_starts: the model, and whether it holds starting values of the user's.
         kernel_text: the expression, or the default kernel in words.
         plan: of the fit.
@@ -48,6 +49,7 @@ class Prepared:
     train: _Rows
     test: _Rows | None
     scaling: Scaling
+    tensors: tuple[torch.Tensor, torch.Tensor]
     gp: GP
     has_starts: bool
     kernel_text: str
@@ -61,16 +63,6 @@ class Prepared:
     def y(self) -> _Numbers:
         assert self.data.y is not None
         return self.data.y
-
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Standardised training rows, (n, d) and (n,), float64."""
-        return _standardised(self.scaling, self.data, self.train)
-
-
-def _standardised(scaling: Scaling, data: EncodedTable, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    assert data.y is not None
-    x = np.ascontiguousarray(scaling.x(data.x[rows]))
-    return torch.from_numpy(x), torch.from_numpy(scaling.y(data.y[rows]))
 
 
 def prepare(options: FitOptions, console: Console) -> Prepared:
@@ -98,7 +90,8 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
         if unused := _unused(built, len(names)):
             console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
     gp = GP(built.kernel, Constant(), Gaussian(0.1))
-    x, y = _standardised(scaling, encoded, train)
+    x = torch.from_numpy(np.ascontiguousarray(scaling.x(encoded.x[train])))
+    y = torch.from_numpy(scaling.y(encoded.y[train]))
     group = equal_rows(gp, x, y)
     plan = plans.plan(
         gp,
@@ -121,7 +114,7 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
             ("kernel", kernel_text),
         ],
     )  # fmt: skip
-    return Prepared(table, encoding, encoded, train, test, scaling, gp, built.has_starts, kernel_text, plan)
+    return Prepared(table, encoding, encoded, train, test, scaling, (x, y), gp, built.has_starts, kernel_text, plan)
 
 
 def plan_summary(plan: Plan) -> list[tuple[str, str]]:
