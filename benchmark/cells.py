@@ -264,8 +264,8 @@ def _run_and_send(sender: Any, module: str, function: str, job: Job, threads: in
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         torch.set_num_threads(threads)
-        found = getattr(importlib.import_module(module), function)(job)
-        entry = {**environment(), "status": "done", **job.settings(), **found}
+        measured = getattr(importlib.import_module(module), function)(job)
+        entry = {**environment(), "status": "done", **job.settings(), **measured}
         entry |= {"versions": environment()["versions"]}  # with the peers that the cell imported
         dumps(entry)
     except MemoryBudgetError as error:

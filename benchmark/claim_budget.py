@@ -65,13 +65,13 @@ def run_cell(cell: Cell) -> Entry:
         )  # fmt: skip
     fitted = time.perf_counter()
     prediction = fit.posterior.predict(x_test, memory=cell["memory"])
-    found = scores(prediction.mean, prediction.observation_variance, y_test)
+    held_out = scores(prediction.mean, prediction.observation_variance, y_test)
     predicted = time.perf_counter()
     report = fit.report
     used = report.plan
     return {
         "d": D,
-        **found,
+        **held_out,
         "noise_rmse": math.sqrt(NOISE),
         "hyperparameters": {
             "lengthscale": fit.gp.kernel.kernel.lengthscale.value.tolist(),
@@ -104,11 +104,11 @@ def _prior() -> fgp.GP:
 
 def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     """A row for each budget, compared with the largest one of as many rows that has an answer."""
-    found = []
+    table_rows = []
     for entry in entries.values():
         row: dict[str, Any] = {"memory": entry["memory"], "n": entry["n"]}
         if entry["status"] != "done":
-            found.append({**row, "met": str(entry["error"]).splitlines()[0][:80]})
+            table_rows.append({**row, "met": str(entry["error"]).splitlines()[0][:80]})
             continue
         alike = [other for other in entries.values() if other["status"] == "done" and other["n"] == entry["n"]]
         best = max(alike, key=lambda other: parse_bytes(other["memory"]))
@@ -121,8 +121,8 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
         keys = [column["key"] for column in COLUMNS if column["key"] in entry]
         row |= {key: entry[key] for key in keys} | {"share": share}
         said = f"not {', '.join(short)}" if short else "yes"
-        found.append({**row, "met": said + (", ended by its time limit" if entry["interrupted"] else "")})
-    return found
+        table_rows.append({**row, "met": said + (", ended by its time limit" if entry["interrupted"] else "")})
+    return table_rows
 
 
 def _change(values: Mapping[str, Any], others: Mapping[str, Any]) -> float:

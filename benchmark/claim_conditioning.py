@@ -145,37 +145,37 @@ def _sampled(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
     post, seconds, _ = _conditioned(cell, table)
     began = time.perf_counter()
     probes = variance_probes(post.state, samples=cell["samples"], seed=0)
-    found = probes(torch.from_numpy(table.x_test))
+    sampled = probes(torch.from_numpy(table.x_test))
     sampled_seconds = time.perf_counter() - began
     exact = torch.from_numpy(truth["variance"])
     slack = ROUNDING * exact  # where the low-rank bound is the variance itself, the interval has no width
-    inside = ((found.lower - slack <= exact) & (exact <= found.upper + slack)).double().mean()
+    inside = ((sampled.lower - slack <= exact) & (exact <= sampled.upper + slack)).double().mean()
     return {
         "d": D,
         "route": post.report.route,
         "coverage": float(inside),
-        "sampled_error": float((found.variance / exact - 1.0).square().mean().sqrt()),
+        "sampled_error": float((sampled.variance / exact - 1.0).square().mean().sqrt()),
         "condition_seconds": seconds,
         "variance_seconds": sampled_seconds,
-        "dispersion": found.dispersion,
+        "dispersion": sampled.dispersion,
     }
 
 
 def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     """A row for each route of a size and noise, and for its sampled variances."""
-    found = []
+    table_rows = []
     for entry in entries.values():
         if entry["what"] == "reference":
             continue
         row: dict[str, Any] = {"work": f"n={entry['n']:,}, noise {entry['noise']:g}", "route": entry["what"]}
         if entry["status"] != "done":
-            found.append({**row, "met": str(entry["error"]).splitlines()[0][:80]})
+            table_rows.append({**row, "met": str(entry["error"]).splitlines()[0][:80]})
             continue
         if entry["what"] in ("default", "sampled"):
             row["route"] += f" ({entry['route']})"
         keys = [column["key"] for column in COLUMNS if column["key"] not in ("work", "route", "met")]
-        found.append({**row, **{key: entry.get(key) for key in keys}, "met": _shortfall(entry) or "yes"})
-    return found or [{"work": "references only"}]
+        table_rows.append({**row, **{key: entry.get(key) for key in keys}, "met": _shortfall(entry) or "yes"})
+    return table_rows or [{"work": "references only"}]
 
 
 def _shortfall(entry: Entry) -> str:

@@ -137,9 +137,9 @@ def _mean(cell: Cell, x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, f_
 
 def _paths(cell: Cell, x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, f_test: torch.Tensor) -> Entry:
     _warm(cell, x, y)
-    found = _file(cell).exists()
-    post = fgp.load(_file(cell)) if found else _conditioned(cell, x, y)
-    if found and (post.count, post.x.shape[-1]) != (cell["n"], cell["d"]):
+    loaded = _file(cell).exists()
+    post = fgp.load(_file(cell)) if loaded else _conditioned(cell, x, y)
+    if loaded and (post.count, post.x.shape[-1]) != (cell["n"], cell["d"]):
         raise ValueError(f"{_file(cell)} is a posterior of other data; delete it")
     began = time.perf_counter()
     with _meter(cell) as meter:
@@ -164,7 +164,7 @@ def _paths(cell: Cell, x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, f
         "solve_seconds": drawn - began,
         "peak_bytes": meter.peak_bytes,
         "peak_method": meter.method,
-        "loaded": found,
+        "loaded": loaded,
         "events": list(map(str, report.events)),
     }
 
@@ -176,18 +176,18 @@ def _rmse(mean: torch.Tensor, truth: torch.Tensor) -> float:
 def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     """A row for each cell, sizes and dimensions in turn."""
     order = {"plan": 0, "mean": 1, "paths": 2}
-    found = []
+    table_rows = []
     for entry in sorted(entries.values(), key=lambda entry: (entry["d"], entry["n"], order[entry["what"]])):
         row = {"work": f"n={entry['n']:,}, d={entry['d']}, {entry['device']}", "what": entry["what"]}
         if entry["status"] != "done":
-            found.append({**row, "note": str(entry["error"]).splitlines()[0][:80]})
+            table_rows.append({**row, "note": str(entry["error"]).splitlines()[0][:80]})
             continue
         row |= {column["key"]: entry.get(column["key"]) for column in COLUMNS if column["key"] not in row}
         limit = entry["time_limit"]
         if entry["what"] == "mean" and limit is not None and entry["condition_seconds"] >= limit:
             row["note"] = f"ended by its time limit of {readable_seconds(limit)}"
-        found.append(row)
-    return found
+        table_rows.append(row)
+    return table_rows
 
 
 def line(entry: Entry) -> str:

@@ -83,8 +83,8 @@ class Problem:
 def run_cell(cell: Cell) -> Entry:
     """Seconds of every route of every problem of the cell."""
     problems = itertools.islice(PROBLEMS[cell["kind"]](cell["n"]), cell["problems"])
-    found = [_timed(problem, cell["turns"]) for problem in problems]
-    return {"problems": found, "profile": current_profile().name}
+    timed = [_timed(problem, cell["turns"]) for problem in problems]
+    return {"problems": timed, "profile": current_profile().name}
 
 
 def _timed(problem: Problem, turns: int) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _plans(operator: Any, t: int) -> tuple[dict[str, Any], frozenset[str]]:
 def _with_tiles(plans: Mapping[str, Any], asked: frozenset[str]) -> tuple[dict[str, Any], frozenset[str]]:
     """The same plans and those of the portable backend in the other sizes that `tune` tries and that cut the product
     otherwise; those that a plan may not take, which keeps temporaries well below the matrix, only on request."""
-    found, more = dict(plans), set(asked)
+    variants, more = dict(plans), set(asked)
     for name, plan in plans.items():
         if not plan.in_torch_tiles:
             continue
@@ -148,10 +148,10 @@ def _with_tiles(plans: Mapping[str, Any], asked: frozenset[str]) -> tuple[dict[s
         for pairs in sizes[: whole + 1]:
             if pairs != plan.tile_pairs:
                 other = f"{name}, tiles of {pairs:,} pairs"
-                found[other] = replace(plan, tile_pairs=pairs, peak_bytes=UNBOUNDED_BYTES)
+                variants[other] = replace(plan, tile_pairs=pairs, peak_bytes=UNBOUNDED_BYTES)
                 if pairs != tile_pairs(plan.n * plan.m, pairs, torch.device(plan.device)):
                     more.add(other)
-    return found, frozenset(more)
+    return variants, frozenset(more)
 
 
 def _products(n: int) -> Iterator[Problem]:
@@ -224,17 +224,17 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     """A row for each kind, and one for all."""
     done = [entry for entry in entries.values() if entry["status"] == "done"]
     kinds = {kind: [p for entry in done if entry["kind"] == kind for p in entry["problems"]] for kind in PROBLEMS}
-    found = [_row(TITLES[kind], problems) for kind, problems in kinds.items() if problems]
+    table_rows = [_row(TITLES[kind], problems) for kind, problems in kinds.items() if problems]
     everything = [p for problems in kinds.values() for p in problems]
     if everything:
         last = _row("all", everything)
         last["target"] = f"{100 * SHARE:g} % within {USUAL:g}, none above {MOST:g}"
         last["met"] = bool(last["within"] >= SHARE and last["largest"] <= MOST)
-        found.append(last)
+        table_rows.append(last)
     failed = [
         f"{key}: {str(entry['error']).splitlines()[0][:80]}" for key, entry in entries.items() if entry not in done
     ]
-    return [*found, *({"kind": text} for text in failed)]
+    return [*table_rows, *({"kind": text} for text in failed)]
 
 
 def _row(title: str, problems: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -264,12 +264,12 @@ METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor, int], Steps]] = {
 # -- the table --------------------------------------------------------------------------------------------------------
 def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     """One row for each cell; what was to be reached is asked of recomputed tiles."""
-    found = []
+    table_rows = []
     for entry in entries.values():
         peer = entries.get(f"n={entry['n']}/keops", {}).get("step_seconds")
         row = {"method": f"{TITLES[entry['method']]}, n={entry['n']:,}"}
         if entry["status"] != "done":
-            found.append({**row, "met": str(entry["error"]).splitlines()[0][:80]})
+            table_rows.append({**row, "met": str(entry["error"]).splitlines()[0][:80]})
             continue
         ours = not entry["method"].startswith("keops")
         row |= {key: entry[key] for key in ("gradient_error", "step_seconds", "compile_seconds", "peak_bytes")}
@@ -278,8 +278,8 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
             row["target"] = f"error {100 * MAX_ERROR:g} %, {MIN_RATIO:g}x"
             quick = None if row["ratio"] is None else row["ratio"] >= MIN_RATIO
             row["met"] = False if entry["gradient_error"] > MAX_ERROR else quick
-        found.append(row)
-    return found
+        table_rows.append(row)
+    return table_rows
 
 
 def line(entry: Entry) -> str:

@@ -70,12 +70,12 @@ def covariance(
     """K (n, m) of rows that are divided by the lengthscales, by direct differences; into `out` where it is given."""
     from scipy.spatial.distance import cdist
 
-    found = numpy.empty((len(x1), len(x2))) if out is None else out
+    block = numpy.empty((len(x1), len(x2))) if out is None else out
     step = max(1, strip_numbers // max(1, len(x2)))
     for start in range(0, len(x1), step):
         part = slice(start, start + step)
-        found[part] = PROFILES[kernel](cdist(x1[part], x2))
-    return found
+        block[part] = PROFILES[kernel](cdist(x1[part], x2))
+    return block
 
 
 def factorised(matrix: Array, panel: int = PANEL) -> Array:
@@ -193,9 +193,9 @@ def kept(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     if path.exists():
         with numpy.load(path) as file:
             return dict(file)
-    found = make()
+    arrays = make()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial.npz")
-    numpy.savez(partial, **found)
+    numpy.savez(partial, **arrays)
     partial.replace(path)
-    return found
+    return arrays

@@ -65,8 +65,8 @@ def _row(
     timed = interleaved({"before": slow, "after": quick}, repeats, warmup=2, least_seconds=0.1)
     wanted = truth().double()
 
-    def error(found: Tensor) -> float:
-        return float((found.double() - wanted).abs().max() / wanted.abs().max())
+    def error(answer: Tensor) -> float:
+        return float((answer.double() - wanted).abs().max() / wanted.abs().max())
 
     return {
         "question": question, "before": before, "after": after,
@@ -89,8 +89,8 @@ class Network(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layers(x)
-        return found
+        features: Tensor = self.layers(x)
+        return features
 
 
 def rational(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -201,8 +201,8 @@ def _preconditioner(n: int, repeats: int) -> Iterator[dict[str, Any]]:
 def _features(kernel: Any, x: Tensor) -> Job:
     def run() -> Tensor:
         with torch.no_grad():
-            found: Tensor = kernel.rows(x).features[0]
-            return found
+            features: Tensor = kernel.rows(x).features[0]
+            return features
 
     return run
 

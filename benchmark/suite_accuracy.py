@@ -118,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(30, 2, generator=generator, dtype=torch.float64)
         y = torch.sin(x[:, 0])
-        found = ours(x[:24], y[:24], x[24:], y[24:])
-        assert found["rmse"] < 1.0
+        scored = ours(x[:24], y[:24], x[24:], y[24:])
+        assert scored["rmse"] < 1.0
         return 0
     if not SHARED_DATA.exists():
         print(f"not run: the tables are not at {SHARED_DATA}")
@@ -136,9 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     continue
                 parts = split_of(name, split)
                 started = time.perf_counter()
-                found = run(*parts)
+                scored = run(*parts)
                 seconds = time.perf_counter() - started
-                pieces[key] = {**found, "seconds": seconds, "rows": parts[0].shape[0]}
+                pieces[key] = {**scored, "seconds": seconds, "rows": parts[0].shape[0]}
                 print(key, pieces[key], flush=True)
                 write_record(store, {"title": "Pieces of the accuracy table", "pieces": pieces})
     rows = table(pieces)

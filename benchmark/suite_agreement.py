@@ -49,15 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     kernel = ConstantKernel(1.0) * Matern(numpy.ones(d), nu=2.5) + WhiteKernel(0.1)
     regressor = GaussianProcessRegressor(kernel, alpha=1e-300, optimizer=None).fit(x.numpy(), y.numpy())
     generator = numpy.random.default_rng(0)
-    found: list[tuple[float, float, float]] = []
-    while len(found) < vectors:
+    errors: list[tuple[float, float, float]] = []
+    while len(errors) < vectors:
         theta = numpy.concatenate(
             [generator.normal(0, 1, 1), generator.normal(0.5, 1, d), generator.uniform(numpy.log(1e-5), 0, 1)]
         )
         one = compare_at(theta, x, y, regressor)
         if one[2] <= LARGEST_CONDITION:
-            found.append(one)
-    value, gradient, condition = (max(column) for column in zip(*found, strict=True))
+            errors.append(one)
+    value, gradient, condition = (max(column) for column in zip(*errors, strict=True))
     row = {
         "work": f"log marginal likelihood, Matern-5/2 ARD, n={n}, d={d}, float64", "vectors": vectors,
         "value_error": value, "gradient_error": gradient, "largest_condition": condition, "target": TARGET,

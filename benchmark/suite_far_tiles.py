@@ -46,13 +46,13 @@ def points(n: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def largest_error(
-    kernel: fgp.kernels.Kernel, x: torch.Tensor, right: torch.Tensor, found: torch.Tensor
+    kernel: fgp.kernels.Kernel, x: torch.Tensor, right: torch.Tensor, product: torch.Tensor
 ) -> tuple[float, torch.Tensor]:
     """The largest share of |K| |V| on sampled rows, and their numbers."""
     index = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1))[:SAMPLE]
     dense = kernel.operator(x[index].double(), x.double()).to_dense()
     exact, scale = dense @ right.double(), dense.abs() @ right.double().abs()
-    return float(((found[index].double() - exact).abs() / scale).max()), index
+    return float(((product[index].double() - exact).abs() / scale).max()), index
 
 
 def share_of_bound(kernel: fgp.kernels.Kernel, x: torch.Tensor, right: torch.Tensor, index: torch.Tensor) -> float:

@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         rows: list[dict[str, Any]] = []
         for work, (measure, repeats, most) in works.items():
-            found = sorted(measure() for _ in range(repeats))
-            seconds = found[len(found) // 2]
+            times = sorted(measure() for _ in range(repeats))
+            seconds = times[len(times) // 2]
             rows.append({"work": work, "seconds": seconds, "target_seconds": most, "met": most and seconds <= most})
             print(rows[-1])
     if not options.only:

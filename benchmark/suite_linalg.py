@@ -90,15 +90,15 @@ def error(operation: str, operands: tuple[Tensor, ...], result: Any) -> float:
 
 def quickest(jobs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
     """Seconds of a call of each: the least mean of its turns, A B A B, since other work only ever adds time."""
-    found = dict.fromkeys(jobs, float("inf"))
+    least = dict.fromkeys(jobs, float("inf"))
     for _ in range(repeats):
         for name, job in jobs.items():
             calls, began, spent = 0, time.perf_counter(), 0.0
             while not calls or spent < TURN_SECONDS:
                 job()
                 calls, spent = calls + 1, time.perf_counter() - began
-            found[name] = min(found[name], spent / calls)
-    return found
+            least[name] = min(least[name], spent / calls)
+    return least
 
 
 def row_of(operation: str, n: int, dtype: torch.dtype, home: str, repeats: int) -> dict[str, Any]:

@@ -69,11 +69,15 @@ def row(n: int, d: int, noise: float, seeds: int, samples: int, rank: int) -> di
     for seed in range(seeds):
         pivots, factor, _ = pivots_of(post.gp, x, rank, torch.Generator().manual_seed(seed))
         probes = variance_probes(post.state, samples=samples, factor=factor, neighbours=min(64, n // 4), seed=seed)
-        found = probes(x_test)
-        estimates = {"sampled": found.variance, "bound": found.bound, **others(probes, factor, pivots, x_test, seed)}
+        sampled = probes(x_test)
+        estimates = {
+            "sampled": sampled.variance,
+            "bound": sampled.bound,
+            **others(probes, factor, pivots, x_test, seed),
+        }
         for name, estimate in estimates.items():
             errors.setdefault(name, []).append((estimate / truth - 1).square().mean())
-        inside = (found.lower <= truth) & (truth <= found.upper)
+        inside = (sampled.lower <= truth) & (truth <= sampled.upper)
         errors.setdefault("coverage", []).append(inside.double().mean())
     means = {name: float(torch.stack(values).mean()) for name, values in errors.items()}
     return {

@@ -65,13 +65,13 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 
 
 def claim_row(
-    found: Comparison, *, work: str, against: str, ours: str, peer: str, target: float | None = None
+    comparison: Comparison, *, work: str, against: str, ours: str, peer: str, target: float | None = None
 ) -> dict[str, Any]:
     """One row of a claims record: `ours` and `peer` name candidates, `ratio` is how many times faster ours is.
 
     Raises: DomainError if either was refused, since then nothing can be claimed.
     """
-    mine, theirs = found[ours], found[peer]
+    mine, theirs = comparison[ours], comparison[peer]
     for argument, candidate in (("ours", mine), ("peer", theirs)):
         if candidate.seconds is None:
             raise DomainError(
@@ -95,7 +95,7 @@ def claim_row(
         "peer_error": theirs.error,
         "peak_bytes": mine.peak_bytes,
         "peer_peak_bytes": theirs.peak_bytes,
-        **{key: found.settings[key] for key in ("tolerance", "seed", "repeats", "inputs")},
+        **{key: comparison.settings[key] for key in ("tolerance", "seed", "repeats", "inputs")},
     }
 
 
@@ -255,8 +255,8 @@ def _said(record: Mapping[str, Any], key: str) -> list[Any]:
     """What the cells of a record say, each of them once; what the record says where they say nothing."""
     cells = record.get("cells")
     entries = cells.values() if isinstance(cells, Mapping) else cells or ()
-    found = dict.fromkeys(entry[key] for entry in entries if isinstance(entry, Mapping) and entry.get(key))
-    return list(found) or ([record[key]] if record.get(key) else [])
+    values = dict.fromkeys(entry[key] for entry in entries if isinstance(entry, Mapping) and entry.get(key))
+    return list(values) or ([record[key]] if record.get(key) else [])
 
 
 def _origin(record: Mapping[str, Any], source: str | None) -> str:

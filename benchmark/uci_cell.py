@@ -35,15 +35,15 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     with PeakMeter() as meter:
         answer = method(cell, parts)
     seconds = time.perf_counter() - began
-    found = scores(answer.mean.double(), answer.variance.double(), parts.y_test)
-    if not all(math.isfinite(value) for value in found.values()):
-        raise ArithmeticError(f"the predictions are not finite numbers with positive variances: {found}")
+    scored = scores(answer.mean.double(), answer.variance.double(), parts.y_test)
+    if not all(math.isfinite(value) for value in scored.values()):
+        raise ArithmeticError(f"the predictions are not finite numbers with positive variances: {scored}")
     return {
         "n": parts.x.shape[0],
         "d": parts.x.shape[1],
         "n_distinct": int(torch.unique(parts.x, dim=0).shape[0]),
         "n_test": parts.x_test.shape[0],
-        **found,
+        **scored,
         "seconds": seconds,
         "fit_seconds": answer.fit_seconds,
         "predict_seconds": answer.predict_seconds,

@@ -125,10 +125,10 @@ def take_profile(
         cpu = (time.thread_time_ns() - spent - record.cpu_nanoseconds) / _SECOND
     if trace is not None:
         _write_trace(taken, trace)
-    found, calls = attributed(record.ranges, threading.get_ident())
-    left = max(0.0, seconds - sum(found.values()))
+    by_kind, calls = attributed(record.ranges, threading.get_ident())
+    left = max(0.0, seconds - sum(by_kind.values()))
     other = min(left, max(0.0, cpu))
-    lines: list[tuple[str, float, int | None]] = [(kind, found[kind], calls[kind]) for kind in KINDS if calls[kind]]
+    lines: list[tuple[str, float, int | None]] = [(kind, by_kind[kind], calls[kind]) for kind in KINDS if calls[kind]]
     lines += [(OTHER, other, None), (IDLE, left - other, None)]
     bottlenecks = tuple(
         Bottleneck(name, part, part / seconds if seconds else 0.0, count)
@@ -177,7 +177,7 @@ def _torch_profile(wanted: bool) -> Iterator[Any]:
 
 
 def _longest(taken: Any) -> tuple[Operation, ...]:
-    found = [
+    operations = [
         Operation(
             entry.key,
             entry.self_cpu_time_total * _MICROSECOND,
@@ -187,8 +187,8 @@ def _longest(taken: Any) -> tuple[Operation, ...]:
         for entry in taken.key_averages()
         if not entry.key.startswith("flashgp: ")
     ]
-    found.sort(key=lambda one: -(one.seconds + one.device_seconds))
-    return tuple(found[:_OPERATIONS])
+    operations.sort(key=lambda one: -(one.seconds + one.device_seconds))
+    return tuple(operations[:_OPERATIONS])
 
 
 def _device_seconds(taken: Any) -> float | None:

@@ -99,13 +99,14 @@ def machine_bandwidths(profiles: Mapping[str, MachineProfile], *, ax: "Axes | No
 
 def _curve(times: tuple[OperationTime, ...], operation: str, dtype: str) -> list[tuple[int, float]]:
     """(order, GFLOP/s) of single problems, square ones or with the most right-hand sides."""
-    found: dict[int, OperationTime] = {}
+    by_order: dict[int, OperationTime] = {}
     for one in sorted(times, key=lambda one: one.columns):
         alone = (one.operation, one.dtype, one.batch) == (operation, dtype, 1)
         if alone and (operation == "triangular" or one.rows == one.columns):
-            found[one.rows] = one
+            by_order[one.rows] = one
     return [
-        (n, operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9) for n, one in sorted(found.items())
+        (n, operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9)
+        for n, one in sorted(by_order.items())
     ]
 
 
@@ -122,9 +123,9 @@ def _plain_ticks(ax: "Axes") -> None:
 def _others(profile: MachineProfile) -> dict[str, float]:
     """Rates on the CPU by name; of products the quickest backend."""
     cpu = profile.cpu
-    found = {"copy": cpu.copy_bytes, "exp": cpu.exp, "dense block": cpu.block_pairs}
+    rates = {"copy": cpu.copy_bytes, "exp": cpu.exp, "dense block": cpu.block_pairs}
     for rate in profile.products:
         if rate.device == "cpu" and rate.symmetric and rate.dtype == "float32":
             name = f"K V, d={rate.d}, t={rate.t}"
-            found[name] = max(found.get(name, 0.0), rate.pairs_per_second)
-    return found
+            rates[name] = max(rates.get(name, 0.0), rate.pairs_per_second)
+    return rates
