@@ -28,8 +28,8 @@ from flashgp.foundations.expression import (
     square_root,
     squared_distance,
 )
+from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.form import Form
-from flashgp.pairwise.reference import value_at
 
 r, q, s, p, m = distance(), squared_distance(), product(), parameter(), match()
 R, S, P, M = Symbol("distance", 0), Symbol("product", 0), Symbol("parameter", 0), Symbol("match", 0)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import REGISTRY, Kernel
-from flashgp.pairwise import reference
 from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import tiles as torch_tiles
 from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
+from pairwise.reference import Reference
 
 EPS = torch.finfo(torch.float64).eps
-REFERENCE: Backend = BACKENDS[reference.Reference.name]()
+REFERENCE: Backend = Reference()
 TORCH: Backend = BACKENDS[torch_tiles.TorchTiles.name]()
 
 

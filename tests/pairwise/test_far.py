@@ -7,7 +7,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.kernels import Kernel
-from flashgp.pairwise.backend import BACKENDS, Backend, PairGradient
+from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.near import boxes as boxes_module
 from flashgp.pairwise.near.boxes import boxes_of, covariance_bound
@@ -15,9 +15,8 @@ from flashgp.pairwise.near.far import FarTiles, far_tiles
 from flashgp.pairwise.near.ordering import spatial_order
 from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.pairwise.problem import PairProblem
-from flashgp.pairwise.reference import Reference
 from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
-from pairwise.pair_cases import CASES, TORCH, Case
+from pairwise.pair_cases import CASES, REFERENCE, TORCH, Case
 
 F32, F64 = torch.float32, torch.float64
 k = fgp.kernels
@@ -224,13 +223,12 @@ def test_backends_run_over_the_same_tiles(name: str, kernel: str, rectangular: b
     cols = None if z is None else function.rows(z).detach().take(far.column_order)
     left, right = numbers(70, 2), numbers(45 if rectangular else 70, 2, seed=1)
     problem = PairProblem(function.form, theta_of(function), rows, cols, far.near)
-    reference: Backend = BACKENDS[Reference.name]()
-    wanted = reference.product(problem, right)
+    wanted = REFERENCE.product(problem, right)
     got = MADE[name].product(problem, right)
     assert torch.allclose(got, wanted, rtol=1e-11, atol=1e-11)
     for one, two in zip(
         flat(MADE[name].bilinear_gradient(problem, left, right)),
-        flat(reference.bilinear_gradient(problem, left, right)),
+        flat(REFERENCE.bilinear_gradient(problem, left, right)),
         strict=True,
     ):
         assert two is not None

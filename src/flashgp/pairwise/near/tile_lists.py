@@ -55,7 +55,7 @@ class NearTiles:
         return int(sizes.sum() + mirrored)
 
     def mask(self) -> Tensor:
-        """1 inside the tiles and 0 outside, (n, m): for the reference, which has no tiles."""
+        """1 inside the tiles and 0 outside, (n, m)."""
         found = torch.zeros(self.n, self.m, dtype=torch.float64)
         for i, j in self.everywhere.runs(self.size):
             found[i, j] = 1.0

@@ -1,4 +1,4 @@
-"""The reference backend: plain float64 Python loops over pairs. Slow, obvious, the truth that tests compare with."""
+"""Plain float64 Python loops over pairs as a backend: slow and obvious, what the tests compare with."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,10 @@ from flashgp.foundations.expression import Expression, Symbol
 from flashgp.foundations.expression_value import value_at
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.workspace import Workspace
-from flashgp.pairwise.backend import Backend, PairGradient, register_backend
+from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.problem import PairProblem
 
-__all__ = ["Reference", "value_at"]
 
-
-@register_backend("reference")
 class Reference(Backend):
     """One pair at a time; unbatched inputs only."""
 
