@@ -19,7 +19,7 @@ from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
 from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.settings import REFINEMENT
 
-__all__ = ["PreparedOnce", "Solves", "iterative_method"]
+__all__ = ["PreparedOnce", "Solves"]
 
 F64 = torch.float64
 PROBE_SEED = 2**32  # added to a seed for the draws of probes
@@ -63,18 +63,12 @@ class Solves:
         Args: operator, K of the rows; noise (n,) or (1,); reflected: as CholeskyPreconditioner.
         """
         system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored")
-        if factor is not None:
-            return cls.refining(system, factor, settings.seed, reflected=reflected)
-        return cls(system, iterative_method(plan), settings.seed)
-
-    @classmethod
-    def refining(
-        cls, system: CovarianceSystem, factor: TriangularFactor, seed: int, *, reflected: bool = False
-    ) -> "Solves":
-        """With a factor at hand; reflected: as CholeskyPreconditioner."""
+        if factor is None:
+            solver = ConjugateGradients(None if plan is None else plan.rank)
+            return cls(system, PreparedOnce(solver, solver.name), settings.seed)
         preconditioner = CholeskyPreconditioner(factor, system, reflected=reflected)
         ready = PreparedConjugateGradients(system, preconditioner, REFINEMENT, name="refinement")
-        return cls(system, PreparedOnce(None, "refinement", ready), seed)
+        return cls(system, PreparedOnce(None, "refinement", ready), settings.seed)
 
     def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
         """A^-1 rhs for rhs (n, t), float64. Raises: as `Solver.prepare` and `Prepared.solve`."""
@@ -108,9 +102,3 @@ class Solves:
         assert isinstance(method, PreparedConjugateGradients)
         # Probes have a stream of their own: the pivots were drawn from that of the seed itself.
         return log_determinant(self.system, method.preconditioner, seed=self.seed + PROBE_SEED)
-
-
-def iterative_method(plan: Plan | None) -> PreparedOnce:
-    """Conjugate gradients with the preconditioner's rank of a plan."""
-    solver = ConjugateGradients(None if plan is None else plan.rank)
-    return PreparedOnce(solver, solver.name)
