@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
-from common import smooth_data
+from common import interquartile_range, smooth_data
 from problems import kept, matern_gradient
 
 import flashgp as fgp
@@ -92,14 +92,13 @@ def run_cell(cell: Cell) -> Entry:
     steps = METHODS[cell["method"]](x, y, cell["repeats"])
     exact = _exact(x, y, steps.at, Path(cell["scratch"]))
     errors = [float(numpy.linalg.norm(g - exact) / numpy.linalg.norm(exact)) for g in steps.gradients]
-    quartiles = statistics.quantiles(steps.seconds, n=4) if len(steps.seconds) > 1 else [0.0, 0.0, 0.0]
     return {
         "d": D,
         "gradient_error": max(errors),
         "gradient_errors": errors,
         "gradient_norm": float(numpy.linalg.norm(exact)),
         "step_seconds": statistics.median(steps.seconds),
-        "spread_seconds": quartiles[2] - quartiles[0],
+        "spread_seconds": interquartile_range(steps.seconds),
         "compile_seconds": steps.compile_seconds,
         "peak_bytes": steps.peak_bytes,
         "peak_method": steps.peak_method,

@@ -58,9 +58,16 @@ def interleaved(
                 times[name].append(seconds / calls)
     timed = {}
     for name, values in times.items():
-        quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
-        timed[name] = Timed(statistics.median(values), quartiles[2] - quartiles[0], results[name])
+        timed[name] = Timed(statistics.median(values), interquartile_range(values), results[name])
     return timed
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    """The third quartile less the first; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4)
+    return high - low
 
 
 class Split(NamedTuple):

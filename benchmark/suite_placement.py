@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from common import RECORDS, arguments, smooth_data
+from common import RECORDS, arguments, interquartile_range, smooth_data
 
 import flashgp as fgp
 from flashgp.bench import write_record
@@ -81,17 +81,9 @@ def row_of(work: str, job: Callable[[], torch.Tensor], cores: tuple[int, ...], r
     free, pinned = (statistics.median(seconds[name]) for name in places)
     return {
         "work": work, "threads": threads, "cores": core_text(cores), "free_seconds": free,
-        "free_spread": _spread(seconds["free"]), "pinned_seconds": pinned, "pinned_spread": _spread(seconds["pinned"]),
-        "gain": free / pinned, "error": error,
+        "free_spread": interquartile_range(seconds["free"]), "pinned_seconds": pinned,
+        "pinned_spread": interquartile_range(seconds["pinned"]), "gain": free / pinned, "error": error,
     }  # fmt: skip
-
-
-def _spread(values: list[float]) -> float:
-    """The interquartile range."""
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4)
-    return high - low
 
 
 def main(argv: Sequence[str] | None = None) -> int:
