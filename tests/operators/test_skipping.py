@@ -235,7 +235,7 @@ def test_the_threshold_is_a_share_of_the_largest_variance() -> None:
 def masked(operator: SkippingOperator) -> Tensor:
     """1 where a product evaluates, rows and columns in their own order."""
     assert operator.far is not None
-    places = operator.far.row_places, torch.argsort(operator.far.column_order)
+    places = operator.far.row_positions, torch.argsort(operator.far.column_order)
     return operator.far.near.mask()[places[0]][:, places[1]]
 
 

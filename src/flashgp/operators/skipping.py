@@ -123,7 +123,7 @@ class SkippingOperator(LinearOperator):
         if self.far is None or self._near is None:
             return self.exact._apply(matrix)
         ordered = self._near._apply(matrix.index_select(-2, self.far.column_order))
-        return ordered.index_select(-2, self.far.row_places)
+        return ordered.index_select(-2, self.far.row_positions)
 
     def _left_out(self, matrix: Tensor) -> Tensor | None:
         return None if self.far is None else self.far.left_out(matrix)

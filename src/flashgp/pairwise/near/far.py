@@ -25,9 +25,9 @@ Array = numpy.ndarray
 # Rows per panel. Compiled loops reach nine tenths of their rate on 128 rows and half on 32, while a box of 128 rows in
 # two dimensions is half as wide as one of 512; a GPU needs larger ones to be busy (docs/decisions/0009).
 PANEL, ACCELERATOR_PANEL = 128, 2048
-WORTH = 0.85  # of the pairs: above, the panels cost more than what is left out brings, and everything is kept
-# So much kept in a long list of panels of so few rows will not fall below WORTH in smaller ones: the search ends there.
-HOPELESS, COARSE_PANEL, LONG_LIST = 0.97, 1024, 2**12
+MAX_KEPT = 0.85  # of the pairs: above, the panels cost more than what is left out brings, and everything is kept
+# Above this share in a long list of panels of so few rows, smaller ones will not reach MAX_KEPT: the search ends.
+MAX_COARSE_KEPT, COARSE_PANEL, LONG_LIST = 0.97, 1024, 2**12
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FarTiles:
     """The far tiles of one matrix: what remains without them, in which order, and what they amount to.
 
     Fields: near; skipped, by level; row_order and column_order, the numbers of rows and columns in panel order; kept,
-    the share of the n m pairs that is evaluated; symmetric.
+    the share of the n m pairs that is evaluated.
     """
 
     near: NearTiles
@@ -54,8 +54,8 @@ class FarTiles:
     kept: float
 
     @functools.cached_property
-    def row_places(self) -> Tensor:
-        """Where each row stands in panel order: the inverse of `row_order`."""
+    def row_positions(self) -> Tensor:
+        """The position of each row in panel order: the inverse of `row_order`."""
         return torch.argsort(self.row_order)
 
     @property
@@ -85,7 +85,7 @@ class FarTiles:
             total += panels.repeat_interleave(part.size, -2)[..., : near.n, :]
         # Sums of at most so many positive terms, each rounded, are below the exact ones by at most this share.
         total *= 1.0 + (near.m + sum(len(s.pairs) for s in self.skipped) + 8.0) * EPS
-        return total.index_select(-2, self.row_places.cpu()).to(right.device)
+        return total.index_select(-2, self.row_positions.cpu()).to(right.device)
 
     @functools.cached_property
     def norm_bound(self) -> Tensor:
@@ -130,11 +130,11 @@ def far_tiles(problem: PairProblem, threshold: Tensor, panel: int | None = None)
         if far.any():
             skipped.append(_Skipped(size << level, pairs[far], bounds[..., far]))
         near = NearTiles(size << level, rows.count, cols.count, symmetric, pairs[~far])
-        hopeless = near.size <= COARSE_PANEL and len(near.pairs) > LONG_LIST and near.pair_count > HOPELESS * count
-        if level == 0 or hopeless:
+        ends = near.size <= COARSE_PANEL and len(near.pairs) > LONG_LIST and near.pair_count > MAX_COARSE_KEPT * count
+        if level == 0 or ends:
             break
         pairs = _halved(near.pairs, _at(left, level - 1).count, _at(right, level - 1).count, symmetric)
-    if near.pair_count > WORTH * count:
+    if near.pair_count > MAX_KEPT * count:
         return None
     near = near.sorted()
     return FarTiles(near, tuple(skipped), row_order.to(place), column_order.to(place), near.pair_count / count)
