@@ -16,7 +16,7 @@ import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,12 +25,21 @@ from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.parameters import Parameter
 from flashgp.kernels.squared_exponential import Stationary
 from flashgp.standardise import Scaling
-from flashgp.table import InputColumn
 
-from .parameters import LENGTH_ROLES
+if TYPE_CHECKING:
+    from flashgp.table import InputColumn
 
-__all__ = ["GRAMMAR", "NAMES", "BuiltKernel", "KernelColumns", "KernelExpression", "build_kernel", "default_kernel",
-           "parse_kernel"]  # fmt: skip
+__all__ = [
+    "GRAMMAR",
+    "LENGTH_ROLES",
+    "NAMES",
+    "BuiltKernel",
+    "KernelColumns",
+    "KernelExpression",
+    "build_kernel",
+    "default_kernel",
+    "parse_kernel",
+]  # fmt: skip
 
 _GRAMMAR = """
 Kernels: {names}.
@@ -60,6 +69,7 @@ _ONE_COLUMN = ("Coregionalization", "SpectralMixture")
 _SETTINGS = ("nu", "degree", "count", "rank")  # chosen, not fitted
 _PER_COMPONENT = ("weights", "means", "scales")  # lists with an entry per component of a mixture, on one column
 _PER_COLUMN = ("lengthscale", "period", "frequency", "variance")  # lists with an entry per column
+LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 _START_ROLES = ("input_scale", "output_variance", "slope_variance")  # `fit` would start these from the data
 
 
@@ -79,7 +89,7 @@ class KernelColumns:
     inputs are standardised with.
     """
 
-    inputs: Sequence[InputColumn]
+    inputs: "Sequence[InputColumn]"
     table_names: Sequence[str]
     scaling: Scaling
 

@@ -10,10 +10,11 @@ from flashgp.inference.gp import GP
 from flashgp.kernels import Kernel, Sum
 from flashgp.standardise import Scaling
 
-__all__ = ["LENGTH_ROLES", "ParameterRow", "parameter_rows", "parameter_table"]
+from .kernel_expression import LENGTH_ROLES
+
+__all__ = ["ParameterRow", "parameter_rows", "parameter_table"]
 
 _HEAD = ("parameter", "of", "in units of the table", "standardised", "")
-LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 _MAX_ENTRIES = 1_000
 
 
