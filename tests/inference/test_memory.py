@@ -14,8 +14,6 @@ from flashgp.bench.memory import measure_peak_bytes
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.training.options import FitSettings
-from flashgp.inference.training.settings import SearchSettings
 from flashgp.pairwise.torch import tile_job
 from flashgp.planner.variances import VarianceSettings
 from inference.allocations import Allocations
@@ -207,7 +205,6 @@ def counted(monkeypatch: pytest.MonkeyPatch, fail_at: int | None) -> list[Worksp
     return used
 
 
-SHORT = FitSettings(search=SearchSettings(subset_iterations=1))
 CALLS: dict[str, Callable[[fgp.GP, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "condition": lambda gp, x, y: gp.condition(x, y).representer_weights,
     "predict": lambda gp, x, y: gp.condition(x, y).predict(x).variance,
@@ -215,9 +212,7 @@ CALLS: dict[str, Callable[[fgp.GP, torch.Tensor, torch.Tensor], torch.Tensor]] =
     "gradient": lambda gp, x, y: torch.autograd.grad(
         gp.log_marginal_likelihood(x, y), gp.likelihood.noise_variance.raw
     )[0],
-    "fit": lambda gp, x, y: torch.tensor(
-        fgp.fit(gp, x, y, starts=1, max_iterations=1, settings=SHORT).history[-1].theta, dtype=F64
-    ),
+    "fit": lambda gp, x, y: torch.tensor(fgp.fit(gp, x, y, starts=1, max_iterations=1).history[-1].theta, dtype=F64),
 }
 
 

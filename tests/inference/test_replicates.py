@@ -136,7 +136,7 @@ def test_a_start_chosen_on_some_rows_keeps_what_they_say() -> None:
     places = torch.rand(40, 1, generator=generator, dtype=F64)
     x = torch.cat([places] * 4)
     y = torch.sin(6 * x[:, 0]) + 0.3 * torch.randn(160, generator=generator, dtype=F64)
-    settings = FitSettings(search=SearchSettings(all_rows_pairs=1, subset_rows=30))
+    settings = FitSettings(search=SearchSettings(start_rows=30))
     found = fgp.fit(fgp.GP(1.0 * k.RBF()), x, y, starts=3, max_iterations=15, settings=settings)
     assert Event(EventKind.SUBSET_FIT, starts=3, subset=30, rows=40) in found.report.events
     assert 0.05 < found.gp.likelihood.noise_variance.value.item() < 0.15

@@ -63,12 +63,12 @@ def fit(
         gp: the model; its values are where `initial="given"` starts.
         x: rows, (*batch, n, d), n at least 1.
         y: targets, (*batch, n) or (*batch, n, outputs).
-        starts: runs from different initial values, on 400 rows first when n is large, where the best goes on to all
+        starts: runs from different initial values, on at most 400 rows, from where the best goes on to more and more
             rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds
             columns that were ignored. None for 4, or 1 for initial="given" and models with modules of your own.
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
-        max_iterations: of L-BFGS-B, per start.
+        max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
         time_limit: seconds. The search ends early enough for the posterior, by its planned time or a tenth of the
             limit, whichever is less. The posterior gets what is left, a tenth at least; where that ends its solve, it
             is labelled as `GP.condition` says.

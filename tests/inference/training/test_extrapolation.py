@@ -86,7 +86,11 @@ class Quadratic:
     """A made-up objective of which only gradients are known: a parabola around a minimum."""
 
     rows, probes, factors = 400, PROBES, Factors.NONE
-    parameters = SimpleNamespace(bounds=lambda: (-FAR, FAR), units=lambda: numpy.ones(P))
+    parameters = SimpleNamespace(
+        bounds=lambda: (-FAR, FAR),
+        units=lambda: numpy.ones(P),
+        information_growth=lambda ratio: numpy.full(P, ratio),
+    )
 
     def __init__(self, minimum=0.0, fails=0, enough=1e-6):
         self.minimum, self.fails, self.estimate = minimum, fails, Estimate(0.0, enough)

@@ -114,7 +114,7 @@ def test_a_search_whose_end_cannot_be_checked_is_given_up():
     settings = dataclasses.replace(with_gradients(lambda _, evaluation: evaluation, gradients), objective=Unchecked)
     with pytest.warns(fgp.FlashGPWarning, match="each less likely"):
         found = fgp.fit(gp, x, y, plan=planned(gp, 220), settings=settings, starts=1)
-    first = max((e for e in found.history if e.start.startswith("middle")), key=lambda e: e.value)
+    first = max((e for e in found.history if e.start.startswith("subset")), key=lambda e: e.value)
     values = torch.cat([p.detach().reshape(-1) for p in found.gp.parameters()])
     assert torch.equal(values, torch.tensor(first.theta, dtype=values.dtype))
 
@@ -221,9 +221,9 @@ def test_an_interrupt_returns_where_the_last_stage_ended():
 
     found = fgp.fit(gp, x, y, plan=planned(gp, 640), progress=stop, starts=1, settings=SETTINGS)
     assert found.interrupted
-    assert Event(EventKind.SUBSET_FIT, starts=1, subset=400, rows=640) in found.report.events
+    assert Event(EventKind.SUBSET_FIT, starts=1, subset=150, rows=640) in found.report.events
     assert "fitting 150 rows" in seen
-    best = max((e for e in found.history if e.start.startswith("middle")), key=lambda e: e.value)
+    best = max((e for e in found.history if e.start.startswith("subset")), key=lambda e: e.value)
     raw = numpy.concatenate([p.detach().reshape(-1).numpy() for p in found.gp.parameters()])
     assert numpy.allclose(raw, best.theta)
 

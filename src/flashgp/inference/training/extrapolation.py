@@ -42,7 +42,7 @@ class Trend:
             self._before = self.theta, self.rows
         self.theta, self.rows = theta, rows
 
-    def extrapolate(self, rows: int, curvature: numpy.ndarray, probes: int, reach: numpy.ndarray) -> numpy.ndarray:
+    def extrapolate(self, rows: int, curvature: numpy.ndarray, probes: float, reach: numpy.ndarray) -> numpy.ndarray:
         """Where the optimum of more rows may be, eq. (M-122), (p,); the last one itself where nothing tells.
 
         Args: curvature: at the last one, of its rows, (p, p), nats; probes: of each gradient; reach: of the step, (p,).

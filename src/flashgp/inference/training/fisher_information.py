@@ -17,11 +17,13 @@ import torch
 
 from flashgp import linalg
 from flashgp.inference.exact.likelihood import factorise_covariance
+from flashgp.inference.training.fisher_scoring import Curvature
 from flashgp.inference.training.objective import LogJoint
+from flashgp.inference.training.settings import StochasticSettings
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.problem import PairProblem
 
-__all__ = ["fisher_information"]
+__all__ = ["fisher_information", "log_joint_curvature"]
 
 REPEATS_SEED = 2**33  # added to a seed for the draws of what repeated rows say
 SHRINKAGE = 0.1  # towards the diagonal: so few draws know small eigenvalues badly
@@ -70,3 +72,18 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
     information = centred.T @ centred / max(1, draws - 1)
     information = (1.0 - SHRINKAGE) * information + SHRINKAGE * numpy.diag(numpy.diag(information))
     return information + 1e-6 * max(float(numpy.trace(information)) / max(1, size), 1e-6) * numpy.eye(size)
+
+
+def log_joint_curvature(
+    objective: LogJoint, theta: numpy.ndarray, rows: int, settings: StochasticSettings, seed: int
+) -> Curvature:
+    """The curvature of the log joint at an optimum of few rows: their Fisher information, and what priors add when it
+    is scaled to `rows`.
+
+    Raises: NotPositiveDefiniteError.
+    """
+    draws = max(settings.min_draws, settings.draws_per_parameter * objective.parameters.size)
+    matrix = fisher_information(objective, theta, draws, seed)
+    step, priors = 1e-3, objective.priors.value_and_gradient  # independent of each other: a diagonal, by differences
+    change = (priors(theta - step)[1] - priors(theta + step)[1]) / (2.0 * step)
+    return Curvature(matrix + numpy.diag(numpy.maximum(0.0, change)) * (objective.rows / rows))

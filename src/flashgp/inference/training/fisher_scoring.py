@@ -103,14 +103,15 @@ def descend(
     model = Curvature(curvature.matrix.copy(), curvature.scale, scaled=not scales())
     accepted(theta)
     size = numpy.sqrt(numpy.diag(curvature.matrix))  # of the gradient, entry by entry
-    reach, stuck = numpy.full(len(theta), settings.first_reach), False
+    reach, stuck, gain = numpy.full(len(theta), settings.first_reach), False, 0.0
     while True:
         move, expected = _newton_step(
             gradient, model.matrix, numpy.maximum(low - theta, -reach), numpy.minimum(high - theta, reach)
         )
-        if stuck or expected <= sufficient or evaluations >= settings.max_gradients:
+        enough = expected <= sufficient and gain <= settings.max_last_gain * sufficient
+        if stuck or enough or evaluations >= settings.max_gradients:
             stop = StopReason.ITERATIONS if evaluations >= settings.max_gradients else StopReason.STAGNATED
-            stop = StopReason.GOAL if not stuck and expected <= sufficient else stop
+            stop = StopReason.GOAL if not stuck and enough else stop
             return Descent(theta, gradient, model, evaluations, expected, stop)
         stuck = True
         for _ in range(settings.max_trials):
@@ -125,7 +126,7 @@ def descend(
                 before, after = -float(gradient @ step), float(trial_gradient @ step)
                 last = evaluations >= settings.max_gradients  # then a step that gains is good enough
                 if after <= (before if last else settings.turn * before) and not wild:
-                    theta, gradient, stuck = trial, trial_gradient, False
+                    theta, gradient, stuck, gain = trial, trial_gradient, False, 0.5 * (before - after)
                     accepted(theta)
                     break
                 move = step * (0.5 if after <= settings.turn * before else before / (before + after))

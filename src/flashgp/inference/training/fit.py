@@ -1,7 +1,7 @@
-"""fit: maximise the log joint by L-BFGS-B, from starts the data suggest; resumable, interruptible, repeatable.
+"""fit: maximise the log joint from starts the data suggest; resumable, interruptible, repeatable.
 
-Small problems run several starts on all rows; large ones fit their starts to a subset first and go on from the best
-(train.py). The log of evaluations is the checkpoint (docs/design.md, fit).
+Starts are fitted to few rows, and the best goes on to more and more of them (stages.py, stochastic.py). The log of
+evaluations is the checkpoint (docs/design.md, fit).
 """
 
 import contextlib

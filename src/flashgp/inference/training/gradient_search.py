@@ -1,4 +1,4 @@
-"""Fisher scoring on estimated gradients, recorded and resumable, from where the optima of fewer rows extrapolate to."""
+"""Fisher scoring, recorded and resumable, from where the optima of fewer rows extrapolate to."""
 
 import dataclasses
 import logging
@@ -10,9 +10,9 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
-from flashgp.inference.training.history import Factors, Recorder, Run
+from flashgp.inference.training.history import Factors, Measure, Recorder, Run
+from flashgp.inference.training.objective import Objective
 from flashgp.inference.training.settings import StochasticSettings
-from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 
 __all__ = ["GradientSearch"]
 
@@ -22,10 +22,10 @@ Point = tuple[Array, float, Array]
 
 
 class GradientSearch:
-    """Descents of an estimated objective, recorded.
+    """Descents of an objective, recorded.
 
-    Values are not computed: the history has their gain since the first gradient, integrated along the way by the
-    trapezoid rule.
+    Where it estimates gradients it has no values: the history has their gain since the first gradient, integrated along
+    the way by the trapezoid rule.
 
     Args:
         objective: of the rows searched.
@@ -38,7 +38,7 @@ class GradientSearch:
 
     def __init__(
         self,
-        objective: EstimatedLogJoint,
+        objective: Objective,
         run: Run,
         recorder: Recorder,
         settings: StochasticSettings,
@@ -60,7 +60,8 @@ class GradientSearch:
         Raises: NotPositiveDefiniteError if there is no gradient at their optimum either.
         """
         rows, scoring = self.objective.rows, self.settings.scoring
-        scaled = dataclasses.replace(curvature, matrix=curvature.matrix * (rows / trend.rows))
+        root = numpy.sqrt(self.objective.parameters.information_growth(rows / trend.rows))
+        scaled = dataclasses.replace(curvature, matrix=curvature.matrix * numpy.outer(root, root))
         start = trend.extrapolate(
             rows, curvature.matrix / curvature.scale, self.objective.probes, scoring.max_reach * self.unit
         )
@@ -80,14 +81,20 @@ class GradientSearch:
     def run(self, theta: Array, curvature: Curvature) -> Descent:
         """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
         unit, square, settings = self.unit, numpy.outer(self.unit, self.unit), self.settings
-        estimate = self.objective.estimate
+        estimate, rows = self.objective.estimate, self.objective.rows
+        scoring = settings.scoring
+        if estimate is None:
+            scoring = dataclasses.replace(scoring, max_last_gain=1.0)  # one more evaluation is certain to tell
+            sufficient = settings.negligible_gain_by_values * rows
+        else:
+            sufficient = max(settings.min_gain, settings.step_share * estimate.loss, estimate.negligible_gain)
         descent = descend(
             lambda scaled: self._gradient(scaled * unit),
             theta / unit,
             dataclasses.replace(curvature, matrix=curvature.matrix * square),
             self.bounds,
-            sufficient=max(settings.min_gain, settings.step_share * estimate.loss, estimate.negligible_gain),
-            settings=settings.scoring,
+            sufficient=sufficient,
+            settings=scoring,
             scales=lambda: self.objective.factors is not Factors.NONE,
             accepted=lambda scaled: self._accept(scaled * unit),
         )
@@ -110,23 +117,27 @@ class GradientSearch:
                 break
         try:
             if known is None:
-                gradient = self.objective(theta).gradient
+                evaluation = self.objective(theta)
+                value, gradient = evaluation.value, evaluation.gradient
                 if not numpy.isfinite(gradient).all():
                     raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
             elif known[0] == math.inf:
                 raise NotPositiveDefiniteError("as the checkpoint says")
             else:
-                gradient = known[1]
+                value, gradient = known
         except (NotPositiveDefiniteError, ConvergenceError) as error:
             log.debug("%s: no gradient (%s)", self.name, error)
             if known is None:
                 self.recorder.note(Event(EventKind.POINT_FAILED, run=str(self.name), error=str(error)))
             self.recorder.record_failure(self._run, theta)
             return NotPositiveDefiniteError(str(error))
-        value = self._integrated(theta, gradient)
+        measure: Measure = "log joint"
+        if self.objective.estimate is not None:
+            value, measure = self._integrated(theta, gradient), "gain"
+        assert value is not None
         self._seen = (theta, value, gradient)
         self.evaluations += 1
-        self.recorder.record(self._run, theta, value, gradient, "gain")
+        self.recorder.record(self._run, theta, value, gradient, measure)
         return gradient * self.unit
 
     def _accept(self, theta: Array) -> None:

@@ -1,4 +1,4 @@
-"""L-BFGS-B from several starting vectors, on all rows or on a subset of them, and once more with lengthscales reset."""
+"""L-BFGS-B from a starting vector, and once more with lengthscales reset."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.settings import SearchSettings
 
-__all__ = ["best_on_subset", "minimise", "retry_with_reset_lengthscales"]
+__all__ = ["minimise", "retry_with_reset_lengthscales"]
 
 log = logging.getLogger("flashgp.fit")
 Array = numpy.ndarray
@@ -79,18 +79,6 @@ def _evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder)
     assert evaluation.value is not None
     recorder.record(run, theta, evaluation.value, evaluation.gradient)
     return evaluation
-
-
-def best_on_subset(objective: Objective, starts: list[Array], recorder: Recorder, settings: SearchSettings) -> Array:
-    """Run every start on the objective of a random subset of rows; the best vector found there."""
-    for number, start in enumerate(starts):
-        minimise(objective, start, Run(Stage.SUBSET, number), recorder, settings, settings.subset_iterations)
-    best = recorder.best_of(Stage.SUBSET)
-    if best is None:
-        return starts[0]
-    run, _, theta = best
-    start, reach = starts[run.number], objective.parameters.reach(settings.subset_reach)
-    return numpy.clip(theta, start - reach, start + reach)
 
 
 def retry_with_reset_lengthscales(

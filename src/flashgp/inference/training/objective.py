@@ -25,8 +25,11 @@ from flashgp.inference.exact.likelihood import DirectSettings, value_and_gradien
 from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.prior import Prior
 from flashgp.inference.threads import one_thread
+from flashgp.inference.training.history import Factors
 from flashgp.inference.training.initial import RoleStart
 from flashgp.inference.training.parameter_vector import ParameterVector
+from flashgp.kernels import Warped
+from flashgp.means import REGISTRY
 
 __all__ = ["Estimate", "Evaluation", "LogJoint", "Objective", "ParameterPriors", "Problem"]
 
@@ -97,16 +100,38 @@ class Evaluation:
 class Objective(ABC):
     """A function of the flat vector of a problem's parameters, to be minimised.
 
-    Fields: problem; parameters, the vector; rows, of the problem.
+    Fields: problem; parameters, the vector; rows, of the problem; factors and probes, by which gradients are estimated:
+    none and infinitely many for exact ones.
     """
+
+    factors: Factors = Factors.NONE
+    probes: float = math.inf
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.rows = problem, problem.rows
         self.parameters = ParameterVector(problem.prior, problem.roles)
 
+    @property
+    def has_user_modules(self) -> bool:
+        """Whether modules of the user's take part, whose initial values are their own."""
+        prior = self.problem.prior
+        known = isinstance(prior.mean, tuple(REGISTRY.values()))
+        return self.parameters.foreign or not known or any(isinstance(m, Warped) for m in prior.modules())
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What is uncertain about the next evaluation; None where it is exact."""
+        return None
+
     @abstractmethod
     def __call__(self, theta: Array) -> Evaluation:
         """The evaluation at a vector, (p,). Raises: NotPositiveDefiniteError where there is none."""
+
+    def refresh(self, anchor: Array) -> None:  # noqa: B027 - exact objectives have none
+        """New random numbers from the next evaluation on, those that depend on parameters drawn at `anchor`."""
+
+    def use_factors(self, factors: Factors = Factors.SINGLE) -> None:  # noqa: B027
+        """Gradients by factors from now on, where they are estimated."""
 
 
 class ParameterPriors:

@@ -143,6 +143,15 @@ class ParameterVector:
                 reach[slot.entries] = distance
         return reach
 
+    def information_growth(self, ratio: float) -> Array:
+        """By how much the Fisher information of each entry grows with so many times the rows, (p,): as much, but for
+        those of the mean, which 1^T K^-1 1 says no more of once the rows are closer than the covariance is long."""
+        growth = numpy.full(self.size, ratio)
+        for slot in self.slots:
+            if slot.name.startswith("mean."):
+                growth[slot.entries] = 1.0
+        return growth
+
     def names(self) -> list[str]:
         """The name of every entry."""
         names = []

@@ -1,5 +1,6 @@
 """The numbers that tune training, with their defaults: values that are passed down, for experiments and tests."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 
@@ -14,10 +15,8 @@ class SearchSettings:
 
     Args:
         default_starts: runs where the caller names no number.
-        all_rows_pairs: all starts run on all rows while starts * n^2 stays below this, else on a subset.
-        subset_rows: rows on which the start of a large problem is chosen.
-        subset_iterations: of L-BFGS-B there, at most.
-        subset_reach: how far a positive parameter may move there, in logarithms: few rows may send a lengthscale to
+        start_rows: rows to which starts are fitted; all of them where a table has no more.
+        start_reach: how far a positive parameter may move there, in logarithms: few rows may send a lengthscale to
             where the gradient of all rows is zero.
         start_spread: standard deviation of random starts around the first one, in logarithms.
         min_decrease: nats; L-BFGS-B stops when a step improves the objective by less.
@@ -26,10 +25,8 @@ class SearchSettings:
     """
 
     default_starts: int = 4
-    all_rows_pairs: int = 2**20
-    subset_rows: int = 400
-    subset_iterations: int = 60
-    subset_reach: float = math.log(30.0)
+    start_rows: int = 400
+    start_reach: float = math.log(30.0)
     start_spread: float = 1.0
     min_decrease: float = 1e-4
     max_gradient: float = 1e-2
@@ -47,6 +44,7 @@ class ScoringSettings:
         wild: or where the gradient became so many times as large.
         max_trials: of one step.
         damping: of BFGS, Powell's.
+        max_last_gain: a search ends only once its last step gained at most so many times what is enough.
         max_curvature_scale: by which first steps may scale the curvature, over all searches of a fit.
     """
 
@@ -57,6 +55,7 @@ class ScoringSettings:
     wild: float = 5.0
     max_trials: int = 6
     damping: float = 0.2
+    max_last_gain: float = math.inf
     max_curvature_scale: float = 3.0
 
 
@@ -107,7 +106,10 @@ class StochasticSettings:
         step_share: of the p / (2 S) nats that the estimate costs: a step that promises less is not taken.
         min_gain: nats; nor one that promises less than this.
         negligible_gain: nats per row that no prediction shows.
-        negligible_gain_by_factors: the same where a gradient takes a factor.
+        negligible_gain_by_factors: the same where an estimated gradient takes a factor.
+        negligible_gain_by_values: the same of exact gradients.
+        stage_ratio: of rows, at most, from one stage of exact gradients to the next.
+        max_parameters: whose Fisher information is drawn; models of more take L-BFGS-B.
         part_ratio: of rows, from one part to the next.
         part_gradients: of one part, at most.
         min_part_ratio: rows that follow, over those of a part that is put in because of factors.
@@ -126,6 +128,9 @@ class StochasticSettings:
     min_gain: float = 0.02
     negligible_gain: float = 3e-4
     negligible_gain_by_factors: float = 1e-3
+    negligible_gain_by_values: float = 1e-4
+    stage_ratio: float = 3.0
+    max_parameters: int = 200
     part_ratio: int = 4
     part_gradients: int = 15
     min_part_ratio: float = 1.5
@@ -136,3 +141,7 @@ class StochasticSettings:
     max_trend: float = 2.0
     scoring: ScoringSettings = field(default_factory=ScoringSettings)
     estimate: EstimateSettings = field(default_factory=EstimateSettings)
+
+    def limited(self, max_gradients: int) -> "StochasticSettings":
+        """The same for searches of so many gradients."""
+        return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, max_gradients=max_gradients))

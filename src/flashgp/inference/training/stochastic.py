@@ -1,11 +1,9 @@
-"""fit for many rows: exact on a subset, then to the optimum of all rows by estimated gradients.
+"""The stages of a fit of many rows after its first ones (stages.py): to the optimum of all rows by estimated gradients.
 
-    400 rows     every start, L-BFGS-B, exact gradients                  (lbfgs.py)
-    2,000 rows   from the best, L-BFGS-B, exact gradients; then with long lengthscales reset
     parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a part needs
                  factors, those that follow begin with them, and one of twice its rows is inserted; from the second
                  on a search begins at the extrapolated optimum          (extrapolation.py)
-    all rows     Fisher scoring with secant updates (fisher_scoring.py); its first curvature is that of the subset,
+    all rows     Fisher scoring with secant updates (fisher_scoring.py); its first curvature is that of the first rows,
                  scaled by the number of rows; its gradients are estimates (stochastic_objective.py)
 
 A search ends when one more step promises less than half of what the estimate costs on average, or less nats per row
@@ -13,23 +11,18 @@ than any prediction shows. Where the estimate itself may cost more than that, ne
 search continues until it ends again: an optimum that is an artefact of one draw does not survive the second.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy
-import torch
 
 from flashgp.foundations.errors import NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.inference.training.extrapolation import Trend
-from flashgp.inference.training.fisher_information import fisher_information
-from flashgp.inference.training.fisher_scoring import Curvature, Descent
+from flashgp.inference.training.fisher_information import log_joint_curvature
+from flashgp.inference.training.fisher_scoring import Descent
 from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Factors, Recorder, Run, Stage
-from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
-from flashgp.inference.training.objective import LogJoint, Objective, Problem
-from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 
 __all__ = ["StochasticFit"]
@@ -38,39 +31,28 @@ Array = numpy.ndarray
 
 
 class StochasticFit:
-    """The stages of a fit of many rows after its start is chosen; evaluations and events are in the recorder.
+    """The stages after the first rows; evaluations and events are in the recorder.
 
     Args:
         objective: of all rows.
-        exact: makes the same objective with values, for the first rows.
+        first_rows: the exact objective of the first ones.
         recorder: of all evaluations.
-        search: settings of L-BFGS-B on the first rows.
         max_iterations: of one search at most.
-        reset: whether the first rows are fitted once more with long lengthscales reset.
-    Cost: some 60 exact evaluations of 2,000 rows, then 1 to 20 gradients of all rows.
+    Cost: a draw of the Fisher information of the first rows, then 1 to 20 gradients of all rows.
     """
 
     def __init__(
-        self,
-        objective: EstimatedLogJoint,
-        exact: Callable[[Problem], Objective],
-        recorder: Recorder,
-        search: SearchSettings,
-        max_iterations: int,
-        *,
-        reset: bool,
+        self, objective: EstimatedLogJoint, first_rows: Objective, recorder: Recorder, max_iterations: int
     ) -> None:
-        self.objective, self.recorder, self.max_iterations, self.reset = objective, recorder, max_iterations, reset
-        self.settings, self.seed = objective.settings, objective.options.seed
-        self.search = dataclasses.replace(search, min_decrease=self.settings.first_decrease)
-        problem = objective.problem
-        double = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
-        self.first_rows = exact(double.subset(self.settings.first_rows, self.seed))
+        self.objective, self.first_rows, self.recorder = objective, first_rows, recorder
+        self.settings, self.seed, self.max_iterations = objective.settings, objective.options.seed, max_iterations
 
-    def run(self, start: Array) -> None:
-        """From a start to the optimum of all rows, which `recorder.reached` then is."""
+    def run(self, theta: Array) -> None:
+        """From the optimum of the first rows to that of all rows, which `recorder.reached` then is."""
         recorder, n, count = self.recorder, self.objective.rows, self.first_rows.rows
-        theta, curvature = self._fit_first_rows(start)
+        recorder.reached = theta
+        likely = self.first_rows if isinstance(self.first_rows, LogJoint) else LogJoint(self.first_rows.problem)
+        curvature = log_joint_curvature(likely, theta, n, self.settings, self.seed)
         reach = self.objective.parameters.reach(self.settings.reach, noise=False)  # few rows may say little of noise
         # Estimates may carry a positive parameter so far: where the likelihood is flat no curvature holds them.
         window = theta - reach, theta + reach
@@ -80,7 +62,7 @@ class StochasticFit:
             size = sizes.pop(0)
             recorder.phase = f"fitting {size:,} rows"
             part = self.objective.on_part(size)
-            settings = limited(self.settings, self.settings.part_gradients)
+            settings = self.settings.limited(self.settings.part_gradients)
             search = GradientSearch(part, Run(Stage.PART, size), recorder, settings, window)
             try:
                 descent = search.follow(trend, curvature)
@@ -96,7 +78,7 @@ class StochasticFit:
             else:
                 recorder.reached = trend.theta
         recorder.phase = "fitting all rows"
-        settings = limited(self.settings, min(self.settings.scoring.max_gradients, self.max_iterations))
+        settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
         search = GradientSearch(self.objective, Run(Stage.ALL_ROWS), recorder, settings, window)
         try:
             first = search.follow(trend, curvature)
@@ -112,22 +94,6 @@ class StochasticFit:
             return
         recorder.reached = last.theta
         self._describe(search, first)
-
-    def _fit_first_rows(self, start: Array) -> tuple[Array, Curvature]:
-        """The optimum of the first rows by exact gradients, and the curvature of the log joint there."""
-        recorder, objective = self.recorder, self.first_rows
-        recorder.phase = f"fitting {objective.rows:,} rows"
-        minimise(objective, start, Run(Stage.FIRST_ROWS), recorder, self.search, self.max_iterations)
-        if self.reset:
-            retry_with_reset_lengthscales(objective, Stage.FIRST_ROWS, recorder, self.search, self.max_iterations)
-        best = recorder.best_of(Stage.FIRST_ROWS)
-        theta = start if best is None else best[2]
-        recorder.reached = theta
-        draws = max(self.settings.min_draws, self.settings.draws_per_parameter * objective.parameters.size)
-        # Of any objective: the secant updates that follow learn its own.
-        matrix = fisher_information(LogJoint(objective.problem), theta, draws, self.seed)
-        share = objective.rows / self.objective.rows
-        return theta, Curvature(matrix + prior_curvature(self.objective.priors.value_and_gradient, theta) * share)
 
     def _diverged(self, descent: Descent, before: Array, rows: int) -> bool:
         """Whether the parameters found make the first rows much less likely; then they are rejected."""
@@ -170,11 +136,6 @@ class StochasticFit:
             )
 
 
-def limited(settings: StochasticSettings, max_gradients: int) -> StochasticSettings:
-    """The same settings for searches of so many gradients."""
-    return dataclasses.replace(settings, scoring=dataclasses.replace(settings.scoring, max_gradients=max_gradients))
-
-
 def part_sizes(n: int, first: int, ratio: int) -> list[int]:
     """Rows of the parts between the first rows and all n: each `ratio` times the one before, ending below n."""
     sizes: list[int] = []
@@ -189,10 +150,3 @@ def with_factored_part(sizes: list[int], size: int, n: int, min_ratio: float) ->
     """The remaining parts after one of `size` rows needed factors: one of twice its rows is inserted, at an eighth of
     the cost of the next, unless the next is hardly larger."""
     return [2 * size, *sizes] if min_ratio * 2 * size <= min([*sizes, n]) else sizes
-
-
-def prior_curvature(priors: Callable[[Array], tuple[float, Array]], theta: Array) -> Array:
-    """What priors add to the curvature, on the diagonal: by differences of their gradient."""
-    step = 1e-3
-    after, before = priors(theta + step)[1], priors(theta - step)[1]
-    return numpy.diag(numpy.maximum(0.0, (before - after) / (2.0 * step)))

@@ -105,6 +105,8 @@ class EstimatedLogJoint(LogJoint):
         float32 factor.
     """
 
+    probes: int
+
     def __init__(self, problem: Problem, settings: StochasticSettings, options: EstimateOptions) -> None:
         super().__init__(problem)
         self._small = None

@@ -1,0 +1,147 @@
+"""The stages of a fit by exact gradients: few rows first, each from the optimum of the one before.
+
+    400 rows      every start, L-BFGS-B, then once more with long lengthscales reset                        (lbfgs.py)
+    more rows     up to three times as many each time: Fisher scoring with secant updates (fisher_scoring.py), from
+                  the extrapolated optimum (extrapolation.py); the first curvature is the Fisher information of
+                  400 rows (fisher_information.py), scaled by the number of rows
+    all rows      the same; or the first 2,000, from where searches by estimated gradients go on (stochastic.py)
+
+A search ends when one more step promises less nats per row than any prediction shows. Objectives without a Fisher
+information, batches and models of very many parameters are minimised on all rows by L-BFGS-B instead.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TypeGuard
+
+import numpy
+
+from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.training.extrapolation import Trend
+from flashgp.inference.training.fisher_information import log_joint_curvature
+from flashgp.inference.training.gradient_search import GradientSearch
+from flashgp.inference.training.history import Recorder, Run, Stage
+from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
+from flashgp.inference.training.objective import LogJoint, Objective
+from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+
+__all__ = ["ExactStages", "stage_sizes"]
+
+Array = numpy.ndarray
+
+
+@dataclasses.dataclass
+class ExactStages:
+    """Searches by exact gradients; evaluations and events are in the recorder.
+
+    Args:
+        of: makes the objective of so many random rows.
+        rows: of the table; of the last stage here.
+        recorder: of all evaluations.
+        search, settings: of L-BFGS-B, and of what follows.
+        max_iterations: of one search at most.
+        seed: of the Fisher information.
+        reset: whether few rows are fitted once more with long lengthscales reset.
+    Cost: some 100 to 200 evaluations of 400 rows, then 3 to 15 of each stage.
+    """
+
+    of: Callable[[int], Objective]
+    rows: int
+    last: int
+    recorder: Recorder
+    search: SearchSettings
+    settings: StochasticSettings
+    max_iterations: int
+    seed: int
+    reset: bool
+
+    def run(self, starts: list[Array]) -> Array:
+        """From starts to the optimum of the last stage, which `recorder.reached` then is."""
+        few = min(self.search.start_rows, self.last)
+        objective = self.of(few)
+        theta = self._from_starts(objective, starts)
+        if few == self.last:
+            return theta
+        if not self._is_scored(objective):
+            return self._by_values(theta)
+        try:
+            return self._by_gradients(objective, theta)
+        except NotPositiveDefiniteError as error:
+            self.recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=self.last, error=str(error)))
+            return self._by_values(theta)
+
+    def _from_starts(self, objective: Objective, starts: list[Array]) -> Array:
+        """The best of L-BFGS-B from every start, and from there with long lengthscales reset."""
+        recorder, search, rows = self.recorder, self.search, objective.rows
+        stage = Stage.SUBSET
+        if rows == self.rows:
+            stage = Stage.ALL_ROWS
+        else:
+            search = dataclasses.replace(search, min_decrease=self.settings.first_decrease)
+            recorder.note(Event(EventKind.SUBSET_FIT, starts=len(starts), subset=rows, rows=self.rows))
+        recorder.phase = f"fitting {rows:,} rows"
+        for number, start in enumerate(starts):
+            minimise(objective, start, Run(stage, number), recorder, search, self.max_iterations)
+        if self.reset:
+            recorder.phase = "resetting long lengthscales"
+            retry_with_reset_lengthscales(objective, stage, recorder, search, self.max_iterations)
+        ends = [(run, *recorder.best[run]) for run in recorder.best if run.stage is stage]
+        if not ends:
+            return starts[0]
+        run, _, theta = min(ends, key=lambda end: self._on_all_rows(objective, *end[1:]))
+        if rows < self.last and not run.reset:  # few rows may send a parameter to where all rows have no gradient
+            reach = objective.parameters.reach(search.start_reach)
+            theta = numpy.clip(theta, starts[run.number] - reach, starts[run.number] + reach)
+        return theta
+
+    def _on_all_rows(self, objective: Objective, value: float, theta: Array) -> float:
+        """The value that few rows lead to expect of all: the likelihood grows with the rows, the priors do not."""
+        if not isinstance(objective, LogJoint):
+            return value
+        prior, share = objective.priors.value_and_gradient(theta)[0], objective.rows / self.rows
+        return (value + prior) / share - prior
+
+    def _by_gradients(self, few: LogJoint, theta: Array) -> Array:
+        """Fisher scoring over more and more rows. Raises: NotPositiveDefiniteError for a last stage without any."""
+        recorder = self.recorder
+        curvature = log_joint_curvature(few, theta, self.rows, self.settings, self.seed)
+        trend, free = Trend(theta, few.rows, self.settings), numpy.full_like(theta, math.inf)
+        settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
+        for size in stage_sizes(few.rows, self.last, self.settings.stage_ratio):
+            recorder.phase = f"fitting {size:,} rows"
+            search = GradientSearch(self.of(size), self._run(size), recorder, settings, (-free, free))
+            try:
+                descent = search.follow(trend, curvature)
+            except NotPositiveDefiniteError as error:
+                if size == self.last:
+                    raise
+                recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
+                continue
+            trend.add(descent.theta, size)
+            curvature, recorder.reached = descent.curvature, descent.theta
+        return trend.theta
+
+    def _is_scored(self, objective: Objective) -> TypeGuard[LogJoint]:
+        """Whether its curvature is known beforehand: the log joint of one table, of not too many parameters."""
+        known = isinstance(objective, LogJoint) and not objective.has_user_modules and objective.problem.x.dim() == 2
+        return known and objective.parameters.size <= self.settings.max_parameters
+
+    def _by_values(self, theta: Array) -> Array:
+        """L-BFGS-B on the rows of the last stage."""
+        self.recorder.phase = f"fitting {self.last:,} rows"
+        run = self._run(self.last)
+        minimise(self.of(self.last), theta, run, self.recorder, self.search, self.max_iterations)
+        return self.recorder.best[run][1] if run in self.recorder.best else theta
+
+    def _run(self, size: int) -> Run:
+        if size == self.rows:
+            return Run(Stage.ALL_ROWS)
+        return Run(Stage.FIRST_ROWS) if size == self.last else Run(Stage.PART, size)
+
+
+def stage_sizes(first: int, last: int, ratio: float) -> list[int]:
+    """Rows of the stages after the first one: each at most `ratio` times the one before, evenly, ending with `last`."""
+    count = math.ceil(math.log(last / first) / math.log(ratio) - 1e-9)
+    return [round(first * (last / first) ** (i / count)) for i in range(1, count + 1)]

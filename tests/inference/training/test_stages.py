@@ -1,0 +1,128 @@
+"""The stages of a fit by exact gradients: as good as one search over all rows, in a dozen evaluations of them."""
+
+import dataclasses
+import itertools
+
+import numpy
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.events import EventKind
+from flashgp.inference.training.history import Stage
+from flashgp.inference.training.objective import Evaluation, LogJoint, Objective
+from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.settings import SearchSettings
+from flashgp.inference.training.stages import stage_sizes
+from inference.training.tables import kinds, prior, table
+
+FEW = FitSettings(search=SearchSettings(start_rows=60))
+ALL = FitSettings(search=SearchSettings(start_rows=10_000))
+
+
+class Halved(Objective):
+    """Another objective than the log joint: half of it."""
+
+    def __call__(self, theta: numpy.ndarray) -> Evaluation:
+        whole = LogJoint(self.problem)(theta)
+        assert whole.value is not None
+        return Evaluation(whole.value / 2.0, whole.gradient / 2.0)
+
+
+@pytest.mark.parametrize(("first", "last"), itertools.product((400, 60), (401, 500, 1200, 1201, 2000, 16_000)))
+def test_stages_grow_evenly_and_end_with_all(first: int, last: int) -> None:
+    sizes = [first, *stage_sizes(first, last, 3.0)]
+    ratios = numpy.array(sizes[1:]) / numpy.array(sizes[:-1])
+    assert sizes[-1] == last
+    assert ratios.max() <= 3.0 * 1.01
+    assert ratios.max() <= ratios.min() * 1.02
+    assert len(sizes) - 2 < numpy.log(last / first) / numpy.log(3.0)
+
+
+@pytest.mark.parametrize(("n", "d", "outputs"), [(61, 2, None), (400, 3, None), (500, 2, 2)])
+def test_stages_find_what_one_search_finds(n: int, d: int, outputs: int | None) -> None:
+    """Within 1e-4 nats per row of L-BFGS-B on all rows from four starts, in at most 15 evaluations of all rows."""
+    x, y = table(n, d, outputs)
+    staged = fgp.fit(prior(d, outputs), x, y, settings=FEW)
+    whole = fgp.fit(prior(d, outputs), x, y, settings=ALL)
+    values = [[e.value for e in fit.history if e.run.stage is Stage.ALL_ROWS] for fit in (staged, whole)]
+    assert max(values[0]) > max(values[1]) - 2e-4 * n
+    assert len(values[0]) <= 15 < len(values[1])
+    assert {e.measure for e in staged.history} == {"log joint"}
+
+
+def test_stages_come_in_order() -> None:
+    x, y = table(400)
+    found = fgp.fit(prior(), x, y, settings=FEW)
+    runs = list(dict.fromkeys(e.start for e in found.history))
+    assert runs[:4] == [f"subset {i}" for i in range(4)]
+    assert runs[-2:] == ["part 155", "start 0"]
+
+
+def test_a_stage_without_a_gradient_is_passed_over() -> None:
+    """The next one begins where the last one that has any ended; where none has, L-BFGS-B takes all rows."""
+    x, y = table(400)
+    middle = stage_sizes(60, 400, 3.0)[0]
+
+    class Failing(LogJoint):
+        def __call__(self, theta):
+            if self.rows == middle:
+                raise NotPositiveDefiniteError("made up")
+            return super().__call__(theta)
+
+    found = fgp.fit(prior(), x, y, settings=dataclasses.replace(FEW, objective=Failing))
+    assert kinds(found.report.events).count("ROWS_PASSED_OVER") == 1
+    best = max(e.value for e in found.history if e.run.stage is Stage.ALL_ROWS)
+    whole = fgp.fit(prior(), x, y, settings=FEW)
+    assert best == pytest.approx(max(e.value for e in whole.history if e.run.stage is Stage.ALL_ROWS), abs=0.1)
+
+
+@pytest.mark.parametrize("case", ["batch", "own module", "another objective"])
+def test_what_has_no_curvature_beforehand_takes_all_rows_by_values(case: str) -> None:
+    x, y = table(150, 2)
+    gp, settings = prior(2), FEW
+    if case == "batch":
+        x, y = torch.stack([x, x + 0.1]), torch.stack([y, y])
+    elif case == "own module":
+        network = torch.nn.Sequential(torch.nn.Linear(2, 2, dtype=torch.float64), torch.nn.Tanh())
+        gp = fgp.GP(fgp.kernels.Warped(network, gp.kernel))
+    else:
+        settings = dataclasses.replace(FEW, objective=Halved)
+    found = fgp.fit(gp, x, y, settings=settings, max_iterations=20)
+    assert [e for e in found.history if e.run.stage is Stage.ALL_ROWS]
+    assert found.history[-1].run.stage is Stage.ALL_ROWS
+
+
+def test_an_optimum_of_few_rows_is_chosen_for_what_all_rows_will_say() -> None:
+    """Priors weigh as much on few rows as on all: two clusters far apart, whose scale hides the waves inside them."""
+    x, y = table(220)
+    apart = x + 1e6 * (torch.arange(220) % 2).double().unsqueeze(-1)
+    settings = FitSettings(search=SearchSettings(start_rows=150))
+    found = fgp.fit(prior(), apart, y, settings=settings, starts=2)
+    assert 0.05 < float(found.gp.likelihood.noise_variance.value.detach()) < 0.2
+
+
+def test_a_staged_fit_resumes_to_the_same_bits(tmp_path) -> None:
+    x, y = table(400)
+    evaluated = []
+
+    class Counted(LogJoint):
+        def __call__(self, theta):
+            evaluated.append(self.rows)
+            return super().__call__(theta)
+
+    options = {"settings": dataclasses.replace(FEW, objective=Counted), "checkpoint": tmp_path / "log"}
+
+    def stop(progress):
+        if progress.start == "start 0":
+            raise KeyboardInterrupt
+
+    cut = fgp.fit(prior(), x, y, progress=stop, **options)
+    assert cut.interrupted
+    before = len(evaluated)
+    resumed = fgp.fit(prior(), x, y, **options)
+    assert set(evaluated[before:]) == {400}, "few rows and parts came from the checkpoint"
+    whole = fgp.fit(prior(), x, y, settings=FEW)
+    assert [e.theta for e in resumed.history] == [e.theta for e in whole.history]
+    assert any(event.kind is EventKind.RESUMED for event in resumed.report.events)
