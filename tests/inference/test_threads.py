@@ -8,10 +8,13 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.contention import OtherLoad
+from flashgp.foundations.determinism import deterministically
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_store import machine_key
 from flashgp.foundations.threads import counts_are_own, single_thread, usual_threads
 from flashgp.inference import threads
-from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
+from flashgp.inference.threads import ONE_THREAD_ROWS, FreeCores, one_thread, quiet_openblas
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +139,31 @@ def test_a_child_of_a_fork_limits_openblas_and_gives_back_what_another_thread_of
     finally:
         for library, count in zip(libraries, before, strict=True):
             library.set(count)
+
+
+class Taken(OtherLoad):
+    """Others keep all cores but one busy."""
+
+    def free_cores(self) -> int:
+        return 1
+
+
+def test_a_fit_beside_others_takes_the_cores_that_are_free() -> None:
+    """Above the rows that run alone anyway; said once; and the count of threads comes back."""
+    events: list[Event] = []
+    cores = FreeCores(events.append, Taken())
+    for rows, count in ((ONE_THREAD_ROWS, 2), (ONE_THREAD_ROWS + 1, 1), (5000, 1)):
+        with cores.block(rows):
+            assert torch.get_num_threads() == count
+        assert torch.get_num_threads() == 2
+    assert events == [Event(EventKind.CORES_TAKEN, threads=1, usual=2)]
+    assert "1 thread instead of 2" in str(events[0])
+
+
+def test_a_deterministic_fit_asks_for_no_load() -> None:
+    class Unasked(OtherLoad):
+        def free_cores(self) -> int:
+            raise AssertionError
+
+    with deterministically(True), FreeCores(print, Unasked()).block(5000):
+        pass

@@ -168,6 +168,10 @@ class EventKind(Enum):
 
     # training
     SUBSET_FIT = "{starts:n start} fitted to {subset:,} of {rows:n row}; the best went on with all."
+    CORES_TAKEN = (
+        "Other processes kept cores busy: the fit worked with {threads:n thread} instead of {usual}, which is quicker "
+        "then than threads that wait for each other."
+    )
     FIT_INTERRUPTED = "Ctrl-C ended the fit: the best parameters so far are returned."
     FIT_TIME_UP = "The time limit of {limit:g} s ended the fit: the best parameters so far are returned."
     FIT_SOLVE_INTERRUPTED = "Ctrl-C ended the last solve of the fit: its best weights so far are returned."

@@ -1,4 +1,4 @@
-"""How many threads torch's operations take: one, for the thread that asks and while it asks, and for nobody else.
+"""How many threads torch's operations take: fewer, for the thread that asks and while it asks, and for nobody else.
 
 What torch calls its number of threads is several counts. OpenMP's belongs to the calling thread. So does MKL's, which
 `torch.set_num_threads` has set beside it, and which then wins. A third one, torch's own, only says what a thread that
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["counts_are_own", "single_thread", "usual_threads"]
+__all__ = ["counts_are_own", "fewer_threads", "single_thread", "usual_threads"]
 
 _outside = threading.local()  # count: of this thread before the outermost block that runs alone
 _MKL_NAME = "MKL_Set_Num_Threads_Local"  # sets the calling thread's count and returns the one before
@@ -64,41 +64,45 @@ def counts_are_own() -> bool:
 
 
 def usual_threads() -> int:
-    """torch's threads, in the calling thread, where it is not held to one by `single_thread`."""
+    """torch's threads, in the calling thread, where it is not held to fewer by `fewer_threads`."""
     return getattr(_outside, "count", 0) or torch.get_num_threads()
 
 
-class single_thread:  # noqa: N801 - used like contextlib's
-    """Within the block this thread's torch operations run alone, and so do our loops; then all is as it was before.
+class fewer_threads:  # noqa: N801 - used like contextlib's
+    """Within the block this thread's torch operations take so many threads, and so do our loops; then all is as before.
 
     May be nested. Cost: a few calls of a microsecond.
     """
 
-    def __init__(self) -> None:
-        self.before, self.mkl_before, self.outermost = 1, 0, False
+    def __init__(self, count: int) -> None:
+        self.count, self.before, self.mkl_before, self.outermost = count, 1, 0, False
 
     def __enter__(self) -> None:
         self.before = torch.get_num_threads()  # the first one that a thread asks for also sets its counts
         self.outermost = not getattr(_outside, "count", 0)
         if self.outermost:
             _outside.count = self.before
-        controllers = _controllers()
-        if controllers is None:
-            torch.set_num_threads(1)
-            return
-        library, mkl = controllers
-        library.set_num_threads(1)
-        if mkl is not None:
-            self.mkl_before = mkl(1)
+        self.mkl_before = _set_threads(self.count)
 
     def __exit__(self, *_: object) -> None:
         if self.outermost:
             _outside.count = 0
-        controllers = _controllers()
-        if controllers is None:
-            torch.set_num_threads(self.before)
-            return
-        library, mkl = controllers
-        library.set_num_threads(self.before)
-        if mkl is not None:
-            mkl(self.mkl_before)
+        _set_threads(self.before, self.mkl_before)
+
+
+class single_thread(fewer_threads):  # noqa: N801
+    """The same with one thread."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+def _set_threads(count: int, mkl_count: int | None = None) -> int:
+    """Set this thread's counts, MKL's to one of its own if given; returns MKL's before."""
+    controllers = _controllers()
+    if controllers is None:
+        torch.set_num_threads(count)
+        return 0
+    library, mkl = controllers
+    library.set_num_threads(count)
+    return 0 if mkl is None else mkl(count if mkl_count is None else mkl_count)

@@ -1,4 +1,5 @@
-"""One thread where a second one costs more than it brings: SciPy's while an optimiser runs, torch's on small matrices.
+"""Fewer threads where more cost more than they bring: SciPy's while an optimiser runs, torch's on small matrices and
+where others keep a core busy.
 
 L-BFGS-B calls BLAS on matrices of a few entries. OpenBLAS wakes its pool for them, whose threads then spin and take
 the cores from torch's threads, so that every evaluation waits for them (docs/decisions/0004). The limit is on OpenBLAS
@@ -8,19 +9,25 @@ torch's OpenMP threads wait for each other at the end of every operation. On a f
 they gain nothing, and where another process has one of the cores every operation waits for the scheduler: a hundred
 times slower, with nothing wrong (docs/decisions/0004). Where the count of threads belongs to the calling thread
 (foundations/threads.py), setting it for the time of a call changes nothing for anybody else.
+
+On larger matrices a fit takes as many threads as there are cores that others leave free (foundations/contention.py).
 """
 
+import contextlib
 import functools
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flashgp.foundations.threads import counts_are_own, single_thread
+from flashgp.foundations.contention import OtherLoad
+from flashgp.foundations.determinism import is_deterministic
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.threads import counts_are_own, fewer_threads, single_thread, usual_threads
 
-__all__ = ["ONE_THREAD_ROWS", "one_thread", "quiet_openblas"]
+__all__ = ["ONE_THREAD_ROWS", "FreeCores", "one_thread", "quiet_openblas"]
 
 ONE_THREAD_ROWS = 400  # up to here a second thread does not make a factorisation and its inverse faster
 
@@ -102,3 +109,28 @@ class one_thread:  # noqa: N801 - used like contextlib's
     def __exit__(self, *_: object) -> None:
         if self.inner is not None:
             self.inner.__exit__()
+
+
+class FreeCores:
+    """Threads for the large evaluations of one fit: no more than there are cores that others leave free.
+
+    Args:
+        note: told the first time that a core is taken.
+        load: what measures.
+    """
+
+    def __init__(self, note: Callable[[Event], None], load: OtherLoad | None = None) -> None:
+        self._note, self._load, self._noted = note, OtherLoad() if load is None else load, False
+
+    def block(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """For work on matrices of so many rows. With `deterministic=True` the count stays."""
+        usual = usual_threads()
+        if rows <= ONE_THREAD_ROWS or usual == 1 or is_deterministic() or not counts_are_own():
+            return contextlib.nullcontext()
+        free = self._load.free_cores()
+        if free >= usual:
+            return contextlib.nullcontext()
+        if not self._noted:
+            self._note(Event(EventKind.CORES_TAKEN, threads=free, usual=usual))
+            self._noted = True
+        return fewer_threads(free)

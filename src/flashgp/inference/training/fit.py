@@ -101,7 +101,8 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
         interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
     )  # fmt: skip
     try:
-        state = _conditioned(prior, x, y, conditioning)
+        with recorder.free_cores.block(problem.rows):
+            state = _conditioned(prior, x, y, conditioning)
     except KeyboardInterrupt as stop:
         raise FitInterrupted(_interrupted_message(path), gp=prior, history=recorder.history) from stop
     report.events += interrupts[:1]

@@ -117,7 +117,8 @@ class GradientSearch:
                 break
         try:
             if known is None:
-                evaluation = self.objective(theta)
+                with self.recorder.free_cores.block(self.objective.rows):
+                    evaluation = self.objective(theta)
                 value, gradient = evaluation.value, evaluation.gradient
                 if not numpy.isfinite(gradient).all():
                     raise NotPositiveDefiniteError("the gradient has entries that are not finite there")

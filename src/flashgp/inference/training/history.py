@@ -11,6 +11,7 @@ from typing import Literal
 import numpy
 
 from flashgp.foundations.events import Event
+from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
 
 __all__ = ["Factors", "HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Stage", "TimeUp"]
@@ -114,6 +115,10 @@ class Recorder:
     phase: str = ""
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
+    free_cores: FreeCores = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free_cores = FreeCores(self.note)
 
     def best_of(self, stage: Stage) -> tuple[Run, float, numpy.ndarray] | None:
         """The run of a stage with the lowest value, that value and its vector; None where none was evaluated."""

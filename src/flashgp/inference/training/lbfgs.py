@@ -68,7 +68,8 @@ def _evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder)
     known = recorder.evaluations.recall(str(run), theta)
     try:
         if known is None:
-            evaluation = objective(theta)
+            with recorder.free_cores.block(objective.rows):
+                evaluation = objective(theta)
         elif known[0] == math.inf:
             raise NotPositiveDefiniteError("as the checkpoint says")
         else:

@@ -1,0 +1,63 @@
+"""How many of its cores a process can count on: those that nobody else keeps busy.
+
+OpenMP's threads wait for each other at the end of every operation. Where another process has one of the cores, each of
+them waits for the scheduler, spinning: two threads beside one busy core take several times as long as one thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from flashgp.foundations.processors import own_cores, usable_cores
+
+__all__ = ["CoreTimes", "OtherLoad"]
+
+LEAST_SECONDS = 0.2  # between two readings: the system counts in hundredths of a second
+SPARE = 0.1  # of a core that others may keep busy before it counts as taken
+
+
+class CoreTimes(NamedTuple):
+    """A reading: seconds on the wall, seconds that the usable cores were busy, seconds that this process ran."""
+
+    wall: float
+    busy: float
+    own: float
+
+    @classmethod
+    def now(cls) -> "CoreTimes":
+        """Of the cores of this process's affinity; time taken by other virtual machines counts as busy."""
+        import psutil
+
+        mine, busy = own_cores(), 0.0
+        for core, times in enumerate(psutil.cpu_times(percpu=True)):
+            if mine is None or core in mine:
+                idle = times.idle + getattr(times, "iowait", 0.0)
+                twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # also in user and nice
+                busy += sum(times) - idle - twice
+        process = psutil.Process().cpu_times()
+        return cls(time.perf_counter(), busy, process.user + process.system)
+
+
+class OtherLoad:
+    """The load of other processes on this one's cores, measured between calls.
+
+    Args: read: what gives the times.
+    Example:
+        >>> load = OtherLoad()
+        >>> load.free_cores() == usable_cores()  # nothing is known at first
+        True
+    """
+
+    def __init__(self, read: Callable[[], CoreTimes] = CoreTimes.now) -> None:
+        self._read, self._lock = read, threading.Lock()
+        self._last, self._others = read(), 0.0
+
+    def free_cores(self) -> int:
+        """Cores that others left free since the last reading that is old enough, 1 at least. Cost: some 0.1 ms."""
+        with self._lock:
+            if time.perf_counter() - self._last.wall >= LEAST_SECONDS:
+                last, self._last = self._last, self._read()
+                wall = self._last.wall - last.wall
+                self._others = max(0.0, self._last.busy - last.busy - (self._last.own - last.own)) / wall
+        return max(1, int(usable_cores() - self._others + SPARE))
