@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flashgp.foundations.quantities import readable_seconds
-
 if TYPE_CHECKING:
     from flashgp.inference.fit import Progress
 
@@ -101,7 +99,7 @@ class Console:
         """A callback for `fit`: a bar on a terminal, a line now and then elsewhere, None when quiet."""
         with self.stages() as bar:
             if bar is not None:
-                yield lambda progress: bar(_progress_text(progress), progress.fraction)
+                yield lambda progress: bar(str(progress), progress.fraction)
             else:
                 yield None if self.quiet else _lines()
 
@@ -126,15 +124,9 @@ def _lines() -> Callable[["Progress"], None]:
     def show(progress: "Progress") -> None:
         if time.monotonic() - last[0] >= _LINE_SECONDS:
             last[0] = time.monotonic()
-            typer.echo(_progress_text(progress), err=True)
+            typer.echo(str(progress), err=True)
 
     return show
-
-
-def _progress_text(progress: "Progress") -> str:
-    value = f"{progress.measure} {progress.best:.2f}"
-    text = f"{progress.phase}: evaluation {progress.evaluation}, {value}, {readable_seconds(progress.seconds)}"
-    return text if progress.eta_seconds is None else f"{text}, at most {readable_seconds(progress.eta_seconds)} left"
 
 
 def _shown(text: str) -> str:

@@ -50,7 +50,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
                 seed=options.seed,
                 deterministic=options.deterministic,
                 checkpoint=options.checkpoint,
-                progress=progress,
+                progress=progress or False,
             )
     except FitInterrupted as stop:
         raise _interrupted(stop, prepared, options.checkpoint, console) from stop

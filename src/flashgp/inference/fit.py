@@ -13,6 +13,7 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
+from flashgp.inference.training.progress_bar import shown_progress
 from flashgp.planner.plan import Plan
 
 __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit"]
@@ -54,7 +55,7 @@ def fit(
     seed: int = 0,
     deterministic: bool = False,
     checkpoint: str | Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | Literal[False] | None = None,
     settings: FitSettings | None = None,
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
@@ -82,8 +83,9 @@ def fit(
         deterministic: the same bits whatever the number of threads, as `GP.condition` says; the posterior remembers.
             One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
         checkpoint: a file that makes an interrupted fit resumable, along the same trajectory; with estimated gradients,
-            to the tolerance of their solves.
-        progress: called after every evaluation.
+            to the tolerance of their solves, and to rounding where other processes change the number of threads.
+        progress: called after every evaluation; False for nothing. None for a bar after a second, where a terminal or a
+            notebook shows it.
         settings: numbers that tune the search, and its objective (training/options.py).
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
@@ -101,9 +103,10 @@ def fit(
         >>> bool(fit.posterior.predict(x).mean.sub(y).abs().max() < 0.1)
         True
     """
-    options = FitOptions(
-        starts, initial, priors, max_iterations, time_limit, memory, device, dtype, plan, tolerance, jitter, seed,
-        deterministic, checkpoint, progress, settings or FitSettings(),
-    )  # fmt: skip
-    fitted = fit_prior(gp, x, y, options)
+    with shown_progress(progress) as callback:
+        options = FitOptions(
+            starts, initial, priors, max_iterations, time_limit, memory, device, dtype, plan, tolerance, jitter, seed,
+            deterministic, checkpoint, callback, settings or FitSettings(),
+        )  # fmt: skip
+        fitted = fit_prior(gp, x, y, options)
     return Fit(cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted)

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy
 
 from flashgp.foundations.events import Event
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
 
@@ -89,6 +90,11 @@ class Progress:
     eta_seconds: float | None
     fraction: float
     measure: Measure = "log joint"
+
+    def __str__(self) -> str:
+        text = f"{self.phase}: evaluation {self.evaluation}, {self.measure} {self.best:.2f}, "
+        text += readable_seconds(self.seconds)
+        return text if self.eta_seconds is None else f"{text}, under {readable_seconds(self.eta_seconds)} left"
 
 
 class TimeUp(Exception):  # noqa: N818 - not an error

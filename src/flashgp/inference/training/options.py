@@ -88,6 +88,7 @@ class FitOptions:
             ("time_limit", self.time_limit is None or positive(self.time_limit), "positive seconds or None"),
             ("tolerance", positive(self.tolerance), "positive, in standard deviations of an observation"),
             ("seed", whole(self.seed, 0), "0 or a positive integer"),
+            ("progress", self.progress is None or callable(self.progress), "a function, None for a bar, or False"),
         ):
             if not holds:
                 raise DomainError(

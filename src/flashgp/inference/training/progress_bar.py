@@ -1,0 +1,65 @@
+"""A bar for fits that take a while, where somebody looks: on a terminal or in a notebook."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from flashgp.inference.training.history import Progress
+
+__all__ = ["ProgressBar", "shown_progress"]
+
+WAIT_SECONDS = 1.0  # a fit that takes less shows none
+REFRESH_SECONDS = 0.1
+
+
+class ProgressBar:
+    """A callback for `fit` that draws a line with a bar on stderr, and takes it away at the end.
+
+    Args: console: rich's, where to; after: seconds before it appears.
+    """
+
+    def __init__(self, console: Any, after: float = WAIT_SECONDS) -> None:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
+        # No thread of its own: a fit has none to spare.
+        self._bar = Bar(*columns, console=console, transient=True, auto_refresh=False)
+        self._task = self._bar.add_task("", total=1.0)
+        self._next, self._started = time.monotonic() + after, False
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() < self._next:
+            return
+        if not self._started:
+            self._bar.start()
+            self._started = True
+        self._next = time.monotonic() + REFRESH_SECONDS
+        self._bar.update(self._task, completed=progress.fraction, description=str(progress), refresh=True)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._started:
+            self._bar.stop()
+
+
+@contextmanager
+def shown_progress(
+    progress: Callable[[Progress], None] | Literal[False] | None,
+) -> Iterator[Callable[[Progress], None] | None]:
+    """The callback of a fit: the one given, none for False, for None a bar where a terminal or a notebook shows it."""
+    if progress is not None:
+        yield progress or None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter) or console.is_dumb_terminal:
+        yield None
+        return
+    bar = ProgressBar(console)
+    try:
+        yield bar
+    finally:
+        bar.close()
