@@ -70,9 +70,9 @@ def fit(
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
         max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
-        time_limit: seconds. The search ends early enough for the posterior, by its planned time or a tenth of the
-            limit, whichever is less. The posterior gets what is left, a tenth at least; where that ends its solve, it
-            is labelled as `GP.condition` says.
+        time_limit: seconds. The search ends early enough for the posterior, by its planned time or half of the limit,
+            whichever is less, and begins no evaluation that would end later. The posterior gets what is left, a tenth
+            at least; where that ends its solve, it is labelled as `GP.condition` says.
         memory: as `GP.condition`.
         device: as `GP.condition`.
         dtype: as `GP.condition`.

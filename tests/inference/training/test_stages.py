@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 
 import numpy
 import pytest
@@ -126,3 +127,24 @@ def test_a_staged_fit_resumes_to_the_same_bits(tmp_path) -> None:
     whole = fgp.fit(prior(), x, y, settings=FEW)
     assert [e.theta for e in resumed.history] == [e.theta for e in whole.history]
     assert any(event.kind is EventKind.RESUMED for event in resumed.report.events)
+
+
+def test_a_stage_that_would_end_after_the_time_limit_does_not_begin() -> None:
+    """By the time of an evaluation of fewer rows; the answer is where these ended."""
+    x, y = table(400)
+    evaluated = []
+
+    class Slow(LogJoint):
+        def __call__(self, theta):
+            evaluated.append(self.rows)
+            time.sleep({60: 0.001, 155: 0.1, 400: 3.0}[self.rows])
+            return super().__call__(theta)
+
+    began = time.perf_counter()
+    found = fgp.fit(prior(), x, y, settings=dataclasses.replace(FEW, objective=Slow), starts=1, time_limit=2.4)
+    assert time.perf_counter() - began < 1.1 * 2.4 + 2.0
+    assert set(evaluated) == {60, 155}
+    assert found.interrupted
+    last = next(e for e in reversed(found.history) if e.run.stage is Stage.PART)
+    values = torch.cat([p.detach().reshape(-1) for p in found.gp.parameters()])
+    assert torch.allclose(values, torch.tensor(last.theta, dtype=values.dtype), atol=0.5)

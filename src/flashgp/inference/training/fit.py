@@ -78,7 +78,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     path = None if options.checkpoint is None else Path(options.checkpoint)
     recorder = Recorder(EvaluationLog(path, mark, settings.seconds_between_writes), options.progress, began=began)
     if limit is not None:
-        recorder.deadline = limit - min(plan.seconds, settings.answer_share * limit)
+        recorder.deadline = limit - min(plan.seconds, 0.5 * limit)
     estimate = None
     if plan.training != "exact" and options.jitter is None and not prior.is_batch(x, y):  # of one system as it is
         estimate = EstimateOptions(

@@ -117,8 +117,9 @@ class GradientSearch:
                 break
         try:
             if known is None:
-                with self.recorder.free_cores.block(self.objective.rows):
-                    evaluation = self.objective(theta)
+                by_products = self.objective.estimate is not None and self.objective.factors is Factors.NONE
+                power = 2 if by_products else 3
+                evaluation = self.recorder.evaluate(self.objective, theta, self.objective.rows, power)
                 value, gradient = evaluation.value, evaluation.gradient
                 if not numpy.isfinite(gradient).all():
                     raise NotPositiveDefiniteError("the gradient has entries that are not finite there")

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy
 
@@ -19,6 +19,7 @@ __all__ = ["Factors", "HistoryEntry", "Measure", "Progress", "Recorder", "Run", 
 
 log = logging.getLogger("flashgp.fit")
 Measure = Literal["log joint", "gain"]
+T = TypeVar("T")
 
 
 class Stage(enum.Enum):
@@ -122,9 +123,26 @@ class Recorder:
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
     free_cores: FreeCores = field(init=False)
+    _pace: tuple[float, int] | None = field(init=False, default=None)  # seconds and rows of the last evaluation
 
     def __post_init__(self) -> None:
         self.free_cores = FreeCores(self.note)
+
+    def evaluate(self, objective: Callable[[numpy.ndarray], T], theta: numpy.ndarray, rows: int, power: int = 3) -> T:
+        """An objective of so many rows, unless it would end after the deadline: as the last evaluation took, times the
+        power of the rows.
+
+        Raises: TimeUp; what the objective raises.
+        """
+        began = time.perf_counter()
+        if self._pace is not None:
+            seconds, last = self._pace
+            if began - self.began + seconds * max(1.0, rows / last) ** power > self.deadline:
+                raise TimeUp
+        with self.free_cores.block(rows):
+            evaluation = objective(theta)
+        self._pace = time.perf_counter() - began, rows
+        return evaluation
 
     def best_of(self, stage: Stage) -> tuple[Run, float, numpy.ndarray] | None:
         """The run of a stage with the lowest value, that value and its vector; None where none was evaluated."""

@@ -68,8 +68,7 @@ def _evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder)
     known = recorder.evaluations.recall(str(run), theta)
     try:
         if known is None:
-            with recorder.free_cores.block(objective.rows):
-                evaluation = objective(theta)
+            evaluation = recorder.evaluate(objective, theta, objective.rows)
         elif known[0] == math.inf:
             raise NotPositiveDefiniteError("as the checkpoint says")
         else:
