@@ -30,6 +30,7 @@ from flashgp.cli.prepared import prepare
 from flashgp.cli.scores import Scores
 from flashgp.inference.fit import fit
 from flashgp.standardise import Scaling
+from flashgp.target_transform import TargetTransform, WarpedNormal
 
 NASTY = "<script>alert(1)</script>"
 
@@ -590,7 +591,9 @@ def test_columns_that_do_not_fit_their_model_are_refused(folder: Path, tmp_path:
 # -- small parts --------------------------------------------------------------------------------------------------
 def test_scores_of_certain_predictions_are_infinite_not_errors() -> None:
     zeros = np.zeros(2)
-    scores = Scores.of(np.array([0.0, 1.0]), zeros, zeros, Scaling((0.0,), (1.0,), 0.0, 1.0))
+    scores = Scores.of(
+        np.array([0.0, 1.0]), WarpedNormal(zeros, zeros, TargetTransform()), Scaling((0.0,), (1.0,), 0.0, 1.0)
+    )
     assert scores.coverage == 0.5
     assert not math.isfinite(scores.nll)
     console = Console(json=True)

@@ -1,12 +1,14 @@
 """Standardising: columns to zero mean and unit standard deviation, learned from training rows, undone later.
 
-`ColumnScaling` holds any number of columns as arrays; `Scaling` is that of a table's inputs and target, which a model
-file keeps. Its JSON form comes back from untrusted files, so reading it checks every number.
+`ColumnScaling` holds any number of columns as arrays; `Scaling` is that of a table's inputs and target, with the
+target's transform, which a model file keeps. Its JSON form comes back from untrusted files, so reading it checks
+every number.
 """
 
+import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,13 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.json_values import json_fields, refused
+from flashgp.target_transform import TargetTransform, WarpedNormal
 
 __all__ = ["ColumnScaling", "Scaling"]
 
 Array = npt.NDArray[np.float64]
 
-_VERSION = 1
+_VERSION = 2  # since a target may be transformed; without a transform version 1 is written
 _CONSTANT_ROUNDINGS = 1e3  # a column whose spread is below so many roundings of its largest entry is constant
 _MIN, _MAX = 1e-290, 1e290  # scales outside would overflow when squared or divided by
 
@@ -86,14 +89,15 @@ class ColumnScaling:
 
 @dataclass(frozen=True)
 class Scaling:
-    """standardised = (value - shift) / scale, column by column of x, and for y.
+    """standardised = (value - shift) / scale, column by column of x, and for T(y).
 
-    Takes NumPy arrays and torch tensors alike and returns what it was given. A column that does not vary (beyond
-    rounding) is only shifted.
+    Takes NumPy arrays and torch tensors alike and returns what it was given; a transform takes and returns arrays. A
+    column that does not vary (beyond rounding) is only shifted.
 
     Fields:
         x_shift, x_scale: one number per column.
-        y_shift, y_scale: of the target.
+        y_shift, y_scale: of the target, transformed.
+        transform: T of the target, eq. (M-140); the identity unless `with_target` gave another.
         Scales are positive.
     """
 
@@ -101,6 +105,7 @@ class Scaling:
     x_scale: tuple[float, ...]
     y_shift: float
     y_scale: float
+    transform: TargetTransform = field(default_factory=TargetTransform)
 
     @staticmethod
     def learn(x: Any, y: Any, skip: Collection[int] = ()) -> "Scaling":
@@ -127,6 +132,16 @@ class Scaling:
             tuple(inputs.offset.tolist()), tuple(usable[0].tolist()), float(goal.offset[0]), float(usable[1][0])
         )
 
+    def with_target(self, y: Any, transform: TargetTransform) -> "Scaling":
+        """The same for x, and for the target the mean and standard deviation of T(y), y of shape (n,)."""
+        goal = Scaling.learn(np.zeros((len(y), 1)), transform.forward(y))
+        return dataclasses.replace(self, y_shift=goal.y_shift, y_scale=goal.y_scale, transform=transform)
+
+    @property
+    def target_scale(self) -> float:
+        """The standard deviation of the training targets, in units of y."""
+        return self.y_scale if self.transform.identity else self.transform.scale
+
     def x(self, x: Any) -> Any:
         """Inputs (n, d) in units of the table to standardised ones."""
         if getattr(x, "shape", ())[-1:] != (len(self.x_shift),):
@@ -137,30 +152,42 @@ class Scaling:
         return (x - _like(self.x_shift, x)) / _like(self.x_scale, x)
 
     def y(self, y: Any) -> Any:
-        """Targets to standardised ones."""
-        return (y - self.y_shift) / self.y_scale
+        """Targets to standardised ones. Raises: DomainError naming the first that the transform does not take."""
+        self.transform.check(y)
+        return (self.transform.forward(y) - self.y_shift) / self.y_scale
+
+    def target(self, z: Any) -> Any:
+        """Standardised targets, samples or quantiles to units of y."""
+        return self.transform.inverse(self.mean(z))
+
+    def predictive(self, mean: Any, std: Any) -> WarpedNormal:
+        """The distribution of a target whose standardised value is normal, in units of y, eq. (M-141)."""
+        return WarpedNormal(np.asarray(self.mean(mean), np.float64), np.asarray(self.std(std), np.float64),
+                            self.transform)  # fmt: skip
 
     def mean(self, mean: Any) -> Any:
-        """A standardised mean, quantile or target to units of y."""
+        """A standardised mean to units of T(y), which are those of y without a transform."""
         return mean * self.y_scale + self.y_shift
 
     def std(self, std: Any) -> Any:
-        """A standardised standard deviation to units of y."""
+        """A standardised standard deviation to units of T(y)."""
         return std * self.y_scale
 
     def log_density(self, value: Any) -> Any:
-        """The log density of a standardised y, in nats, to that of y: the scale moves it by -log(y_scale)."""
+        """The log density of a standardised y, in nats, to that of T(y): the scale moves it by -log(y_scale)."""
         return value - math.log(self.y_scale)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives an equal object back."""
-        return {
-            "version": _VERSION,
+        numbers = {
             "x_shift": list(self.x_shift),
             "x_scale": list(self.x_scale),
             "y_shift": self.y_shift,
             "y_scale": self.y_scale,
         }
+        if self.transform.identity:
+            return {"version": 1, **numbers}
+        return {"version": _VERSION, **numbers, "transform": self.transform.to_json()}
 
     @staticmethod
     def from_json(data: object) -> "Scaling":
@@ -169,15 +196,18 @@ class Scaling:
         Raises:
             ModelFileError: naming the first field that is absent, unknown, or no finite (positive) number.
         """
-        fields = json_fields(data, "scaling", ("version", "x_shift", "x_scale", "y_shift", "y_scale"))
-        if type(fields["version"]) is not int or fields["version"] != _VERSION:
-            raise refused("scaling.version", str(_VERSION), fields["version"])
+        version = data.get("version") if isinstance(data, dict) else None
+        since = ("transform",) * (version == _VERSION)
+        fields = json_fields(data, "scaling", ("version", "x_shift", "x_scale", "y_shift", "y_scale", *since))
+        if type(version) is not int or version not in (1, _VERSION):
+            raise refused("scaling.version", f"1 or {_VERSION}", version)
         x_shift, x_scale = _numbers(fields["x_shift"], "x_shift"), _numbers(fields["x_scale"], "x_scale", positive=True)
         if len(x_shift) != len(x_scale) or not x_shift:
             raise refused("scaling.x_scale", "as many numbers as x_shift, at least one", fields["x_scale"])
         (y_shift,) = _numbers([fields["y_shift"]], "y_shift")
         (y_scale,) = _numbers([fields["y_scale"]], "y_scale", positive=True)
-        return Scaling(x_shift, x_scale, y_shift, y_scale)
+        transform = TargetTransform.from_json(fields["transform"]) if since else TargetTransform()
+        return Scaling(x_shift, x_scale, y_shift, y_scale, transform)
 
 
 def _like(numbers: Sequence[float], array: Any) -> Any:

@@ -19,7 +19,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # The edges.
     ("page",),
     ("files",),
+    ("target_transform",),
     ("standardise",),
+    ("target_choice",),
     ("plots", "table"),
     ("estimator",),
     ("bench", "diagnosis", "profiling"),

@@ -57,7 +57,9 @@ def _quality(outcome: FitOutcome) -> Section:
     if outcome.scores is None:
         how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
         return Section("Are the predictions right?", [Notes([how]), trace])
-    pair = (outcome.mean, outcome.std)
+    predicted = outcome.predicted
+    # Calibration and PIT do not change under a monotone transform.
+    transformed, pair = predicted.transform.forward(outcome.observed), (predicted.location, predicted.spread)
     how = (
         "Every row is predicted from all other rows with the same parameters."
         if outcome.left_out
@@ -69,14 +71,15 @@ def _quality(outcome: FitOutcome) -> Section:
             Notes([how, "Predictions and intervals are of new observations, noise included."]),
             Facts(outcome.scores.lines(target)),
             Figure.of(
-                plots.predicted_observed(outcome.observed, pair, label=target), "Predicted against observed values."
+                plots.predicted_observed(outcome.observed, predicted, label=target),
+                "Predicted against observed values.",
             ),
             Figure.of(
-                plots.calibration(outcome.observed, pair),
+                plots.calibration(transformed, pair),
                 "Calibration: how often central intervals hold the observed value.",
             ),
             Figure.of(
-                plots.pit_histogram(outcome.observed, pair),
+                plots.pit_histogram(transformed, pair),
                 "Where observed values fall in their predicted distributions; flat is calibrated.",
             ),
             trace,
@@ -157,7 +160,8 @@ def _data(outcome: FitOutcome) -> Section:
             columns.append((column.name, f"{len(column.levels)} categories: {levels}", "", ""))
         else:
             columns.append((column.name, column.kind, f"{shift:.4g}", f"{scale:.4g}"))
-    columns.append((encoding.target, "target", f"{scaling.y_shift:.4g}", f"{scaling.y_scale:.4g}"))
+    what = "target" if scaling.transform.identity else f"target, transformed ({scaling.transform})"
+    columns.append((encoding.target, what, f"{scaling.y_shift:.4g}", f"{scaling.y_scale:.4g}"))
     table = PageTable(("column", "what it is", "mean", "standard deviation"), columns, (2, 3))
     notes = [*outcome.notes, *outcome.warnings]
     return Section("Data", [Facts(rows), table, *([Notes(notes)] if notes else [])])

@@ -54,6 +54,8 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
             )
     except FitInterrupted as stop:
         raise _interrupted(stop, prepared, options.checkpoint, console) from stop
+    if prepared.transform_event is not None:
+        result.report.events.insert(0, prepared.transform_event)
     model = TableModel(result.posterior, prepared.encoding, prepared.scaling, options.kernel or "")
     if result.interrupted:
         written = "; the model is written as it is" if options.out else ""

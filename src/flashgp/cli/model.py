@@ -14,6 +14,7 @@ from flashgp.foundations.profile_ranges import profile_range
 from flashgp.inference.posterior import Posterior
 from flashgp.standardise import Scaling
 from flashgp.table import Encoding
+from flashgp.target_transform import WarpedNormal
 
 __all__ = ["RowPredictions", "TableModel"]
 
@@ -26,10 +27,11 @@ _Numbers = npt.NDArray[np.float64]
 class RowPredictions:
     """Predictions of rows in units of the target, each (n,).
 
-    Fields: mean; std, of new observations; std_error, the standard error of std where variances were sampled, None
-    where they are exact; events of the report.
+    Fields: target, the distributions of new observations; mean and std, theirs; std_error, the standard error of std
+    where variances were sampled, None where they are exact; events of the report.
     """
 
+    target: WarpedNormal
     mean: _Numbers
     std: _Numbers
     std_error: _Numbers | None
@@ -56,12 +58,16 @@ class TableModel:
             mean = prediction.mean.cpu().double().numpy()
             std = prediction.observation_variance.sqrt().cpu().double().numpy()
             error = prediction.variance_standard_error
-        mean, events = self.scaling.mean(mean), list(prediction.report.events)
+        target, events = self.scaling.predictive(mean, std), list(prediction.report.events)
         if error is None:
-            return RowPredictions(mean, self.scaling.std(std), None, events)
+            return RowPredictions(target, target.mean, target.std, None, events)
         # To first order: the root of a variance v moves by half the error of v over the root.
         moved = 0.5 * error.cpu().double().numpy() / np.maximum(std, np.finfo(np.float64).tiny)
-        return RowPredictions(mean, self.scaling.std(std), self.scaling.std(moved), events)
+        if self.scaling.transform.identity:
+            std_error = self.scaling.std(moved)
+        else:
+            std_error = np.abs(self.scaling.predictive(mean, std + moved).std - target.std)
+        return RowPredictions(target, target.mean, target.std, std_error, events)
 
     def save(self, path: str) -> None:
         """Write the model file, whole or not at all. Raises: DomainError when it cannot be written."""

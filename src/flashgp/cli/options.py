@@ -125,6 +125,13 @@ class FitOptions(TableOptions):
     target: Annotated[
         str, typer.Option("--target", "-t", metavar="COLUMN", help="What to predict: a name, or a position from 1.")
     ]
+    target_transform: Annotated[
+        Literal["auto", "none", "log", "yeo-johnson"],
+        typer.Option(
+            "--target-transform",
+            help="Model the target on another scale: log, a Yeo-Johnson power, or the best if clearly better (auto).",
+        ),
+    ] = "none"
     split: Annotated[
         str | None, typer.Option("--split", help="Published split beside TABLE, from 0, or a mask file.")
     ] = None

@@ -11,6 +11,7 @@ import flashgp
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
+from flashgp.target_transform import WarpedNormal
 
 from .console import Console
 from .model import TableModel
@@ -34,7 +35,7 @@ class FitOutcome:
         options, prepared, fit, model: what was asked for, and what it became.
         scores: None where no rows are held out and there is no factor.
         left_out: whether they are leave-one-out.
-        observed, mean, std: of the rows scored, in units of the target.
+        observed, predicted: of the rows scored, in units of the target.
         parameters, seconds, notes, warnings: as shown.
     """
 
@@ -45,8 +46,7 @@ class FitOutcome:
     scores: Scores | None
     left_out: bool
     observed: _Numbers
-    mean: _Numbers
-    std: _Numbers
+    predicted: WarpedNormal
     parameters: list[ParameterRow]
     seconds: float
     notes: list[str]
@@ -60,25 +60,23 @@ def outcome_of(
     scaling = prepared.scaling
     if prepared.test is not None:
         observed = prepared.y[prepared.test]
-        held_out = model.predict(prepared.data.x[prepared.test], memory=options.memory)
-        mean, std = held_out.mean, held_out.std
+        predicted = model.predict(prepared.data.x[prepared.test], memory=options.memory).target
     elif result.posterior.factor is None:
-        observed = mean = std = np.empty(0)
+        observed = np.empty(0)
+        predicted = scaling.predictive(observed, observed)
     else:
         observed = prepared.y[prepared.train]
         left = result.posterior.leave_one_out()
-        mean = scaling.mean(left.mean.cpu().double().numpy())
-        std = scaling.std(left.variance.cpu().double().sqrt().numpy())
+        predicted = scaling.predictive(left.mean.cpu().double().numpy(), left.variance.cpu().double().sqrt().numpy())
     return FitOutcome(
         options=options,
         prepared=prepared,
         fit=result,
         model=model,
-        scores=Scores.of(observed, mean, std, scaling) if len(observed) else None,
+        scores=Scores.of(observed, predicted, scaling) if len(observed) else None,
         left_out=prepared.test is None,
         observed=observed,
-        mean=mean,
-        std=std,
+        predicted=predicted,
         parameters=parameter_rows(result.gp, prepared.names, scaling, prepared.encoding.target),
         seconds=time.perf_counter() - began,
         notes=console.notes,
@@ -115,10 +113,11 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
 
 
 def _log_evidence(outcome: FitOutcome) -> float:
-    """log p(y | x), nats, of y in its own units: each row's density moves by the scale."""
-    post = outcome.fit.posterior
+    """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141)."""
+    post, prepared = outcome.fit.posterior, outcome.prepared
     standardised = float(post.log_marginal_likelihood())
-    return standardised + post.count * float(outcome.prepared.scaling.log_density(0.0))
+    slopes = prepared.scaling.transform.log_slope(prepared.y[prepared.train])
+    return standardised + post.count * float(prepared.scaling.log_density(0.0)) + float(slopes.sum())
 
 
 def evidence_text(outcome: FitOutcome) -> str:
@@ -143,6 +142,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "rows_fitted": len(prepared.train),
         "rows_held_out": 0 if prepared.test is None else len(prepared.test),
         "kernel": outcome.model.kernel or None,
+        "target_transform": prepared.scaling.transform.to_json(),
         "seed": options.seed,
         "plan": asdict(prepared.plan),
         "log_marginal_likelihood": _log_evidence(outcome),

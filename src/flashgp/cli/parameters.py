@@ -86,13 +86,18 @@ def parameter_rows(gp: GP, names: Sequence[str], scaling: Scaling, target: str) 
             elif column is not None and role == "frequency":
                 in_units = value / scaling.x_scale[column]
             elif role == "noise_variance" or (role == "output_variance" and id(owner) in additive):
-                in_units, of = scaling.std(math.sqrt(value)), target
+                in_units, of = _of_target(scaling.std(math.sqrt(value)), scaling), target
                 label = name.replace("variance", "standard deviation")
                 value = math.sqrt(value)
             elif role == "output_mean":
-                in_units, of = scaling.mean(value), target
+                in_units, of = _of_target(scaling.mean(value), scaling), target
             rows.append(ParameterRow(path, label, of, value, in_units, parameter.trainable))
     return rows
+
+
+def _of_target(value: float, scaling: Scaling) -> float | None:
+    """None where the number belongs to a transformed target, which has no unit."""
+    return value if scaling.transform.identity else None
 
 
 def _additive(kernel: Kernel) -> Iterator[Kernel]:

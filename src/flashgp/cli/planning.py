@@ -25,7 +25,9 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     """
     if options.table is not None and options.target is not None:
         shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
-        prepared = prepare(FitOptions(table=options.table, target=options.target, **shared), console)
+        prepared = prepare(
+            FitOptions(table=options.table, target=options.target, target_transform="none", **shared), console
+        )
         gp, plan = prepared.gp, prepared.plan
     else:
         rows, columns = options.rows or 0, options.columns or 1

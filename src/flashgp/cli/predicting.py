@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.normal import half_width
 from flashgp.table import Encoding, Table, read_table, require_format, write_predictions
+from flashgp.target_transform import WarpedNormal
 
 from .console import Console
 from .model import RowPredictions, TableModel
@@ -23,7 +24,8 @@ _Numbers = npt.NDArray[np.float64]
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     """Predict and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     began = time.perf_counter()
-    half = None if options.interval is None else half_width(options.interval, "--interval")
+    if options.interval is not None:
+        half_width(options.interval, "--interval")  # refuses what is no probability
     require_distinct({"MODEL": options.model, "TABLE": options.table, "--out": options.out})
     require_format(options.out, "--out")
     require_writable(options.out, "--out")
@@ -44,11 +46,11 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         columns["std"] = _in_order(std, data.rows, table.rows)
         if predictions.std_error is not None:
             columns["std_error"] = _in_order(predictions.std_error, data.rows, table.rows)
-    if half is not None:
-        columns["lower"] = _in_order(mean - half * std, data.rows, table.rows)
-        columns["upper"] = _in_order(mean + half * std, data.rows, table.rows)
+    if options.interval is not None:
+        for name, bound in zip(("lower", "upper"), predictions.target.interval(options.interval), strict=True):
+            columns[name] = _in_order(bound, data.rows, table.rows)
     write_predictions(options.out, columns)
-    scores = _scores(model, table, data.rows, mean, std, console)
+    scores = _scores(model, table, data.rows, predictions.target, console)
     console.say(f"predicted {len(data.rows):,} rows of {options.table} from {model.posterior.count:,} fitted rows")
     if scores is not None:
         console.pairs(f"against {encoding.target}, {scores.rows:,} rows", scores.lines(encoding.target))
@@ -87,7 +89,7 @@ def _in_order(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Num
 
 
 def _scores(
-    model: TableModel, table: Table, rows: npt.NDArray[np.int64], mean: _Numbers, std: _Numbers, console: Console
+    model: TableModel, table: Table, rows: npt.NDArray[np.int64], target: WarpedNormal, console: Console
 ) -> Scores | None:
     """Figures of merit when the table also holds the target; rows without a value are not scored."""
     position = _target_position(model.encoding, table)
@@ -103,7 +105,7 @@ def _scores(
         return None
     if not known.all():
         console.note(f"{int((~known).sum()):,} rows have no value of {goal.name!r} and are not scored.")
-    return Scores.of(y[known], mean[known], std[known], model.scaling)
+    return Scores.of(y[known], target.rows(known), model.scaling)
 
 
 def _target_position(encoding: Encoding, table: Table) -> int | None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.foundations.events import Event
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
@@ -17,6 +18,7 @@ from flashgp.means import Constant
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
+from flashgp.target_choice import TransformChoice, choose_transform
 
 from .console import Console
 from .kernel_expression import BuiltKernel, KernelColumns, build_kernel, default_kernel
@@ -36,11 +38,12 @@ class Prepared:
     Fields:
         table, encoding, data: as read, and as numbers.
         train, test: positions in data; test is None where nothing is held out.
-        scaling: of the training rows.
+        scaling: of the training rows, with the transform of the target.
         tensors: standardised training rows, (n, d) and (n,), float64.
         gp, has_starts: the model, and whether it holds starting values of the user's.
         kernel_text: the expression, or the default kernel in words.
         plan: of the fit.
+        transform_event: which transform the target got and why; None where nothing was to be chosen.
     """
 
     table: Table
@@ -54,6 +57,7 @@ class Prepared:
     has_starts: bool
     kernel_text: str
     plan: Plan
+    transform_event: Event | None
 
     @property
     def names(self) -> list[str]:
@@ -91,6 +95,8 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
             console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
     gp = GP(built.kernel, Constant(), Gaussian(0.1))
     x = torch.from_numpy(np.ascontiguousarray(scaling.x(encoded.x[train])))
+    choice = _choice(options, built, gp, x, encoded.y[train])
+    scaling = scaling if choice.transform.identity else scaling.with_target(encoded.y[train], choice.transform)
     y = torch.from_numpy(scaling.y(encoded.y[train]))
     group = equal_rows(gp, x, y)
     plan = plans.plan(
@@ -114,7 +120,20 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
             ("kernel", kernel_text),
         ],
     )  # fmt: skip
-    return Prepared(table, encoding, encoded, train, test, scaling, (x, y), gp, built.has_starts, kernel_text, plan)
+    return Prepared(
+        table, encoding, encoded, train, test, scaling, (x, y), gp, built.has_starts, kernel_text, plan, choice.event
+    )  # fmt: skip
+
+
+def _choice(options: FitOptions, built: BuiltKernel, gp: GP, x: torch.Tensor, y: _Numbers) -> TransformChoice:
+    """Which transform the target gets."""
+    from flashgp.inference.training.options import FitOptions as Settings
+
+    how = Settings(
+        initial="given" if built.has_starts else "data", time_limit=options.time_limit, seed=options.seed,
+        deterministic=options.deterministic,
+    )  # fmt: skip
+    return choose_transform(options.target_transform, gp, x, y, how)
 
 
 def plan_summary(plan: Plan) -> list[tuple[str, str]]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
+from flashgp.foundations.normal import QUANTILE_975
 from flashgp.standardise import Scaling
+from flashgp.target_transform import WarpedNormal
 
 __all__ = ["Scores"]
 
@@ -31,22 +32,19 @@ class Scores:
     standardised_nll: float
 
     @staticmethod
-    def of(
-        y: npt.NDArray[np.float64], mean: npt.NDArray[np.float64], std: npt.NDArray[np.float64], scaling: Scaling
-    ) -> "Scores":
-        """Compare with predictions of new observations, all of shape (n,), n at least 1, in units of y."""
-        error = y - mean
-        with np.errstate(divide="ignore", invalid="ignore"):
-            z = np.where(error == 0.0, 0.0, error / std)
-            nll = float(np.mean(0.5 * np.square(z) + np.log(std))) + 0.5 * LOG_2PI
-        rmse = float(np.sqrt(np.mean(np.square(error))))
+    def of(y: npt.NDArray[np.float64], target: WarpedNormal, scaling: Scaling) -> "Scores":
+        """Compare y with predictions of new observations, all of shape (n,), n at least 1, in units of y."""
+        with np.errstate(invalid="ignore"):
+            nll = -float(np.mean(target.log_prob(y)))
+        rmse = float(np.sqrt(np.mean(np.square(y - target.mean))))
+        scale = scaling.target_scale
         return Scores(
             rows=len(y),
             rmse=rmse,
             nll=nll,
-            coverage=float(np.mean(np.abs(z) <= QUANTILE_975)),
-            standardised_rmse=rmse / scaling.y_scale,
-            standardised_nll=nll - math.log(scaling.y_scale),
+            coverage=float(np.mean(np.abs(target.standardised(y)) <= QUANTILE_975)),
+            standardised_rmse=rmse / scale,
+            standardised_nll=nll - math.log(scale),
         )
 
     def lines(self, unit: str) -> Sequence[tuple[str, str]]:

@@ -49,9 +49,12 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
             if stage is not None:
                 stage(f"learning row {start:,} of {len(x):,}", start / len(x))
             step = stream.step(x[start : start + BLOCK_ROWS], y[start : start + BLOCK_ROWS])
-            means.append(model.scaling.mean(step.mean.double().numpy()))
-            stds.append(model.scaling.std(step.variance.double().sqrt().numpy()))
-    scores = Scores.of(data.y, np.concatenate(means), np.concatenate(stds), model.scaling) if means else None
+            means.append(step.mean.double().numpy())
+            stds.append(step.variance.double().sqrt().numpy())
+    scores = None
+    if means:
+        before_learned = model.scaling.predictive(np.concatenate(means), np.concatenate(stds))
+        scores = Scores.of(data.y, before_learned, model.scaling)
     posterior = stream.posterior
     if options.refine is not None:
         posterior = posterior.refine(options.refine)

@@ -5,8 +5,9 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event
 from flashgp.inference.exact.restore import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
@@ -27,6 +29,10 @@ from flashgp.kernels import Kernel, Matern, Warped
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
 from flashgp.standardise import ColumnScaling, Scaling
+from flashgp.target_transform import TargetTransform, WarpedNormal, check_target_transform
+
+if TYPE_CHECKING:
+    from flashgp.inference.training.options import FitOptions
 
 __all__ = ["GPRegressor"]
 
@@ -45,6 +51,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     noise_variance of 0.1 is a tenth of the variance of y. So are `kernel_`, `gp_`, `posterior_` and the log marginal
     likelihood. Predictions, their deviations and samples are in the units of y. Nothing passed in is ever changed.
 
+    With a `target_transform` a monotone T(y) is what is standardised and modelled, eq. (M-140). Predictions of y are
+    then no normal distributions: `predict` gives their mean and deviation, by quadrature, and `predict_distribution`
+    quantiles, intervals and densities.
+
     A row of weight w counts as w equal rows: its noise variance is divided by w, and the marginal likelihood is that
     of all of them. Weights that average 1 express relative precision; for known variances per row pass
     `likelihood=flashgp.likelihoods.Gaussian(row_variance=...)`. Rows of equal X are joined into one, without loss.
@@ -57,6 +67,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         likelihood: `flashgp.likelihoods.Gaussian` in standard units; None for one noise variance. Row variances or
             weights in it belong to the rows of X as passed to `fit`.
         standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
+        target_transform: "none"; "log" of positive targets; "yeo-johnson", with the power of the highest evidence; or
+            "auto", which takes the best of these on a subset of the rows, and none unless its evidence is clearly
+            higher (`flashgp.target_choice`). Of several outputs each has its own. What was chosen and why is an event
+            of `report_`.
         optimise: False keeps every parameter as given.
         initial: as `flashgp.fit`.
         priors: as `flashgp.fit`.
@@ -80,7 +94,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         posterior_: in standard units.
         log_marginal_likelihood_value_: nats, of y in standard units.
         report_, history_: of the fit.
-        scaling_: to and from standard units.
+        scaling_: to and from standard units, with the transform of the target.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Example:
@@ -100,6 +114,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         mean: nn.Module | None = None,
         likelihood: Gaussian | None = None,
         standardise: Literal["both", "x", "y", "none"] = "both",
+        target_transform: Literal["auto", "none", "log", "yeo-johnson"] = "none",
         optimise: bool = True,
         initial: Literal["data", "given"] = "data",
         priors: Literal["weak", "given"] = "weak",
@@ -120,6 +135,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.mean = mean
         self.likelihood = likelihood
         self.standardise = standardise
+        self.target_transform = target_transform
         self.optimise = optimise
         self.initial = initial
         self.priors = priors
@@ -171,33 +187,68 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             likelihood.row_weight = counts if likelihood.row_weight is None else counts * likelihood.row_weight
 
         rows_x, rows_y = X.astype(np.float64, order="C"), y.reshape(len(y), -1)
+        options = self._fit_options(gp)
+        events = self._set_transforms(gp, rows_x, rows_y, options)
+        if self._warped:
+            pairs = zip(self._transforms, rows_y.T, strict=True)
+            rows_y = np.stack([transform.forward(column) for transform, column in pairs], axis=1)
         self._set_units(gp, rows_x, rows_y, counts, countable)
         x_tensor = torch.from_numpy(self._x_units.apply(rows_x))
         y_tensor = torch.from_numpy(self._y_units.apply(rows_y))
-        self._learn(gp, x_tensor, y_tensor if outputs is not None else y_tensor[:, 0])
+        self._learn(gp, x_tensor, y_tensor if outputs is not None else y_tensor[:, 0], options)
+        self.report_.events[:0] = events
         self.X_train_ = np.array(X)
         self.y_train_ = np.array(y)
         return self
 
-    def _learn(self, gp: GP, x: Tensor, y: Tensor) -> None:
-        """Set gp_, kernel_, posterior_ and the record of the fit."""
-        options: dict[str, Any] = {
+    def _set_transforms(
+        self, gp: GP, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], options: "FitOptions | None"
+    ) -> list[Event]:
+        """Choose the transform of each output. Returns: what was chosen and why."""
+        self._transforms = (TargetTransform(),) * y.shape[1]
+        if self.target_transform == "none":
+            return []
+        from flashgp.target_choice import choose_transform
+
+        rows = torch.from_numpy(self._units_of_x(x, None, gp.kernel).apply(x))
+        mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together
+        one, standardise = GP(gp.kernel, mean, gp.likelihood), self.standardise in ("both", "y")
+        choices = [
+            choose_transform(self.target_transform, one, rows, column, options, standardise=standardise)
+            for column in y.T
+        ]
+        self._transforms = tuple(choice.transform for choice in choices)
+        return [choice.event for choice in choices if choice.event is not None]
+
+    def _fit_options(self, gp: GP) -> "FitOptions | None":
+        """How parameters are fitted; None where they stay as given."""
+        if not self.optimise or not any(p.requires_grad for p in gp.parameters()):
+            return None
+        from flashgp.inference.training.options import FitOptions
+
+        return FitOptions(
+            starts=self.starts, initial=self.initial, priors=self.priors, max_iterations=self.max_iterations,
+            seed=self._seed(), **self._condition_options(),
+        )  # fmt: skip
+
+    def _condition_options(self) -> dict[str, Any]:
+        return {
             "memory": self.memory, "device": self.device, "dtype": self._compute_dtype(), "solver": self.solver,
             "tolerance": self.tolerance, "jitter": self.jitter, "deterministic": self.deterministic,
             "time_limit": self.time_limit,
         }  # fmt: skip
-        self.history_ = []
-        if self.optimise and any(p.requires_grad for p in gp.parameters()):
-            from flashgp.inference.training.fit import fit_prior
-            from flashgp.inference.training.options import FitOptions
 
-            options |= {"starts": self.starts, "initial": self.initial, "priors": self.priors}
-            options |= {"max_iterations": self.max_iterations, "seed": self._seed()}
-            fitted = fit_prior(gp, x, y, FitOptions(**options))
+    def _learn(self, gp: GP, x: Tensor, y: Tensor, options: "FitOptions | None") -> None:
+        """Set gp_, kernel_, posterior_ and the record of the fit."""
+        self.history_ = []
+        if options is not None:
+            from flashgp.inference.training.fit import fit_prior
+
+            fitted = fit_prior(gp, x, y, options)
             gp, posterior = cast(GP, fitted.prior), Posterior(fitted.state)
             self.history_, self.report_ = fitted.history, fitted.report
         else:
-            posterior = gp.condition(x, y, **options)
+            posterior = gp.condition(x, y, **self._condition_options())
             self.report_ = posterior.report
         self.log_marginal_likelihood_value_ = float(posterior.log_marginal_likelihood())
         if self.report_ is not posterior.report:  # without a factor the value has a standard error
@@ -250,6 +301,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 "leave it out"
             )
         prediction, restore = self._at(X, variance)
+        if self._warped:
+            return self._warped_moments(prediction, restore, latent, return_std, return_cov)
         mean = restore(prediction.mean)
         if return_std:
             spread = prediction.variance if latent else prediction.observation_variance
@@ -260,10 +313,38 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return mean, restore(each, power=2)
         return mean
 
+    def predict_distribution(
+        self, X: Any, latent: bool = False, variance: Literal["auto", "exact", "sampled"] = "auto"
+    ) -> WarpedNormal | tuple[WarpedNormal, ...]:
+        """The distribution of a new observation at each row of X, in the units of y: quantiles, intervals, densities.
+
+        Args:
+            X, latent, variance: as `predict`.
+
+        Returns:
+            A `flashgp.target_transform.WarpedNormal` with arrays of shape (n_test,): mean, std, median, quantile(q),
+            interval(level), log_prob(y). One per output when y had columns.
+
+        Raises:
+            ValueError: as `predict`.
+        Cost: as `predict` with deviations.
+
+        Example:
+            >>> X = np.linspace(0.0, 6.0, 30)[:, None]
+            >>> model = fgp.GPRegressor(target_transform="log").fit(X, np.exp(np.sin(X[:, 0])))
+            >>> lower, upper = model.predict_distribution([[1.0]]).interval(0.95)
+            >>> bool(0.0 < lower[0] < np.exp(np.sin(1.0)) < upper[0])
+            True
+        """
+        prediction, restore = self._at(X, variance)
+        spread = prediction.variance if latent else prediction.observation_variance
+        each = restore.distributions(prediction.mean, spread)
+        return each[0] if prediction.mean.dim() == 1 else each
+
     def sample_y(
         self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0, latent: bool = False
     ) -> Array:
-        """Joint samples of new observations at X (of the function, with `latent`).
+        """Joint samples of new observations at X (of the function, with `latent`), in the units of y.
 
         Args:
             X: shape (n_test, d), finite.
@@ -278,12 +359,12 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
         prediction, restore = self._at(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
-        return np.ascontiguousarray(np.moveaxis(restore(drawn), 0, -1))
+        return np.ascontiguousarray(np.moveaxis(restore(drawn, inverse=True), 0, -1))
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False
     ) -> float | tuple[float, npt.NDArray[np.float64]]:
-        """log p(y | X, theta) of the training data in standard units, nats.
+        """log p(y | X, theta) of the training data in standard units (of T(y), with a transform), nats.
 
         Args:
             theta: shape (number of trainable values,): unconstrained values (logarithms of positive parameters) in the
@@ -327,7 +408,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         x_units, y_units = self._x_units, self._y_units
         x_shift, x_scale = tuple(x_units.offset.tolist()), tuple(x_units.scale.tolist())
         pairs = zip(y_units.offset.tolist(), y_units.scale.tolist(), strict=True)
-        scalings = tuple(Scaling(x_shift, x_scale, shift, scale) for shift, scale in pairs)
+        scalings = tuple(
+            Scaling(x_shift, x_scale, shift, scale, transform)
+            for (shift, scale), transform in zip(pairs, self._transforms, strict=True)
+        )
         return scalings[0] if self._outputs is None else scalings
 
     def __sklearn_tags__(self) -> Tags:
@@ -352,7 +436,28 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
             x_units, y_units = ColumnScaling.identity(X.shape[1]), ColumnScaling.identity(1)
         x_test = torch.from_numpy(x_units.apply(X)).to(posterior.x.device)
-        return posterior.predict(x_test, variance=variance), _Restore(y_units, posterior.gp.outputs, X.dtype, present)
+        transforms = self._transforms if hasattr(self, "posterior_") else (TargetTransform(),)
+        restore = _Restore(y_units, transforms, posterior.gp.outputs, X.dtype, present)
+        return posterior.predict(x_test, variance=variance), restore
+
+    @property
+    def _warped(self) -> bool:
+        """Whether any output has a transform."""
+        return hasattr(self, "_transforms") and not all(transform.identity for transform in self._transforms)
+
+    def _warped_moments(
+        self, prediction: Prediction, restore: "_Restore", latent: bool, return_std: bool, return_cov: bool
+    ) -> Array | tuple[Array, Array]:
+        """`predict` with a transform: moments of y, which need the variances, eq. (M-142)."""
+        spread = prediction.variance if latent else prediction.observation_variance
+        each = restore.distributions(prediction.mean, spread)
+        mean = restore.shaped([one.mean for one in each])
+        if return_std:
+            return mean, restore.shaped([one.std for one in each])
+        if return_cov:
+            joint = prediction.covariance(observed=not latent).detach().cpu().double().numpy()
+            return mean, restore.joint(each, joint)
+        return mean
 
     @property
     def _outputs(self) -> int | None:
@@ -425,6 +530,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             value = getattr(self, name)
             if value not in allowed:
                 raise DomainError(f"`{name}` must be one of {allowed}, got {value!r}; choose one of these")
+        check_target_transform(self.target_transform)
         self._compute_dtype()
 
     def _compute_dtype(self) -> torch.dtype | None:
@@ -451,17 +557,53 @@ class _Restore:
     """Numbers in standard units to what the user gets: units of y, dtype of X, NaN for rows without all values."""
 
     units: ColumnScaling
+    transforms: tuple[TargetTransform, ...]
     outputs: int | None
     dtype: npt.DTypeLike
     present: npt.NDArray[np.bool_] | None
 
-    def __call__(self, values: Tensor, power: int = 0) -> Array:
-        """Values (..., n) or (..., n, p): of y itself (power 0), a deviation (1), or a covariance (2) of two rows."""
+    def __call__(self, values: Tensor, power: int = 0, inverse: bool = False) -> Array:
+        """Values (..., n) or (..., n, p): of T(y) itself (power 0), a deviation (1), or a covariance (2) of two rows.
+
+        With `inverse` of y itself.
+        """
         array = values.detach().cpu().numpy()
         array = array if self.outputs is not None else array[..., None]
         array = array * self.units.scale**power if power else self.units.undo(array)
+        if inverse:
+            columns = zip(self.transforms, np.moveaxis(array, -1, 0), strict=True)
+            array = np.stack([transform.inverse(column) for transform, column in columns], axis=-1)
+        return self._placed(array, (-3, -2) if power == 2 else (-2,))
+
+    def distributions(self, mean: Tensor, variance: Tensor) -> tuple[WarpedNormal, ...]:
+        """Distributions of y, one for each output, NaN for rows without all values."""
+        location, spread = self._of_transform(mean), self._of_transform(variance.sqrt(), 1)
+        return tuple(
+            WarpedNormal(location[:, j], spread[:, j], transform) for j, transform in enumerate(self.transforms)
+        )
+
+    def _of_transform(self, values: Tensor, power: int = 0) -> npt.NDArray[np.float64]:
+        """Of T(y), float64, (n, outputs)."""
+        array: Any = values.detach().cpu().double().numpy().reshape(len(values), -1)
+        array = array * self.units.scale**power if power else self.units.undo(array)
+        array = array if self.present is None else _spread(array, self.present, 0)
+        return np.asarray(array, dtype=np.float64)
+
+    def shaped(self, columns: Sequence[Array]) -> Array:
+        """Columns (n,) of the outputs the way the user wants them."""
+        return (columns[0] if self.outputs is None else np.stack(columns, axis=-1)).astype(self.dtype)
+
+    def joint(self, each: tuple[WarpedNormal, ...], shared: Array) -> Array:
+        """Covariances of y, (n, n) or (n, n, p), from that of standardised values, (n, n)."""
         if self.present is not None:
-            for axis in (-3, -2) if power == 2 else (-2,):
+            for axis in (0, 1):
+                shared = _spread(shared, self.present, axis)
+        covariances = [one.covariance(shared * scale**2) for one, scale in zip(each, self.units.scale, strict=True)]
+        return self.shaped(covariances)
+
+    def _placed(self, array: Array, axes: tuple[int, ...]) -> Array:
+        if self.present is not None:
+            for axis in axes:
                 array = _spread(array, self.present, axis)
         return (array if self.outputs is not None else array[..., 0]).astype(self.dtype)
 

@@ -167,6 +167,16 @@ class EventKind(Enum):
     PRIOR_MISSING = "Up to {share:.0%} of the prior variance is missing at the last points."
 
     # training
+    TARGET_TRANSFORMED = (
+        "The target is modelled on another scale, {transform}: on {rows:n row} it gains {gain:.3g} nats of evidence "
+        "and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}[; {needed:g} nats and "
+        "{errors:g} standard errors were asked for]."
+    )
+    TARGET_KEPT = (
+        "The target is modelled as it is: [on {rows:n row} the best transform, {transform}, gains {gain:.3g} nats of "
+        "evidence and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}; {needed:g} "
+        "nats and {errors:g} standard errors are asked for|no transform was tried]."
+    )
     SUBSET_FIT = "{starts:n start} fitted to {subset:,} of {rows:n row}; the best went on with all."
     CORES_TAKEN = (
         "Other processes kept cores busy: the fit worked with {threads:n thread} instead of {usual}, which is quicker "

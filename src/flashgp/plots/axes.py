@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, ShapeError
+from flashgp.foundations.normal import half_width
+from flashgp.target_transform import WarpedNormal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +26,7 @@ __all__ = [
     "ORANGE",
     "SKY",
     "VERMILLION",
+    "central",
     "empty",
     "legend",
     "moments",
@@ -155,6 +158,28 @@ def moments(y: Any, prediction: Any) -> tuple[npt.NDArray[np.float64], ...]:
         )
     kept = np.isfinite(observed) & np.isfinite(mean) & np.isfinite(std)
     return observed[kept], mean[kept], std[kept]
+
+
+def central(y: Any, prediction: Any, level: float) -> tuple[npt.NDArray[np.float64], ...]:
+    """y, mean, and the central interval of that probability, each (n,), float64; rows that are not finite left out.
+
+    Args:
+        prediction: as `moments`, or a `WarpedNormal`.
+    Raises: ShapeError, DomainError for what does not fit together.
+    """
+    if isinstance(prediction, WarpedNormal):
+        observed, mean = numbers(y, "y"), prediction.mean
+        columns = (observed, mean, *prediction.interval(level))
+        if observed.shape != mean.shape:
+            raise ShapeError(
+                f"`y` must have one value per predicted row, got {len(observed)} for {len(mean)} predictions; pass the "
+                "targets of x_test"
+            )
+        kept = np.isfinite(np.stack(columns)).all(axis=0)
+        return tuple(column[kept] for column in columns)
+    observed, mean, std = moments(y, prediction)
+    half = half_width(level) * std
+    return observed, mean, mean - half, mean + half
 
 
 def percent(level: float) -> str:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.normal import half_width
+from flashgp.standardise import Scaling
 
 from .axes import BLUE, GREY, INK, SKY, legend, new_axes, note, numbers, percent, shown_rows, style
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from flashgp.inference.posterior import Posterior
-    from flashgp.standardise import Scaling
 
 __all__ = ["posterior_1d"]
 
@@ -34,7 +34,7 @@ def posterior_1d(
     seed: int = 0,
     x_label: str = "",
     y_label: str = "y",
-    scaling: "Scaling | None" = None,
+    scaling: Scaling | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
     """The posterior along one column of x: mean, intervals of the function and of observations, and samples.
@@ -71,7 +71,7 @@ def posterior_1d(
     """
     import torch
 
-    half = half_width(level)
+    half_width(level)  # refuses what is no probability
     if posterior.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
         raise ShapeError(
             f"`posterior` must be of one model with one output, got x of shape {tuple(posterior.x.shape)} and outputs "
@@ -104,19 +104,22 @@ def posterior_1d(
         drawn = _samples(mean, prediction.covariance().detach().cpu().double().numpy(), samples, seed)
     if scaling is not None:
         line, x = (v * scaling.x_scale[column] + scaling.x_shift[column] for v in (line, x))
-        mean, y, drawn = scaling.mean(mean), scaling.mean(y), scaling.mean(drawn)
-        latent, observed = scaling.std(latent), scaling.std(observed)
+        y, drawn = scaling.target(y), scaling.target(drawn)
+    else:
+        scaling = Scaling((), (), 0.0, 1.0)
+    functions, observations = scaling.predictive(mean, latent), scaling.predictive(mean, observed)
+    bands = ((observations, SKY, 0.22, "new observation"), (functions, BLUE, 0.28, "function"))
 
     ax = new_axes(ax, (6.4, 4.0))
     style(ax, x_label or f"column {column + 1} of x", y_label)
     text = percent(level)
-    ax.fill_between(line, mean - half * observed, mean + half * observed, color=SKY, alpha=0.22, linewidth=0,
-                    label=f"{text}, new observation", zorder=1)  # fmt: skip
-    ax.fill_between(line, mean - half * latent, mean + half * latent, color=BLUE, alpha=0.28, linewidth=0,
-                    label=f"{text}, function", zorder=2)  # fmt: skip
+    for order, (band, colour, alpha, what) in enumerate(bands, 1):
+        lower, upper = band.interval(level)
+        ax.fill_between(line, lower, upper, color=colour, alpha=alpha, linewidth=0, label=f"{text}, {what}",
+                        zorder=order)  # fmt: skip
     for index, sample in enumerate(drawn):
         ax.plot(line, sample, color=GREY, linewidth=0.9, alpha=0.85, label="samples" if index == 0 else None, zorder=3)
-    ax.plot(line, mean, color=BLUE, linewidth=2.0, label="mean", zorder=4)
+    ax.plot(line, functions.mean, color=BLUE, linewidth=2.0, label="mean", zorder=4)
     if d == 1 and len(x):
         rows = shown_rows(len(x), MAX_DATA)
         few = len(rows) <= 500

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.normal import QUANTILE_975, half_width
+from flashgp.foundations.normal import QUANTILE_975
 from flashgp.foundations.quantities import counted
 
 from .axes import (
@@ -15,6 +15,7 @@ from .axes import (
     INK,
     SKY,
     VERMILLION,
+    central,
     empty,
     legend,
     moments,
@@ -41,7 +42,8 @@ def predicted_observed(
 
     Args:
         y: observed values, shape (n,).
-        prediction: a `Prediction` at those rows, or a pair (mean, std) of a new observation.
+        prediction: a `Prediction` at those rows, a pair (mean, std) of a new observation, or what
+            `GPRegressor.predict_distribution` returns.
         level: probability of the intervals drawn for at most 400 rows.
         label: what y is, with its unit; for both axes.
         ax: axes to draw on; a new figure's by default.
@@ -61,8 +63,7 @@ def predicted_observed(
         >>> ax.get_xlabel()
         'observed sine'
     """
-    width = half_width(level)
-    observed, mean, std = moments(y, prediction)
+    observed, mean, lower, upper = central(y, prediction, level)
     ax = new_axes(ax)
     suffix = f" {label}" if label else ""
     style(ax, f"observed{suffix}", f"predicted{suffix}")
@@ -71,8 +72,7 @@ def predicted_observed(
         return ax
     rows = shown_rows(len(observed), MAX_POINTS)
     few = len(rows) <= MAX_BARS
-    half = width * std
-    outside = np.abs(observed - mean) > half
+    outside = (observed < lower) | (observed > upper)
     low, high = float(min(observed.min(), mean.min())), float(max(observed.max(), mean.max()))
     pad = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
     limits = (low - pad, high + pad)
@@ -85,8 +85,8 @@ def predicted_observed(
         if few:
             ax.vlines(
                 observed[chosen],
-                mean[chosen] - half[chosen],
-                mean[chosen] + half[chosen],
+                lower[chosen],
+                upper[chosen],
                 color=colour,
                 alpha=0.3,
                 linewidth=1.0,
