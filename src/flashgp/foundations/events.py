@@ -124,15 +124,19 @@ class EventKind(Enum):
     OBSTACLE = "{solver}: {obstacle}."
     FACTOR_SHIFTED = "{solver}: the factor is of the matrix plus {shift:.2e}; the system is not."
     PRECONDITIONER_COMPARED = (
-        "{solver} contracted by {rate:.2f} per iteration, with the Vecchia preconditioner (near rows) by "
+        "{solver} contracted by {rate:.2f} per iteration, with the full-scale preconditioner by "
         "{candidate_rate:.2f}[, then {obstacle}]: [{kept:if}switched|not kept][{float32_again:if}, float32 products "
         "again]."
     )
     PRECONDITIONER_UNDECIDED = (
-        "{solver} contracted by {rate:.2f} per iteration and tried the Vecchia preconditioner (near rows); the solve "
+        "{solver} contracted by {rate:.2f} per iteration and tried the full-scale preconditioner; the solve "
         "ended before they were compared."
     )
-    PRECONDITIONER_REFUSED = "{solver} is slow; the Vecchia preconditioner (near rows) could not be made: {error}"
+    PRECONDITIONER_REDUCED = (
+        "{solver}: {blocks:n block} of the full-scale preconditioner have fewer neighbours, since their covariance was "
+        "not positive definite with all. The answer is not affected."
+    )
+    PRECONDITIONER_REFUSED = "{solver} is slow; the full-scale preconditioner could not be made: {error}"
 
     # likelihood
     LOG_DETERMINANT = (
@@ -227,13 +231,11 @@ class EventKind(Enum):
     )
     GRADIENTS_IN_FLOAT64 = "Float32 products were too rough for some gradients, which took float64 ones."
     GRADIENTS_ROUGH = "The solves of some gradients ended ({reason}) with relative residuals above {residual:g}."
-    GRADIENTS_VECCHIA_REFUSED = "The Vecchia preconditioner (near rows) of some gradients could not be made: {error}"
-    GRADIENTS_VECCHIA = (
-        "Slow solves of gradients tried the Vecchia preconditioner (near rows): [{kept:if}switched|not kept]."
-    )
-    GRADIENTS_NO_VECCHIA = (
-        "Some gradients began without the Vecchia preconditioner (near rows), since the solve before took few "
-        "iterations with it."
+    GRADIENTS_FULL_SCALE_REFUSED = "The full-scale preconditioner of some gradients could not be made: {error}"
+    GRADIENTS_FULL_SCALE = "Slow solves of gradients tried the full-scale preconditioner: [{kept:if}switched|not kept]."
+    GRADIENTS_NO_FULL_SCALE = (
+        "Some gradients began without the full-scale preconditioner, since the solve before took few iterations with "
+        "it."
     )
     GRADIENTS_FLOAT64_FACTORS = (
         "Float32 factors of gradients needed [{corrections:n float64 correction}|a jitter]; float64 factors took over."

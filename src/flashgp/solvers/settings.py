@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 __all__ = [
-    "DEFAULTS", "REFINEMENT", "ComparisonSettings", "LanczosSettings", "LowRankSettings", "SolveSettings",
-    "VecchiaSettings",
+    "DEFAULTS", "REFINEMENT", "ComparisonSettings", "FullScaleSettings", "LanczosSettings", "LowRankSettings",
+    "SolveSettings",
 ]  # fmt: skip
 
 
@@ -35,20 +35,29 @@ class LowRankSettings:
 
 
 @dataclass(frozen=True)
-class VecchiaSettings:
-    """Of the Vecchia preconditioner.
+class FullScaleSettings:
+    """Of the full-scale preconditioner.
 
     Args:
-        neighbours: of a row; in 3 dimensions 16 would do, 4 dimensions take 48.
-        coordinates: that vary most, by which neighbours are found: among more, a tree looks at all rows.
-        growth: rows of one tree beside those of the one before.
-        block_bytes: of the small matrices that are factorised at once, and a few times as much beside them.
+        block: rows that are whitened together, at most.
+        neighbours: rows of earlier blocks that a block is given.
+        candidates: rows among which these are looked for.
+        doubled_from: rows from which blocks and neighbourhoods are twice as large: a pass over the pairs is then worth
+            more than what that takes.
+        batch_bytes: of the small matrices that are factorised at once, and a few times as much beside them.
     """
 
-    neighbours: int = 48
-    coordinates: int = 8
-    growth: float = 1.3
-    block_bytes: int = 2**22
+    block: int = 64
+    neighbours: int = 128
+    candidates: int = 4096
+    doubled_from: int = 30_000
+    batch_bytes: int = 2**23
+
+    def of_rows(self, n: int) -> "FullScaleSettings":
+        """Those of so many rows."""
+        if n < self.doubled_from:
+            return self
+        return replace(self, block=2 * self.block, neighbours=2 * self.neighbours, doubled_from=2**62)
 
 
 @dataclass(frozen=True)
@@ -59,20 +68,19 @@ class ComparisonSettings:
         interval: iterations after which what is left of a solve is estimated.
         min_left: iterations, beside twice the price of the other preconditioner, from which a comparison begins.
         length: iterations of a comparison.
-        max_rate: the other one is kept if an iteration leaves at most this share of the residual, and no more than two
-            of the first one.
+        min_gain: the other one is kept if an iteration with it leaves no more than so many of the first one.
         standing: share of the residual left by an iteration that gains nothing: a digit in 76 of them.
         growth: of the residual, from which rounding is blamed: less is a plateau.
         making_pairs: of a pass over the pairs that take as long as making the other one does for one row.
     """
 
-    interval: int = 20
-    min_left: int = 60
+    interval: int = 10
+    min_left: int = 20
     length: int = 8
-    max_rate: float = 0.7
+    min_gain: float = 1.3
     standing: float = 0.97
     growth: float = 4.0
-    making_pairs: int = 340_000
+    making_pairs: int = 250_000
 
 
 @dataclass(frozen=True)
@@ -97,9 +105,9 @@ class SolveSettings:
     """Of conjugate gradients and what goes with them.
 
     Args:
-        low_rank, vecchia, comparison: of the preconditioners.
+        low_rank, full_scale, comparison: of the preconditioners.
         lanczos: of log determinants.
-        compare: whether a slow solve compares the Vecchia preconditioner with the low rank.
+        compare: whether a slow solve compares the full-scale preconditioner with the low rank.
         single: whether products begin in float32.
         stagnation_window: iterations within which the residual must halve.
         replace_every: iterations after which the true residual replaces the recurrence.
@@ -110,7 +118,7 @@ class SolveSettings:
     """
 
     low_rank: LowRankSettings = field(default_factory=LowRankSettings)
-    vecchia: VecchiaSettings = field(default_factory=VecchiaSettings)
+    full_scale: FullScaleSettings = field(default_factory=FullScaleSettings)
     comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
     lanczos: LanczosSettings = field(default_factory=LanczosSettings)
     compare: bool = True

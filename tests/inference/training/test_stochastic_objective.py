@@ -66,7 +66,7 @@ def test_warm_starts_save_passes():
     assert large.iterations - cold < cold
 
 
-def test_slow_gradients_take_vecchia_and_the_next_begin_with_it():
+def test_slow_gradients_take_full_scale_and_the_next_begin_with_it():
     """Eq. (M-121): the gradient is that of the low rank with the same probes, and the report says what happened."""
     x, y = table(700, d=2, noise=1e-2)
     gp = prior(d=2, noise=1e-3)
@@ -74,10 +74,10 @@ def test_slow_gradients_take_vecchia_and_the_next_begin_with_it():
     _, low = objectives(gp, x, y, rank=16, limits={"solving": SolveSettings(stagnation_window=40, compare=False)})
     theta = low.parameters.values()
     wanted = low(theta).gradient
-    _, large = objectives(gp, x, y, rank=16, limits=comparing(0))  # as if Vecchia cost nothing, even to so few
+    _, large = objectives(gp, x, y, rank=16, limits=comparing(0))  # as if full scale cost nothing, even to so few
     found = large(theta).gradient
     assert numpy.linalg.norm(found - wanted) < 0.05 * numpy.linalg.norm(wanted)
-    said = Event(EventKind.GRADIENTS_VECCHIA, kept=True)
+    said = Event(EventKind.GRADIENTS_FULL_SCALE, kept=True)
     assert said in large.problem.direct.workspace.events
     assert said not in low.problem.direct.workspace.events
     assert 2 * large.iterations < low.iterations
@@ -99,7 +99,7 @@ def slow_objective(making_pairs):
     return objectives(gp, x, y, rank=16, limits=comparing(making_pairs))[1]
 
 
-def test_after_a_gradient_that_needed_no_vecchia_a_slow_one_takes_it_again():
+def test_after_a_gradient_that_needed_no_full_scale_a_slow_one_takes_it_again():
     large = slow_objective(15_000)
     theta, taken = large.parameters.values(), []
     for refreshed in (False, False, True):
@@ -108,19 +108,19 @@ def test_after_a_gradient_that_needed_no_vecchia_a_slow_one_takes_it_again():
         before = large.iterations
         large(theta)
         taken.append(large.iterations - before)
-        assert large._vecchia == ("untried" if taken[-1] == 0 else "kept")
+        assert large._full_scale == ("untried" if taken[-1] == 0 else "kept")
     assert taken[1] == 0  # warm
-    assert taken[2] < 60, taken  # without Vecchia, 145
-    assert Event(EventKind.GRADIENTS_NO_VECCHIA) in large.problem.direct.workspace.events
+    assert taken[2] < 60, taken  # without full scale, 145
+    assert Event(EventKind.GRADIENTS_NO_FULL_SCALE) in large.problem.direct.workspace.events
 
 
-def test_with_deterministic_gradients_say_that_they_took_vecchia_and_nothing_follows():
+def test_with_deterministic_gradients_say_that_they_took_full_scale_and_nothing_follows():
     with deterministically(True):
         large = slow_objective(0)
         for shift in (0.0, 0.2):
             large(large.parameters.values() + shift)
-            assert large._vecchia == "untried"
-    assert Event(EventKind.GRADIENTS_VECCHIA, kept=True) in large.problem.direct.workspace.events
+            assert large._full_scale == "untried"
+    assert Event(EventKind.GRADIENTS_FULL_SCALE, kept=True) in large.problem.direct.workspace.events
 
 
 def test_solves_end_on_the_error_that_counts_in_the_gradient():

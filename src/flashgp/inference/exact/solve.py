@@ -34,6 +34,7 @@ OF_THE_WEIGHTS = frozenset(
     {
         EventKind.SOLVED, EventKind.SOLVE_ENDED, EventKind.ROUNDING_REACHED, EventKind.PRECONDITIONER_COMPARED,
         EventKind.PRECONDITIONER_UNDECIDED, EventKind.PRECONDITIONER_REFUSED,
+        EventKind.PRECONDITIONER_REDUCED,
     }
 )  # fmt: skip
 

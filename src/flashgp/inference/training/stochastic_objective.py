@@ -48,7 +48,13 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.contract import Goal, Limits, System
 from flashgp.solvers.iterative.cholesky_solver import CholeskySolver
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
-from flashgp.solvers.preconditioners.candidate import CandidatePreconditioner, Compared, Outcome, making_passes, vecchia
+from flashgp.solvers.preconditioners.candidate import (
+    CandidatePreconditioner,
+    Compared,
+    Outcome,
+    full_scale,
+    making_passes,
+)
 from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
@@ -120,8 +126,8 @@ class EstimatedLogJoint(LogJoint):
         self._pivots: Tensor | None = None
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
         self._solution: Tensor | None = None  # of the last solve, where the next one begins
-        self._vecchia: Outcome = "untried"  # as preconditioner, in the gradients so far
-        self._gain = 1.0  # iterations with the low rank that one with Vecchia's does the work of
+        self._full_scale: Outcome = "untried"  # as preconditioner, in the gradients so far
+        self._gain = 1.0  # iterations with the low rank that one with full scale does the work of
 
     @property
     def estimate(self) -> Estimate:
@@ -160,8 +166,8 @@ class EstimatedLogJoint(LogJoint):
         """New probes from the next gradient on; the pivots of the preconditioner are drawn at the vector `anchor`, so
         that they do not depend on which gradient is computed first (those of a resumed fit are read, not computed)."""
         self._draws += 1
-        if self._vecchia == "lost":  # here, and perhaps won elsewhere
-            self._vecchia = "untried"
+        if self._full_scale == "lost":  # here, and perhaps won elsewhere
+            self._full_scale = "untried"
         self._anchor, self._pivots = anchor.copy(), None
         if self._solution is not None:
             self._solution[:, -self.probes :] = 0.0
@@ -235,10 +241,10 @@ class EstimatedLogJoint(LogJoint):
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
         before = self.iterations
-        began_with = self._vecchia == "kept"
+        began_with = self._full_scale == "kept"
         solving, candidate = self._limits.solving, None
-        if solving.compare and self._vecchia in ("untried", "kept"):
-            candidate = vecchia(system, self.options.seed, solving, kept=began_with)
+        if solving.compare and self._full_scale in ("untried", "kept"):
+            candidate = full_scale(system, low, self.options.seed, solving, kept=began_with)
         making = making_passes(self.rows, solving.comparison) if candidate is not None and began_with else 0.0
         preconditioner = low if candidate is None else Compared(low, candidate)
         budget = self.options.factor_passes
@@ -260,25 +266,25 @@ class EstimatedLogJoint(LogJoint):
         return probes_solved
 
     def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int) -> None:
-        """What the solves of a gradient, in so many iterations, say about Vecchia's preconditioner for the next ones.
+        """What the solves of a gradient, in so many iterations, say about full scale for the next ones.
 
         Args: began_with: whether they had it from the start. With `deterministic` every slow gradient tries it for
             itself.
         """
         outcome = candidate.outcome
         if outcome == "refused":
-            self._note(EventKind.GRADIENTS_VECCHIA_REFUSED, error=candidate.why)
+            self._note(EventKind.GRADIENTS_FULL_SCALE_REFUSED, error=candidate.why)
         elif outcome in ("kept", "lost") and not began_with:
-            self._note(EventKind.GRADIENTS_VECCHIA, kept=outcome == "kept")
+            self._note(EventKind.GRADIENTS_FULL_SCALE, kept=outcome == "kept")
             self._gain = candidate.gain
         if is_deterministic():
             return
-        self._vecchia = outcome
+        self._full_scale = outcome
         # Making it again for every gradient has to pay: few iterations may be left of solves that start warm.
         saved = iterations * (self._gain - 1.0) if iterations else 0.0
         if began_with and outcome == "kept" and saved < making_passes(self.rows, self._limits.solving.comparison):
-            self._vecchia = "untried"
-            self._note(EventKind.GRADIENTS_NO_VECCHIA)
+            self._full_scale = "untried"
+            self._note(EventKind.GRADIENTS_NO_FULL_SCALE)
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor:
         """The same with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""

@@ -40,7 +40,7 @@ F64 = torch.float64
 
 @dataclass(frozen=True)
 class ConjugateGradients(Solver):
-    """Block conjugate gradients with a low rank as preconditioner, or Vecchia where that is quicker.
+    """Block conjugate gradients with a low rank as preconditioner, or full scale where that is quicker.
 
     Args:
         rank: most columns of the low rank; None for that of the settings.

@@ -1,8 +1,9 @@
-"""A slow solve compares its preconditioner with a candidate, the Vecchia preconditioner, and keeps the quicker one.
+"""A slow solve compares the low rank with a candidate, the full-scale preconditioner, and keeps the quicker one.
 
-Which one is quick depends on the spectrum, which nobody knows beforehand. Both are compared by what an iteration leaves
-of the residual, which is of neither of them. Iterations are counted, no clock is read: what is computed must not depend
-on what else runs.
+The full-scale preconditioner has the low rank's own inducing points and takes fewer iterations; whether these pay for
+making it depends on the spectrum, which nobody knows beforehand. Both are compared by what an iteration leaves of the
+residual, which is of neither of them. Iterations are counted, no clock is read: what is computed must not depend on
+what else runs.
 """
 
 import functools
@@ -22,13 +23,15 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.workspace import ran_out_of_memory
 from flashgp.solvers.contract import System
+from flashgp.solvers.preconditioners.full_scale import FullScale, making_bytes
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Comparison, Preconditioner, SolveState
-from flashgp.solvers.preconditioners.vecchia import Vecchia, making_bytes
-from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, SolveSettings, VecchiaSettings
+from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, FullScaleSettings, SolveSettings
 
-__all__ = ["CandidatePreconditioner", "Compared", "ComparisonRun", "Outcome", "low_rank", "making_passes", "vecchia"]
+__all__ = [
+    "CandidatePreconditioner", "Compared", "ComparisonRun", "Outcome", "full_scale", "low_rank", "making_passes",
+]  # fmt: skip
 
 MAX_COORDINATE = 1e150  # squares of it are still numbers
 
@@ -103,7 +106,7 @@ class CandidatePreconditioner:
 
         For later solves too; one that lost leaves its memory to them. rounded: whether float32 products lost it.
         """
-        kept = rate <= self.settings.max_rate and rate <= first**2
+        kept = rate < 1.0 and rate <= first**self.settings.min_gain
         self.outcome, self._rounded = "kept" if kept else "lost", rounded
         if not kept and not rounded:
             self._preconditioner = None
@@ -178,6 +181,8 @@ class ComparisonRun(Comparison):
             self.due = False
             preconditioner = self.candidate.preconditioner() if len(solve.columns) else None
             if preconditioner is not None:
+                if preconditioner.reduced:
+                    solve.note(EventKind.PRECONDITIONER_REDUCED, blocks=preconditioner.reduced)
                 self.begin(solve, solve.dtype)
                 solve.use(preconditioner, solve.dtype)
             elif self.candidate.why:
@@ -273,13 +278,13 @@ def is_slow(rate: float, excess: float, price: float, settings: ComparisonSettin
 
 
 def making_passes(count: int, settings: ComparisonSettings = DEFAULTS.comparison) -> float:
-    """Passes over the pairs of so many rows that take as long as making the Vecchia preconditioner for them."""
+    """Passes over the pairs of so many rows that take as long as making the full-scale preconditioner for them."""
     return settings.making_pairs / max(1, count)
 
 
-# -- low rank and Vecchia --------------------------------------------------------------------------------------------
+# -- low rank and full scale -----------------------------------------------------------------------------------------
 def low_rank(system: System, rank: int | None, seed: int, settings: SolveSettings) -> Preconditioner:
-    """The low rank of a system, compared with the Vecchia preconditioner where settings say so.
+    """The low rank of a system, compared with the full-scale preconditioner where settings say so.
 
     Args: rank: columns at most; None for that of the settings.
     Cost: n k evaluations and 4 n k^2 flops.
@@ -287,30 +292,31 @@ def low_rank(system: System, rank: int | None, seed: int, settings: SolveSetting
     limit = min(settings.low_rank.max_rank, max(1, system.space.count(system.noise) // 4)) if rank is None else rank
     partial = partial_cholesky(system, limit=limit, seed=seed, settings=settings.low_rank)
     first = LowRank(partial, system.noise, settings.low_rank)
-    candidate = vecchia(system, seed, settings) if settings.compare else None
+    candidate = full_scale(system, first, seed, settings) if settings.compare else None
     return first if candidate is None else Compared(first, candidate)
 
 
-def vecchia(
-    system: System, seed: int, settings: SolveSettings = DEFAULTS, *, kept: bool = False
+def full_scale(
+    system: System, first: LowRank, seed: int, settings: SolveSettings = DEFAULTS, *, kept: bool = False
 ) -> CandidatePreconditioner | None:
-    """The Vecchia preconditioner as a candidate; None where no distance tells which rows are near.
+    """The full-scale preconditioner with the inducing points of a low rank as a candidate; None where no distance tells
+    which rows are near.
 
     Args: kept: as in `CandidatePreconditioner`.
     """
     if not system.has_scaled_inputs:
         return None
-    make = functools.partial(_vecchia, system, seed, settings.vecchia)  # which can be pickled
+    make = functools.partial(_full_scale, system, first, seed, settings.full_scale)  # which can be pickled
     return CandidatePreconditioner(make, system.count, kept=kept, settings=settings.comparison)
 
 
-def _vecchia(system: System, seed: int, settings: VecchiaSettings) -> Preconditioner:
+def _full_scale(system: System, first: LowRank, seed: int, settings: FullScaleSettings) -> Preconditioner:
     """Raises: MemoryBudgetError; DomainError for inputs that are too large to be compared."""
-    needed, free = making_bytes(system.count, settings), available_bytes(system.device)
+    needed, free = making_bytes(system.count, first.rank, settings), available_bytes(system.device)
     if needed > free:
         raise MemoryBudgetError(
-            f"the Vecchia preconditioner needs {readable_bytes(needed)} while it is made, with {readable_bytes(free)} "
-            "free; free memory, or pass a larger memory=",
+            f"the full-scale preconditioner needs {readable_bytes(needed)} while it is made, with "
+            f"{readable_bytes(free)} free; free memory, or pass a larger memory=",
             needed_bytes=needed,
             available_bytes=free,
         )
@@ -318,7 +324,8 @@ def _vecchia(system: System, seed: int, settings: VecchiaSettings) -> Preconditi
     assert points is not None
     if points.numel() and not float(points.abs().max()) < MAX_COORDINATE:
         raise DomainError(
-            f"`x` over lengthscales must stay below {MAX_COORDINATE:g} for the Vecchia preconditioner, got larger or "
-            "none; scale the data"
+            f"`x` over lengthscales must stay below {MAX_COORDINATE:g} for the full-scale preconditioner, got larger "
+            "or none; scale the data"
         )
-    return Vecchia(system, points, settings, seed=seed)
+    factor = system.workspace.adopt(first.factor())
+    return FullScale(system, factor, settings, seed=seed)

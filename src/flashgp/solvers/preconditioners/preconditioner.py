@@ -20,12 +20,14 @@ class Preconditioner(ABC):
 
     Fields: slack, a number with A >= P / slack in the positive definite order, inf where none is known: then
     |e|_A <= sqrt(slack) |L^-1 r|, eq. (M-79); exact, whether half solves are as accurate as float64; rank, columns of
-    a low rank in it.
+    a low rank in it; reduced, blocks of rows that were given fewer neighbours than the others, since they were not
+    positive definite with all.
     """
 
     slack: float
     exact: bool
     rank: int = 0
+    reduced: int = 0
 
     @property
     @abstractmethod
