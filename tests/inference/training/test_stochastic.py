@@ -166,7 +166,7 @@ def test_values_that_are_gains_are_called_so():
 
 def test_gains_of_different_runs_are_not_compared():
     told = []
-    recorder = Recorder(EvaluationLog(None, ""), told.append, math.inf, 10)
+    recorder = Recorder(EvaluationLog(None, ""), told.append, math.inf, {220: 10})
     zero = numpy.zeros(2)
     for rows, value in ((500, -9.0), (900, 0.0), (900, -1.0)):
         recorder.record(Run(Stage.PART, rows), zero, value, zero, "gain")
@@ -182,7 +182,7 @@ def test_a_fit_of_many_rows_resumes(tmp_path):
     whole = fgp.fit(gp, x, y, **options)
 
     def stop(progress):
-        if progress.phase == "fitting all rows" and progress.evaluation >= len(whole.history) - 1:
+        if progress.start.startswith("start") and progress.evaluation >= len(whole.history) - 1:
             raise KeyboardInterrupt
 
     path = tmp_path / "fit.checkpoint"

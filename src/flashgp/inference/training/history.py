@@ -20,6 +20,7 @@ __all__ = ["Factors", "HistoryEntry", "Measure", "Progress", "Recorder", "Run", 
 log = logging.getLogger("flashgp.fit")
 Measure = Literal["log joint", "gain"]
 T = TypeVar("T")
+FACTORED_ROWS = 2000
 
 
 class Stage(enum.Enum):
@@ -79,7 +80,7 @@ class HistoryEntry:
 @dataclass(frozen=True)
 class Progress:
     """What a progress callback sees: phase, evaluations so far, run, best value, largest gradient entry of the latest
-    evaluation, seconds so far, an upper estimate of the seconds left (None at first), fraction done, and what the best
+    evaluation, seconds so far, about how many are left (None where nothing says), fraction done, and what the best
     value is of: the log joint of the phase's rows, or its gain in this run (see HistoryEntry)."""
 
     phase: str
@@ -95,7 +96,7 @@ class Progress:
     def __str__(self) -> str:
         text = f"{self.phase}: evaluation {self.evaluation}, {self.measure} {self.best:.2f}, "
         text += readable_seconds(self.seconds)
-        return text if self.eta_seconds is None else f"{text}, under {readable_seconds(self.eta_seconds)} left"
+        return text if self.eta_seconds is None else f"{text}, about {readable_seconds(self.eta_seconds)} left"
 
 
 class TimeUp(Exception):  # noqa: N818 - not an error
@@ -106,14 +107,14 @@ class TimeUp(Exception):  # noqa: N818 - not an error
 class Recorder:
     """Counts, logs and reports evaluations of all stages.
 
-    Fields: best, (value, vector) of each run; counts, evaluations of each run; failures, vectors without one; phase;
-    reached, where the last finished stage of a search by estimated gradients ended; events, for the report.
+    Fields: expected, evaluations by their rows, roughly; best, (value, vector) of each run; counts, evaluations of each
+    run; failures, vectors without one; phase; reached, where the last finished stage ended; events, for the report.
     """
 
     evaluations: EvaluationLog
     progress: Callable[[Progress], None] | None = None
     deadline: float = math.inf
-    expected: int = 1
+    expected: dict[int, int] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
     history: list[HistoryEntry] = field(default_factory=list)
     best: dict[Run, tuple[float, numpy.ndarray]] = field(default_factory=dict)
@@ -123,10 +124,16 @@ class Recorder:
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
     free_cores: FreeCores = field(init=False)
+    _rows: int = field(init=False, default=0)  # of the stage that runs
+    _work: float = field(init=False, default=0.0)  # of all evaluations so far
     _pace: tuple[float, int] | None = field(init=False, default=None)  # seconds and rows of the last evaluation
 
     def __post_init__(self) -> None:
         self.free_cores = FreeCores(self.note)
+
+    def begin(self, rows: int) -> None:
+        """A stage of so many rows."""
+        self._rows, self.phase = rows, f"fitting {rows:,} rows"
 
     def evaluate(self, objective: Callable[[numpy.ndarray], T], theta: numpy.ndarray, rows: int, power: int = 3) -> T:
         """An objective of so many rows, unless it would end after the deadline: as the last evaluation took, times the
@@ -169,6 +176,7 @@ class Recorder:
         seconds = time.perf_counter() - self.began
         index = self.counts.get(run, 0)
         self.counts[run] = index + 1
+        self._work += work(self._rows)
         self.history.append(HistoryEntry(run, index, seconds, -value, norm, tuple(theta.tolist()), measure))
         if run not in self.best or value < self.best[run][0]:
             self.best[run] = (value, theta.copy())
@@ -179,10 +187,15 @@ class Recorder:
 
     def _report(self, run: Run, norm: float, seconds: float, measure: Measure) -> None:
         done = len(self.history)
-        fraction = min(1.0, done / max(1, self.expected))
+        fraction = self._work / max(1.0, self._work, sum(count * work(rows) for rows, count in self.expected.items()))
         comparable = [run] if measure == "gain" else [other for other in self.best if other.stage is run.stage]
         best = -min(self.best[other][0] for other in comparable)
-        eta = seconds / done * max(0, self.expected - done) if done > 2 else None
+        eta = seconds * (1.0 / fraction - 1.0) if done > 2 and fraction < 1.0 else None
         log.debug("%s: evaluation %d, best %s %.4f, gradient %.2e", run, done, measure, best, norm)
         if self.progress is not None:
             self.progress(Progress(self.phase, done, str(run), best, norm, seconds, eta, fraction, measure))
+
+
+def work(rows: int) -> float:
+    """What an evaluation costs, in any unit: n^3, and n^2 beyond the rows that factors are made of."""
+    return float(max(rows, 1)) ** 2 * min(max(rows, 1), FACTORED_ROWS)

@@ -81,7 +81,7 @@ class ExactStages:
         else:
             search = dataclasses.replace(search, min_decrease=self.settings.first_decrease)
             recorder.note(Event(EventKind.SUBSET_FIT, starts=len(starts), subset=rows, rows=self.rows))
-        recorder.phase = f"fitting {rows:,} rows"
+        recorder.begin(rows)
         for number, start in enumerate(starts):
             minimise(objective, start, Run(stage, number), recorder, search, self.max_iterations)
         if self.reset:
@@ -110,7 +110,7 @@ class ExactStages:
         trend, free = Trend(theta, few.rows, self.settings), numpy.full_like(theta, math.inf)
         settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
         for size in stage_sizes(few.rows, self.last, self.settings.stage_ratio):
-            recorder.phase = f"fitting {size:,} rows"
+            recorder.begin(size)
             search = GradientSearch(self.of(size), self._run(size), recorder, settings, (-free, free))
             try:
                 descent = search.follow(trend, curvature)
@@ -130,7 +130,7 @@ class ExactStages:
 
     def _by_values(self, theta: Array) -> Array:
         """L-BFGS-B on the rows of the last stage."""
-        self.recorder.phase = f"fitting {self.last:,} rows"
+        self.recorder.begin(self.last)
         run = self._run(self.last)
         minimise(self.of(self.last), theta, run, self.recorder, self.search, self.max_iterations)
         return self.recorder.best[run][1] if run in self.recorder.best else theta

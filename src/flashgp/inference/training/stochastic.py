@@ -60,7 +60,7 @@ class StochasticFit:
         sizes = part_sizes(n, count, self.settings.part_ratio)
         while sizes:
             size = sizes.pop(0)
-            recorder.phase = f"fitting {size:,} rows"
+            recorder.begin(size)
             part = self.objective.on_part(size)
             settings = self.settings.limited(self.settings.part_gradients)
             search = GradientSearch(part, Run(Stage.PART, size), recorder, settings, window)
@@ -77,7 +77,7 @@ class StochasticFit:
                 curvature, recorder.reached = descent.curvature, descent.theta
             else:
                 recorder.reached = trend.theta
-        recorder.phase = "fitting all rows"
+        recorder.begin(n)
         settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
         search = GradientSearch(self.objective, Run(Stage.ALL_ROWS), recorder, settings, window)
         try:

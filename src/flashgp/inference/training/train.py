@@ -16,11 +16,13 @@ from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.history import Recorder, Stage, TimeUp
 from flashgp.inference.training.objective import Objective, Problem
 from flashgp.inference.training.options import FitOptions
-from flashgp.inference.training.stages import ExactStages
-from flashgp.inference.training.stochastic import StochasticFit
+from flashgp.inference.training.stages import ExactStages, stage_sizes
+from flashgp.inference.training.stochastic import StochasticFit, part_sizes
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 
 __all__ = ["Trained", "train"]
+
+START_EVALUATIONS, LATER_EVALUATIONS = 45, 12  # usually: what is left of a fit is estimated from them
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,11 @@ def train(
     if objective.has_user_modules and count == 1:  # it starts where its user has put it, which few rows would lose
         search = dataclasses.replace(search, start_rows=last)
     stages = ExactStages(of, n, last, recorder, search, settings.stochastic, iterations, options.seed, count > 1)
-    recorder.expected = iterations * (count + (count > 1))
+    few = min(search.start_rows, last)
+    later = [] if few == last else stage_sizes(few, last, settings.stochastic.stage_ratio)
+    if estimated is not None:
+        later += [*part_sizes(n, last, settings.stochastic.part_ratio), n]
+    recorder.expected = dict.fromkeys(later, LATER_EVALUATIONS) | {few: START_EVALUATIONS * (count + (count > 1))}
     given, stop = objective.parameters.values(), StopReason.GOAL
     try:
         starts = objective.parameters.starts(count, from_data=from_data, spread=search.start_spread, seed=options.seed)
