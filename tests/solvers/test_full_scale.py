@@ -17,7 +17,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
-from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.errors import ConvergenceError, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind, Obstacle
 from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers import ConjugateGradients, Goal, Limits, Solution
@@ -547,6 +547,18 @@ def solved_with(make: Callable[[PlacedSystem], Preconditioner]) -> tuple[PlacedS
     return system, rhs, found, other.outcome
 
 
+def test_blocks_with_fewer_neighbours_are_an_event() -> None:
+    def make(system: PlacedSystem) -> FullScale:
+        other = made(system)
+        other.reduced = 3
+        return other
+
+    _, _, found, _ = solved_with(make)
+    (event,) = (event for event in found.events if event.kind is EventKind.PRECONDITIONER_REDUCED)
+    assert event.fields["blocks"] == 3
+    assert "3 blocks of the full-scale preconditioner have fewer neighbours" in str(event)
+
+
 class Fading(FullScale):
     """Quick for a few solves, and then no preconditioner."""
 
@@ -642,13 +654,17 @@ def fails(error: Exception) -> Callable[[PlacedSystem], Preconditioner]:
     return make
 
 
-@pytest.mark.parametrize("error", ["budget", "torch"])
-def test_without_memory_for_it_the_low_rank_goes_on(error: str) -> None:
-    if error == "budget":
-        make = fails(MemoryBudgetError("too little", needed_bytes=2, available_bytes=1))
-    else:
-        make = fails(RuntimeError("can't allocate memory"))
-    _, _, found, outcome = solved_with(make)
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryBudgetError("too little", needed_bytes=2, available_bytes=1),
+        RuntimeError("can't allocate memory"),
+        ConvergenceError("no eigenvectors", iterations=0, residual=math.nan, tolerance=0.0),
+    ],
+    ids=["budget", "torch", "eigenvectors"],
+)
+def test_where_it_cannot_be_made_the_low_rank_goes_on(error: Exception) -> None:
+    _, _, found, outcome = solved_with(fails(error))
     assert found.stopped == "goal"
     assert [event.kind for event in compared(found)] == [EventKind.PRECONDITIONER_REFUSED]
     assert outcome == "refused"

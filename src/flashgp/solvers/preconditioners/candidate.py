@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
-from flashgp.foundations.errors import DomainError, MemoryBudgetError
+from flashgp.foundations.errors import ConvergenceError, DomainError, MemoryBudgetError
 from flashgp.foundations.events import EventKind, Obstacle, StopReason
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
@@ -57,7 +57,7 @@ class CandidatePreconditioner:
     its own, at the full price.
 
     Args:
-        make: raises MemoryBudgetError or DomainError where it cannot be made.
+        make: raises MemoryBudgetError, DomainError or ConvergenceError where it cannot be made.
         count: of rows.
         kept: take it at once, a comparison elsewhere was won.
     Fields: outcome, of the last comparison; why, of a refusal; gain, iterations of the first one that one of this does
@@ -95,8 +95,8 @@ class CandidatePreconditioner:
             if self._preconditioner is None and self.outcome != "refused":
                 try:
                     self._preconditioner = self._make()
-                except (MemoryError, RuntimeError, DomainError) as error:
-                    if not (isinstance(error, DomainError) or ran_out_of_memory(error)):
+                except (MemoryError, RuntimeError, DomainError, ConvergenceError) as error:
+                    if not (isinstance(error, DomainError | ConvergenceError) or ran_out_of_memory(error)):
                         raise
                     self.outcome, self.why = "refused", str(error)
             return self._preconditioner

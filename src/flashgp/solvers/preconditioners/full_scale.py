@@ -47,7 +47,7 @@ class FullScale(Preconditioner):
         settings: sizes of blocks and neighbourhoods.
         seed: of the order of blocks.
     Fields: rank, k; reduced, blocks that were not positive definite with all their neighbours and have fewer.
-    Raises: MemoryBudgetError.
+    Raises: MemoryBudgetError; ConvergenceError if B^T B has no eigenvectors within the range of float64.
     Cost: with q = neighbours and b = block: n (q + b)^2 / b evaluations, n (2 k + (q + b) / 3) (q + b)^2 / b + 4 n k^2
         flops and n distances to `candidates` rows; 8 n (k + q + b) bytes; a half solve 2 n (q + b + 2 k) t flops.
     """
