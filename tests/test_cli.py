@@ -277,7 +277,7 @@ def test_ctrl_c_in_the_last_solve_says_what_was_found(
         raise KeyboardInterrupt
 
     checkpoint, model = tmp_path / "fit.checkpoint", tmp_path / "m.safetensors"
-    common = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model)
+    common = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, "--target-transform", "none")
     with monkeypatch.context() as patch:
         patch.setattr("flashgp.inference.exact.condition.factorise_covariance", interrupted)
         said = run(*common, code=130)

@@ -197,7 +197,7 @@ def test_a_weight_is_a_repetition() -> None:
         repeated.predict(x), units.mean(plain.condition(x_all, y_all).predict(units.x(x)).mean.numpy()), rtol=1e-9
     )
     assert weighted.X_train_.shape == (15, 3)
-    assert repeated.report_.events[0].fields["distinct"] == 15
+    assert of_kind(repeated.report_.events, EventKind.ROWS_JOINED)[0].fields["distinct"] == 15
 
 
 def test_repeated_points_with_different_targets() -> None:

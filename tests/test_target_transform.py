@@ -370,7 +370,8 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     said = json.loads(run(*command, "--report", tmp_path / "r.html").stdout)
     assert said["target_transform"]["kind"] == "log"
     assert "TARGET_TRANSFORMED" in {event["kind"] for event in said["events"]}
-    plain = json.loads(run("fit", path, "-t", "count", "--json").stdout)
+    assert json.loads(run("fit", path, "-t", "count", "--json").stdout)["target_transform"] == said["target_transform"]
+    plain = json.loads(run("fit", path, "-t", "count", "--json", "--target-transform", "none").stdout)
     assert plain["target_transform"]["kind"] == "none"
     assert said["leave_one_out"]["nll"] < plain["leave_one_out"]["nll"]
     assert said["log_marginal_likelihood"] > plain["log_marginal_likelihood"]  # both of the target in its units
@@ -394,6 +395,16 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     assert "at row 4" in run("update", model_path, bad, code=1).stderr.replace("\n", " ")
     assert "at row 4" in run("fit", bad, "-t", "count", "--target-transform", "log", code=1).stderr.replace("\n", " ")
     run("fit", path, "-t", "count", "--target-transform", "sqrt", code=2)
+
+
+def test_an_interrupt_while_the_choice_is_made_ends_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flashgp.inference.exact.condition.factorise_covariance", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="while the transform of the target was chosen") as stop:
+        fgp.GPRegressor().fit(*table(30))
+    assert stop.type is KeyboardInterrupt
 
 
 def test_events_of_the_choice_stand_in_the_report() -> None:

@@ -23,6 +23,7 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.leave_one_out import leave_one_out
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.state import State
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.options import FitOptions
 from flashgp.likelihoods import Gaussian
@@ -239,9 +240,18 @@ class _Subset:
         if options is None:
             state, prior = condition(start, self._x, z, ConditionSettings()), start
         else:
-            fitted = fit_prior(start, self._x, z, options)
-            if of_kind(fitted.report.events, EventKind.FIT_INTERRUPTED):
-                raise KeyboardInterrupt("interrupted while the transform of the target was chosen; nothing was fitted")
-            state, prior = fitted.state, fitted.prior
+            state, prior = _short_fit(start, self._x, z, options)
         left_out = leave_one_out(state).log_prob.double().numpy(force=True) + slope
         return _Trial(transform, float(log_evidence(state)) + float(self._counts @ slope), left_out, prior)
+
+
+def _short_fit(start: Prior, x: Tensor, z: Tensor, options: FitOptions) -> tuple[State, Prior]:
+    """A fit that Ctrl-C ends without an answer: what was asked for has not begun. Raises: KeyboardInterrupt."""
+    message = "interrupted while the transform of the target was chosen; nothing was fitted"
+    try:
+        fitted = fit_prior(start, x, z, options)
+    except KeyboardInterrupt:  # FitInterrupted too, whose parameters belong to a few rows
+        raise KeyboardInterrupt(message) from None
+    if of_kind(fitted.report.events, EventKind.FIT_INTERRUPTED):
+        raise KeyboardInterrupt(message)
+    return fitted.state, fitted.prior

@@ -131,7 +131,7 @@ class FitOptions(TableOptions):
             "--target-transform",
             help="Model the target on another scale: log, a Yeo-Johnson power, or the best if clearly better (auto).",
         ),
-    ] = "none"
+    ] = "auto"
     split: Annotated[
         str | None, typer.Option("--split", help="Published split beside TABLE, from 0, or a mask file.")
     ] = None

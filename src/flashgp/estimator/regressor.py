@@ -67,10 +67,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         likelihood: `flashgp.likelihoods.Gaussian` in standard units; None for one noise variance. Row variances or
             weights in it belong to the rows of X as passed to `fit`.
         standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
-        target_transform: "none"; "log" of positive targets; "yeo-johnson", with the power of the highest evidence; or
-            "auto", which takes the best of these on a subset of the rows, and none unless its evidence is clearly
-            higher (`flashgp.target_choice`). Of several outputs each has its own. What was chosen and why is an event
-            of `report_`.
+        target_transform: "auto" takes the best of the following on 300 rows, and none unless its evidence is clearly
+            higher (`flashgp.target_choice`); "none"; "log" of positive targets; "yeo-johnson", with the power of the
+            highest evidence. Of several outputs each has its own. What was chosen and why is an event of `report_`.
         optimise: False keeps every parameter as given.
         initial: as `flashgp.fit`.
         priors: as `flashgp.fit`.
@@ -114,7 +113,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         mean: nn.Module | None = None,
         likelihood: Gaussian | None = None,
         standardise: Literal["both", "x", "y", "none"] = "both",
-        target_transform: Literal["auto", "none", "log", "yeo-johnson"] = "none",
+        target_transform: Literal["auto", "none", "log", "yeo-johnson"] = "auto",
         optimise: bool = True,
         initial: Literal["data", "given"] = "data",
         priors: Literal["weak", "given"] = "weak",
