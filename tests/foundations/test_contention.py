@@ -2,18 +2,40 @@
 
 import itertools
 
+import psutil
 import pytest
 
+from flashgp.foundations import contention
 from flashgp.foundations.contention import LEAST_SECONDS, CoreTimes, OtherLoad
 from flashgp.foundations.processors import usable_cores
 
 
 @pytest.mark.parametrize(("others", "taken"), [(0.0, 0), (0.05, 0), (0.5, 1), (1.0, 1), (1.95, 2), (-0.3, 0)])
-def test_free_cores_are_those_that_others_leave(others: float, taken: int) -> None:
+def test_free_cores_are_those_that_others_leave(monkeypatch: pytest.MonkeyPatch, others: float, taken: int) -> None:
     """This process ran one core and a half; what else was busy is others'. Clocks of the two may be off by a tick."""
+    monkeypatch.setattr(contention, "usable_cores", lambda: 2)
+    monkeypatch.setattr(contention, "own_cores", lambda: frozenset({0, 1}))
     readings = (CoreTimes(-100.0 + i, 100.0 + (1.5 + others) * i, 7.0 + 1.5 * i) for i in itertools.count())
     load = OtherLoad(lambda: next(readings))
-    assert load.free_cores() == max(1, usable_cores() - taken)
+    assert load.free_cores() == max(1, 2 - taken)
+
+
+def test_a_quota_leaves_its_time_where_others_fill_other_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run on all cores of a machine, for the time of two; what its neighbours use is not its own."""
+    monkeypatch.setattr(contention, "usable_cores", lambda: 2)
+    monkeypatch.setattr(contention, "own_cores", lambda: frozenset(range(64)))
+    for others, free in ((29.0, 2), (62.5, 1), (64.0, 1)):
+        readings = (CoreTimes(-100.0 + i, 100.0 + (1.0 + others) * i, 7.0 + i) for i in itertools.count())
+        assert OtherLoad(lambda readings=readings: next(readings)).free_cores() == free
+
+
+def test_a_system_that_counts_no_times_leaves_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/proc/stat")
+
+    monkeypatch.setattr(psutil, "cpu_times", refused)
+    assert CoreTimes.now()[1:] == (0.0, 0.0)
+    assert OtherLoad().free_cores() == usable_cores()
 
 
 def test_a_reading_serves_for_a_while() -> None:

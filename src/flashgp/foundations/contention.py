@@ -4,6 +4,7 @@ OpenMP's threads wait for each other at the end of every operation. Where anothe
 them waits for the scheduler, spinning: two threads beside one busy core take several times as long as one thread.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -26,16 +27,22 @@ class CoreTimes(NamedTuple):
 
     @classmethod
     def now(cls) -> "CoreTimes":
-        """Of the cores of this process's affinity; time taken by other virtual machines counts as busy."""
+        """Of the cores of this process's affinity; time taken by other virtual machines counts as busy.
+
+        Where the system does not say (a sandbox without /proc/stat), nothing was busy.
+        """
         import psutil
 
         mine, busy = own_cores(), 0.0
-        for core, times in enumerate(psutil.cpu_times(percpu=True)):
+        try:
+            cores, process = psutil.cpu_times(percpu=True), psutil.Process().cpu_times()
+        except (OSError, psutil.Error):
+            return cls(time.perf_counter(), 0.0, 0.0)
+        for core, times in enumerate(cores):
             if mine is None or core in mine:
                 idle = times.idle + getattr(times, "iowait", 0.0)
                 twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # also in user and nice
                 busy += sum(times) - idle - twice
-        process = psutil.Process().cpu_times()
         return cls(time.perf_counter(), busy, process.user + process.system)
 
 
@@ -60,4 +67,7 @@ class OtherLoad:
                 last, self._last = self._last, self._read()
                 wall = self._last.wall - last.wall
                 self._others = max(0.0, self._last.busy - last.busy - (self._last.own - last.own)) / wall
-        return max(1, int(usable_cores() - self._others + SPARE))
+        # Others are counted on all cores of the affinity, of which a quota may grant the time of a few.
+        mine = own_cores()
+        reachable = len(mine) if mine else os.cpu_count() or 1
+        return max(1, min(usable_cores(), int(reachable - self._others + SPARE)))
