@@ -1,5 +1,7 @@
 """A bar for fits that take a while, where somebody looks: on a terminal or in a notebook."""
 
+import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,8 +26,10 @@ class ProgressBar:
         from rich.progress import Progress as Bar
 
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
+        # What other threads print meanwhile goes above the bar, but where stdout is a file it stays there.
+        redirect = sys.stdout is not None and sys.stdout.isatty()
         # No thread of its own: a fit has none to spare.
-        self._bar = Bar(*columns, console=console, transient=True, auto_refresh=False)
+        self._bar = Bar(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect)
         self._task = self._bar.add_task("", total=1.0)
         self._next, self._started = time.monotonic() + after, False
 
@@ -55,7 +59,8 @@ def shown_progress(
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter) or console.is_dumb_terminal:
+    shown = console.is_terminal or (console.is_jupyter and _notebook_draws())
+    if not shown or console.is_dumb_terminal:
         yield None
         return
     bar = ProgressBar(console)
@@ -63,3 +68,8 @@ def shown_progress(
         yield bar
     finally:
         bar.close()
+
+
+def _notebook_draws() -> bool:
+    """Whether rich finds what it draws bars in notebooks with: without it a fit would only warn."""
+    return importlib.util.find_spec("ipywidgets") is not None
