@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +15,10 @@ import torch
 from scipy import integrate, stats
 
 import flashgp as fgp
+from flashgp import target_choice
 from flashgp.foundations.errors import DomainError, ModelFileError
-from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.events import Event, EventKind, of_kind
+from flashgp.foundations.report import Report
 from flashgp.inference.training.options import FitOptions
 from flashgp.standardise import Scaling
 from flashgp.target_choice import ChoiceSettings, choose_transform
@@ -414,3 +417,35 @@ def test_events_of_the_choice_stand_in_the_report() -> None:
     assert event.fields["needed"] is None
     assert "asked" not in str(event)
     assert dataclasses.is_dataclass(ChoiceSettings)
+
+
+def test_a_density_where_nothing_is_predicted_is_unknown() -> None:
+    """NaN, as every other number of such a row; -inf is an answer."""
+    nan = float("nan")
+    predicted = WarpedNormal(np.array([nan, 0.0, 0.0]), np.array([nan, 1.0, 1.0]), TargetTransform("log"))
+    density = predicted.log_prob(np.array([1.0, nan, -1.0]))
+    assert np.isnan(density[:2]).all()
+    assert density[2] == -math.inf
+
+
+def test_the_choice_of_all_outputs_is_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float | None] = []
+
+    def choice(*given: object, **_: object) -> target_choice.TransformChoice:
+        options = given[4]
+        assert isinstance(options, FitOptions)
+        seen.append(options.time_limit)
+        time.sleep(0.05)
+        return target_choice.TransformChoice(TargetTransform(), Event(EventKind.TARGET_KEPT))
+
+    def learned(self: fgp.GPRegressor, gp: object, x: object, y: object, options: FitOptions) -> None:
+        seen.append(options.time_limit)
+        self.report_ = Report()
+
+    monkeypatch.setattr(target_choice, "choose_transform", choice)
+    monkeypatch.setattr(fgp.GPRegressor, "_learn", learned)
+    x = np.linspace(0.0, 1.0, 30)[:, None]
+    fgp.GPRegressor(target_transform="auto", time_limit=8.0).fit(x, np.hstack([x, x, x, x]))
+    assert seen[:4] == [2.0] * 4, "four outputs share what one may take"
+    assert seen[4] is not None
+    assert 4.0 < seen[4] <= 7.8

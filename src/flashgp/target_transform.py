@@ -197,11 +197,15 @@ class WarpedNormal:
         return np.asarray(lower), np.asarray(upper)
 
     def standardised(self, y: Array) -> Array:
-        """(T(y) - location) / spread: standard normal where predictions are right; 0 for 0/0, -inf outside T."""
+        """(T(y) - location) / spread: standard normal where predictions are right; 0 for 0/0, -inf outside T.
+
+        NaN where y or the prediction is.
+        """
         error = np.asarray(self.transform.forward(y)) - self.location
+        outside = np.isnan(error) & ~np.isnan(y) & ~np.isnan(self.location)
         with np.errstate(divide="ignore", invalid="ignore"):
             z = np.where(error == 0.0, 0.0, error / self.spread)
-        return np.where(np.isnan(error), -np.inf, z)
+        return np.where(outside, -np.inf, z)
 
     def log_prob(self, y: Array) -> Array:
         """The log density of y, entry by entry, nats, eq. (M-141); -inf where no y can be."""

@@ -5,6 +5,8 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 """
 
 import copy
+import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -186,8 +188,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             likelihood.row_weight = counts if likelihood.row_weight is None else counts * likelihood.row_weight
 
         rows_x, rows_y = X.astype(np.float64, order="C"), y.reshape(len(y), -1)
-        options = self._fit_options(gp)
+        began, options = time.perf_counter(), self._fit_options(gp)
         events = self._set_transforms(gp, rows_x, rows_y, options)
+        if events and options is not None and options.time_limit is not None:  # the choice was part of the call
+            left = options.time_limit - (time.perf_counter() - began)
+            options = dataclasses.replace(options, time_limit=max(left, 0.1 * options.time_limit))
         if self._warped:
             pairs = zip(self._transforms, rows_y.T, strict=True)
             rows_y = np.stack([transform.forward(column) for transform, column in pairs], axis=1)
@@ -212,6 +217,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         rows = torch.from_numpy(self._units_of_x(x, None, gp.kernel).apply(x))
         mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together
         one, standardise = GP(gp.kernel, mean, gp.likelihood), self.standardise in ("both", "y")
+        if options is not None and options.time_limit is not None:  # that all outputs share
+            options = dataclasses.replace(options, time_limit=options.time_limit / y.shape[1])
         choices = [
             choose_transform(self.target_transform, one, rows, column, options, standardise=standardise)
             for column in y.T
