@@ -16,7 +16,7 @@ from scipy import integrate, stats
 
 import flashgp as fgp
 from flashgp import target_choice
-from flashgp.foundations.errors import DomainError, ModelFileError
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, ModelFileError
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.report import Report
 from flashgp.inference.training.options import FitOptions
@@ -449,3 +449,25 @@ def test_the_choice_of_all_outputs_is_part_of_the_time_limit(monkeypatch: pytest
     assert seen[:4] == [2.0] * 4, "four outputs share what one may take"
     assert seen[4] is not None
     assert 4.0 < seen[4] <= 7.8
+
+
+@pytest.mark.parametrize("memory", [None, "1KiB"])
+def test_a_fit_that_fails_leaves_the_model_as_it_was(memory: str | None) -> None:
+    """With the transform and the units of other data a posterior would answer in wrong units."""
+    x = np.linspace(0.0, 1.0, 30)[:, None]
+    y = np.exp(3.0 * x[:, 0])
+    model = fgp.GPRegressor(target_transform="log", optimise=False).fit(x, y)
+    before = model.predict(x)
+    model.set_params(memory=memory)
+    with pytest.raises((DomainError, MemoryBudgetError)):
+        model.fit(x, -y if memory is None else 5.0 * y)
+    assert (model.predict(x) == before).all()
+    assert model.get_params()["memory"] == memory
+
+
+def test_a_choice_without_time_says_that_nothing_was_tried() -> None:
+    x = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
+    options = FitOptions(starts=1, time_limit=1.0)
+    gp, y = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5)), x[:, 0].exp().numpy()
+    choice = choose_transform("auto", gp, x, y, options, settings=ChoiceSettings(time_share=0.0))
+    assert str(choice.event) == "The target is modelled as it is: no transform was tried."

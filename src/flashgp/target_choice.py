@@ -135,9 +135,11 @@ def choose_transform(
     chosen = best.transform
     if wanted == "yeo-johnson" and chosen.identity:
         chosen = TargetTransform("yeo-johnson", 1.0, shift, scale)
+    if chosen.identity and not trials:  # the time was up
+        return TransformChoice(chosen, Event(EventKind.TARGET_KEPT))
     kind, shown = EventKind.TARGET_TRANSFORMED, best
     if chosen.identity:
-        kind, shown = EventKind.TARGET_KEPT, max(trials, key=lambda one: one.evidence, default=best)
+        kind, shown = EventKind.TARGET_KEPT, max(trials, key=lambda one: one.evidence)
     gain, error = subset.left_out_gain(shown, subset.base)
     event = Event(
         kind, transform=str(chosen if shown is best else shown.transform), rows=subset.rows,

@@ -170,6 +170,16 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`, with n the number of distinct rows.
         """
+        before = dict(self.__dict__)
+        try:
+            return self._refit(X, y, sample_weight)
+        except BaseException:  # a posterior with the units of other data would answer wrongly
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _refit(self, X: Any, y: Any, sample_weight: Any) -> "GPRegressor":
+        """`fit`, which leaves attributes of two fits behind where it fails."""
         self._check_choices()
         X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
         outputs = y.shape[1] if y.ndim == 2 else None
