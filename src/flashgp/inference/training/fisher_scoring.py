@@ -16,6 +16,7 @@ Sources: Nocedal & Wright (2006), Numerical Optimization, section 18.3 (damped B
 Self-scaling variable metric algorithms, for the first step.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class Curvature:
     matrix: Array
     scale: float = 1.0
     scaled: bool = False
+
+    def grown(self, growth: Array) -> "Curvature":
+        """That of other rows, whose information is so many times as large in each entry, (p,)."""
+        root = numpy.sqrt(growth)
+        return dataclasses.replace(self, matrix=self.matrix * numpy.outer(root, root))
 
     def learn(self, step: Array, change: Array, settings: ScoringSettings, *, wild: bool) -> None:
         """From a step along which the gradient changed so much; a wild one says nothing of other directions."""

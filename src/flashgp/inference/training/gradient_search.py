@@ -60,8 +60,7 @@ class GradientSearch:
         Raises: NotPositiveDefiniteError if there is no gradient at their optimum either.
         """
         rows, scoring = self.objective.rows, self.settings.scoring
-        root = numpy.sqrt(self.objective.parameters.information_growth(rows / trend.rows))
-        scaled = dataclasses.replace(curvature, matrix=curvature.matrix * numpy.outer(root, root))
+        scaled = curvature.grown(self.objective.parameters.information_growth(rows / trend.rows))
         start = trend.extrapolate(
             rows, curvature.matrix / curvature.scale, self.objective.probes, scoring.max_reach * self.unit
         )

@@ -21,6 +21,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
+from flashgp.inference.training.fisher_scoring import Curvature
 from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
@@ -119,9 +120,25 @@ class ExactStages:
                     raise
                 recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
                 continue
-            trend.add(descent.theta, size)
-            curvature, recorder.reached = descent.curvature, descent.theta
+            theta, curvature = descent.theta, descent.curvature
+            if self.reset and trend.rows == few.rows:
+                theta, curvature = self._with_lengthscales_reset(search, few, theta, curvature)
+            trend.add(theta, size)
+            recorder.reached = theta
         return trend.theta
+
+    def _with_lengthscales_reset(
+        self, search: GradientSearch, few: LogJoint, theta: Array, curvature: Curvature
+    ) -> tuple[Array, Curvature]:
+        """The optimum of L-BFGS-B from where long lengthscales are reset, if it is better, and the curvature there."""
+        objective, stage, recorder = search.objective, search.name.stage, self.recorder
+        settings = dataclasses.replace(self.search, min_decrease=self.settings.first_decrease)
+        retry_with_reset_lengthscales(objective, stage, recorder, settings, self.max_iterations)
+        best = recorder.best_of(stage)
+        if best is None or not best[0].reset:
+            return theta, curvature
+        anew = log_joint_curvature(few, best[2], self.rows, self.settings, self.seed)
+        return best[2], anew.grown(objective.parameters.information_growth(objective.rows / few.rows))
 
     def _is_scored(self, objective: Objective) -> TypeGuard[LogJoint]:
         """Whether its curvature is known beforehand: the log joint of one table, of not too many parameters."""
