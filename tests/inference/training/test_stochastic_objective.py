@@ -110,7 +110,7 @@ def test_after_a_gradient_that_needed_no_full_scale_a_slow_one_takes_it_again():
         taken.append(large.iterations - before)
         assert large._full_scale == ("untried" if taken[-1] == 0 else "kept")
     assert taken[1] == 0  # warm
-    assert taken[2] < 60, taken  # without full scale, 145
+    assert taken[2] < 100, taken  # 22, or 88 where rounding decides the first look; without full scale, 145
     assert Event(EventKind.GRADIENTS_NO_FULL_SCALE) in large.problem.direct.workspace.events
 
 
