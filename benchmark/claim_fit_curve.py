@@ -10,7 +10,6 @@ to 1e-4 nats (the search of small tables, which it took at every size before). A
 alone and beside a process that keeps one core busy.
 """
 
-import math
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
 from common import SHARED_DATA, scores, smooth_data, split_of
@@ -65,7 +63,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "factor_seconds": _factor_seconds(rows),
         "evaluations": sum(e.run.stage is Stage.ALL_ROWS for e in fit.history),
         "evaluations_of_few": sum(e.run.stage is not Stage.ALL_ROWS for e in fit.history),
-        "log_joint": _log_joint(fit) / rows,
+        "log_joint": _log_joint(fit),
         "training": fit.report.plan.training,
         **measured,
     }
@@ -79,7 +77,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     elif rows <= cell["reference_rows"]:
         settings = FitSettings(search=SearchSettings(start_rows=rows))
         seconds, fit, measured = _fitted(x, y, x_test, y_test, settings)
-        entry |= {"reference_seconds": seconds, "reference_log_joint": _log_joint(fit) / rows}
+        entry |= {"reference_seconds": seconds, "reference_log_joint": _log_joint(fit)}
         entry |= {f"reference_{key}": value for key, value in measured.items()}
     return entry
 
@@ -97,10 +95,10 @@ def _model(d: int) -> fgp.GP:
     return fgp.GP(kernel, fgp.means.Constant(), fgp.likelihoods.Gaussian(0.1))
 
 
-def _log_joint(fit: Fit) -> float:
-    """The best value over all rows, NaN where gradients were estimated and no value is known."""
+def _log_joint(fit: Fit) -> float | None:
+    """The best value per row over all rows, None where gradients were estimated and no value is known."""
     known = [e.value for e in fit.history if e.run.stage is Stage.ALL_ROWS and e.measure == "log joint"]
-    return max(known, default=math.nan)
+    return max(known) / fit.posterior.x.shape[-2] if known else None
 
 
 def _factor_seconds(n: int) -> float:
@@ -119,25 +117,29 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     done = [entry for entry in entries.values() if entry["status"] == "done"]
     order = {name: i for i, name in enumerate((*TABLES, "drawn"))}
     table = []
-    for e in sorted(done, key=lambda e: (order[e["table"]], e["n"], e["busy"])):
+    for e in sorted((e for e in done if not e["busy"]), key=lambda e: (order[e["table"]], e["n"])):
         row = {"problem": f"{e['table']}, n={e['rows_used']:,}, d={e['d']}"}
         row |= {key: e[key] for key in ("fit_seconds", "evaluations", "nll")}
         row["limit_seconds"] = FACTORS * e["factor_seconds"] + SPARE_SECONDS
         if "reference_nll" in e:
             row |= {key: e[key] for key in ("reference_seconds", "reference_nll")}
             row["behind"] = max(0.0, e["reference_log_joint"] - e["log_joint"])
-        if "busy_seconds" in e:
-            row["busy_ratio"] = e["busy_seconds"] / e["fit_seconds"]
+        busy = next(
+            (other for other in done if other["busy"] and (other["table"], other["n"]) == (e["table"], e["n"])), None
+        )
+        if busy is not None:
+            row["busy_ratio"] = busy["busy_seconds"] / busy["fit_seconds"]
         table.append(row)
     return table
 
 
 def line(entry: Entry) -> str:
-    behind = entry.get("reference_log_joint", numpy.nan) - entry["log_joint"]
+    behind = ""
+    if "reference_log_joint" in entry:
+        behind = f", {entry['reference_log_joint'] - entry['log_joint']:.1e} nats a row behind"
     limit = readable_seconds(FACTORS * entry["factor_seconds"] + SPARE_SECONDS)
     return (
-        f"{readable_seconds(entry['fit_seconds'])} of {limit}, {entry['evaluations']} evaluations of all rows, "
-        f"{behind:.1e} nats a row behind"
+        f"{readable_seconds(entry['fit_seconds'])} of {limit}, {entry['evaluations']} evaluations of all rows{behind}"
     )
 
 
