@@ -124,9 +124,8 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
         if "reference_nll" in e:
             row |= {key: e[key] for key in ("reference_seconds", "reference_nll")}
             row["behind"] = max(0.0, e["reference_log_joint"] - e["log_joint"])
-        busy = next(
-            (other for other in done if other["busy"] and (other["table"], other["n"]) == (e["table"], e["n"])), None
-        )
+        key = (e["table"], e["n"])
+        busy = next((other for other in done if other["busy"] and (other["table"], other["n"]) == key), None)
         if busy is not None:
             row["busy_ratio"] = busy["busy_seconds"] / busy["fit_seconds"]
         table.append(row)
