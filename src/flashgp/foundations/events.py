@@ -205,6 +205,7 @@ class EventKind(Enum):
         "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."
     )
     ROWS_PASSED_OVER = "The stage of {rows:n row} was skipped, no gradient could be had: {error}"
+    SEARCHED_BY_VALUES = "Fisher scoring had no gradient to begin with ({error}): L-BFGS-B took {rows:n row} instead."
     NO_GRADIENT = (
         "No gradient of all {rows:n row} could be had. The parameters are those fitted to {fitted:n row}: {error}"
     )

@@ -83,6 +83,23 @@ def test_a_stage_without_a_gradient_is_passed_over() -> None:
     assert best == pytest.approx(max(e.value for e in whole.history if e.run.stage is Stage.ALL_ROWS), abs=0.1)
 
 
+def test_where_all_rows_have_no_gradient_to_begin_with_values_lead_and_the_report_says_so() -> None:
+    x, y = table(400)
+    failures = []
+
+    class Failing(LogJoint):
+        def __call__(self, theta):
+            if self.rows == 400 and len(failures) < 2:  # where the optima lead, and at the last of them
+                failures.append(theta)
+                raise NotPositiveDefiniteError("made up")
+            return super().__call__(theta)
+
+    found = fgp.fit(prior(), x, y, settings=dataclasses.replace(FEW, objective=Failing))
+    assert "SEARCHED_BY_VALUES" in kinds(found.report.events)
+    assert "ROWS_PASSED_OVER" not in kinds(found.report.events)
+    assert found.history[-1].run.stage is Stage.ALL_ROWS
+
+
 @pytest.mark.parametrize("case", ["batch", "own module", "another objective"])
 def test_what_has_no_curvature_beforehand_takes_all_rows_by_values(case: str) -> None:
     x, y = table(150, 2)

@@ -3,7 +3,8 @@
     400 rows      every start, L-BFGS-B, then once more with long lengthscales reset                        (lbfgs.py)
     more rows     up to three times as many each time: Fisher scoring with secant updates (fisher_scoring.py), from
                   the extrapolated optimum (extrapolation.py); the first curvature is the Fisher information of
-                  400 rows (fisher_information.py), scaled by the number of rows
+                  400 rows (fisher_information.py), scaled by the number of rows; after the first of these stages once
+                  more L-BFGS-B with long lengthscales reset, since 400 rows prefer optima that ignore a column
     all rows      the same; or the first 2,000, from where searches by estimated gradients go on (stochastic.py)
 
 A search ends when one more step promises less nats per row than any prediction shows. Objectives without a Fisher
@@ -44,8 +45,8 @@ class ExactStages:
         search, settings: of L-BFGS-B, and of what follows.
         max_iterations: of one search at most.
         seed: of the Fisher information.
-        reset: whether few rows are fitted once more with long lengthscales reset.
-    Cost: some 100 to 200 evaluations of 400 rows, then 3 to 15 of each stage.
+        reset: whether few rows, and those of the next stage, are fitted once more with long lengthscales reset.
+    Cost: some 100 to 300 evaluations of 400 rows, then 3 to 20 of each stage, and one run more of the first of these.
     """
 
     of: Callable[[int], Objective]
@@ -70,7 +71,7 @@ class ExactStages:
         try:
             return self._by_gradients(objective, theta)
         except NotPositiveDefiniteError as error:
-            self.recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=self.last, error=str(error)))
+            self.recorder.note(Event(EventKind.SEARCHED_BY_VALUES, rows=self.last, error=str(error)))
             return self._by_values(theta)
 
     def _from_starts(self, objective: Objective, starts: list[Array]) -> Array:
