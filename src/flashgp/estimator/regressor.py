@@ -7,8 +7,6 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 import copy
 import dataclasses
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -20,17 +18,18 @@ from sklearn.utils import Tags, check_random_state
 from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
+from flashgp.estimator.units import Answers, Units, units_of_inputs
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.inference.exact.restore import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.replicates import equal_rows, join
-from flashgp.kernels import Kernel, Matern, Warped
+from flashgp.inference.replicates import join
+from flashgp.kernels import Kernel, Matern
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
-from flashgp.standardise import ColumnScaling, Scaling
+from flashgp.standardise import Scaling
 from flashgp.target_transform import TargetTransform, WarpedNormal, check_target_transform
 
 if TYPE_CHECKING:
@@ -199,32 +198,32 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         rows_x, rows_y = X.astype(np.float64, order="C"), y.reshape(len(y), -1)
         began, options = time.perf_counter(), self._fit_options(gp)
-        events = self._set_transforms(gp, rows_x, rows_y, options)
+        transforms, events = self._choose_transforms(gp, rows_x, rows_y, options)
         if events and options is not None and options.time_limit is not None:  # the choice was part of the call
             left = options.time_limit - (time.perf_counter() - began)
             options = dataclasses.replace(options, time_limit=max(left, 0.1 * options.time_limit))
-        if self._warped:
-            pairs = zip(self._transforms, rows_y.T, strict=True)
+        if not all(transform.identity for transform in transforms):
+            pairs = zip(transforms, rows_y.T, strict=True)
             rows_y = np.stack([transform.forward(column) for transform, column in pairs], axis=1)
-        self._set_units(gp, rows_x, rows_y, counts, countable)
-        x_tensor = torch.from_numpy(self._x_units.apply(rows_x))
-        y_tensor = torch.from_numpy(self._y_units.apply(rows_y))
+        self._units = units = Units.learn(
+            gp, rows_x, rows_y, transforms, counts, countable=countable, standardise=self.standardise
+        )
+        x_tensor, y_tensor = torch.from_numpy(units.x.apply(rows_x)), torch.from_numpy(units.y.apply(rows_y))
         self._learn(gp, x_tensor, y_tensor if outputs is not None else y_tensor[:, 0], options)
         self.report_.events[:0] = events
         self.X_train_ = np.array(X)
         self.y_train_ = np.array(y)
         return self
 
-    def _set_transforms(
+    def _choose_transforms(
         self, gp: GP, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], options: "FitOptions | None"
-    ) -> list[Event]:
-        """Choose the transform of each output. Returns: what was chosen and why."""
-        self._transforms = (TargetTransform(),) * y.shape[1]
+    ) -> tuple[tuple[TargetTransform, ...], list[Event]]:
+        """The transform of each output, and what was chosen and why."""
         if self.target_transform == "none":
-            return []
+            return (TargetTransform(),) * y.shape[1], []
         from flashgp.target_choice import choose_transform
 
-        rows = torch.from_numpy(self._units_of_x(x, None, gp.kernel).apply(x))
+        rows = torch.from_numpy(units_of_inputs(x, None, gp.kernel, self.standardise).apply(x))
         mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together
         one, standardise = GP(gp.kernel, mean, gp.likelihood), self.standardise in ("both", "y")
         if options is not None and options.time_limit is not None:  # that all outputs share
@@ -233,8 +232,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             choose_transform(self.target_transform, one, rows, column, options, standardise=standardise)
             for column in y.T
         ]
-        self._transforms = tuple(choice.transform for choice in choices)
-        return [choice.event for choice in choices if choice.event is not None]
+        events = [choice.event for choice in choices if choice.event is not None]
+        return tuple(choice.transform for choice in choices), events
 
     def _fit_options(self, gp: GP) -> "FitOptions | None":
         """How parameters are fitted; None where they stay as given."""
@@ -316,18 +315,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 '`variance` must be "auto" or "exact" with return_cov=True, got "sampled", which gives no covariance; '
                 "leave it out"
             )
-        prediction, restore = self._at(X, variance)
-        if self._warped:
-            return self._warped_moments(prediction, restore, latent, return_std, return_cov)
-        mean = restore(prediction.mean)
-        if return_std:
-            spread = prediction.variance if latent else prediction.observation_variance
-            return mean, restore(spread.sqrt(), power=1)
-        if return_cov:
-            shared = prediction.covariance(observed=not latent)
-            each = shared if self._outputs is None else shared.unsqueeze(-1).expand(*shared.shape, self._outputs)
-            return mean, restore(each, power=2)
-        return mean
+        prediction, answers = self._at(X, variance)
+        return answers.moments(prediction, latent, return_std, return_cov)
 
     def predict_distribution(
         self, X: Any, latent: bool = False, variance: Literal["auto", "exact", "sampled"] = "auto"
@@ -352,10 +341,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             >>> bool(0.0 < lower[0] < np.exp(np.sin(1.0)) < upper[0])
             True
         """
-        prediction, restore = self._at(X, variance)
-        spread = prediction.variance if latent else prediction.observation_variance
-        each = restore.distributions(prediction.mean, spread)
-        return each[0] if prediction.mean.dim() == 1 else each
+        prediction, answers = self._at(X, variance)
+        each = answers.distributions(prediction, latent)
+        return each[0] if answers.outputs is None else each
 
     def sample_y(
         self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0, latent: bool = False
@@ -373,9 +361,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         Cost: n_test^3 / 3 flops.
         """
         seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-        prediction, restore = self._at(X)
+        prediction, answers = self._at(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
-        return np.ascontiguousarray(np.moveaxis(restore(drawn, inverse=True), 0, -1))
+        return np.ascontiguousarray(np.moveaxis(answers(drawn, inverse=True), 0, -1))
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False
@@ -421,14 +409,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     @property
     def scaling_(self) -> Scaling | tuple[Scaling, ...]:
         """What takes data to the standard units of `posterior_` and answers back; one per output when y had columns."""
-        x_units, y_units = self._x_units, self._y_units
-        x_shift, x_scale = tuple(x_units.offset.tolist()), tuple(x_units.scale.tolist())
-        pairs = zip(y_units.offset.tolist(), y_units.scale.tolist(), strict=True)
-        scalings = tuple(
-            Scaling(x_shift, x_scale, shift, scale, transform)
-            for (shift, scale), transform in zip(pairs, self._transforms, strict=True)
-        )
-        return scalings[0] if self._outputs is None else scalings
+        scalings = self._units.scalings()
+        return scalings[0] if self.gp_.outputs is None else scalings
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -440,44 +422,20 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return hasattr(self, "posterior_")
 
     # -- parts --------------------------------------------------------------------------------------------------
-    def _at(self, X: Any, variance: str = "auto") -> tuple[Prediction, "_Restore"]:
+    def _at(self, X: Any, variance: str = "auto") -> tuple[Prediction, Answers]:
         """The prediction at X in standard units, and what brings its numbers to the user."""
         X, present = points(self, X, drop=self.missing == "drop")
         posterior: Posterior
         if hasattr(self, "posterior_"):
-            posterior, x_units, y_units = self.posterior_, self._x_units, self._y_units
+            posterior, units = self.posterior_, self._units
         else:
             self._check_choices()
             empty = torch.zeros(0, X.shape[1], dtype=torch.float64)
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
-            x_units, y_units = ColumnScaling.identity(X.shape[1]), ColumnScaling.identity(1)
-        x_test = torch.from_numpy(x_units.apply(X)).to(posterior.x.device)
-        transforms = self._transforms if hasattr(self, "posterior_") else (TargetTransform(),)
-        restore = _Restore(y_units, transforms, posterior.gp.outputs, X.dtype, present)
-        return posterior.predict(x_test, variance=variance), restore
-
-    @property
-    def _warped(self) -> bool:
-        """Whether any output has a transform."""
-        return hasattr(self, "_transforms") and not all(transform.identity for transform in self._transforms)
-
-    def _warped_moments(
-        self, prediction: Prediction, restore: "_Restore", latent: bool, return_std: bool, return_cov: bool
-    ) -> Array | tuple[Array, Array]:
-        """`predict` with a transform: moments of y, which need the variances, eq. (M-142)."""
-        spread = prediction.variance if latent else prediction.observation_variance
-        each = restore.distributions(prediction.mean, spread)
-        mean = restore.shaped([one.mean for one in each])
-        if return_std:
-            return mean, restore.shaped([one.std for one in each])
-        if return_cov:
-            joint = prediction.covariance(observed=not latent).detach().cpu().double().numpy()
-            return mean, restore.joint(each, joint)
-        return mean
-
-    @property
-    def _outputs(self) -> int | None:
-        return self.gp_.outputs if hasattr(self, "gp_") else None
+            units = Units.identity(X.shape[1])
+        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.x.device)
+        answers = Answers(units, posterior.gp.outputs, X.dtype, present)
+        return posterior.predict(x_test, variance=variance), answers
 
     def _prior(self, columns: int, outputs: int | None) -> GP:
         """The GP to fit, made of copies; copied together, so that a parameter they share stays shared."""
@@ -504,43 +462,6 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             gp, x, y = GP(gp.kernel, gp.mean, rows.likelihood, gp.outputs), rows.x, rows.y
         return gp, x, y
 
-    def _set_units(
-        self,
-        gp: GP,
-        x: npt.NDArray[np.float64],
-        y: npt.NDArray[np.float64],
-        weight: Tensor | None,
-        countable: bool,
-    ) -> None:
-        """The units of a table, from its distinct rows: a weight and a repetition then agree to the last bit."""
-        counts = None if weight is None else weight.numpy()
-        within = None
-        if countable:
-            rows_x, rows_y = torch.from_numpy(x), torch.from_numpy(y if gp.outputs is not None else y[:, 0])
-            group = equal_rows(gp, rows_x, rows_y)
-            if group is not None:
-                rows = join(gp, rows_x, rows_y, group)
-                means = rows.y.reshape(len(rows.y), -1).numpy()
-                squares = np.square(y - means[group.numpy()])
-                within = (squares if counts is None else counts[:, None] * squares).sum(axis=0)
-                assert rows.likelihood.counts is not None
-                x, y, counts = rows.x.numpy(), means, rows.likelihood.counts.numpy()
-        self._x_units = self._units_of_x(x, counts, gp.kernel)
-        self._y_units = self._units_of_y(y, counts, within)
-
-    def _units_of_x(self, x: npt.NDArray[np.float64], weight: Any, kernel: Kernel) -> ColumnScaling:
-        if self.standardise not in ("both", "x"):
-            return ColumnScaling.identity(x.shape[1])
-        return ColumnScaling.of(x, weight).keeping(_code_columns(kernel, x.shape[1]))
-
-    def _units_of_y(self, y: npt.NDArray[np.float64], weight: Any, scatter: Any) -> ColumnScaling:
-        if self.standardise not in ("both", "y"):
-            return ColumnScaling.identity(y.shape[1])
-        units = ColumnScaling.of(y, weight, scatter)
-        # A constant target says nothing about spread; its own size is the only scale there is.
-        size = np.where(units.constant & (units.offset != 0), np.abs(units.offset), units.scale)
-        return ColumnScaling(units.offset, size, units.constant)
-
     def _check_choices(self) -> None:
         for name, allowed in (("missing", ("error", "drop")), ("standardise", ("both", "x", "y", "none"))):
             value = getattr(self, name)
@@ -566,79 +487,3 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 def _gaussian(gp: GP) -> Gaussian:
     assert isinstance(gp.likelihood, Gaussian)
     return gp.likelihood
-
-
-@dataclass(frozen=True, eq=False)
-class _Restore:
-    """Numbers in standard units to what the user gets: units of y, dtype of X, NaN for rows without all values."""
-
-    units: ColumnScaling
-    transforms: tuple[TargetTransform, ...]
-    outputs: int | None
-    dtype: npt.DTypeLike
-    present: npt.NDArray[np.bool_] | None
-
-    def __call__(self, values: Tensor, power: int = 0, inverse: bool = False) -> Array:
-        """Values (..., n) or (..., n, p): of T(y) itself (power 0), a deviation (1), or a covariance (2) of two rows.
-
-        With `inverse` of y itself.
-        """
-        array = values.detach().cpu().numpy()
-        array = array if self.outputs is not None else array[..., None]
-        array = array * self.units.scale**power if power else self.units.undo(array)
-        if inverse:
-            columns = zip(self.transforms, np.moveaxis(array, -1, 0), strict=True)
-            array = np.stack([transform.inverse(column) for transform, column in columns], axis=-1)
-        return self._placed(array, (-3, -2) if power == 2 else (-2,))
-
-    def distributions(self, mean: Tensor, variance: Tensor) -> tuple[WarpedNormal, ...]:
-        """Distributions of y, one for each output, NaN for rows without all values."""
-        location, spread = self._of_transform(mean), self._of_transform(variance.sqrt(), 1)
-        return tuple(
-            WarpedNormal(location[:, j], spread[:, j], transform) for j, transform in enumerate(self.transforms)
-        )
-
-    def _of_transform(self, values: Tensor, power: int = 0) -> npt.NDArray[np.float64]:
-        """Of T(y), float64, (n, outputs)."""
-        array: Any = values.detach().cpu().double().numpy().reshape(len(values), -1)
-        array = array * self.units.scale**power if power else self.units.undo(array)
-        array = array if self.present is None else _spread(array, self.present, 0)
-        return np.asarray(array, dtype=np.float64)
-
-    def shaped(self, columns: Sequence[Array]) -> Array:
-        """Columns (n,) of the outputs the way the user wants them."""
-        return (columns[0] if self.outputs is None else np.stack(columns, axis=-1)).astype(self.dtype)
-
-    def joint(self, each: tuple[WarpedNormal, ...], shared: Array) -> Array:
-        """Covariances of y, (n, n) or (n, n, p), from that of standardised values, (n, n)."""
-        if self.present is not None:
-            for axis in (0, 1):
-                shared = _spread(shared, self.present, axis)
-        covariances = [one.covariance(shared * scale**2) for one, scale in zip(each, self.units.scale, strict=True)]
-        return self.shaped(covariances)
-
-    def _placed(self, array: Array, axes: tuple[int, ...]) -> Array:
-        if self.present is not None:
-            for axis in axes:
-                array = _spread(array, self.present, axis)
-        return (array if self.outputs is not None else array[..., 0]).astype(self.dtype)
-
-
-def _spread(array: Array, present: npt.NDArray[np.bool_], axis: int) -> Array:
-    """The rows along an axis in their places, NaN in between."""
-    moved = np.moveaxis(array, axis, 0)
-    full = np.full((len(present), *moved.shape[1:]), np.nan)
-    full[present] = moved
-    return np.moveaxis(full, 0, axis)
-
-
-def _code_columns(kernel: Kernel, columns: int) -> list[int]:
-    """The columns of x that hold integer codes for this kernel."""
-    if isinstance(kernel, Warped):
-        return []  # what its parts see is the module's
-    if kernel.parts:
-        return sorted({c for part in kernel.parts for c in _code_columns(part, columns)})
-    if "match" not in kernel.form.statistics:
-        return []
-    dims = getattr(kernel, "active_dims", None)
-    return list(range(columns)) if dims is None else [c % columns for c in dims]
