@@ -431,6 +431,22 @@ def test_plan_of_numbers_and_of_a_table(folder: Path) -> None:
     assert (said["n"], said["d"]) == (60, 3)
 
 
+def test_a_plan_says_what_a_fit_takes_and_how_many_rows_fit_into_a_limit(folder: Path) -> None:
+    common = ("plan", "--rows", 1000, "--columns", 8, "--memory", "4GiB")
+    text = run(*common, "--time-limit", 60).stdout
+    assert "whole fit" in text
+    assert "rows like these in 60.0 s and 4.0 GiB" in text
+    said = json.loads(run(*common, "--time-limit", 60, "--json").stdout)
+    assert said["fit_seconds_low"] < said["fit_seconds"] < said["fit_seconds_high"]
+    assert said["largest_fit"]["seconds"] <= said["largest_fit"]["time_limit"] == 60.0
+    assert json.loads(run(*common, "--json").stdout)["largest_fit"]["time_limit"] is None
+    of_table = ("plan", folder / "table.csv", "--target", "y", "--time-limit", 60, "--json")
+    assert json.loads(run(*of_table).stdout)["largest_fit"]["rows"] > 60
+    fitted = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--time-limit", 60).stdout
+    assert "rows like these in 60.0 s" in fitted
+    assert re.search(r"time +\S+ m?s predicted, \S+ m?s measured", fitted)
+
+
 def test_rows_that_repeat_are_planned_and_fitted_once(tmp_path: Path) -> None:
     rows = [f"{i % 10},{i % 10 + 0.1 * (i // 10)}" for i in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["a,y", *rows]))
@@ -498,6 +514,7 @@ def test_a_fit_of_all_rows_without_a_factor(iterative: Path) -> None:
         (["fit", "{t}", "-t", "y", "--seed", "-1"], "--seed"),
         (["fit", "{t}", "-t", "y", "--starts", "0"], "--starts"),
         (["fit", "{t}", "-t", "y", "--time-limit", "0"], "positive"),
+        (["plan", "--rows", "5", "--columns", "2", "--time-limit", "-1"], "positive"),
         (["fit", "{t}", "-t", "y", "--frobnicate"], "--frobnicate"),
         (["predict", "m", "{t}"], "--out"),
         (["predict", "m", "{t}", "--out", "p.csv", "--interval", "95"], "between 0 and 1"),

@@ -576,6 +576,15 @@ def test_a_file_that_is_replaced_while_it_is_read_stays_what_it_was(tmp_path: Pa
     assert torch.equal(fgp.load(path).x, x + 1.0)
 
 
+def test_a_plan_from_before_whole_fits_were_planned() -> None:
+    x = points(12)
+    known = report_json(fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0]).report)
+    new = ("fit_seconds", "fit_seconds_low", "fit_seconds_high", "largest_fit")
+    plan = json_report(known | {"plan": {k: v for k, v in known["plan"].items() if k not in new}}, 4).plan
+    assert (plan.fit_seconds, plan.largest_fit) == (0.0, None)
+    assert "whole fit" not in str(plan)
+
+
 def test_an_update_replaces_the_sentence_of_an_update_in_a_file_from_before_events_were_typed() -> None:
     x = points(12)
     posterior = fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0])

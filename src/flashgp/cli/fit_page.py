@@ -180,6 +180,7 @@ def _computation(outcome: FitOutcome) -> Section:
             readable_seconds(steps / evaluations),
         ),
         ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
+        ("the whole fit", plan.fit_text, readable_seconds(report.seconds or 0.0)),
     ]
     facts = [plan_summary(plan)[0], ("evaluations", f"{len(outcome.fit.history):,}"), *happened(report)]
     return Section(

@@ -252,9 +252,14 @@ class PlanOptions(TableOptions):
     test_rows: Annotated[
         int | None, typer.Option("--test-rows", min=0, help="Also plan the prediction of so many rows.")
     ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="SECONDS", help="Also say how many rows a fit would finish in this time."),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_between(self.time_limit, math.inf, "--time-limit")
         if self.table is None and (self.rows is None or self.columns is None):
             raise typer.BadParameter("give TABLE and --target, or --rows and --columns")
         if self.table is not None and (self.target is None or self.rows is not None or self.columns is not None):

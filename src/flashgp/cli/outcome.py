@@ -98,6 +98,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         [
             ("log marginal likelihood", f"{evidence_text(outcome)}, of the target in its units"),
             *happened(report),
+            ("time", dict(report.lines())["time"]),
             ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
             *(("event", str(event)) for event in report.events),
         ],

@@ -26,15 +26,19 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     if options.table is not None and options.target is not None:
         shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
         prepared = prepare(
-            FitOptions(table=options.table, target=options.target, target_transform="none", **shared), console
-        )
+            FitOptions(
+                table=options.table, target=options.target, target_transform="none", time_limit=options.time_limit,
+                **shared,
+            ),
+            console,
+        )  # fmt: skip
         gp, plan = prepared.gp, prepared.plan
     else:
         rows, columns = options.rows or 0, options.columns or 1
         gp = GP(default_kernel(columns, ()))
         plan = plans.plan(
             gp, rows, columns, memory=options.memory, device=options.device, dtype=DTYPES[options.dtype],
-            solver=options.solver,
+            solver=options.solver, time_limit=options.time_limit,
         )  # fmt: skip
     _show("plan", plan, console)
     result = {"command": "plan", **asdict(plan)}

@@ -9,7 +9,7 @@ import torch
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.events import Event
-from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
 from flashgp.inference.replicates import equal_rows
@@ -109,6 +109,8 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
         dtype=DTYPES[options.dtype],
         solver=options.solver,
         deterministic=options.deterministic,
+        time_limit=options.time_limit,
+        starts=1 if options.starts is None and built.has_starts else options.starts,
     )
     counts = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
     console.pairs(
@@ -147,7 +149,8 @@ def plan_summary(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("method", f"{how}, on {plan.device}"),
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
-        ("time", f"about {readable_seconds(plan.fit_step_seconds)} for an evaluation{rates}"),
+        ("time", f"{plan.fit_text}{rates}"),
+        *([("fits up to", str(plan.largest_fit))] if plan.largest_fit else []),
     ]
 
 

@@ -17,6 +17,8 @@ _FIELDS = tuple(f.name for f in dataclasses.fields(Report))
 _TEXTS = ("backend", "device", "dtype", "route")
 # Fields of a plan that the first format lacks.
 _SINCE_2 = ("distinct", "rank", "solver", "training", "training_bytes", "training_factor_passes", "training_rank")
+# And fields that files of format 4 may lack: they are of a prediction for a fit.
+_LATER = {"fit_seconds": 0.0, "fit_seconds_low": 0.0, "fit_seconds_high": 0.0, "largest_fit": None}
 _OLD_UPDATE = "online: "
 _COUNTS = ("iterations", "peak_bytes", "predicted_bytes")
 
@@ -75,8 +77,10 @@ def _nested(value: Any, where: str) -> Any:
 
 
 def _plan(value: Any, version: int) -> Plan:
-    kinds = {f.name: f.type for f in dataclasses.fields(Plan)}
-    fields = dict(json_fields(value, "report.plan", tuple(k for k in kinds if version > 1 or k not in _SINCE_2)))
+    names = [f.name for f in dataclasses.fields(Plan) if version > 1 or f.name not in _SINCE_2]
+    if isinstance(value, dict):
+        value = {**_LATER, **value}
+    fields = dict(json_fields(value, "report.plan", names))
     if version == 1:  # what there was then: a factor for everything
         fields |= {
             "distinct": fields["n"], "rank": 0, "solver": "cholesky", "training": "exact",

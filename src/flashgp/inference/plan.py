@@ -1,7 +1,7 @@
 """Plans of what a GP will do: `fgp.plan`, where it may run, and whether a plan handed in fits the data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import torch
@@ -17,8 +17,11 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import opaque
 from flashgp.planner.choice import check_route
-from flashgp.planner.conditioning import PASSES, plan_conditioning
+from flashgp.planner.conditioning import plan_conditioning
+from flashgp.planner.fit_stages import StageSettings
+from flashgp.planner.largest_fit import largest_fit
 from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
+from flashgp.planner.prices import PASSES
 from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, ProductProblem, Resources
 from flashgp.planner.products import ProductPlan, plan_product
 from flashgp.planner.variances import (
@@ -85,7 +88,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What a plan is asked to keep to; the fields are arguments of `fgp.plan`."""
+    """What a plan is asked to keep to; the fields are arguments of `fgp.plan`, but for stages: of the fit."""
 
     memory: str | int | None = None
     device: str | torch.device | None = None
@@ -96,6 +99,7 @@ class PlanSettings:
     backend: str | None = None
     profile: MachineProfile | None = None
     deterministic: bool = False
+    stages: StageSettings = field(default_factory=StageSettings)
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,8 @@ def plan(
     factored: bool = False,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
+    time_limit: float | None = None,
+    starts: int | None = None,
 ) -> Plan: ...
 @overload
 def plan(
@@ -166,6 +172,8 @@ def plan(
     passes: int = PASSES,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
+    time_limit: float | None = None,
+    starts: int | None = None,
 ) -> Plan | ProductPlan:
     """What conditioning (and fitting) a GP on n rows of d columns takes, or predicting from them: `fgp.plan`.
 
@@ -185,27 +193,71 @@ def plan(
             passes: over the pairs, of a block of its solves.
         profile: the rates to use, such as `fgp.tune()` returned; the kept ones by default, built-in ones where none
             were kept or with `deterministic`.
-    Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen.
+        time_limit: seconds of a whole fit. With it, or with memory, the plan also says how many rows like these a fit
+            would finish (`largest_fit`).
+        starts: of a fit, as in `fgp.fit`.
+    Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen. `fit_seconds` of a Plan is
+        a prediction of a whole fit by `fgp.fit`, with its posterior and without compiling; most fits end between
+        `fit_seconds_low` and `fit_seconds_high`.
     Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
+    Cost: a few milliseconds, and some forty plans more with a limit.
 
     Example:
         >>> gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
         >>> plan = fgp.plan(gp, n=100_000, d=4, memory="4GiB")
         >>> plan.route in ("refined", "stored", "recomputed"), plan.peak_bytes < 4 * 2**30
         (True, True)
+        >>> plan = fgp.plan(gp, n=1000, d=4, time_limit=60.0)
+        >>> plan.fit_seconds_low < plan.fit_seconds < plan.fit_seconds_high, plan.largest_fit.rows > 1000
+        (True, True)
     """
     rows = RowCounts(n, d, distinct, check_count(batch, "batch", 1))
-    settings = PlanSettings(memory, device, dtype, route, solver, factored, backend, profile, deterministic)
+    _check_time_limit(time_limit)
+    if n_test is not None and (time_limit is not None or starts is not None):
+        raise DomainError("`time_limit` and `starts` are of fits, got n_test= beside them; leave one of them out")
+    stages = StageSettings(None if starts is None else check_count(starts, "starts", 1))
+    settings = PlanSettings(memory, device, dtype, route, solver, factored, backend, profile, deterministic, stages)
     if n_test is None:
-        return conditioning_plan(gp, rows, settings)
+        made = conditioning_plan(gp, rows, settings)
+        limited = time_limit is not None or memory is not None
+        return _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
     return prediction_plan(gp, rows, PredictionQuestion(n_test, variance, conditioned, passes), settings)
 
 
 @deterministic_where(lambda prior, rows, settings: settings.deterministic)
 def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Plan:
     """What conditioning and fitting take; the batch may be empty. Raises: as `plan`."""
+    return _planned(_conditioning(prior, rows, settings), settings)
+
+
+@deterministic_where(lambda made, prior, rows, settings, time_limit: settings.deterministic)
+def _with_largest_fit(
+    made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
+) -> Plan:
+    """A plan that also says how many rows like these a fit would finish: as large a share of them distinct."""
+    problem = _conditioning(prior, rows, settings)
+    share = problem.u / problem.n if problem.n else 1.0
+    fixed = settings if settings.memory is not None else replace(settings, memory=made.available_bytes)
+
+    def plan_of(n: int) -> Plan:
+        return _planned(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
+
+    notes = made.notes
+    if time_limit is not None and made.fit_seconds > time_limit:
+        notes = (*notes, "a fit would end at the time limit, before it is finished, with the best model so far")
+    return replace(made, largest_fit=largest_fit(plan_of, time_limit, made.available_bytes), notes=notes)
+
+
+def _conditioning(prior: Prior, rows: RowCounts, settings: PlanSettings) -> ConditioningProblem:
+    """What is planned, in sizes. Raises: DomainError."""
     size = ProblemSize.of(prior, rows)
-    problem = ConditioningProblem(prior.kernel.form, rows.n, rows.d, size.features, size.n, size.outputs, size.batch)
+    return ConditioningProblem(
+        prior.kernel.form, int(rows.n), int(rows.d), size.features, size.n, size.outputs, size.batch,
+        prior.trainable_count, prior.has_user_modules, settings.stages,
+    )  # fmt: skip
+
+
+def _planned(problem: ConditioningProblem, settings: PlanSettings) -> Plan:
     return plan_conditioning(
         problem, _resources(settings), dtype=settings.dtype, route=settings.route,
         routes=_routes(settings.solver, settings.factored), solver=settings.solver,
@@ -251,6 +303,15 @@ def _route_now(prior: Prior, rows: RowCounts, settings: PlanSettings) -> str:
         return conditioning_plan(prior, rows, free).route
     except MemoryBudgetError:
         return "recomputed"
+
+
+def _check_time_limit(time_limit: float | None) -> None:
+    """Raises: DomainError."""
+    number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+    if time_limit is not None and not (number and time_limit > 0.0):
+        raise DomainError(
+            f"`time_limit` must be positive seconds or None, got {time_limit!r}; leave it out for no limit"
+        )
 
 
 def _routes(solver: str | None, factored: bool) -> Sequence[str]:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.kernels import Warped
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods.base import Likelihood, Sites
-from flashgp.means import evaluate_mean
+from flashgp.means import REGISTRY, evaluate_mean
 
 __all__ = ["Prior"]
 
@@ -99,6 +100,21 @@ class Prior(nn.Module):
     def trainable_names(self) -> list[str]:
         """The names, as `named_parameters` has them, of all tensors that fitting may change."""
         return [name for name, tensor in self.named_parameters() if tensor.requires_grad or name in self._held_names]
+
+    @property
+    def trainable_count(self) -> int:
+        """Numbers that fitting may change."""
+        held = self._held_names
+        return sum(t.numel() for name, t in self.named_parameters() if t.requires_grad or name in held)
+
+    @property
+    def has_user_modules(self) -> bool:
+        """Whether modules of the user's take part, whose initial values are their own."""
+        owned = {id(parameter.raw) for _, parameter in named_parameter_objects(self)}
+        names = self.trainable_names()
+        foreign = any(name in names and id(tensor) not in owned for name, tensor in self.named_parameters())
+        known = isinstance(self.mean, tuple(REGISTRY.values()))
+        return foreign or not known or any(isinstance(module, Warped) for module in self.modules())
 
     def with_likelihood(self, likelihood: Likelihood) -> Self:
         """The same covariance function and mean, whose parameters are shared, with another likelihood."""

@@ -7,12 +7,12 @@ in planner/products.py.
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 from flashgp.planner.choice import DTYPES, Alternative, plan_json, plan_values, table_of
 from flashgp.planner.engines import ENGINES
 
@@ -21,6 +21,7 @@ __all__ = [
     "ROUTES",
     "SOLVER_ROUTES",
     "TRAININGS",
+    "LargestFit",
     "Plan",
     "allowed_bytes",
     "kernel_line",
@@ -53,6 +54,21 @@ def allowed_bytes(predicted: int) -> int:
 
 
 @dataclass(frozen=True)
+class LargestFit:
+    """The largest table that a fit is expected to finish within limits. Fields: rows, 0 where one row takes longer;
+    seconds of that fit; time_limit in seconds, None for none; memory_bytes, of the budget."""
+
+    rows: int
+    seconds: float
+    time_limit: float | None
+    memory_bytes: int
+
+    def __str__(self) -> str:
+        limit = "" if self.time_limit is None else f"{readable_seconds(self.time_limit)} and "
+        return f"{counted(self.rows, 'row')} like these in {limit}{readable_bytes(self.memory_bytes)}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
@@ -62,9 +78,11 @@ class Plan:
     iteration, 0 with a factor; peak_bytes and seconds of conditioning once; training, how `fit` gets its gradients, one
     of TRAININGS; training_bytes, the peak of it; fit_step_seconds of one objective with gradient;
     training_factor_passes, after so many passes of a step a float32 factor takes over, 0 where it does not fit;
-    training_rank, as rank, of its steps;
+    training_rank, as rank, of its steps; fit_seconds of a whole fit with its posterior, eq. (M-146), and
+    fit_seconds_low and fit_seconds_high, between which most fits end, 0 where that was not planned;
     available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python, and why; notes;
-    alternatives, the routes not chosen, with their price and the reason.
+    alternatives, the routes not chosen, with their price and the reason; largest_fit, the largest table that a fit
+    would finish within the limits that were named.
     """
 
     route: str
@@ -85,11 +103,15 @@ class Plan:
     fit_step_seconds: float
     training_factor_passes: int
     training_rank: int
+    fit_seconds: float
+    fit_seconds_low: float
+    fit_seconds_high: float
     available_bytes: int
     profile: str
     kernel: str
     notes: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    largest_fit: LargestFit | None = field(default=None, compare=False)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -116,6 +138,12 @@ class Plan:
             raise DomainError(f"`text` names {plan.distinct:,} distinct rows of n = {plan.n:,}; at most all differ")
         return plan
 
+    @property
+    def fit_text(self) -> str:
+        """The seconds of a whole fit in words."""
+        low, high = readable_seconds(self.fit_seconds_low), readable_seconds(self.fit_seconds_high)
+        return f"about {readable_seconds(self.fit_seconds)}, most between {low} and {high}"
+
     def lines(self) -> list[tuple[str, str]]:
         """(name, readable value); the alternatives are a table of their own."""
         size = f"n = {self.n:,}" + (f" rows, {self.distinct:,} distinct" if self.distinct < self.n else "")
@@ -131,6 +159,8 @@ class Plan:
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
             ("training", f"{self.training}: {TRAININGS[self.training]}; {readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
+            *([("whole fit", self.fit_text)] if self.fit_seconds else []),
+            *([("fits up to", str(self.largest_fit))] if self.largest_fit else []),
             *(("note", note) for note in self.notes),
         ]
 

@@ -15,6 +15,7 @@ from flashgp.foundations.profile_store import current_profile, tune_command, unu
 from flashgp.pairwise.program.program import program_of
 from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES, Engine
+from flashgp.planner.fit_stages import StageSettings
 
 __all__ = ["ConditioningProblem", "Features", "OtherWork", "ProductProblem", "Resources"]
 
@@ -75,7 +76,8 @@ class ProductProblem:
 @dataclass(frozen=True)
 class ConditioningProblem:
     """Conditioning and fitting. Fields: form; n rows of d columns; features; distinct, of the n rows those that differ,
-    whose price it is but for (M-89), None for all; outputs; batch, models."""
+    whose price it is but for (M-89), None for all; outputs; batch, models; parameters, numbers that a fit trains;
+    own_modules, whether modules of a user's own take part; stages, what decides those of a fit."""
 
     form: Form
     n: int
@@ -84,6 +86,9 @@ class ConditioningProblem:
     distinct: int | None = None
     outputs: int = 1
     batch: int = 1
+    parameters: int = 3
+    own_modules: bool = False
+    stages: StageSettings = field(default_factory=StageSettings)
 
     @property
     def u(self) -> int:

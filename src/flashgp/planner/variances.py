@@ -17,7 +17,7 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import Candidate
-from flashgp.planner.conditioning import PASSES
+from flashgp.planner.prices import PASSES
 from flashgp.planner.problem import Features, ProductProblem
 from flashgp.planner.products import product_prices
 

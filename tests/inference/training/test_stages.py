@@ -16,7 +16,7 @@ from flashgp.inference.training.history import Recorder, Stage, TimeUp
 from flashgp.inference.training.objective import Evaluation, LogJoint, Objective
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
-from flashgp.inference.training.stages import stage_sizes
+from flashgp.planner.fit_stages import stage_sizes
 from inference.training.tables import kinds, prior, table
 
 FEW = FitSettings(search=SearchSettings(start_rows=60))

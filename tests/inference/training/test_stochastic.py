@@ -14,8 +14,9 @@ from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import Factors, Recorder, Run, Stage
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitSettings
-from flashgp.inference.training.stochastic import part_sizes, with_factored_part
+from flashgp.inference.training.stochastic import with_factored_part
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
+from flashgp.planner.fit_stages import part_sizes
 from inference.training.tables import SETTINGS, kinds, planned, prior, table
 
 

@@ -13,7 +13,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.history import Factors, TimeUp
 from flashgp.inference.training.settings import EstimateSettings
-from flashgp.planner import conditioning
+from flashgp.planner import training
 from flashgp.solvers.settings import ComparisonSettings, SolveSettings
 from inference.training.tables import objectives, prior, table
 
@@ -176,7 +176,7 @@ def test_a_factor_takes_over_when_iterations_take_as_long():
     assert numpy.linalg.norm(found - wanted) < 0.15 * numpy.linalg.norm(wanted)
     _, few = objectives(gp, x, y, factor_passes=1, probes=8)
     few(theta)
-    assert few.probes == EstimateSettings().factor_probes == conditioning.FACTOR_COLUMNS - 1, "planned, and better"
+    assert few.probes == EstimateSettings().factor_probes == training.FACTOR_COLUMNS - 1, "planned, and better"
 
 
 @pytest.mark.parametrize("factors", [Factors.SINGLE, Factors.DOUBLE])

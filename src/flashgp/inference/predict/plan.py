@@ -14,7 +14,7 @@ from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.plan import PlanSettings, PredictionQuestion, ProblemSize, RowCounts, prediction_plan
 from flashgp.inference.state import State
 from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
-from flashgp.planner.conditioning import PASSES
+from flashgp.planner.prices import PASSES
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import DEFAULT_VARIANCES, VariancePrice, VarianceSettings, exact_or_sampled
 

@@ -33,7 +33,7 @@ from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.state import State
 from flashgp.inference.training.checkpoint import EvaluationLog, fingerprint
-from flashgp.inference.training.history import HistoryEntry, Recorder, Stage
+from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
@@ -127,7 +127,7 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
         asked = PlanSettings(
             options.memory, x.device if options.device is None else options.device, options.dtype,
             solver=options.solver, factored=options.jitter is not None or prior.is_batch(x, y),
-            deterministic=options.deterministic,
+            deterministic=options.deterministic, stages=options.stages,
         )  # fmt: skip
         plan = conditioning_plan(prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked)
     if plan.training_bytes > plan.available_bytes:
@@ -238,7 +238,6 @@ def _report_answer(report: Report, recorder: Recorder, state: State, plan: Plan,
     report.events += conditioning.events
     report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
     report.iterations = len(recorder.history)
-    on_all_rows = sum(count for run, count in recorder.counts.items() if run.stage is Stage.ALL_ROWS)
-    report.predicted_seconds = on_all_rows * plan.fit_step_seconds + plan.seconds
+    report.predicted_seconds = plan.fit_seconds or None
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

@@ -28,8 +28,6 @@ from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Factors
 from flashgp.inference.training.initial import RoleStart
 from flashgp.inference.training.parameter_vector import ParameterVector
-from flashgp.kernels import Warped
-from flashgp.means import REGISTRY
 
 __all__ = ["Estimate", "Evaluation", "LogJoint", "Objective", "ParameterPriors", "Problem"]
 
@@ -114,9 +112,7 @@ class Objective(ABC):
     @property
     def has_user_modules(self) -> bool:
         """Whether modules of the user's take part, whose initial values are their own."""
-        prior = self.problem.prior
-        known = isinstance(prior.mean, tuple(REGISTRY.values()))
-        return self.parameters.foreign or not known or any(isinstance(m, Warped) for m in prior.modules())
+        return self.problem.prior.has_user_modules
 
     @property
     def estimate(self) -> Estimate | None:

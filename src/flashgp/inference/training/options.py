@@ -12,6 +12,7 @@ from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
+from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
 
 __all__ = ["FitOptions", "FitSettings"]
@@ -72,6 +73,16 @@ class FitOptions:
     progress: Callable[[Progress], None] | None = None
     settings: FitSettings = field(default_factory=FitSettings)
     solver: str | None = None
+
+    @property
+    def stages(self) -> StageSettings:
+        """What decides the stages of the search."""
+        search, stochastic = self.settings.search, self.settings.stochastic
+        starts = 1 if self.starts is None and self.initial == "given" else self.starts
+        return StageSettings(
+            starts, search.default_starts, search.start_rows, stochastic.stage_ratio, stochastic.first_rows,
+            stochastic.part_ratio, stochastic.max_parameters, stochastic.draws_per_parameter, stochastic.min_draws,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         def whole(value: Any, smallest: int) -> bool:

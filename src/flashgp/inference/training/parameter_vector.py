@@ -55,7 +55,7 @@ class Slot:
 class ParameterVector:
     """A flat vector of a prior's trainable tensors, in the order of `named_parameters`.
 
-    Fields: slots; size; foreign, whether some of the tensors are of a user's own module.
+    Fields: slots; size.
     """
 
     def __init__(self, prior: nn.Module, roles: Mapping[Parameter, RoleStart]) -> None:
@@ -68,7 +68,6 @@ class ParameterVector:
                 role = roles.get(owner) if owner is not None else None
                 self.slots.append(Slot(name, tensor, owner, role, slice(self.size, end)))
                 self.size = end
-        self.foreign = any(slot.owner is None for slot in self.slots)
 
     @property
     def tensors(self) -> list[nn.Parameter]:

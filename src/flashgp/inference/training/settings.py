@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
+from flashgp.planner.fit_stages import StageSettings
 from flashgp.solvers.settings import SolveSettings
 
 __all__ = ["EstimateSettings", "ScoringSettings", "SearchSettings", "StochasticSettings"]
@@ -24,8 +25,8 @@ class SearchSettings:
         reset_ratio: a lengthscale that ends longer than this times its start is reset in the last run.
     """
 
-    default_starts: int = 4
-    start_rows: int = 400
+    default_starts: int = StageSettings.default_starts
+    start_rows: int = StageSettings.start_rows
     start_reach: float = math.log(30.0)
     start_spread: float = 1.0
     min_decrease: float = 1e-4
@@ -120,18 +121,18 @@ class StochasticSettings:
         max_trend: how far they lead, in ways between these optima.
     """
 
-    first_rows: int = 2000
+    first_rows: int = StageSettings.first_rows
     first_decrease: float = 0.05
-    draws_per_parameter: int = 5
-    min_draws: int = 60
+    draws_per_parameter: int = StageSettings.draws_per_parameter
+    min_draws: int = StageSettings.min_draws
     step_share: float = 0.5
     min_gain: float = 0.02
     negligible_gain: float = 3e-4
     negligible_gain_by_factors: float = 1e-3
     negligible_gain_by_values: float = 1e-4
-    stage_ratio: float = 3.0
-    max_parameters: int = 200
-    part_ratio: int = 4
+    stage_ratio: float = StageSettings.stage_ratio
+    max_parameters: int = StageSettings.max_parameters
+    part_ratio: int = StageSettings.part_ratio
     part_gradients: int = 15
     min_part_ratio: float = 1.5
     max_drop: float = 0.1

@@ -13,8 +13,7 @@ information, batches and models of very many parameters are minimised on all row
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import TypeGuard
+from collections.abc import Callable, Sequence
 
 import numpy
 
@@ -28,8 +27,9 @@ from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
 from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.planner.fit_stages import FitStage, Search
 
-__all__ = ["ExactStages", "stage_sizes"]
+__all__ = ["ExactStages"]
 
 Array = numpy.ndarray
 
@@ -40,7 +40,8 @@ class ExactStages:
 
     Args:
         of: makes the objective of so many random rows.
-        rows: of the table; of the last stage here.
+        rows: of the table.
+        stages: those of exact gradients, from few rows to the last ones here.
         recorder: of all evaluations.
         search, settings: of L-BFGS-B, and of what follows.
         max_iterations: of one search at most.
@@ -51,7 +52,7 @@ class ExactStages:
 
     of: Callable[[int], Objective]
     rows: int
-    last: int
+    stages: Sequence[FitStage]
     recorder: Recorder
     search: SearchSettings
     settings: StochasticSettings
@@ -61,13 +62,14 @@ class ExactStages:
 
     def run(self, starts: list[Array]) -> Array:
         """From starts to the optimum of the last stage, which `recorder.reached` then is."""
-        few = min(self.search.start_rows, self.last)
-        objective = self.of(few)
+        few, *later = self.stages
+        objective = self.of(few.rows)
         theta = self._from_starts(objective, starts)
-        if few == self.last:
+        if not later:
             return theta
-        if not self._is_scored(objective):
+        if later[0].search is not Search.SCORING:
             return self._by_values(theta)
+        assert isinstance(objective, LogJoint)
         try:
             return self._by_gradients(objective, theta)
         except NotPositiveDefiniteError as error:
@@ -111,7 +113,7 @@ class ExactStages:
         curvature = log_joint_curvature(few, theta, self.rows, self.settings, self.seed)
         trend, free = Trend(theta, few.rows, self.settings), numpy.full_like(theta, math.inf)
         settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
-        for size in stage_sizes(few.rows, self.last, self.settings.stage_ratio):
+        for size in (stage.rows for stage in self.stages[1:]):
             recorder.begin(size)
             search = GradientSearch(self.of(size), self._run(size), recorder, settings, (-free, free))
             try:
@@ -141,10 +143,10 @@ class ExactStages:
         anew = log_joint_curvature(few, best[2], self.rows, self.settings, self.seed)
         return best[2], anew.grown(objective.parameters.information_growth(objective.rows / few.rows))
 
-    def _is_scored(self, objective: Objective) -> TypeGuard[LogJoint]:
-        """Whether its curvature is known beforehand: the log joint of one table, of not too many parameters."""
-        known = isinstance(objective, LogJoint) and not objective.has_user_modules and objective.problem.x.dim() == 2
-        return known and objective.parameters.size <= self.settings.max_parameters
+    @property
+    def last(self) -> int:
+        """Rows of the last stage here."""
+        return self.stages[-1].rows
 
     def _by_values(self, theta: Array) -> Array:
         """L-BFGS-B on the rows of the last stage."""
@@ -157,9 +159,3 @@ class ExactStages:
         if size == self.rows:
             return Run(Stage.ALL_ROWS)
         return Run(Stage.FIRST_ROWS) if size == self.last else Run(Stage.PART, size)
-
-
-def stage_sizes(first: int, last: int, ratio: float) -> list[int]:
-    """Rows of the stages after the first one: each at most `ratio` times the one before, evenly, ending with `last`."""
-    count = math.ceil(math.log(last / first) / math.log(ratio) - 1e-9)
-    return [round(first * (last / first) ** (i / count)) for i in range(1, count + 1)]

@@ -12,6 +12,7 @@ search continues until it ends again: an optimum that is an artefact of one draw
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy
 
@@ -36,15 +37,21 @@ class StochasticFit:
     Args:
         objective: of all rows.
         first_rows: the exact objective of the first ones.
+        parts: rows of the stages between them and all.
         recorder: of all evaluations.
         max_iterations: of one search at most.
     Cost: a draw of the Fisher information of the first rows, then 1 to 20 gradients of all rows.
     """
 
     def __init__(
-        self, objective: EstimatedLogJoint, first_rows: Objective, recorder: Recorder, max_iterations: int
+        self,
+        objective: EstimatedLogJoint,
+        first_rows: Objective,
+        parts: Sequence[int],
+        recorder: Recorder,
+        max_iterations: int,
     ) -> None:
-        self.objective, self.first_rows, self.recorder = objective, first_rows, recorder
+        self.objective, self.first_rows, self.parts, self.recorder = objective, first_rows, parts, recorder
         self.settings, self.seed, self.max_iterations = objective.settings, objective.options.seed, max_iterations
 
     def run(self, theta: Array) -> None:
@@ -57,7 +64,7 @@ class StochasticFit:
         # Estimates may carry a positive parameter so far: where the likelihood is flat no curvature holds them.
         window = theta - reach, theta + reach
         trend = Trend(theta, count, self.settings)
-        sizes = part_sizes(n, count, self.settings.part_ratio)
+        sizes = list(self.parts)
         while sizes:
             size = sizes.pop(0)
             recorder.begin(size)
@@ -134,16 +141,6 @@ class StochasticFit:
             self.recorder.note(
                 Event(EventKind.SEARCH_UNFINISHED, evaluations=search.evaluations, expected=first.expected)
             )
-
-
-def part_sizes(n: int, first: int, ratio: int) -> list[int]:
-    """Rows of the parts between the first rows and all n: each `ratio` times the one before, ending below n."""
-    sizes: list[int] = []
-    size = n // ratio
-    while size > first:
-        sizes.insert(0, size)
-        size //= ratio
-    return sizes
 
 
 def with_factored_part(sizes: list[int], size: int, n: int, min_ratio: float) -> list[int]:

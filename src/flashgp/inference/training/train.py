@@ -14,15 +14,14 @@ from flashgp.foundations.events import StopReason
 from flashgp.foundations.quantities import counted
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.history import Recorder, Stage, TimeUp
-from flashgp.inference.training.objective import Objective, Problem
+from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.options import FitOptions
-from flashgp.inference.training.stages import ExactStages, stage_sizes
-from flashgp.inference.training.stochastic import StochasticFit, part_sizes
+from flashgp.inference.training.stages import ExactStages
+from flashgp.inference.training.stochastic import StochasticFit
 from flashgp.inference.training.stochastic_objective import EstimateOptions
+from flashgp.planner.fit_stages import Search, fit_stages
 
 __all__ = ["Trained", "train"]
-
-START_EVALUATIONS, LATER_EVALUATIONS = 45, 12  # usually: what is left of a fit is estimated from them
 
 
 @dataclass(frozen=True)
@@ -50,30 +49,27 @@ def train(
     settings, search, iterations, n = options.settings, options.settings.search, options.max_iterations, problem.rows
     objective = settings.objective(problem)
     estimated = None if estimate is None else settings.estimated_gradients(problem, estimate)
-    count, from_data = options.starts, options.initial == "data"
-    if count is None:
-        count = search.default_starts if from_data and not objective.has_user_modules else 1
-    last = n if estimated is None else min(n, settings.stochastic.first_rows)
+    shape = options.stages.for_model(own_modules=objective.has_user_modules)
+    scored = isinstance(objective, LogJoint) and not objective.has_user_modules and problem.x.dim() == 2
+    stages = fit_stages(n, shape, parameters=objective.parameters.size, scored=scored, estimated=estimated is not None)
+    exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
+    parts = [stage.rows for stage in stages if stage.search is Search.ESTIMATED][:-1]
+    recorder.expected = {stage.rows: round(stage.evaluations.middle) for stage in stages}
     double = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
 
     def of(rows: int) -> Objective:
         return objective if rows == n and estimated is None else settings.objective(double.subset(rows, options.seed))
 
-    if objective.has_user_modules and count == 1:  # it starts where its user has put it, which few rows would lose
-        search = dataclasses.replace(search, start_rows=last)
-    stages = ExactStages(of, n, last, recorder, search, settings.stochastic, iterations, options.seed, count > 1)
-    few = min(search.start_rows, last)
-    later = [] if few == last else stage_sizes(few, last, settings.stochastic.stage_ratio)
-    if estimated is not None:
-        later += [*part_sizes(n, last, settings.stochastic.part_ratio), n]
-    recorder.expected = dict.fromkeys(later, LATER_EVALUATIONS) | {few: START_EVALUATIONS * (count + (count > 1))}
-    given, stop = objective.parameters.values(), StopReason.GOAL
+    first = ExactStages(of, n, exact, recorder, search, settings.stochastic, iterations, options.seed, shape.resets)
+    given, stop, from_data = objective.parameters.values(), StopReason.GOAL, options.initial == "data"
     try:
-        starts = objective.parameters.starts(count, from_data=from_data, spread=search.start_spread, seed=options.seed)
+        starts = objective.parameters.starts(
+            shape.runs, from_data=from_data, spread=search.start_spread, seed=options.seed
+        )
         with quiet_openblas():
-            theta = stages.run(starts)
+            theta = first.run(starts)
             if estimated is not None:
-                StochasticFit(estimated, of(last), recorder, iterations).run(theta)
+                StochasticFit(estimated, of(first.last), parts, recorder, iterations).run(theta)
     except KeyboardInterrupt:
         stop = StopReason.INTERRUPT
     except TimeUp:

@@ -1,0 +1,193 @@
+"""The stages of a fit: on how many rows it searches, how, and how many evaluations that usually takes.
+
+The search (inference/training) goes through these stages, and plans price them (planner/training.py): both from here.
+"""
+
+import enum
+import math
+from dataclasses import dataclass, field, replace
+
+__all__ = [
+    "FitStage",
+    "Search",
+    "StageSettings",
+    "Usual",
+    "WorkSettings",
+    "fit_stages",
+    "part_sizes",
+    "stage_sizes",
+]
+
+ALL_ROWS = 2**62  # as many as there are
+
+
+class Search(enum.Enum):
+    """How a stage finds its optimum."""
+
+    STARTS = "L-BFGS-B from every start, once more with long lengthscales reset"
+    VALUES = "L-BFGS-B from the optimum of few rows"
+    SCORING = "Fisher scoring with exact gradients"
+    ESTIMATED = "Fisher scoring with estimated gradients"
+
+
+@dataclass(frozen=True)
+class Usual:
+    """A number that differs from fit to fit: what is usual, and between what nine of ten lie."""
+
+    low: float
+    middle: float
+    high: float
+
+    def times(self, factor: float) -> "Usual":
+        return Usual(self.low * factor, self.middle * factor, self.high * factor)
+
+    def by(self, other: "Usual") -> "Usual":
+        return Usual(self.low * other.low, self.middle * other.middle, self.high * other.high)
+
+    def plus(self, other: "Usual") -> "Usual":
+        return Usual(self.low + other.low, self.middle + other.middle, self.high + other.high)
+
+
+@dataclass(frozen=True)
+class WorkSettings:
+    """How many evaluations a stage usually takes, and what one costs: measured on the tables of
+    benchmark/claim_fit_plan.py at other sizes, only ever a prediction.
+
+    Args:
+        run, run_per_parameter: evaluations of one run of L-BFGS-B on few of the rows, and more for each parameter.
+        last_run, last_run_per_parameter: the same where there are no more rows, so that a run is followed to its end.
+        scoring: evaluations of a stage of Fisher scoring.
+        reset: more in the first of these stages, for long lengthscales reset, in runs on few rows.
+        estimated: evaluations of a stage by estimated gradients.
+        solves: what one of them takes, in steps of (M-100): the spectrum decides how many iterations its solves need.
+        first_solves: more for the first of a stage, whose solves begin at zero, choose a preconditioner, and may fail.
+        informations: times that the Fisher information is drawn.
+        pairs: passes over the pairs of one evaluation, at the rate of a dense block.
+        calls: small operations of one evaluation.
+        alone_rows, alone: up to so many rows one thread evaluates; so many times as long its factorisation takes.
+        draw_pairs, draw_calls: of one simulated score of the Fisher information.
+    """
+
+    run: Usual = Usual(11.0, 15.0, 20.0)
+    run_per_parameter: Usual = Usual(0.45, 0.65, 0.95)
+    last_run: Usual = Usual(15.0, 27.0, 42.0)
+    last_run_per_parameter: Usual = Usual(0.5, 0.75, 1.2)
+    scoring: Usual = Usual(4.0, 9.5, 18.0)
+    reset: Usual = Usual(0.2, 0.85, 1.25)
+    estimated: Usual = Usual(3.0, 5.0, 9.0)
+    solves: Usual = Usual(1.4, 3.5, 7.0)
+    first_solves: Usual = Usual(5.0, 15.0, 35.0)
+    informations: Usual = Usual(1.0, 1.2, 2.0)
+    pairs: float = 3.0
+    calls: float = 10.0
+    alone_rows: int = 400
+    alone: float = 1.8
+    draw_pairs: float = 0.2
+    draw_calls: float = 40.0
+
+    def of_run(self, parameters: int, *, last: bool) -> Usual:
+        """Evaluations of one run of L-BFGS-B."""
+        base, slope = (self.last_run, self.last_run_per_parameter) if last else (self.run, self.run_per_parameter)
+        return base.plus(slope.times(parameters))
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """What decides the stages of a fit; defaults of the settings of training (inference/training/settings.py).
+
+    Args:
+        starts: runs from different initial values, on few rows; with more than one, a last run with long lengthscales
+            reset. None for `default_starts`, or for 1 where modules of a user's own have their initial values.
+        start_rows: rows to which starts are fitted; all of them where a table has no more.
+        stage_ratio: of rows, at most, from one stage of exact gradients to the next.
+        first_rows: rows fitted with exact gradients before any is estimated.
+        part_ratio: of rows, from one part to the next, where gradients are estimated.
+        max_parameters: whose Fisher information is drawn; models of more take L-BFGS-B.
+        draws_per_parameter, min_draws: simulated scores for the Fisher information.
+        work: what stages usually take.
+    """
+
+    starts: int | None = None
+    default_starts: int = 4
+    start_rows: int = 400
+    stage_ratio: float = 3.0
+    first_rows: int = 2000
+    part_ratio: int = 4
+    max_parameters: int = 200
+    draws_per_parameter: int = 5
+    min_draws: int = 60
+    work: WorkSettings = field(default_factory=WorkSettings)
+
+    @property
+    def runs(self) -> int:
+        """Starts, by default where none are named."""
+        return self.default_starts if self.starts is None else self.starts
+
+    @property
+    def resets(self) -> bool:
+        """Whether long lengthscales are reset once."""
+        return self.runs > 1
+
+    def draws(self, parameters: int) -> int:
+        """Simulated scores for the Fisher information of a model of so many parameters."""
+        return max(self.min_draws, self.draws_per_parameter * parameters)
+
+    def for_model(self, *, own_modules: bool) -> "StageSettings":
+        """The same for a model with or without modules of a user's own: it starts once, where its user has put it, on
+        all rows of exact gradients, since few would lose it."""
+        if not own_modules or self.starts not in (None, 1):
+            return self
+        return replace(self, starts=1, start_rows=ALL_ROWS)
+
+
+@dataclass(frozen=True)
+class FitStage:
+    """A search over so many rows. Fields: rows; search; evaluations, usually."""
+
+    rows: int
+    search: Search
+    evaluations: Usual
+
+
+def fit_stages(
+    rows: int, settings: StageSettings, *, parameters: int, scored: bool, estimated: bool
+) -> tuple[FitStage, ...]:
+    """The stages of a fit, in their order.
+
+    Args:
+        rows: distinct rows of the table, 1 or more.
+        parameters: numbers that are trained.
+        scored: whether the curvature is known beforehand: the log joint of one table, without modules of a user's own.
+        estimated: whether gradients of many rows are estimated.
+    """
+    last = min(rows, settings.first_rows) if estimated else rows
+    few, work = min(settings.start_rows, last), settings.work
+    run = work.of_run(parameters, last=few == rows)
+    stages = [FitStage(few, Search.STARTS, run.times(settings.runs + settings.resets))]
+    if few < last and scored and parameters <= settings.max_parameters:
+        reset = run.by(work.reset) if settings.resets else Usual(0.0, 0.0, 0.0)
+        for size in stage_sizes(few, last, settings.stage_ratio):
+            stages.append(FitStage(size, Search.SCORING, work.scoring.plus(reset)))
+            reset = Usual(0.0, 0.0, 0.0)
+    elif few < last:
+        stages.append(FitStage(last, Search.VALUES, work.of_run(parameters, last=True)))
+    if estimated:
+        sizes = [*part_sizes(rows, last, settings.part_ratio), rows]
+        stages += [FitStage(size, Search.ESTIMATED, work.estimated) for size in sizes]
+    return tuple(stages)
+
+
+def stage_sizes(first: int, last: int, ratio: float) -> list[int]:
+    """Rows of the stages after the first one: each at most `ratio` times the one before, evenly, ending with `last`."""
+    count = math.ceil(math.log(last / first) / math.log(ratio) - 1e-9)
+    return [round(first * (last / first) ** (i / count)) for i in range(1, count + 1)]
+
+
+def part_sizes(n: int, first: int, ratio: int) -> list[int]:
+    """Rows of the parts between the first rows and all n: each `ratio` times the one before, ending below n."""
+    sizes: list[int] = []
+    size = n // ratio
+    while size > first:
+        sizes.insert(0, size)
+        size //= ratio
+    return sizes

@@ -1,0 +1,113 @@
+"""How to train beside a way to condition, eq. (M-100), and the seconds of a whole fit, eq. (M-146)."""
+
+from dataclasses import replace
+
+import torch
+
+from flashgp.planner.fit_stages import Search, Usual, fit_stages
+from flashgp.planner.plan import Plan
+from flashgp.planner.prices import VECTORS, Priced, factored_plan, preconditioned, products_of
+
+__all__ = ["FACTOR_COLUMNS", "trained_plan", "with_fit_seconds"]
+
+# An exact step is preferred while so many of them, a short fit, take less than this.
+TRAINING_EVALUATIONS, TRAINING_SECONDS = 40, 30.0
+TRAINING_PASSES, GRADIENT_PASSES = 30, 3  # of one iterative step: warm starts need few
+TRAINING_COLUMNS = 9  # right-hand sides of a step: the targets and eight samples
+FACTOR_COLUMNS = 33  # with a factor: more samples cost little beside it
+
+
+def trained_plan(plan: Plan, priced: Priced, available: int, factor: str) -> Plan:
+    """How `fit` trains beside this way to condition, eq. (M-100).
+
+    A closed-form gradient while TRAINING_EVALUATIONS of them take less than TRAINING_SECONDS, or are the quickest;
+    else estimated gradients, on stored tiles where they fit. factor: the route whose factor gives exact gradients,
+    "direct" unless float32 was asked for, which rounds the likelihood; available, beside what joined rows take.
+    """
+    device = torch.device(plan.device)
+    exact = factored_plan(priced, device, factor)
+    exact = replace(plan, training_bytes=exact.peak_bytes, fit_step_seconds=exact.fit_step_seconds)
+    if priced.problem.batch != 1:
+        return exact
+    estimated = _estimated(plan, priced, device, available)
+    affordable = TRAINING_EVALUATIONS * exact.fit_step_seconds < TRAINING_SECONDS
+    quickest = all(exact.fit_step_seconds <= other.fit_step_seconds for other in estimated)
+    if exact.training_bytes <= available and (affordable or quickest):
+        return exact
+    fitting = [other for other in estimated if other.training_bytes <= available]
+    stored = [other for other in fitting if other.training == "stored"]
+    if stored or fitting:
+        return min(stored or fitting, key=lambda other: other.fit_step_seconds)
+    return min([exact, *estimated], key=lambda other: other.training_bytes)
+
+
+def _estimated(plan: Plan, priced: Priced, device: torch.device, available: int) -> list[Plan]:
+    """Steps with estimated gradients: TRAINING_PASSES products and the passes of a gradient, (M-100).
+
+    A float32 factor may take over where it fits, and a float64 one after it where that fits.
+    """
+    t, plans = TRAINING_COLUMNS * priced.problem.outputs, []
+    single, double = (factored_plan(priced, device, route) for route in ("refined", "direct"))
+    vectors = 8 * priced.n * VECTORS * FACTOR_COLUMNS * priced.problem.outputs
+    fitting = [one.peak_bytes + vectors for one in (double, single) if one.peak_bytes + vectors <= available]
+    for price in products_of(priced, device, t, TRAINING_PASSES + GRADIENT_PASSES):
+        rank, peak = preconditioned(priced, price.peak_bytes, t, available)
+        one = replace(
+            plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=price.seconds
+        )
+        if fitting:
+            one_pass = price.seconds / (TRAINING_PASSES + GRADIENT_PASSES)
+            passes = max(1, round(single.seconds / one_pass)) if one_pass else 1
+            one = replace(one, training_bytes=max(peak, fitting[0]), training_factor_passes=passes)
+        plans.append(one)
+    return plans
+
+
+# -- a whole fit -----------------------------------------------------------------------------------------------------
+def with_fit_seconds(plan: Plan, priced: Priced) -> Plan:
+    """The plan with the seconds of a whole fit, eq. (M-146): every stage, what lies between, and the posterior."""
+    problem, device = priced.problem, torch.device(plan.device)
+    if not problem.u or not problem.batch:
+        return plan
+    estimated, scored = plan.training != "exact", problem.batch == 1 and not problem.own_modules
+    settings = problem.stages.for_model(own_modules=problem.own_modules)
+    stages = fit_stages(problem.u, settings, parameters=problem.parameters, scored=scored, estimated=estimated)
+    total = Usual(plan.seconds, plan.seconds, plan.seconds)
+    for stage in stages:
+        if stage.search is Search.ESTIMATED:
+            steps = stage.evaluations.by(settings.work.solves).plus(settings.work.first_solves)
+            total = total.plus(steps.times(_step_seconds(plan, priced, device, stage.rows)))
+        else:
+            total = total.plus(stage.evaluations.times(_exact_seconds(priced, device, stage.rows)))
+    if any(stage.search is Search.SCORING for stage in stages):
+        total = total.plus(settings.work.informations.times(_information_seconds(priced, device, stages[0].rows)))
+    if estimated:
+        first = [stage.rows for stage in stages if stage.search is not Search.ESTIMATED][-1]
+        seconds = _information_seconds(priced, device, first)
+        total = total.plus(Usual(seconds, seconds, seconds))
+    return replace(plan, fit_seconds=total.middle, fit_seconds_low=total.low, fit_seconds_high=total.high)
+
+
+def _exact_seconds(priced: Priced, device: torch.device, rows: int) -> float:
+    """One value with its gradient in float64, eq. (M-146)."""
+    problem, rates, work = priced.problem, priced.profile.rates(device), priced.problem.stages.work
+    factor = rows**3 / rates.cholesky(torch.float64, rows)
+    if device.type == "cpu" and rows <= work.alone_rows:
+        factor *= work.alone
+    pairs = work.pairs * rows**2 / rates.block_pairs
+    return problem.batch * (factor + pairs) + work.calls * rates.call_seconds
+
+
+def _information_seconds(priced: Priced, device: torch.device, rows: int) -> float:
+    """The Fisher information of so many rows, eq. (M-104): a factor, and a pass over the pairs for every draw."""
+    problem, rates, work = priced.problem, priced.profile.rates(device), priced.problem.stages.work
+    draw = work.draw_pairs * rows**2 / rates.block_pairs + work.draw_calls * rates.call_seconds
+    return _exact_seconds(priced, device, rows) + problem.stages.draws(problem.parameters) * draw
+
+
+def _step_seconds(plan: Plan, priced: Priced, device: torch.device, rows: int) -> float:
+    """A step with estimated gradients of so many rows, trained as the plan says, eq. (M-100)."""
+    problem = replace(priced.problem, n=rows, distinct=None)
+    passes = TRAINING_PASSES + GRADIENT_PASSES
+    prices = products_of(replace(priced, problem=problem), device, TRAINING_COLUMNS * problem.outputs, passes)
+    return min(price.seconds for price in prices if price.route == plan.training)
