@@ -101,6 +101,36 @@ def test_a_search_that_diverges_is_given_up():
     assert "STAGE_WORSE" in kinds(by_factors.report.events)
 
 
+@pytest.mark.parametrize("lying_rows", [220, 165])
+def test_a_search_by_rough_solves_is_done_again_by_factors_where_they_fit(lying_rows: int, tmp_path) -> None:
+    """Of all rows, or of a part, whose factors those that follow begin with; and it resumes."""
+    x, y = table(660 if lying_rows == 165 else 220)
+    gp, calls = prior(), []
+
+    def lying(objective, evaluation):  # the noise had better vanish
+        if objective.rows != lying_rows or objective.factors is not Factors.NONE:
+            return evaluation
+        pull = [2500.0 * name.startswith("likelihood") for name in objective.parameters.names()]
+        return dataclasses.replace(evaluation, gradient=evaluation.gradient + numpy.array(pull))
+
+    plan = planned(gp, len(y), training_factor_passes=100_000)
+    options = {"starts": 1, "plan": plan, "settings": with_gradients(lying, calls), "checkpoint": tmp_path / "log"}
+    found = fgp.fit(gp, x, y, **options)
+    assert "STAGE_BY_FACTORS" in kinds(found.report.events)
+    assert "STAGE_REJECTED" not in kinds(found.report.events)
+    exact = fgp.fit(gp, x, y, starts=1)
+    lost = float((exact.gp.log_joint(x, y) - found.gp.log_joint(x, y)).detach())
+    assert lost < 0.01 * len(y)
+    runs = list(dict.fromkeys(e.run for e in found.history if e.measure == "gain"))
+    assert [run.factors for run in runs] == [Factors.NONE, *[Factors.SINGLE] * (len(runs) - 1)]
+    for run in runs:  # each counts its gain from its own start
+        assert next(e.value for e in found.history if e.run == run) == 0.0
+    count = len(calls)
+    resumed = fgp.fit(gp, x, y, **options)
+    assert len(calls) == count, "every evaluation came from the checkpoint"
+    assert resumed.history[-1].theta == found.history[-1].theta
+
+
 def test_a_search_whose_end_cannot_be_checked_is_given_up():
     """No exact likelihood of the first rows can be had there: what was found before is kept, and the fit goes on."""
     x, y = table(220)

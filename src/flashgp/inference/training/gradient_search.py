@@ -46,8 +46,8 @@ class GradientSearch:
     ) -> None:
         self.objective, self.name, self.recorder, self.settings = objective, run, recorder, settings
         low, high = objective.parameters.bounds()
-        self.bounds = numpy.maximum(low, window[0]), numpy.minimum(high, window[1])
         self.unit = objective.parameters.units()
+        self.bounds = numpy.maximum(low, window[0]) / self.unit, numpy.minimum(high, window[1]) / self.unit
         self.evaluations = 0
         self._extrapolated = False  # whether the next accepted vector is an extrapolation
         self._seen: Point | None = None
@@ -60,6 +60,7 @@ class GradientSearch:
         Raises: NotPositiveDefiniteError if there is no gradient at their optimum either.
         """
         rows, scoring = self.objective.rows, self.settings.scoring
+        self._seen = self._last = None  # gains count from here
         scaled = curvature.grown(self.objective.parameters.information_growth(rows / trend.rows))
         start = trend.extrapolate(
             rows, curvature.matrix / curvature.scale, self.objective.probes, scoring.max_reach * self.unit
@@ -78,7 +79,7 @@ class GradientSearch:
         return self.run(trend.theta, scaled)
 
     def run(self, theta: Array, curvature: Curvature) -> Descent:
-        """One descent, all in the parameters' own units; bounds belong to entries of unit 1."""
+        """One descent, all in the parameters' own units."""
         unit, square, settings = self.unit, numpy.outer(self.unit, self.unit), self.settings
         estimate, rows = self.objective.estimate, self.objective.rows
         scoring = settings.scoring

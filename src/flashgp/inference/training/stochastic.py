@@ -20,7 +20,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
-from flashgp.inference.training.fisher_scoring import Descent
+from flashgp.inference.training.fisher_scoring import Curvature, Descent
 from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Factors, Recorder, Run, Stage
 from flashgp.inference.training.objective import LogJoint, Objective
@@ -72,14 +72,14 @@ class StochasticFit:
             settings = self.settings.limited(self.settings.part_gradients)
             search = GradientSearch(part, Run(Stage.PART, size), recorder, settings, window)
             try:
-                descent = search.follow(trend, curvature)
+                descent = self._descended(search, trend, curvature, theta)
             except NotPositiveDefiniteError as error:
                 recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
                 continue
             if part.factors is not Factors.NONE:
                 self.objective.use_factors(part.factors)
                 sizes = with_factored_part(sizes, size, n, self.settings.min_part_ratio)
-            if not self._diverged(descent, theta, size):
+            if descent is not None:
                 trend.add(descent.theta, size)
                 curvature, recorder.reached = descent.curvature, descent.theta
             else:
@@ -88,43 +88,63 @@ class StochasticFit:
         settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
         search = GradientSearch(self.objective, Run(Stage.ALL_ROWS), recorder, settings, window)
         try:
-            first = search.follow(trend, curvature)
+            last = self._descended(search, trend, curvature, theta, redraw=True)
         except NotPositiveDefiniteError as error:
             self._warn(Event(EventKind.NO_GRADIENT, rows=n, fitted=trend.rows, error=str(error)))
             return
-        last, estimate = first, self.objective.estimate
-        if first.stop is StopReason.GOAL and estimate.loss > estimate.negligible_gain:
-            self.objective.refresh(first.theta)
-            last = search.run(first.theta, first.curvature)
-        if self._diverged(last, theta, n):
-            recorder.reached = trend.theta
-            return
-        recorder.reached = last.theta
-        self._describe(search, first)
+        recorder.reached = trend.theta if last is None else last.theta
+        if last is not None:
+            self._describe(search, last)
 
-    def _diverged(self, descent: Descent, before: Array, rows: int) -> bool:
-        """Whether the parameters found make the first rows much less likely; then they are rejected."""
-        objective, count = self.first_rows, self.first_rows.rows
+    def _descended(
+        self, search: GradientSearch, trend: Trend, curvature: Curvature, before: Array, *, redraw: bool = False
+    ) -> Descent | None:
+        """A search that the exact likelihood of the first rows agrees with; None where none does.
+
+        One by iterative solves that makes these rows much less likely than `before` is done again by factors, where
+        they fit.
+
+        Args: redraw: whether an end that depends on the probes is searched once more with others.
+        Raises: NotPositiveDefiniteError.
+        """
+        objective = search.objective
+        descent = search.follow(trend, curvature)
+        estimate = objective.estimate
+        assert estimate is not None
+        if redraw and descent.stop is StopReason.GOAL and estimate.loss > estimate.negligible_gain:
+            objective.refresh(descent.theta)
+            descent = search.run(descent.theta, descent.curvature)
+        worse = self._drop(descent, before)
+        if worse <= self.settings.max_drop:
+            return descent
+        fields = {"rows": objective.rows, "first": self.first_rows.rows, "worse": worse}
+        if objective.factors is not Factors.NONE:  # probes of the model itself are not rough
+            self.recorder.note(Event(EventKind.STAGE_WORSE, **fields))
+            return descent
+        if self.objective.options.factor_passes is None:
+            self._warn(Event(EventKind.STAGE_REJECTED, **fields))
+            return None
+        self.recorder.note(Event(EventKind.STAGE_BY_FACTORS, **fields))
+        self.recorder.reached = trend.theta
+        objective.use_factors()
+        return self._descended(search, trend, curvature, before, redraw=redraw)
+
+    def _drop(self, descent: Descent, before: Array) -> float:
+        """By how many nats each of the first rows is less likely where a search ended; infinity where nothing tells."""
+        objective = self.first_rows
         try:
             after, earlier = objective(descent.theta).value, objective(before).value
-            assert after is not None
-            assert earlier is not None
-            worse = (after - earlier) / count
         except NotPositiveDefiniteError:
-            worse = math.inf
-        if worse <= self.settings.max_drop:
-            return False
-        if self.objective.factors is not Factors.NONE:  # probes of the model itself are not rough
-            self.recorder.note(Event(EventKind.STAGE_WORSE, rows=rows, first=count, worse=worse))
-            return False
-        self._warn(Event(EventKind.STAGE_REJECTED, rows=rows, first=count, worse=worse))
-        return True
+            return math.inf
+        assert after is not None
+        assert earlier is not None
+        return (after - earlier) / objective.rows
 
     def _warn(self, event: Event) -> None:
         self.recorder.note(event)
         warn(str(event))
 
-    def _describe(self, search: GradientSearch, first: Descent) -> None:
+    def _describe(self, search: GradientSearch, last: Descent) -> None:
         estimate, objective = self.objective.estimate, self.objective
         self.recorder.note(
             Event(
@@ -137,9 +157,9 @@ class StochasticFit:
                 enough=estimate.negligible_gain,
             )
         )
-        if first.stop is not StopReason.GOAL:
+        if last.stop is not StopReason.GOAL:
             self.recorder.note(
-                Event(EventKind.SEARCH_UNFINISHED, evaluations=search.evaluations, expected=first.expected)
+                Event(EventKind.SEARCH_UNFINISHED, evaluations=search.evaluations, expected=last.expected)
             )
 
 
