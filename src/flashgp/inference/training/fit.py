@@ -72,7 +72,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     problem = _problem(prior, x, y, group, plan, options)
     mark = fingerprint(
         problem.x.cpu().numpy(), problem.y.cpu().numpy(), *_identity(problem.prior), options.starts, options.initial,
-        options.priors, options.max_iterations, seed, plan.dtype, plan.training, options.jitter, 3,
+        options.priors, options.max_iterations, seed, plan.dtype, plan.training, options.jitter, 4,
         *(["deterministic"] if options.deterministic else []),
     )  # fmt: skip
     path = None if options.checkpoint is None else Path(options.checkpoint)

@@ -9,6 +9,11 @@ deviation of column k, d the columns a kernel sees and v the variance of y:
 
 The lengthscale prior grows with sqrt(d) so that its correlation at typical distances does not vanish in high
 dimension (Hvarfner, Hellsten & Nardi, 2024). Nothing here is attached to the model: `fit` adds it to its objective.
+
+Terms of a sum are there to differ in scale, by orders of magnitude where a series has a trend and a quick part. Of r
+terms with lengthscales of the same columns the one that its user gave the j-th longest starts at n^(-j / (r d)) of the
+above, j = 0 to r - 1: from the spread of the rows to near their distance, and their priors are r times as wide. Priors
+of variances and slopes are as many times as wide as there are terms.
 """
 
 import dataclasses
@@ -33,11 +38,12 @@ RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What initial values need to know: spread of each column (d,), mean and variance of y."""
+    """What initial values need to know: spread of each column (d,), mean and variance of y, number of rows."""
 
     spread: Tensor
     mean: Tensor
     variance: float
+    rows: int
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, outputs: int | None, counts: Tensor | None = None) -> "DataFacts":
@@ -56,7 +62,7 @@ class DataFacts:
         size = float(targets.abs().max()) if targets.numel() else 1.0
         if not variance > (1e3 * torch.finfo(torch.float64).eps * size) ** 2:
             variance = 1.0 if size == 0 else size * size * 1e-6  # a constant target has no scale of its own
-        return cls(spread.to("cpu"), mean.to("cpu"), variance)
+        return cls(spread.to("cpu"), mean.to("cpu"), variance, x.shape[-2])
 
 
 def _mean(columns: Tensor, counts: Tensor | None) -> Tensor:
@@ -74,7 +80,8 @@ def _variance(columns: Tensor, counts: Tensor | None) -> Tensor:
 @dataclass(frozen=True)
 class RoleStart:
     """For one parameter: where to start, the weak prior on its logarithm (or None), its bounds, all in value; and for
-    one on the whole real line the unit in which steps are of size 1 (a power of two, so that no digit changes).
+    one on the whole real line, and for a period, the unit in which steps are of size 1 (a power of two, so that no
+    digit changes).
     input_scale: whether a long one makes columns of x not count."""
 
     start: Tensor
@@ -85,68 +92,104 @@ class RoleStart:
     input_scale: bool = False
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a kernel stands.
+
+    Fields: spread, of the columns it sees, None where nothing tells; terms, of the sums around it; rivals, terms of its
+    sum with lengthscales of the same columns; rung, 0 for the longest of these.
+    """
+
+    spread: Tensor | None
+    terms: int = 1
+    rivals: int = 1
+    rung: int = 0
+
+
 def role_starts(gp: Prior, facts: DataFacts) -> dict[Parameter, RoleStart]:
     """A RoleStart for every parameter whose role the data can speak to; others are absent."""
     found: dict[Parameter, RoleStart] = {}
-    for owner, parameter, role, spread, terms in _roles(gp, facts):
+    for owner, parameter, role, place in _roles(gp, facts):
         if parameter in found:
             continue
-        one = _role_start(owner, parameter, role, spread, terms, facts)
+        one = _role_start(owner, parameter, role, place, facts)
         if one is not None:
             found[parameter] = one
     return found
 
 
-def _roles(gp: Prior, facts: DataFacts) -> Iterator[tuple[nn.Module, Parameter, str, Tensor | None, int]]:
-    """(owner, parameter, role, spread of the columns it sees or None, kernels its share of variance is split among)."""
-    yield from _kernel_roles(gp.kernel, facts.spread, 1)
+def _roles(gp: Prior, facts: DataFacts) -> Iterator[tuple[nn.Module, Parameter, str, Place]]:
+    """(owner, parameter, role, place of its kernel)."""
+    whole = Place(facts.spread)
+    yield from _kernel_roles(gp.kernel, whole)
     for owner in (gp.mean, gp.likelihood):
         for name, role in getattr(owner, "roles", {}).items():
             parameter = getattr(owner, name)
             if isinstance(parameter, Parameter):
-                yield owner, parameter, role, facts.spread, 1
+                yield owner, parameter, role, whole
 
 
-def _kernel_roles(
-    kernel: Kernel, spread: Tensor | None, terms: int
-) -> Iterator[tuple[nn.Module, Parameter, str, Tensor | None, int]]:
-    dims = getattr(kernel, "active_dims", None)
+def _kernel_roles(kernel: Kernel, place: Place) -> Iterator[tuple[nn.Module, Parameter, str, Place]]:
+    dims, spread = getattr(kernel, "active_dims", None), place.spread
     seen = spread[list(dims)] if spread is not None and dims is not None else spread
     for name, role in getattr(kernel, "roles", {}).items():
-        yield kernel, getattr(kernel, name), role, seen, terms
-    if isinstance(kernel, Sum):
-        terms *= len(kernel.parts)
+        yield kernel, getattr(kernel, name), role, dataclasses.replace(place, spread=seen)
+    places = _places(kernel, place) if isinstance(kernel, Sum) else [place] * len(kernel.parts)
+    if isinstance(kernel, Warped):  # what a learned module returns has no known scale
+        places = [dataclasses.replace(place, spread=None)] * len(kernel.parts)
+    for part, of_part in zip(kernel.parts, places, strict=True):
+        yield from _kernel_roles(part, of_part)
+
+
+def _places(kernel: Sum, place: Place) -> list[Place]:
+    """The places of a sum's terms. A periodic term is nobody's rival: its lengthscale says how the period decays."""
+    columns, given = [], []
     for part in kernel.parts:
-        # What a learned module returns has no known scale.
-        yield from _kernel_roles(part, None if isinstance(kernel, Warped) else spread, terms)
+        roles = list(_kernel_roles(part, place))
+        own = [(owner, p) for owner, p, role, _ in roles if role == "input_scale"]
+        if any(role in ("period", "frequency") for _, _, role, _ in roles):
+            own = []
+        columns.append({getattr(owner, "active_dims", None) for owner, _ in own})
+        given.append(sum(float(p.value.detach().log().mean()) for _, p in own) / max(1, len(own)))
+    places = []
+    for i, seen in enumerate(columns):
+        of_part = dataclasses.replace(place, terms=place.terms * len(columns))
+        if seen:
+            rivals = sorted((k for k, other in enumerate(columns) if other == seen), key=lambda k: -given[k])
+            of_part = dataclasses.replace(of_part, rivals=len(rivals), rung=rivals.index(i))
+        places.append(of_part)
+    return places
 
 
-def _role_start(
-    owner: nn.Module, parameter: Parameter, role: str, spread: Tensor | None, terms: int, facts: DataFacts
-) -> RoleStart | None:
+def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place, facts: DataFacts) -> RoleStart | None:
     shape = parameter.raw.shape
     ones = torch.ones(shape, dtype=torch.float64)
-    v = facts.variance
+    spread, v, width = place.spread, facts.variance, VARIANCE_PRIOR_SD * place.terms
     match role:
         case "input_scale" if spread is not None:
             d = spread.shape[-1]
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
-            start = ones * scale * math.sqrt(d)
+            whole = ones * scale * math.sqrt(d)
             shift, sd = LENGTHSCALE_PRIOR
-            prior = (start.log() + shift, sd)
+            prior = (whole.log() + shift, sd * place.rivals)
+            start = whole * max(2, facts.rows) ** (-place.rung / (place.rivals * d))
             return dataclasses.replace(_bounded(start, prior), input_scale=True)
         case "period" if spread is not None:
-            return _bounded(parameter.value.detach().cpu().clone(), None)
+            start = parameter.value.detach().cpu().clone()
+            d = spread.shape[-1]
+            scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
+            turn = (start / (math.sqrt(12.0) * scale)).clamp(max=1.0)  # a step of so much is a turn over all rows
+            return dataclasses.replace(_bounded(start, None), unit=_power_of_two(turn))
         case "output_variance":
-            start = ones * (v / terms)
-            return _bounded(start, (ones * math.log(v), VARIANCE_PRIOR_SD))
+            start = ones * (v / place.terms)
+            return _bounded(start, (ones * math.log(v), width))
         case "slope_variance" if spread is not None:
             d = spread.shape[-1]
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
             if type(owner).__name__ == "Polynomial":  # a weight of columns inside a power, not of y
                 return _bounded(ones / (scale.square() * d), None)
-            start = ones * v / (scale.square() * d * terms)
-            return _bounded(start, (start.log(), VARIANCE_PRIOR_SD))
+            start = ones * v / (scale.square() * d * place.terms)
+            return _bounded(start, (start.log(), width))
         case "noise_variance":
             shift, sd = NOISE_PRIOR
             start = ones * (0.1 * v)

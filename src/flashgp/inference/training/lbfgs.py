@@ -57,7 +57,7 @@ def minimise(
         try:
             minimize(
                 function, numpy.clip(start, low, high) / unit, jac=True, method="L-BFGS-B",
-                bounds=list(zip(low, high, strict=True)), options=options,
+                bounds=list(zip(low / unit, high / unit, strict=True)), options=options,
             )  # fmt: skip
         except NotPositiveDefiniteError:
             log.debug("%s could not be evaluated at its start", run)

@@ -106,12 +106,12 @@ class ParameterVector:
             if start is not None:
                 data[slot.entries] = start
         starts = [data, given][:count] if from_data and not numpy.array_equal(data, given) else [given]
-        generator = numpy.random.default_rng(seed)
+        generator, unit = numpy.random.default_rng(seed), self.units()
         while len(starts) < count:
             theta = starts[0].copy()
             for slot in self.slots:
                 if slot.positive:
-                    theta[slot.entries] += spread * generator.standard_normal(slot.tensor.numel())
+                    theta[slot.entries] += spread * unit[slot.entries] * generator.standard_normal(slot.tensor.numel())
             starts.append(theta)
         return starts
 
@@ -123,14 +123,15 @@ class ParameterVector:
         return low, high
 
     def units(self) -> Array:
-        """What one step of the optimiser is in each entry: 1 for logarithms, the scale of y (over that of x) for means.
+        """What one step of the optimiser is in each entry: 1 for logarithms, the scale of y (over that of x) for means,
+        the share of a period in the range of x for its logarithm.
 
-        Without it a mean of targets of size 1e12 would never move, and one of targets of size 1e-8 nothing else would.
-        Bounds belong to entries of unit 1.
+        Without it a mean of targets of size 1e12 would never move, and one of targets of size 1e-8 nothing else would;
+        and a first step would leave the period that its user gave.
         """
         unit = numpy.ones(self.size)
         for slot in self.slots:
-            if slot.owner is not None and slot.owner.domain.kind == "real" and slot.role and slot.role.unit is not None:
+            if slot.owner is not None and slot.role is not None and slot.role.unit is not None:
                 unit[slot.entries] = slot.role.unit.reshape(-1).numpy()
         return unit
 
