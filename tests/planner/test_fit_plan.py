@@ -11,6 +11,7 @@ import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
 from flashgp.planner.fit_stages import Search, StageSettings, fit_stages
 from flashgp.planner.largest_fit import largest_fit
 from flashgp.planner.plan import Plan
@@ -98,13 +99,13 @@ def test_seconds_by_their_formula() -> None:
 
     def seconds(rows: int, alone: float) -> float:
         factor, pairs = rows**3 / rates.cholesky_float64, rows**2 / rates.block_pairs
-        return alone * factor + 3.0 * pairs + 10.0 * rates.call_seconds
+        return alone * factor + 3.0 * pairs + 40.0 * rates.call_seconds
 
-    few, all_rows = seconds(400, 1.8), seconds(500, 1.0)
+    few, all_rows = seconds(400, 1.6), seconds(500, 1.0)
     draw = 0.2 * 400**2 / rates.block_pairs + 40.0 * rates.call_seconds
     run = work.run.middle + 11 * work.run_per_parameter.middle
     expected = 5 * run * few + work.informations.middle * (few + 60 * draw)
-    expected += (work.scoring.middle + work.reset.middle * run) * all_rows
+    expected += (work.of_scoring(11).middle + work.reset.middle * run) * all_rows
     plan = build(500)
     assert plan.fit_seconds == pytest.approx(expected + plan.seconds)
 
@@ -120,8 +121,12 @@ def test_seconds_grow_with_rows_and_jump_only_with_the_work() -> None:
         estimated = after.training != "exact"
         same = len(stages(before.n, estimated=estimated)) == len(stages(after.n, estimated=estimated))
         same = same and before.route == after.route
+        other_engine = before.n <= MAX_NUMPY_ROWS < after.n  # torch's calls take longer than NumPy's
         growth = after.fit_seconds / before.fit_seconds
-        assert growth <= (1.02 if same else 1.08) * (after.n / before.n) ** 3.0, (before.n, after.n)
+        assert growth <= (1.8 if other_engine else 1.02 if same else 1.08) * (after.n / before.n) ** 3.0, (
+            before.n,
+            after.n,
+        )
         assert growth >= (1.0 if same else 0.75), (before.n, after.n)
 
 

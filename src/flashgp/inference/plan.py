@@ -197,8 +197,8 @@ def plan(
             would finish (`largest_fit`).
         starts: of a fit, as in `fgp.fit`.
     Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen. `fit_seconds` of a Plan is
-        a prediction of a whole fit by `fgp.fit`, with its posterior and without compiling; most fits end between
-        `fit_seconds_low` and `fit_seconds_high`.
+        a prediction of a whole fit by `fgp.fit` with its posterior, without what a process does once (loading and
+        compiling loops); most fits end between `fit_seconds_low` and `fit_seconds_high`.
     Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
     Cost: a few milliseconds, and some forty plans more with a limit.
 

@@ -56,14 +56,14 @@ class WorkSettings:
     Args:
         run, run_per_parameter: evaluations of one run of L-BFGS-B on few of the rows, and more for each parameter.
         last_run, last_run_per_parameter: the same where there are no more rows, so that a run is followed to its end.
-        scoring: evaluations of a stage of Fisher scoring.
+        scoring, scoring_per_parameter: evaluations of a stage of Fisher scoring.
         reset: more in the first of these stages, for long lengthscales reset, in runs on few rows.
         estimated: evaluations of a stage by estimated gradients.
         solves: what one of them takes, in steps of (M-100): the spectrum decides how many iterations its solves need.
         first_solves: more for the first of a stage, whose solves begin at zero, choose a preconditioner, and may fail.
         informations: times that the Fisher information is drawn.
         pairs: passes over the pairs of one evaluation, at the rate of a dense block.
-        calls: small operations of one evaluation.
+        calls, few_calls: small operations of one evaluation, and of one of few rows, in NumPy.
         alone_rows, alone: up to so many rows one thread evaluates; so many times as long its factorisation takes.
         draw_pairs, draw_calls: of one simulated score of the Fisher information.
     """
@@ -72,16 +72,18 @@ class WorkSettings:
     run_per_parameter: Usual = Usual(0.45, 0.65, 0.95)
     last_run: Usual = Usual(15.0, 27.0, 42.0)
     last_run_per_parameter: Usual = Usual(0.5, 0.75, 1.2)
-    scoring: Usual = Usual(4.0, 9.5, 18.0)
-    reset: Usual = Usual(0.2, 0.85, 1.25)
+    scoring: Usual = Usual(2.0, 5.0, 9.0)
+    scoring_per_parameter: Usual = Usual(0.12, 0.3, 0.6)
+    reset: Usual = Usual(0.0, 0.85, 1.25)
     estimated: Usual = Usual(3.0, 5.0, 9.0)
-    solves: Usual = Usual(1.4, 3.5, 7.0)
-    first_solves: Usual = Usual(5.0, 15.0, 35.0)
+    solves: Usual = Usual(1.5, 4.0, 8.0)
+    first_solves: Usual = Usual(5.0, 18.0, 45.0)
     informations: Usual = Usual(1.0, 1.2, 2.0)
     pairs: float = 3.0
-    calls: float = 10.0
+    calls: float = 40.0
+    few_calls: float = 10.0
     alone_rows: int = 400
-    alone: float = 1.8
+    alone: float = 1.6
     draw_pairs: float = 0.2
     draw_calls: float = 40.0
 
@@ -89,6 +91,10 @@ class WorkSettings:
         """Evaluations of one run of L-BFGS-B."""
         base, slope = (self.last_run, self.last_run_per_parameter) if last else (self.run, self.run_per_parameter)
         return base.plus(slope.times(parameters))
+
+    def of_scoring(self, parameters: int) -> Usual:
+        """Evaluations of a stage of Fisher scoring."""
+        return self.scoring.plus(self.scoring_per_parameter.times(parameters))
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ def fit_stages(
     if few < last and scored and parameters <= settings.max_parameters:
         reset = run.by(work.reset) if settings.resets else Usual(0.0, 0.0, 0.0)
         for size in stage_sizes(few, last, settings.stage_ratio):
-            stages.append(FitStage(size, Search.SCORING, work.scoring.plus(reset)))
+            stages.append(FitStage(size, Search.SCORING, work.of_scoring(parameters).plus(reset)))
             reset = Usual(0.0, 0.0, 0.0)
     elif few < last:
         stages.append(FitStage(last, Search.VALUES, work.of_run(parameters, last=True)))

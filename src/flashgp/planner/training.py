@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
 from flashgp.planner.fit_stages import Search, Usual, fit_stages
 from flashgp.planner.plan import Plan
 from flashgp.planner.prices import VECTORS, Priced, factored_plan, preconditioned, products_of
@@ -95,7 +96,8 @@ def _exact_seconds(priced: Priced, device: torch.device, rows: int) -> float:
     if device.type == "cpu" and rows <= work.alone_rows:
         factor *= work.alone
     pairs = work.pairs * rows**2 / rates.block_pairs
-    return problem.batch * (factor + pairs) + work.calls * rates.call_seconds
+    calls = work.few_calls if device.type == "cpu" and rows <= MAX_NUMPY_ROWS else work.calls
+    return problem.batch * (factor + pairs) + calls * rates.call_seconds
 
 
 def _information_seconds(priced: Priced, device: torch.device, rows: int) -> float:
