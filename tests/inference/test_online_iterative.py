@@ -266,7 +266,7 @@ def test_nothing_left_is_the_prior_and_all_rows_may_be_replaced(way: str) -> Non
 
 def test_a_warm_start_takes_fewer_iterations() -> None:
     x, y = data(600, 3)
-    gp = fgp.GP(fgp.kernels.Matern(1.5, torch.full((3,), 0.5)), likelihood=fgp.likelihoods.Gaussian(0.01))
+    gp = fgp.GP(fgp.kernels.Matern(1.5, torch.full((3,), 0.5)), likelihood=fgp.likelihoods.Gaussian(0.1))
     post = conditioned(gp, x[:590], y[:590], "recomputed")
     found, fresh = post.append(x[590:591], y[590:591]), conditioned(gp, x[:591], y[:591], "recomputed")
     assert found.report.iterations < fresh.report.iterations
@@ -301,20 +301,14 @@ def test_float64_factor_is_what_answers_alone() -> None:
     assert exact.drop(range(40)).state.float64_factor is None
 
 
-def test_a_solve_that_stagnates_is_conditioned_again() -> None:
+def test_a_solve_at_rounding_stays_without_a_factor() -> None:
     """Which hands over to a float64 factor that fits, as conditioning does."""
     x, y = data(150)
     gp = fgp.GP(1.3 * fgp.kernels.Matern(2.5, 2.0), likelihood=fgp.likelihoods.Gaussian(1e-8))
     plan = fgp.plan(gp, n=140, d=x.shape[1], route="recomputed", solver="cg")
-    with pytest.warns(FlashGPWarning, match="stagnated before its tolerance"):
+    with pytest.warns(FlashGPWarning, match="rounding of float64, before its tolerance"):
         post = gp.condition(x[:140], y[:140], plan=dataclasses.replace(plan, alternatives=()))
-    with pytest.warns(FlashGPWarning, match="stagnated.* A float64 Cholesky factor of all rows takes over"):
-        found = post.append(x[140:], y[140:])
-    assert found.report.route == "direct"
-    (event,) = of_kind(found.report.events, EventKind.UPDATED)
-    assert (event.fields["appended"], event.fields["refactorised"]) == (10, 1)
-    wanted = gp.condition(x, y, dtype=F64).predict(x[:5] + 0.1).mean
-    assert torch.allclose(found.predict(x[:5] + 0.1).mean, wanted, rtol=1e-9)
+    assert post.append(x[140:], y[140:]).report.route == "recomputed", "no factor would be more exact"
 
 
 def test_iterations_in_the_report_are_those_of_the_last_update() -> None:

@@ -135,8 +135,22 @@ def test_standing_still() -> None:
     assert solution.iterations < 200
     easy = DenseSystem(matern(points(100, 2), 0.3), 1e-2)
     limit = ConjugateGradients().prepare(easy).solve(normal(100, 2), Goal(0.0))
-    assert limit.stopped == "stagnated"
+    assert limit.stopped == "rounding"
     assert float(limit.relative_residual.max()) < 1e-13
+
+
+def test_rounding_is_no_obstacle_to_a_bound() -> None:
+    """What is left is the rounding of x, of which A^-1 makes little: a solve for the error says how little, (M-123)."""
+    system = DenseSystem(matern(points(400, 2), 3.0) * 200.0, 1e-6)
+    rhs = system.A @ normal(400, 1)
+    prepared = ConjugateGradients(60, replace(DEFAULTS, compare=False)).prepare(system)
+    least = prepared.solve(rhs, Goal(0.0))
+    goal = Goal(0.0, 0.5 * float(least.energy_bound))
+    found = prepared.solve(rhs, goal)
+    assert found.stopped == "goal", found.events
+    (event,) = (event for event in found.events if event.kind is EventKind.CORRECTED)
+    assert event.fields["sharper"] > 2.0
+    assert float(energy_error(system, rhs, found.value)) <= float(found.energy_bound) <= goal.energy
 
 
 @pytest.mark.parametrize(("least", "largest"), [(-0.5, 2.0), (-2.0, -0.5)])

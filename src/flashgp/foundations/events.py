@@ -22,6 +22,7 @@ class StopReason(StrEnum):
     TIME = "time"
     ITERATIONS = "iterations"
     STAGNATED = "stagnated"
+    ROUNDING = "rounding"
     DIVERGED = "diverged"
     CALLBACK = "callback"
     INTERRUPT = "interrupt"
@@ -46,6 +47,7 @@ _STOPPED = {
     StopReason.TIME: ("The time limit ended the solve before its tolerance.", _MORE),
     StopReason.ITERATIONS: ("The solve ran out of iterations before its tolerance.", _MORE),
     StopReason.STAGNATED: ("The solve stagnated before its tolerance.", _MORE),
+    StopReason.ROUNDING: ("The solve ended at the rounding of float64, before its tolerance.", "Raise tolerance=."),
     StopReason.DIVERGED: ("The solve diverged before its tolerance.", _MORE),
     StopReason.CALLBACK: ("The progress callback ended the solve before its tolerance.", _MORE),
     StopReason.INTERRUPT: (
@@ -122,6 +124,10 @@ class EventKind(Enum):
     )
     FLOAT64_PRODUCTS = "{solver}: with float32 products {obstacle}. From iteration {iteration} on they are in float64."
     OBSTACLE = "{solver}: {obstacle}."
+    CORRECTED = (
+        "{solver}: rounding keeps the residual from becoming smaller; {iterations:n iteration} for the error itself "
+        "made its bound {sharper:.3g} times sharper."
+    )
     FACTOR_SHIFTED = "{solver}: the factor is of the matrix plus {shift:.2e}; the system is not."
     PRECONDITIONER_COMPARED = (
         "{solver} contracted by {rate:.2f} per iteration, with the full-scale preconditioner by "

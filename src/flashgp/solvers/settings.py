@@ -36,28 +36,19 @@ class LowRankSettings:
 
 @dataclass(frozen=True)
 class FullScaleSettings:
-    """Of the full-scale preconditioner.
+    """Of a full-scale preconditioner.
 
     Args:
         block: rows that are whitened together, at most.
         neighbours: rows of earlier blocks that a block is given.
-        candidates: rows among which these are looked for.
-        doubled_from: rows from which blocks and neighbourhoods are twice as large: a pass over the pairs is then worth
-            more than what that takes.
+        candidates: rows among which neighbours are looked for.
         batch_bytes: of the small matrices that are factorised at once, and a few times as much beside them.
     """
 
     block: int = 64
     neighbours: int = 128
     candidates: int = 4096
-    doubled_from: int = 30_000
     batch_bytes: int = 2**23
-
-    def of_rows(self, n: int) -> "FullScaleSettings":
-        """Those of so many rows."""
-        if n < self.doubled_from:
-            return self
-        return replace(self, block=2 * self.block, neighbours=2 * self.neighbours, doubled_from=2**62)
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,9 @@ class ComparisonSettings:
         min_gain: the other one is kept if an iteration with it leaves no more than so many of the first one.
         standing: share of the residual left by an iteration that gains nothing: a digit in 76 of them.
         growth: of the residual, from which rounding is blamed: less is a plateau.
-        making_pairs: of a pass over the pairs that take as long as making the other one does for one row.
+        making_share: of the iterations that are left, at most, that making a larger one may take as long as.
+        unknown_left: iterations that count as left where the last ones gained nothing.
+        pair_flops: flops of making the other one that take as long as a pair of a pass over the pairs.
     """
 
     interval: int = 10
@@ -80,7 +73,9 @@ class ComparisonSettings:
     min_gain: float = 1.3
     standing: float = 0.97
     growth: float = 4.0
-    making_pairs: int = 250_000
+    making_share: float = 0.125
+    unknown_left: int = 100
+    pair_flops: float = 7.0
 
 
 @dataclass(frozen=True)
@@ -105,30 +100,38 @@ class SolveSettings:
     """Of conjugate gradients and what goes with them.
 
     Args:
-        low_rank, full_scale, comparison: of the preconditioners.
+        low_rank, comparison: of the preconditioners.
+        full_scale: of those that may be made, from the quickest to make to the one that takes fewest iterations.
         lanczos: of log determinants.
         compare: whether a slow solve compares the full-scale preconditioner with the low rank.
         single: whether products begin in float32.
         stagnation_window: iterations within which the residual must halve.
         replace_every: iterations after which the true residual replaces the recurrence.
+        replace_first: the same at first with float32 products and full scale, which soon come to the end of their
+            digits; twice as many after each.
         replace_below: with float32 products also once the recurrence has fallen by this factor.
         followed_share: of the digits that the recurrence claims, which must be true with float32 products.
         divergence: times the first residual, which ends a solve.
         narrow_share: of the columns that must have converged before the block is made smaller.
+        corrected_excess: times the goal, up to which a bound is sharpened by a solve for the error, (M-123).
     """
 
     low_rank: LowRankSettings = field(default_factory=LowRankSettings)
-    full_scale: FullScaleSettings = field(default_factory=FullScaleSettings)
+    full_scale: tuple[FullScaleSettings, ...] = (
+        FullScaleSettings(), FullScaleSettings(128, 256), FullScaleSettings(128, 512),
+    )  # fmt: skip
     comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
     lanczos: LanczosSettings = field(default_factory=LanczosSettings)
     compare: bool = True
     single: bool = True
     stagnation_window: int = 200
     replace_every: int = 50
+    replace_first: int = 10
     replace_below: float = 1e-3
     followed_share: float = 1.0 / 3.0
     divergence: float = 1e6
     narrow_share: float = 0.25
+    corrected_excess: float = 1e4
 
 
 DEFAULTS = SolveSettings()

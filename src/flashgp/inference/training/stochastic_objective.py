@@ -53,7 +53,6 @@ from flashgp.solvers.preconditioners.candidate import (
     Compared,
     Outcome,
     full_scale,
-    making_passes,
 )
 from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.preconditioners.low_rank import LowRank
@@ -127,6 +126,7 @@ class EstimatedLogJoint(LogJoint):
         self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
         self._solution: Tensor | None = None  # of the last solve, where the next one begins
         self._full_scale: Outcome = "untried"  # as preconditioner, in the gradients so far
+        self._size = 0  # of it, where it is kept
         self._gain = 1.0  # iterations with the low rank that one with full scale does the work of
 
     @property
@@ -244,8 +244,8 @@ class EstimatedLogJoint(LogJoint):
         began_with = self._full_scale == "kept"
         solving, candidate = self._limits.solving, None
         if solving.compare and self._full_scale in ("untried", "kept"):
-            candidate = full_scale(system, low, self.options.seed, solving, kept=began_with)
-        making = making_passes(self.rows, solving.comparison) if candidate is not None and began_with else 0.0
+            candidate = full_scale(system, low, self.options.seed, solving, kept=self._size if began_with else None)
+        making = candidate.price if candidate is not None and began_with else 0.0
         preconditioner = low if candidate is None else Compared(low, candidate)
         budget = self.options.factor_passes
         for rounded in (True, False):
@@ -258,18 +258,23 @@ class EstimatedLogJoint(LogJoint):
                 break
             self._note(EventKind.GRADIENTS_IN_FLOAT64)
         if candidate is not None:
-            self._remember(candidate, began_with, self.iterations - before)
+            self._remember(candidate, began_with, self.iterations - before, making)
         if stopped is not StopReason.GOAL:
             if budget is not None and stopped is not StopReason.TIME:
                 return None
             self._check(stopped)
         return probes_solved
 
-    def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int) -> None:
+    def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int, making: float) -> None:
         """What the solves of a gradient, in so many iterations, say about full scale for the next ones.
 
-        Args: began_with: whether they had it from the start. With `deterministic` every slow gradient tries it for
-            itself.
+        With `deterministic` every slow gradient tries it for itself.
+
+        Args:
+            candidate: of them, after these.
+            began_with: whether they had it from the start.
+            iterations: of the solves.
+            making: its price in passes, if they began with it.
         """
         outcome = candidate.outcome
         if outcome == "refused":
@@ -279,10 +284,10 @@ class EstimatedLogJoint(LogJoint):
             self._gain = candidate.gain
         if is_deterministic():
             return
-        self._full_scale = outcome
+        self._full_scale, self._size = outcome, candidate.size
         # Making it again for every gradient has to pay: few iterations may be left of solves that start warm.
         saved = iterations * (self._gain - 1.0) if iterations else 0.0
-        if began_with and outcome == "kept" and saved < making_passes(self.rows, self._limits.solving.comparison):
+        if began_with and outcome == "kept" and saved < making:
             self._full_scale = "untried"
             self._note(EventKind.GRADIENTS_NO_FULL_SCALE)
 

@@ -8,6 +8,7 @@ Sources: O'Leary (1980), The block conjugate gradient algorithm; Dubrulle (2001)
 conjugate gradients, algorithm BCGrQ; van der Vorst & Ye (2000), Residual replacement strategies.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,24 @@ class PreparedConjugateGradients(Prepared):
                 ended = _Run(self, progress).stopped()
             except KeyboardInterrupt:
                 ended = progress.interrupted_by_hand()
+            if ended is StopReason.STAGNATED:
+                self._certify_by_correction(progress)
+                if progress.at_rounding():
+                    ended = StopReason.ROUNDING
             return progress.finished(ended)
+
+    def _certify_by_correction(self, progress: Progress) -> None:
+        """Sharper bounds where rounding keeps residuals from becoming smaller: a solve for the error, (M-123)."""
+        columns, goal = progress.open, progress.goal
+        scale = progress.scale[columns]
+        excess = progress.energy[columns] / goal.energy if goal.energy > 0.0 else scale * math.inf
+        if not bool((excess <= self.settings.corrected_excess).all()):
+            return
+        residual = progress.residual[:, columns] * scale
+        correction = Progress(self.name, self.system, Goal(0.0, 0.5 * goal.energy), progress.limits, self._bound)
+        correction.begin(residual, None)
+        _Run(self, correction).stopped()
+        progress.certify(columns, correction.value * correction.scale, residual, correction)
 
     def _bound(self, residual: Tensor) -> Tensor:
         """sqrt(slack r^T P^-1 r), (t,), eq. (M-79)."""
@@ -133,6 +151,7 @@ class _Run:
         self.last: _Directions | None = None
         self.Q: Tensor
         self.coefficients: Tensor
+        self.replace_after: int
         self._take_best()
         self._begin()
 
@@ -220,6 +239,7 @@ class _Run:
 
     def _verify(self) -> None:
         self._synchronise(self.progress.verify(self.columns, self.x))
+        self.replace_after = min(2 * self.replace_after, self.settings.replace_every)
 
     def _wants_residual(self, before: Tensor) -> bool:
         norms, method = self.half_norms, self.method
@@ -228,7 +248,7 @@ class _Run:
         count = int(met.sum())
         if count == len(met) or count > self.settings.narrow_share * len(met):
             return True
-        if self.progress.iterations - self.synchronised >= self.settings.replace_every:
+        if self.progress.iterations - self.synchronised >= self.replace_after:
             return True
         return self.dtype != F64 and bool((norms <= self.settings.replace_below * before).all())
 
@@ -281,6 +301,8 @@ class _Run:
 
     def _begin(self) -> None:
         """Progress counts from here."""
+        quick = self.dtype != F64 and self.active is not self.method.preconditioner
+        self.replace_after = self.settings.replace_first if quick else self.settings.replace_every
         self.largest = float(self.half_norms.max()) if len(self.columns) else 0.0
         self.reference, self.reference_iteration = self.largest, self.progress.iterations
         self.comparison.reset(self.size())
@@ -319,7 +341,7 @@ class _Run:
                 return None
             self.progress.note(EventKind.OBSTACLE, obstacle=obstacle)
             return otherwise
-        self.dtype = F64
+        self.dtype, self.replace_after = F64, self.settings.replace_every
         self.progress.note(EventKind.FLOAT64_PRODUCTS, obstacle=obstacle, iteration=self.progress.iterations)
         self.last = None
         self._take_best()

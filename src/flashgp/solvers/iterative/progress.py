@@ -18,6 +18,7 @@ from flashgp.solvers.contract import Goal, Limits, Solution, Step, System, check
 __all__ = ["Progress", "noise_bound", "product"]
 
 F64 = torch.float64
+NORM_ROWS = 8  # of a lower bound of |A|
 
 
 def noise_bound(system: System, residual: Tensor) -> Tensor:
@@ -101,6 +102,35 @@ class Progress:
         residual = self.true_residual(columns, value)
         self.record(columns, value, residual)
         return residual
+
+    def certify(self, columns: Tensor, correction: Tensor, residual: Tensor, solved: "Progress") -> None:
+        """Bounds of |e|_A for the best values from z near A^-1 r, eq. (M-123).
+
+        Args:
+            columns: positions of these.
+            correction: z, (n, t), of their residuals r, (n, t), in the caller's units.
+            solved: the solve for it.
+        """
+        left = solved.residual * solved.scale  # r - A z
+        square = self.space.sum(correction * (residual - left)).clamp_min(0.0)
+        energy = torch.minimum(self.energy[columns], square.sqrt() + solved.energy)
+        before, self.energy[columns] = self.energy[columns], energy
+        self.iterations, self.passes = self.iterations + solved.iterations, self.passes + solved.passes
+        sharper = float((before / energy.clamp_min(torch.finfo(F64).tiny)).min())
+        self.note(EventKind.CORRECTED, iterations=solved.iterations, sharper=sharper)
+
+    def at_rounding(self) -> bool:
+        """Whether no open column has a backward error |r| / (|A| |x|) above the rounding unit of float64, by a lower
+        bound of |A|, (M-123): then no method in float64 is to be expected to leave less."""
+        columns, system = self.open, self.system
+        diagonal = system.diagonal() + system.noise
+        some = torch.linspace(0, len(diagonal) - 1, min(len(diagonal), NORM_ROWS)).long().to(diagonal.device)
+        if not len(columns) or not len(some):
+            return False
+        squares = system.columns(some, F64).square().sum(0) / diagonal[some]
+        largest = float(squares.max())
+        allowed = torch.finfo(F64).eps * largest * self.space.norm(self.value[:, columns])
+        return bool((self.space.norm(self.residual[:, columns]) <= allowed).all())
 
     @property
     def open(self) -> Tensor:

@@ -23,7 +23,7 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.workspace import ran_out_of_memory
 from flashgp.solvers.contract import System
-from flashgp.solvers.preconditioners.full_scale import FullScale, making_bytes
+from flashgp.solvers.preconditioners.full_scale import FullScale, making_bytes, making_flops
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Comparison, Preconditioner, SolveState
@@ -51,37 +51,48 @@ if hasattr(os, "register_at_fork"):
 
 
 class CandidatePreconditioner:
-    """Another preconditioner of one system, made when it is first wanted.
+    """Another preconditioner of one system, in one of several sizes, made when it is first wanted.
 
     With `deterministic` a solve must not depend on what was asked before: every one that is slow makes a comparison of
     its own, at the full price.
 
     Args:
-        make: raises MemoryBudgetError, DomainError or ConvergenceError where it cannot be made.
-        count: of rows.
-        kept: take it at once, a comparison elsewhere was won.
-    Fields: outcome, of the last comparison; why, of a refusal; gain, iterations of the first one that one of this does
-    the work of, by the comparison; 1 without one.
+        make: it in the size of that index; raises MemoryBudgetError, DomainError or ConvergenceError where it cannot be
+            made.
+        prices: of each size, from the smallest, in passes over the pairs that take as long as making it does.
+        kept: take that size at once, a comparison elsewhere was won.
+    Fields: size, the index; outcome, of the last comparison; why, of a refusal; gain, iterations of the first one that
+    one of this does the work of, by the comparison; 1 without one.
     """
 
     def __init__(
         self,
-        make: Callable[[], Preconditioner],
-        count: int,
+        make: Callable[[int], Preconditioner],
+        prices: Sequence[float],
         *,
-        kept: bool = False,
+        kept: int | None = None,
         settings: ComparisonSettings = DEFAULTS.comparison,
     ) -> None:
-        self._make, self.count, self.settings = make, count, settings
+        self._make, self._prices, self.settings = make, tuple(prices), settings
         self._preconditioner: Preconditioner | None = None
-        self.outcome: Outcome = "kept" if kept else "untried"
+        self.size = 0 if kept is None else kept
+        self.outcome: Outcome = "untried" if kept is None else "kept"
         self.why, self.gain, self._rounded = "", 1.0, False
 
     @property
     def price(self) -> float:
         """Passes over the pairs that take as long as making it does; 0 once it is made."""
         is_there = self._preconditioner is not None and not is_deterministic()
-        return 0.0 if is_there else making_passes(self.count, self.settings)
+        return 0.0 if is_there else self._prices[self.size]
+
+    def choose_size(self, left: float) -> None:
+        """The largest that is made in no more than a share of the iterations that are left; one that is made stays."""
+        if self._preconditioner is None or is_deterministic():
+            left = min(left, self.settings.unknown_left) if math.isinf(left) else left
+            allowed = self.settings.making_share * left
+            chosen = max((i for i, price in enumerate(self._prices) if price <= allowed), default=0)
+            if chosen != self.size:
+                self.size, self._preconditioner = chosen, None
 
     def may_be_tried(self, dtype: torch.dtype) -> bool:
         """By a solve that has not, with products of that precision: again only where float32 lost the last one."""
@@ -92,13 +103,17 @@ class CandidatePreconditioner:
     def preconditioner(self) -> Preconditioner | None:
         """It, made if it is not; None where it cannot be, and `why`."""
         with _MAKING:
-            if self._preconditioner is None and self.outcome != "refused":
+            while self._preconditioner is None and self.outcome != "refused":
                 try:
-                    self._preconditioner = self._make()
+                    self._preconditioner = self._make(self.size)
                 except (MemoryError, RuntimeError, DomainError, ConvergenceError) as error:
-                    if not (isinstance(error, DomainError | ConvergenceError) or ran_out_of_memory(error)):
+                    short = ran_out_of_memory(error)
+                    if not (isinstance(error, DomainError | ConvergenceError) or short):
                         raise
-                    self.outcome, self.why = "refused", str(error)
+                    if short and self.size:
+                        self.size -= 1
+                    else:
+                        self.outcome, self.why = "refused", str(error)
             return self._preconditioner
 
     def settle(self, rate: float, first: float, *, rounded: bool = False) -> bool:
@@ -138,8 +153,8 @@ class Compared(Preconditioner):
 class ComparisonRun(Comparison):
     """The comparison of one solve.
 
-    Every `interval` iterations what is left of them is estimated; where more than `min_left` and twice the price of the
-    candidate seem left, it has `length` iterations.
+    Every `interval` iterations what is left of them is estimated, which settles the size of the candidate; where more
+    than `min_left` and twice its price seem left, it has `length` iterations.
     """
 
     def __init__(self, candidate: CandidatePreconditioner) -> None:
@@ -169,7 +184,9 @@ class ComparisonRun(Comparison):
         if self.recent_rate(settings.interval // 2) >= 1.0 and solve.dtype != torch.float64:
             return False  # rounding may be to blame, which would judge the other one too: float64 comes first
         rate = self.rate()
-        if not is_slow(rate, solve.excess(), candidate.price, settings):
+        left = iterations_left(rate, solve.excess())
+        candidate.choose_size(left)
+        if left <= settings.min_left + 2.0 * candidate.price:
             return False
         if not solve.has_room_for(settings.length, candidate.price):
             return False
@@ -193,8 +210,10 @@ class ComparisonRun(Comparison):
                 solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
 
     def sharpened(self, solve: SolveState) -> None:
-        if self.running and len(solve.columns):  # what float32 made of it does not count
+        if self.running and len(solve.columns):
+            rate = self.candidate_rate(solve)
             self.begin(solve, self.dtype)
+            self._rate = rate  # what float32 made of it counts where it was more than float64 makes of the rest
 
     def averts(self, solve: SolveState, obstacle: Obstacle, otherwise: StopReason) -> bool:
         """Unless the candidate has won by then, down to rounding: from the best values with the first one."""
@@ -210,7 +229,7 @@ class ComparisonRun(Comparison):
 
     def begin(self, solve: SolveState, dtype: torch.dtype) -> None:
         """It begins, or begins again with float64 products. Args: dtype, to go back to."""
-        self.running, self.columns, self.dtype = True, solve.columns, dtype
+        self.running, self.columns, self.dtype, self._rate = True, solve.columns, dtype, 1.0
         self._before, self._size, self._began = solve.relative[solve.columns].clone(), solve.size(), solve.iterations
 
     def is_over(self, iterations: int) -> bool:
@@ -232,7 +251,7 @@ class ComparisonRun(Comparison):
 
     def _settled(self, solve: SolveState, obstacle: Obstacle | None = None, failed: bool = False) -> bool:
         """Whether the candidate has won, by the true residuals, unless it failed; and what ended the comparison."""
-        rate = 1.0 if failed else self.candidate_rate(solve)
+        rate = 1.0 if failed else min(self._rate, self.candidate_rate(solve))
         # Float32 products, not the candidate, may have lost it: both stood still, and the residual has grown.
         standing = min(rate, self.first_rate) > self.settings.standing and self.dtype == torch.float32
         rounded = solve.dtype != torch.float64 and standing and solve.size() > self.settings.growth * self._size
@@ -263,23 +282,16 @@ def contraction(sizes: Sequence[float], iterations: int) -> float:
     return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
 
 
-def is_slow(rate: float, excess: float, price: float, settings: ComparisonSettings) -> bool:
-    """Whether so many iterations are left that a candidate is worth a comparison.
+def iterations_left(rate: float, excess: float) -> float:
+    """Of a solve, inf where nothing tells.
 
     Args:
         rate: what an iteration leaves of the residual.
         excess: how many times too large that is.
-        price: of making the candidate, in passes over the pairs.
     """
     if excess <= 1.0:
-        return False
-    left = -math.log(excess) / math.log(rate) if 0.0 < rate < 1.0 else math.inf if rate >= 1.0 else 0.0
-    return left > settings.min_left + 2.0 * price
-
-
-def making_passes(count: int, settings: ComparisonSettings = DEFAULTS.comparison) -> float:
-    """Passes over the pairs of so many rows that take as long as making the full-scale preconditioner for them."""
-    return settings.making_pairs / max(1, count)
+        return 0.0
+    return -math.log(excess) / math.log(rate) if 0.0 < rate < 1.0 else math.inf if rate >= 1.0 else 0.0
 
 
 # -- low rank and full scale -----------------------------------------------------------------------------------------
@@ -297,7 +309,7 @@ def low_rank(system: System, rank: int | None, seed: int, settings: SolveSetting
 
 
 def full_scale(
-    system: System, first: LowRank, seed: int, settings: SolveSettings = DEFAULTS, *, kept: bool = False
+    system: System, first: LowRank, seed: int, settings: SolveSettings = DEFAULTS, *, kept: int | None = None
 ) -> CandidatePreconditioner | None:
     """The full-scale preconditioner with the inducing points of a low rank as a candidate; None where no distance tells
     which rows are near.
@@ -306,13 +318,20 @@ def full_scale(
     """
     if not system.has_scaled_inputs:
         return None
-    make = functools.partial(_full_scale, system, first, seed, settings.full_scale)  # which can be pickled
-    return CandidatePreconditioner(make, system.count, kept=kept, settings=settings.comparison)
+    make = functools.partial(_full_scale, system, first, seed, settings)  # which can be pickled
+    prices = [making_passes(system.count, first.rank, one, settings.comparison) for one in settings.full_scale]
+    return CandidatePreconditioner(make, prices, kept=kept, settings=settings.comparison)
 
 
-def _full_scale(system: System, first: LowRank, seed: int, settings: FullScaleSettings) -> Preconditioner:
+def making_passes(count: int, rank: int, sizes: FullScaleSettings, settings: ComparisonSettings) -> float:
+    """Passes over the pairs of so many rows that take as long as making a full-scale preconditioner for them."""
+    return making_flops(rank, sizes) / (settings.pair_flops * max(1, count))
+
+
+def _full_scale(system: System, first: LowRank, seed: int, settings: SolveSettings, size: int) -> Preconditioner:
     """Raises: MemoryBudgetError; DomainError for inputs that are too large to be compared."""
-    needed, free = making_bytes(system.count, first.rank, settings), available_bytes(system.device)
+    sizes = settings.full_scale[size]
+    needed, free = making_bytes(system.count, first.rank, sizes), available_bytes(system.device)
     if needed > free:
         raise MemoryBudgetError(
             f"the full-scale preconditioner needs {readable_bytes(needed)} while it is made, with "
@@ -328,4 +347,4 @@ def _full_scale(system: System, first: LowRank, seed: int, settings: FullScaleSe
             "or none; scale the data"
         )
     factor = system.workspace.adopt(first.factor())
-    return FullScale(system, factor, settings, seed=seed)
+    return FullScale(system, factor, sizes, seed=seed)

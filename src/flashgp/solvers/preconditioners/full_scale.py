@@ -22,17 +22,22 @@ from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 from flashgp.solvers.settings import DEFAULTS, FullScaleSettings
 
-__all__ = ["FullScale", "making_bytes"]
+__all__ = ["FullScale", "making_bytes", "making_flops"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 
 
-def making_bytes(n: int, rank: int, settings: FullScaleSettings = DEFAULTS.full_scale) -> int:
+def making_bytes(n: int, rank: int, settings: FullScaleSettings = DEFAULTS.full_scale[0]) -> int:
     """What is alive at most while it is made, beside the low rank, for n rows and `rank` inducing points."""
-    settings = settings.of_rows(n)
     width = settings.neighbours + settings.block
     return 8 * n * (rank + width + 4) + 6 * settings.batch_bytes + 3 * 8 * rank**2
+
+
+def making_flops(rank: int, settings: FullScaleSettings) -> float:
+    """Of making it, for one row, without the low rank."""
+    width = settings.neighbours + settings.block
+    return (2.0 * rank + width / 3.0) * width**2 / settings.block + 4.0 * rank**2
 
 
 class FullScale(Preconditioner):
@@ -57,12 +62,11 @@ class FullScale(Preconditioner):
 
     @profiled("factorisation")
     def __init__(
-        self, system: System, factor: Tensor, settings: FullScaleSettings = DEFAULTS.full_scale, *, seed: int = 0
+        self, system: System, factor: Tensor, settings: FullScaleSettings = DEFAULTS.full_scale[0], *, seed: int = 0
     ) -> None:
         points = system.scaled_inputs()
         assert points is not None
         n, self.rank = factor.shape
-        settings = settings.of_rows(n)
         floor = max(n * EPS * float(system.diagonal().mean()), torch.finfo(F64).tiny) if n else 0.0
         noise = system.noise.clamp_min(floor)
         blocks = _blocks_of_near_rows(points, settings.block, seed)
