@@ -25,7 +25,7 @@ from flashgp.cli.console import Console
 from flashgp.cli.fitting import run_fit
 from flashgp.cli.model import TableModel
 from flashgp.cli.options import FitOptions
-from flashgp.cli.outcome import outcome_of
+from flashgp.cli.outcome import Asked, outcome_of
 from flashgp.cli.prepared import prepare
 from flashgp.cli.scores import Scores
 from flashgp.inference.fit import fit
@@ -366,7 +366,7 @@ def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -
     prepared = prepare(options, console)
     result = fit(prepared.gp, *prepared.tensors, initial="given", max_iterations=1)
     model = Recording(result.posterior, prepared.encoding, prepared.scaling, "")
-    outcome_of(options, prepared, result, model, 0.0, console)
+    outcome_of(prepared, result, model, Asked(options, 0.0), console)
     assert budgets == ["1GiB"]
 
 
@@ -666,3 +666,55 @@ def test_each_command_has_help(command: str) -> None:
         assert option in text
     if command in ("fit", "plan"):
         assert "fixed(number)" in text
+
+
+# -- time limits -----------------------------------------------------------------------------------------------------
+def test_a_time_limit_counts_from_the_beginning_of_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the table is part of it: a table that took longer leaves no time for the search, and an answer."""
+    from flashgp.cli import prepared
+
+    console, reading = Console(quiet=True), prepared.read_table
+
+    def slowly(*given: Any, **how: Any) -> Any:
+        console.began -= 60.0
+        asked.append(given)
+        return reading(*given, **how)
+
+    asked: list[object] = []
+    options = FitOptions(table=str(folder / "table.csv"), target="y", time_limit=60.0, target_transform="none")
+    console.began -= 50.0
+    said = run_fit(options, console)
+    assert said["evaluations"] > 0, "ten seconds are left"
+    console.began -= 10.0
+    monkeypatch.setattr(prepared, "read_table", slowly)
+    said = run_fit(options, console)
+    assert asked
+    assert said["evaluations"] == 0
+    assert said["interrupted"]
+    assert said["leave_one_out"] is not None, "of few rows it takes no time"
+    assert "FIT_TIME_UP" in kinds(said)
+
+
+def test_what_follows_a_fit_keeps_to_what_is_left() -> None:
+    """Rows are scored as far as there is time, by the plan."""
+    import torch
+
+    import flashgp as fgp
+    from flashgp.cli.after_fit import AFTER_FIT, prediction_seconds
+    from flashgp.foundations.deadline import Deadline
+
+    x = torch.rand(2000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    post = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).condition(x, x[:, 0])
+    whole = prediction_seconds(post, 100_000)
+    assert whole > 0.5, "else this test says nothing"
+
+    def left(seconds: float) -> Deadline:
+        return Deadline(10.0, seconds, lambda: 0.0)
+
+    assert AFTER_FIT.scored(post, 100_000, left(whole)) == 100_000
+    assert 64 < AFTER_FIT.scored(post, 100_000, left(0.3 * whole - 2.0)) < 50_001
+    assert AFTER_FIT.scored(post, 100_000, left(-1e6)) < 25_000, "only what takes no time"
+    assert AFTER_FIT.scored(post, 10, left(-1e6)) == 10
+    assert AFTER_FIT.has_time_for_left_out(post, left(10.0))
+    post.report.seconds = 30.0
+    assert not AFTER_FIT.has_time_for_left_out(post, left(10.0))

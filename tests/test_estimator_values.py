@@ -117,6 +117,11 @@ def test_the_report_has_the_standard_error_of_the_likelihood(optimise: bool) -> 
     assert iterative.report_.standard_error > 0.0
     assert len(of_kind(iterative.report_.events, EventKind.LOG_DETERMINANT)) == 1
     assert given(0.05).fit(x, y).report_.standard_error is None
+    limited = given(0.05, solver="cg").set_params(optimise=optimise, starts=1, max_iterations=3, time_limit=60.0)
+    limited.fit(x, y)
+    assert limited.report_.standard_error is None, "estimated when it is asked for, which no time limit counts"
+    assert limited.log_marginal_likelihood_value_ == iterative.log_marginal_likelihood_value_
+    assert limited.report_.standard_error == iterative.report_.standard_error
 
 
 def test_deviations_come_as_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import time
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from scipy import integrate, stats
 
 import flashgp as fgp
 from flashgp import target_choice
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ModelFileError
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.report import Report
@@ -395,8 +395,8 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     assert more["rows_now"] == 180
     assert TableModel.load(tmp_path / "n.safetensors").scaling == model.scaling
     bad = written("bad.csv", np.where(np.arange(90) == 4, 0.0, y))
-    assert "at row 4" in run("update", model_path, bad, code=1).stderr.replace("\n", " ")
-    assert "at row 4" in run("fit", bad, "-t", "count", "--target-transform", "log", code=1).stderr.replace("\n", " ")
+    assert "at row 5" in run("update", model_path, bad, code=1).stderr.replace("\n", " ")
+    assert "at row 5" in run("fit", bad, "-t", "count", "--target-transform", "log", code=1).stderr.replace("\n", " ")
     run("fit", path, "-t", "count", "--target-transform", "sqrt", code=2)
 
 
@@ -429,26 +429,30 @@ def test_a_density_where_nothing_is_predicted_is_unknown() -> None:
 
 
 def test_the_choice_of_all_outputs_is_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float | None] = []
+    seen: list[float] = []
 
     def choice(*given: object, **_: object) -> target_choice.TransformChoice:
         options = given[4]
         assert isinstance(options, FitOptions)
-        seen.append(options.time_limit)
-        time.sleep(0.05)
+        seen.append(options.deadline.left)
+        clock[0] += 0.5
         return target_choice.TransformChoice(TargetTransform(), Event(EventKind.TARGET_KEPT))
 
-    def learned(self: fgp.GPRegressor, gp: object, x: object, y: object, options: FitOptions) -> None:
-        seen.append(options.time_limit)
+    def learned(self: fgp.GPRegressor, gp: object, x: object, y: object, options: FitOptions, end: Deadline) -> None:
+        assert options.deadline == end
+        seen.append(end.left)
         self.report_ = Report()
 
+    clock = [0.0]
+    limited = staticmethod(lambda seconds: Deadline(seconds, seconds, lambda: clock[0]))
+    monkeypatch.setattr(Deadline, "after", limited)
     monkeypatch.setattr(target_choice, "choose_transform", choice)
     monkeypatch.setattr(fgp.GPRegressor, "_learn", learned)
     x = np.linspace(0.0, 1.0, 30)[:, None]
     fgp.GPRegressor(target_transform="auto", time_limit=8.0).fit(x, np.hstack([x, x, x, x]))
-    assert seen[:4] == [2.0] * 4, "four outputs share what one may take"
-    assert seen[4] is not None
-    assert 4.0 < seen[4] <= 7.8
+    assert seen == pytest.approx([2.0, 2.5, 3.5, 6.5, 6.0]), (
+        "four outputs share what one may take, and the fit has what they leave"
+    )
 
 
 @pytest.mark.parametrize("memory", [None, "1KiB"])
@@ -467,7 +471,38 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(memory: str | None) -> None
 
 def test_a_choice_without_time_says_that_nothing_was_tried() -> None:
     x = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
-    options = FitOptions(starts=1, time_limit=1.0)
+    options = FitOptions(starts=1, deadline=Deadline.after(1.0))
     gp, y = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5)), x[:, 0].exp().numpy()
     choice = choose_transform("auto", gp, x, y, options, settings=ChoiceSettings(time_share=0.0))
     assert str(choice.event) == "The target is modelled as it is: no transform was tried."
+
+
+@pytest.mark.parametrize("unit", [1e200, 1e-200, 2.0**500])
+def test_moments_in_units_whose_squares_overflow(unit: float) -> None:
+    """Seen red as a standard deviation of inf, and of 0."""
+    moments = [
+        (found.mean, found.std)
+        for scale in (1.0, unit)
+        for found in [
+            WarpedNormal(np.array([0.3]), np.array([0.5]), TargetTransform("yeo-johnson", 0.25, scale, scale))
+        ]
+    ]
+    np.testing.assert_allclose(moments[1], np.multiply(moments[0], unit), rtol=1e-12)
+
+
+def test_a_target_without_a_logarithm_is_named_by_its_row_before_others_were_dropped(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from typer.testing import CliRunner
+
+    from flashgp.cli.application import application
+
+    x, y = np.linspace(0.0, 1.0, 40)[:, None], np.linspace(1.0, 2.0, 40)
+    x[3], y[20] = np.nan, -1.0
+    model = fgp.GPRegressor(target_transform="log", missing="drop")
+    with pytest.warns(fgp.FlashGPWarning), pytest.raises(DomainError, match="got -1 at row 20"):
+        model.fit(x, y)
+    np.savetxt(tmp_path / "t.csv", np.c_[x, y], delimiter=",", header="x,y", comments="")
+    command = ["fit", str(tmp_path / "t.csv"), "-t", "y", "--target-transform", "log", "--missing", "drop", "--json"]
+    told = CliRunner().invoke(application, command)
+    assert told.exit_code == 1
+    assert "got -1 at row 21" in told.output, "rows of tables count from 1"

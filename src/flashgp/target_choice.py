@@ -8,7 +8,6 @@ transform that is tried. Does not do: targets of several outputs at once, which 
 
 import dataclasses
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.inference.exact.condition import condition
@@ -46,7 +46,7 @@ class ChoiceSettings:
         first_iterations, iterations: of L-BFGS-B for the target as it is, and for each transform from there.
         nats: of evidence that "auto" asks of each step away from the target as it is.
         standard_errors: that the step's gain of leave-one-out log density must reach too, paired row by row.
-        time_share: of a time limit after which no other transform is tried.
+        time_share: of the time that is left, which all of this may take.
     """
 
     rows: int = 300
@@ -187,8 +187,7 @@ class _Subset:
     def __init__(
         self, prior: Prior, x: Tensor, y: Array, options: FitOptions | None, standardise: bool, settings: ChoiceSettings
     ) -> None:
-        limit = None if options is None else options.time_limit
-        self._deadline = math.inf if limit is None else time.perf_counter() + settings.time_share * limit
+        self._deadline = NO_DEADLINE if options is None else options.deadline.share(settings.time_share)
         self.settings, self._standardise, self._whole = settings, standardise, y
         seed = 0 if options is None else options.seed
         index = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[: settings.rows].sort().values
@@ -202,7 +201,7 @@ class _Subset:
         if options is not None:
             first = FitOptions(
                 starts=1, initial=options.initial, priors=options.priors, max_iterations=settings.first_iterations,
-                seed=seed, jitter=options.jitter, deterministic=options.deterministic,
+                seed=seed, jitter=options.jitter, deterministic=options.deterministic, deadline=self._deadline,
             )  # fmt: skip
             self._options = dataclasses.replace(first, initial="given", max_iterations=settings.iterations)
         start = prior.with_likelihood(prior.likelihood.rows(index))
@@ -210,7 +209,7 @@ class _Subset:
 
     def tried(self, transform: TargetTransform, start: _Trial) -> _Trial | None:
         """The trial from the parameters of another; None where no covariance had a factor, or the time is up."""
-        if time.perf_counter() > self._deadline:
+        if self._deadline.passed():
             return None
         try:
             return self._trial(transform, start.prior, self._options)

@@ -85,12 +85,13 @@ class TargetTransform:
             return np.where(s < 0.0, -_box_cox(np.maximum(-s, 0.0), 2.0 - self.power),
                             _box_cox(np.maximum(s, 0.0), self.power))  # fmt: skip
 
-    def check(self, y: Any) -> None:
-        """Raises: DomainError naming the row of the first target, (n,), that has no logarithm."""
+    def check(self, y: Any, rows: Any = None) -> None:
+        """Raises: DomainError naming the row of the first target, (n,), that has no logarithm; rows: their numbers."""
         if self.kind == "log" and bool((np.asarray(y) <= 0.0).any()):
-            row = int(np.argmax(np.asarray(y) <= 0.0))
+            first = int(np.argmax(np.asarray(y) <= 0.0))
+            row = first if rows is None else int(rows[first])
             raise DomainError(
-                f"`y` must be positive for a logarithm of the target, got {float(y[row]):g} at row {row}; use the "
+                f"`y` must be positive for a logarithm of the target, got {float(y[first]):g} at row {row}; use the "
                 "transform yeo-johnson, or leave such rows out"
             )
 
@@ -247,11 +248,12 @@ class WarpedNormal:
                 mean = transform.scale * np.exp(location + 0.5 * variance)
                 return mean, np.where(spread > 0.0, mean * np.sqrt(np.expm1(variance)), 0.0)
         mean, std = np.empty(location.size), np.empty(location.size)
+        unit = math.ldexp(1.0, math.frexp(transform.scale)[1])  # squares may overflow; this rounds nothing
         for rows, _, weights, offsets in self._nodes():
             # Around the median, so that what is squared is as small as the deviation.
             first = (weights * offsets).sum(1)
             mean[rows] = np.ravel(self.median)[rows] + first
-            std[rows] = np.sqrt((weights * np.square(offsets - first[:, None])).sum(1))
+            std[rows] = unit * np.sqrt((weights * np.square((offsets - first[:, None]) / unit)).sum(1))
         return mean.reshape(location.shape), std.reshape(location.shape)
 
     def _hermite(self) -> Array:

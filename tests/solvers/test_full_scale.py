@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind, Obstacle
@@ -667,7 +668,7 @@ def test_places_that_are_none(x: Tensor) -> None:
 
 def test_no_comparison_begins_that_would_pass_a_limit() -> None:
     system, rhs = few_dimensions(), normal(700, 2)
-    deadline = Limits(deadline=time.perf_counter() + 30.0)
+    deadline = Limits(deadline=Deadline.after(30.0))
     progress = Progress("test", system, GOAL, deadline, lambda r: torch.full((r.shape[1],), math.inf))
     progress.began, progress.passes = progress.began - 10.0, 10.0  # a second for each
     assert progress.has_room_for(8, 12.0)

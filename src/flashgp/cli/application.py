@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
@@ -77,10 +78,12 @@ def _command(options: type, work: str) -> Callable[..., None]:
 
     def run(context: typer.Context, **given: Any) -> None:
         asked, common = (kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in kinds)
+        began = context.find_root().obj or time.perf_counter()
         place = placed(common.threads, common.cores, common.numa)
         module, _, function = work.partition(":")
         does = getattr(importlib.import_module(f".{module}", __package__), function)
-        _run(lambda console: does(asked, console), place, common, context.obj)
+        profiling = context.obj if isinstance(context.obj, _Profiling) else None
+        _run(lambda console: does(asked, console), place, common, profiling, began)
 
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [
@@ -171,12 +174,15 @@ def profile_options(
     context.obj = _Profiling(trace, coarse, as_json)
 
 
-def main() -> None:
-    """The entry point: reads sys.argv, ends by SystemExit with the exit code."""
+def main(began: float | None = None) -> None:
+    """The entry point: reads sys.argv, ends by SystemExit with the exit code.
+
+    Args: began: when the command began, by `time.perf_counter`; now by default.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
-    application()
+    application(obj=began)
 
 
 def placed(threads: int | None, cores: str | None, numa: int | None) -> AbstractContextManager[Placement | None]:
@@ -195,12 +201,18 @@ def placed(threads: int | None, cores: str | None, numa: int | None) -> Abstract
     return runtime(threads=threads, cores=chosen, numa_node=numa)
 
 
-def _run(work: Work, place: AbstractContextManager[Any], common: CommonOptions, profiling: _Profiling | None) -> None:
+def _run(
+    work: Work,
+    place: AbstractContextManager[Any],
+    common: CommonOptions,
+    profiling: _Profiling | None,
+    began: float,
+) -> None:
     """Do the work where it was placed; a failure that was foreseen is one clear message and exit code 1."""
     as_json = common.as_json
     if profiling is not None:
         as_json, work = as_json or profiling.json, profiling.around(work)
-    console = Console(json=as_json, quiet=common.quiet)
+    console = Console(json=as_json, quiet=common.quiet, began=began)
     try:
         with console.listening(), place:
             result = work(console)

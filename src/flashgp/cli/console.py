@@ -26,11 +26,13 @@ _LINE_SECONDS = 10.0
 class Console:
     """One command's voice.
 
-    Args: json: one JSON object on stdout and no text there; quiet: no text but warnings and errors.
+    Args: json: one JSON object on stdout and no text there; quiet: no text but warnings and errors; began: when the
+        command began, by `time.perf_counter`, now by default.
     Fields: notes and warnings said so far.
     """
 
-    def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
+    def __init__(self, *, json: bool = False, quiet: bool = False, began: float | None = None) -> None:
+        self.began = time.perf_counter() if began is None else began
         self.json = json
         self.quiet = quiet
         self.notes: list[str] = []

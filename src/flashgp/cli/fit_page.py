@@ -11,6 +11,7 @@ from flashgp import plots
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
 
+from .after_fit import AFTER_FIT
 from .outcome import FitOutcome, evidence_text, happened
 from .parameters import parameter_table
 from .prepared import plan_summary
@@ -18,7 +19,7 @@ from .prepared import plan_summary
 __all__ = ["fit_page"]
 
 _MAX_PARAMETERS = 200
-_SLICES = 2  # functions along the most relevant inputs
+_SLICES, _POINTS = 2, 300  # functions along the most relevant inputs, at so many points
 _PACKAGES = ("torch", "numpy", "scipy", "matplotlib")
 
 
@@ -56,6 +57,8 @@ def _quality(outcome: FitOutcome) -> Section:
     trace = Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best.")
     if outcome.scores is None:
         how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
+        if outcome.fit.posterior.factor is not None or not outcome.left_out:
+            how = "No rows were scored: the time limit left no time for it."
         return Section("Are the predictions right?", [Notes([how]), trace])
     predicted = outcome.predicted
     # Calibration and PIT do not change under a monotone transform.
@@ -98,10 +101,12 @@ def _functions(outcome: FitOutcome) -> Section:
                 x_label=prepared.names[column],
                 y_label=prepared.encoding.target,
                 scaling=prepared.scaling,
+                points=_POINTS,
             ),
             f"Along {prepared.names[column]}" + (", other inputs at their median." if len(prepared.names) > 1 else "."),
         )
         for column in _most_relevant(outcome)
+        if AFTER_FIT.scored(post, _POINTS, outcome.asked.deadline) == _POINTS
     ]
     relevance = Figure.of(
         plots.relevance(outcome.fit.gp, prepared.names, unit="per standard deviation of the column"),

@@ -1,22 +1,24 @@
 """`flashgp fit`: from a table to a model, its figures, a file and a report."""
 
-import time
 from pathlib import Path
 from typing import Any
 
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FitInterrupted
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.inference.fit import fit
+from flashgp.inference.fit import fit_as
 from flashgp.inference.gp import GP
+from flashgp.inference.training.options import FitOptions as Settings
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
 from flashgp.plots.axes import require_matplotlib
 
+from .after_fit import AFTER_FIT
 from .console import Console
 from .fit_page import fit_page
 from .model import TableModel
 from .options import FitOptions
-from .outcome import outcome_json, outcome_of, say_outcome
+from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .paths import require_distinct, require_writable
 from .prepared import Prepared, plan_summary, prepare
@@ -26,9 +28,9 @@ __all__ = ["run_fit"]
 
 def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     """Fit, score, write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
-    began = time.perf_counter()
+    deadline = Deadline.after(options.time_limit, began=console.began)
     _check_outputs(options)
-    prepared = prepare(options, console)
+    prepared = prepare(options, console, deadline)
     console.pairs("how it is computed", plan_summary(prepared.plan))
     if prepared.test is None and prepared.plan.route not in FACTORED:
         console.note(
@@ -37,21 +39,13 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     x, y = prepared.tensors
     try:
         with console.progress() as progress:
-            result = fit(
-                prepared.gp,
-                x,
-                y,
-                starts=options.starts,
-                initial="given" if prepared.has_starts else "data",
-                time_limit=options.time_limit,
-                tolerance=options.tolerance,
-                device=options.device,
-                plan=prepared.plan,
-                seed=options.seed,
-                deterministic=options.deterministic,
-                checkpoint=options.checkpoint,
-                progress=progress or False,
-            )
+            how = Settings(
+                starts=options.starts, initial="given" if prepared.has_starts else "data", tolerance=options.tolerance,
+                deadline=deadline.before(AFTER_FIT.reserved(options, prepared, deadline)), device=options.device,
+                plan=prepared.plan, seed=options.seed, deterministic=options.deterministic,
+                checkpoint=options.checkpoint, progress=progress,
+            )  # fmt: skip
+            result = fit_as(prepared.gp, x, y, how)
     except FitInterrupted as stop:
         raise _interrupted(stop, prepared, options.checkpoint, console) from stop
     if prepared.transform_event is not None:
@@ -62,7 +56,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         console.warn(f"the fit was cut short after {len(result.history)} evaluations: this is the best so far{written}")
     if options.out is not None:
         model.save(options.out)  # before anything else can fail
-    outcome = outcome_of(options, prepared, result, model, began, console)
+    outcome = outcome_of(prepared, result, model, Asked(options, console.began, deadline), console)
     say_outcome(outcome, console)
     if options.report is not None:
         write_page(options.report, fit_page(outcome))

@@ -145,7 +145,8 @@ class FitOptions(TableOptions):
         int | None, typer.Option("--starts", min=1, help="Runs from different starts; decided if left out.")
     ] = None
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", metavar="SECONDS", help="Keep the best model after so long.")
+        float | None,
+        typer.Option("--time-limit", metavar="SECONDS", help="Keep the best model after so long, reading included."),
     ] = None
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Of the mean, in standard deviations of an observation.")

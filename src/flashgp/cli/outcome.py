@@ -8,11 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 import flashgp
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
+from flashgp.inference.posterior import Posterior
 from flashgp.target_transform import WarpedNormal
 
+from .after_fit import AFTER_FIT
 from .console import Console
 from .model import TableModel
 from .options import FitOptions
@@ -20,7 +23,7 @@ from .parameters import ParameterRow, parameter_rows, parameter_table
 from .prepared import Prepared
 from .scores import Scores
 
-__all__ = ["FitOutcome", "evidence_text", "happened", "outcome_json", "outcome_of", "say_outcome"]
+__all__ = ["Asked", "FitOutcome", "evidence_text", "happened", "outcome_json", "outcome_of", "say_outcome"]
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
 _HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
@@ -28,22 +31,33 @@ _Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a command was asked for. Fields: options; began, by `time.perf_counter`; deadline."""
+
+    options: FitOptions
+    began: float
+    deadline: Deadline = NO_DEADLINE
+
+
+@dataclass(frozen=True)
 class FitOutcome:
     """All that the report shows.
 
     Fields:
-        options, prepared, fit, model: what was asked for, and what it became.
-        scores: None where no rows are held out and there is no factor.
+        asked, prepared, fit, model: what was asked for, and what it became.
+        scores: None where no rows are held out and there is no factor, or no time is left.
+        evidence: log p(y | x) of the target in its units, nats; None where no time is left for it, or for all rows.
         left_out: whether they are leave-one-out.
         observed, predicted: of the rows scored, in units of the target.
         parameters, seconds, notes, warnings: as shown.
     """
 
-    options: FitOptions
+    asked: Asked
     prepared: Prepared
     fit: Fit
     model: TableModel
     scores: Scores | None
+    evidence: float | None
     left_out: bool
     observed: _Numbers
     predicted: WarpedNormal
@@ -52,33 +66,31 @@ class FitOutcome:
     notes: list[str]
     warnings: list[str]
 
+    @property
+    def options(self) -> FitOptions:
+        return self.asked.options
 
-def outcome_of(
-    options: FitOptions, prepared: Prepared, result: Fit, model: TableModel, began: float, console: Console
-) -> FitOutcome:
-    """What a fit of the command line reached, with its scores on held-out rows."""
-    scaling = prepared.scaling
-    if prepared.test is not None:
-        observed = prepared.y[prepared.test]
-        predicted = model.predict(prepared.data.x[prepared.test], memory=options.memory).target
-    elif result.posterior.factor is None:
-        observed = np.empty(0)
-        predicted = scaling.predictive(observed, observed)
-    else:
-        observed = prepared.y[prepared.train]
-        left = result.posterior.leave_one_out()
-        predicted = scaling.predictive(left.mean.cpu().double().numpy(), left.variance.cpu().double().sqrt().numpy())
+
+def outcome_of(prepared: Prepared, result: Fit, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
+    """What a fit of the command line reached, with its scores on held-out rows, as far as there is time."""
+    scaling, post = prepared.scaling, result.posterior
+    observed, predicted = _scored_rows(prepared, post, model, asked, console)
+    whole = post.count == len(prepared.train)
+    evidence = (
+        _log_evidence(prepared, post) if whole and AFTER_FIT.has_time_for_evidence(post, asked.deadline) else None
+    )
     return FitOutcome(
-        options=options,
+        asked=asked,
         prepared=prepared,
         fit=result,
         model=model,
         scores=Scores.of(observed, predicted, scaling) if len(observed) else None,
+        evidence=evidence,
         left_out=prepared.test is None,
         observed=observed,
         predicted=predicted,
         parameters=parameter_rows(result.gp, prepared.names, scaling, prepared.encoding.target),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - asked.began,
         notes=console.notes,
         warnings=console.warnings,
     )
@@ -96,7 +108,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
     console.pairs(
         f"fitted in {seconds}, {len(outcome.fit.history)} evaluations",
         [
-            ("log marginal likelihood", f"{evidence_text(outcome)}, of the target in its units"),
+            ("log marginal likelihood", evidence_text(outcome)),
             *happened(report),
             ("time", dict(report.lines())["time"]),
             ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
@@ -113,9 +125,34 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         console.say(f"  and {len(outcome.parameters) - len(shown):,} more")
 
 
-def _log_evidence(outcome: FitOutcome) -> float:
+def _scored_rows(
+    prepared: Prepared, post: Posterior, model: TableModel, asked: Asked, console: Console
+) -> tuple[_Numbers, WarpedNormal]:
+    """The rows held out, or else all from a factor by leave-one-out, observed and predicted; none where there is no
+    factor, or no time: a note says so."""
+    none, scaling = np.empty(0), prepared.scaling
+    nothing = none, scaling.predictive(none, none)
+    if prepared.test is not None:
+        test = prepared.test
+        count = AFTER_FIT.scored(post, len(test), asked.deadline)
+        if count < len(test):
+            console.note(f"the time limit left time to score {count:,} of the {len(test):,} rows held out.")
+            test = np.sort(np.random.default_rng(asked.options.seed).permutation(test)[:count])
+        if not count:
+            return nothing
+        return prepared.y[test], model.predict(prepared.data.x[test], memory=asked.options.memory).target
+    if post.factor is None:
+        return nothing
+    if post.count < len(prepared.train) or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
+        console.note("the time limit left no time for leave-one-out scores of all rows.")
+        return nothing
+    left = post.leave_one_out()
+    mean, deviation = left.mean.cpu().double().numpy(), left.variance.cpu().double().sqrt().numpy()
+    return prepared.y[prepared.train], scaling.predictive(mean, deviation)
+
+
+def _log_evidence(prepared: Prepared, post: Posterior) -> float:
     """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141)."""
-    post, prepared = outcome.fit.posterior, outcome.prepared
     standardised = float(post.log_marginal_likelihood())
     slopes = prepared.scaling.transform.log_slope(prepared.y[prepared.train])
     return standardised + post.count * float(prepared.scaling.log_density(0.0)) + float(slopes.sum())
@@ -123,7 +160,9 @@ def _log_evidence(outcome: FitOutcome) -> float:
 
 def evidence_text(outcome: FitOutcome) -> str:
     """The same for people, with its standard error where there is no factor to compute it from."""
-    value = f"{_log_evidence(outcome):.6g} nats"
+    if outcome.evidence is None:
+        return "not computed, since the time limit left no time for it"
+    value = f"{outcome.evidence:.6g} nats, of the target in its units"
     error = outcome.fit.posterior.report.standard_error
     return value if error is None else f"{value} with a standard error of {error:.2g}"
 
@@ -146,7 +185,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "target_transform": prepared.scaling.transform.to_json(),
         "seed": options.seed,
         "plan": asdict(prepared.plan),
-        "log_marginal_likelihood": _log_evidence(outcome),
+        "log_marginal_likelihood": outcome.evidence,
         "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,
         "held_out": None if outcome.left_out else scores,
         "leave_one_out": scores if outcome.left_out else None,

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.events import Event
 from flashgp.foundations.quantities import readable_bytes
@@ -19,6 +20,7 @@ from flashgp.planner.plan import FACTORED, Plan
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
 from flashgp.target_choice import TransformChoice, choose_transform
+from flashgp.target_transform import TargetTransform
 
 from .console import Console
 from .kernel_expression import BuiltKernel, KernelColumns, build_kernel, default_kernel
@@ -69,7 +71,7 @@ class Prepared:
         return self.data.y
 
 
-def prepare(options: FitOptions, console: Console) -> Prepared:
+def prepare(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> Prepared:
     """Read, encode, split, standardise, build the model, plan. Notes are said as they arise.
 
     Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
@@ -95,7 +97,9 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
             console.note(f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}.")
     gp = GP(built.kernel, Constant(), Gaussian(0.1))
     x = torch.from_numpy(np.ascontiguousarray(scaling.x(encoded.x[train])))
-    choice = _choice(options, built, gp, x, encoded.y[train])
+    if options.target_transform == "log":
+        TargetTransform("log").check(encoded.y[train], encoded.rows[train] + 1)
+    choice = _choice(options, built, gp, x, encoded.y[train], deadline)
     scaling = scaling if choice.transform.identity else scaling.with_target(encoded.y[train], choice.transform)
     y = torch.from_numpy(scaling.y(encoded.y[train]))
     group = equal_rows(gp, x, y)
@@ -127,12 +131,14 @@ def prepare(options: FitOptions, console: Console) -> Prepared:
     )  # fmt: skip
 
 
-def _choice(options: FitOptions, built: BuiltKernel, gp: GP, x: torch.Tensor, y: _Numbers) -> TransformChoice:
+def _choice(
+    options: FitOptions, built: BuiltKernel, gp: GP, x: torch.Tensor, y: _Numbers, deadline: Deadline
+) -> TransformChoice:
     """Which transform the target gets."""
     from flashgp.inference.training.options import FitOptions as Settings
 
     how = Settings(
-        initial="given" if built.has_starts else "data", time_limit=options.time_limit, seed=options.seed,
+        initial="given" if built.has_starts else "data", deadline=deadline, seed=options.seed,
         deterministic=options.deterministic,
     )  # fmt: skip
     return choose_transform(options.target_transform, gp, x, y, how)

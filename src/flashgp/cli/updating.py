@@ -40,6 +40,7 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     for text in dict.fromkeys((*table.notes, *data.notes)):
         console.note(text)
     assert data.y is not None
+    model.scaling.transform.check(data.y, data.rows + 1)
     x = torch.from_numpy(np.ascontiguousarray(model.scaling.x(data.x))).to(before.x.dtype)
     y = torch.from_numpy(np.ascontiguousarray(model.scaling.y(data.y))).to(before.y.dtype)
     stream = Stream(before, window=options.window)

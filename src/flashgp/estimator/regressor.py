@@ -6,7 +6,6 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 
 import copy
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -19,13 +18,16 @@ from torch import Tensor, nn
 
 from flashgp.estimator.inputs import points, training_rows
 from flashgp.estimator.units import Answers, Units, units_of_inputs
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.inference.exact.restore import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
+from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels import Kernel, Matern
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
@@ -76,7 +78,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         priors: as `flashgp.fit`.
         starts: as `flashgp.fit`.
         max_iterations: as `flashgp.fit`.
-        time_limit: as `flashgp.fit`.
+        time_limit: as `flashgp.fit`; the choice of the target's transform takes a tenth of it at most.
         missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
             `predict` and `sample_y`, with a warning that says how many.
         solver: "cholesky" or "cg"; None leaves it to the plan, as `GP.condition`.
@@ -169,15 +171,15 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`, with n the number of distinct rows.
         """
-        before = dict(self.__dict__)
+        deadline, before = Deadline.after(self.time_limit), dict(self.__dict__)
         try:
-            return self._refit(X, y, sample_weight)
+            return self._refit(X, y, sample_weight, deadline)
         except BaseException:  # a posterior with the units of other data would answer wrongly
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
 
-    def _refit(self, X: Any, y: Any, sample_weight: Any) -> "GPRegressor":
+    def _refit(self, X: Any, y: Any, sample_weight: Any, deadline: Deadline) -> "GPRegressor":
         """`fit`, which leaves attributes of two fits behind where it fails."""
         self._check_choices()
         X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
@@ -197,11 +199,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             likelihood.row_weight = counts if likelihood.row_weight is None else counts * likelihood.row_weight
 
         rows_x, rows_y = X.astype(np.float64, order="C"), y.reshape(len(y), -1)
-        began, options = time.perf_counter(), self._fit_options(gp)
+        if self.target_transform == "log":
+            for column in rows_y.T:
+                TargetTransform("log").check(column, np.flatnonzero(kept))  # as the caller counts rows
+        options = self._fit_options(gp, deadline)
         transforms, events = self._choose_transforms(gp, rows_x, rows_y, options)
-        if events and options is not None and options.time_limit is not None:  # the choice was part of the call
-            left = options.time_limit - (time.perf_counter() - began)
-            options = dataclasses.replace(options, time_limit=max(left, 0.1 * options.time_limit))
         if not all(transform.identity for transform in transforms):
             pairs = zip(transforms, rows_y.T, strict=True)
             rows_y = np.stack([transform.forward(column) for transform, column in pairs], axis=1)
@@ -209,7 +211,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             gp, rows_x, rows_y, transforms, counts, countable=countable, standardise=self.standardise
         )
         x_tensor, y_tensor = torch.from_numpy(units.x.apply(rows_x)), torch.from_numpy(units.y.apply(rows_y))
-        self._learn(gp, x_tensor, y_tensor if outputs is not None else y_tensor[:, 0], options)
+        self._learn(gp, x_tensor, y_tensor if outputs is not None else y_tensor[:, 0], options, deadline)
         self.report_.events[:0] = events
         self.X_train_ = np.array(X)
         self.y_train_ = np.array(y)
@@ -226,16 +228,14 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         rows = torch.from_numpy(units_of_inputs(x, None, gp.kernel, self.standardise).apply(x))
         mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together
         one, standardise = GP(gp.kernel, mean, gp.likelihood), self.standardise in ("both", "y")
-        if options is not None and options.time_limit is not None:  # that all outputs share
-            options = dataclasses.replace(options, time_limit=options.time_limit / y.shape[1])
-        choices = [
-            choose_transform(self.target_transform, one, rows, column, options, standardise=standardise)
-            for column in y.T
-        ]
+        choices = []
+        for left, column in zip(range(y.shape[1], 0, -1), y.T, strict=True):
+            fair = options and dataclasses.replace(options, deadline=options.deadline.share(1.0 / left))
+            choices.append(choose_transform(self.target_transform, one, rows, column, fair, standardise=standardise))
         events = [choice.event for choice in choices if choice.event is not None]
         return tuple(choice.transform for choice in choices), events
 
-    def _fit_options(self, gp: GP) -> "FitOptions | None":
+    def _fit_options(self, gp: GP, deadline: Deadline) -> "FitOptions | None":
         """How parameters are fitted; None where they stay as given."""
         if not self.optimise or not any(p.requires_grad for p in gp.parameters()):
             return None
@@ -243,17 +243,17 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         return FitOptions(
             starts=self.starts, initial=self.initial, priors=self.priors, max_iterations=self.max_iterations,
-            seed=self._seed(), **self._condition_options(),
+            seed=self._seed(), deadline=deadline, tolerance=self.tolerance, deterministic=self.deterministic,
+            **self._condition_options(),
         )  # fmt: skip
 
     def _condition_options(self) -> dict[str, Any]:
         return {
             "memory": self.memory, "device": self.device, "dtype": self._compute_dtype(), "solver": self.solver,
-            "tolerance": self.tolerance, "jitter": self.jitter, "deterministic": self.deterministic,
-            "time_limit": self.time_limit,
+            "jitter": self.jitter,
         }  # fmt: skip
 
-    def _learn(self, gp: GP, x: Tensor, y: Tensor, options: "FitOptions | None") -> None:
+    def _learn(self, gp: GP, x: Tensor, y: Tensor, options: "FitOptions | None", deadline: Deadline) -> None:
         """Set gp_, kernel_, posterior_ and the record of the fit."""
         self.history_ = []
         if options is not None:
@@ -263,18 +263,46 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             gp, posterior = cast(GP, fitted.prior), Posterior(fitted.state)
             self.history_, self.report_ = fitted.history, fitted.report
         else:
-            posterior = gp.condition(x, y, **self._condition_options())
+            from flashgp.inference.exact.condition import condition
+
+            solve = SolveSettings(deterministic=self.deterministic, tolerance=self.tolerance)
+            posterior = Posterior(
+                condition(gp, x, y, ConditionSettings(solve, deadline=deadline, **self._condition_options()))
+            )
             self.report_ = posterior.report
-        self.log_marginal_likelihood_value_ = float(posterior.log_marginal_likelihood())
-        if self.report_ is not posterior.report:  # without a factor the value has a standard error
-            self.report_.standard_error = posterior.report.standard_error
-            self.report_.events += [e for e in posterior.report.events if e not in self.report_.events]
+        self._learned: Posterior | None = posterior
+        self._evidence: float | None = None
+        if deadline.limit is None or posterior.state.solves is None:  # else it takes passes over the pairs
+            _ = self.log_marginal_likelihood_value_
         if self._repeated:
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
-            likelihood = Gaussian(_gaussian(gp).noise_variance, row_weight=_gaussian(gp).row_weight)
+            weights = _gaussian(posterior.gp).row_weight  # of the rows that the posterior has
+            likelihood = Gaussian(_gaussian(gp).noise_variance, row_weight=weights)
             gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
             posterior = Posterior(with_prior(posterior.state, gp))
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior
+
+    @property
+    def log_marginal_likelihood_value_(self) -> float:
+        """The log marginal likelihood of y in standard units, nats.
+
+        Without a factor it is estimated, and its standard error goes to `report_`: after a `fit` with a time limit when
+        it is first asked for.
+
+        Raises:
+            NotFittedError: before `fit`.
+        Cost: as `Posterior.log_marginal_likelihood`.
+        """
+        if not hasattr(self, "posterior_") and not hasattr(self, "_learned"):
+            raise NotFittedError("call `fit` first: the log marginal likelihood is of training data")
+        if self._learned is not None:
+            posterior = self._learned
+            self._evidence, self._learned = float(posterior.log_marginal_likelihood()), None
+            if self.report_ is not posterior.report:  # without a factor the value has a standard error
+                self.report_.standard_error = posterior.report.standard_error
+                self.report_.events += [e for e in posterior.report.events if e not in self.report_.events]
+        assert self._evidence is not None
+        return self._evidence
 
     # -- answers ------------------------------------------------------------------------------------------------
     def predict(
@@ -484,6 +512,6 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
 
-def _gaussian(gp: GP) -> Gaussian:
+def _gaussian(gp: Prior) -> Gaussian:
     assert isinstance(gp.likelihood, Gaussian)
     return gp.likelihood

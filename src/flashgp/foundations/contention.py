@@ -58,15 +58,22 @@ class OtherLoad:
 
     def __init__(self, read: Callable[[], CoreTimes] = CoreTimes.now) -> None:
         self._read, self._lock = read, threading.Lock()
-        self._last, self._others = read(), 0.0
+        self._last, self._others, self._known = read(), 0.0, False
 
-    def free_cores(self) -> int:
-        """Cores that others left free since the last reading that is old enough, 1 at least. Cost: some 0.1 ms."""
+    def free_cores(self, *, wait: bool = False) -> int:
+        """Cores that others left free since the last reading that is old enough, 1 at least.
+
+        Args: wait: for the first reading, where there is none.
+        Cost: some 0.1 ms.
+        """
         with self._lock:
+            if wait and not self._known:
+                time.sleep(max(0.0, LEAST_SECONDS - (time.perf_counter() - self._last.wall)))
             if time.perf_counter() - self._last.wall >= LEAST_SECONDS:
                 last, self._last = self._last, self._read()
                 wall = self._last.wall - last.wall
                 self._others = max(0.0, self._last.busy - last.busy - (self._last.own - last.own)) / wall
+                self._known = True
         # Others are counted on all cores of the affinity, of which a quota may grant the time of a few.
         mine = own_cores()
         reachable = len(mine) if mine else os.cpu_count() or 1

@@ -144,6 +144,11 @@ class EventKind(Enum):
     )
     PRECONDITIONER_REFUSED = "{solver} is slow; the full-scale preconditioner could not be made: {error}"
 
+    POSTERIOR_OF_PART = (
+        "The time limit of {limit:g} s left no time for the planned posterior of {of:n row}: this one is of {rows:,} "
+        "random ones. Call gp.condition(x, y) for that of all."
+    )
+
     # likelihood
     LOG_DETERMINANT = (
         "Log determinant from {probes} probes and {steps} Lanczos steps: the likelihood's standard error is "
@@ -193,7 +198,10 @@ class EventKind(Enum):
         "then than threads that wait for each other."
     )
     FIT_INTERRUPTED = "Ctrl-C ended the fit: the best parameters so far are returned."
-    FIT_TIME_UP = "The time limit of {limit:g} s ended the fit: the best parameters so far are returned."
+    FIT_TIME_UP = (
+        "The time limit of {limit:g} s ended the fit[{unfitted:if} before an evaluation: the parameters are those that "
+        "the data suggest|: the best parameters so far are returned]."
+    )
     FIT_SOLVE_INTERRUPTED = "Ctrl-C ended the last solve of the fit: its best weights so far are returned."
     CHECKPOINT_FAILED = "The checkpoint could not be written: {error}. The fit itself is complete."
     POINTS_REJECTED = (

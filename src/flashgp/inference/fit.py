@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
@@ -16,7 +17,7 @@ from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.progress_bar import shown_progress
 from flashgp.planner.plan import Plan
 
-__all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit"]
+__all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as"]
 
 
 @dataclass
@@ -70,9 +71,11 @@ def fit(
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
         max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
-        time_limit: seconds. The search ends early enough for the posterior, by its planned time or half of the limit,
-            whichever is less, and begins no evaluation that would end later. The posterior gets what is left, a tenth
-            at least; where that ends its solve, it is labelled as `GP.condition` says.
+        time_limit: seconds, of the whole call, kept to a tenth and 2 s. The search begins no evaluation that would end
+            too late for the posterior. Where that of all rows would take too long, an iterative solve ends with the
+            time, labelled as `GP.condition` says, or the posterior is that of fewer rows: an event and a warning say
+            so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those that the data
+            suggest. It counts a compile too, which does not begin where time is short.
         memory: as `GP.condition`.
         device: as `GP.condition`.
         dtype: as `GP.condition`.
@@ -104,10 +107,16 @@ def fit(
         >>> bool(fit.posterior.predict(x).mean.sub(y).abs().max() < 0.1)
         True
     """
+    deadline = Deadline.after(time_limit)
     with shown_progress(progress) as callback:
         options = FitOptions(
-            starts, initial, priors, max_iterations, time_limit, memory, device, dtype, plan, tolerance, jitter, seed,
+            starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance, jitter, seed,
             deterministic, checkpoint, callback, settings or FitSettings(),
         )  # fmt: skip
-        fitted = fit_prior(gp, x, y, options)
+        return fit_as(gp, x, y, options)
+
+
+def fit_as(gp: GP, x: Any, y: Any, options: FitOptions) -> Fit:
+    """`fit` with its arguments as a value, such as a deadline of a call that began before. Raises: as `fit`."""
+    fitted = fit_prior(gp, x, y, options)
     return Fit(cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.inference.exact.likelihood import DirectSettings, evaluate_likelihood
@@ -107,8 +108,10 @@ class GP(Prior):
             solver: "cholesky" or "cg" (block conjugate gradients); by default the plan chooses: a factor while one is
                 quick or fits, else conjugate gradients. What fails hands over to a float64 factor where it fits.
             tolerance: of the mean, in standard deviations of an observation.
-            time_limit: seconds after which an iteration ends; the report then says how far off the mean may be. A
-                factorisation, or a preparation that has begun, is not interrupted.
+            time_limit: seconds after which an iteration ends; the report then says how far off the mean may be. Where
+                the plan says that a factor, or a tenth of an iterative solve, would end too late (by more than a tenth
+                of the limit and 1 s), the posterior is that of as many random rows as a factor can have, 400 at least:
+                an event and a warning say so. What has begun, other than iterations, is not interrupted.
             memory: budget like "8GiB"; what is free by default.
             plan: run exactly, as `flashgp.plan` made it.
             seed: of the preconditioner's draws.
@@ -132,7 +135,7 @@ class GP(Prior):
         settings = ConditionSettings(
             SolveSettings(seed, deterministic, tolerance),
             solver=solver,
-            time_limit=time_limit,
+            deadline=Deadline.after(time_limit),
             memory=memory,
             plan=plan,
             progress=progress,

@@ -1,5 +1,6 @@
 """Plans of what a GP will do: `fgp.plan`, where it may run, and whether a plan handed in fits the data."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import overload
@@ -9,11 +10,12 @@ from torch import Tensor
 
 from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.checks import check_count
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch import opaque
 from flashgp.planner.choice import check_route
@@ -42,6 +44,7 @@ __all__ = [
     "plan",
     "planned_device",
     "prediction_plan",
+    "rows_on_time",
 ]
 
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
@@ -262,6 +265,31 @@ def _planned(problem: ConditioningProblem, settings: PlanSettings) -> Plan:
         problem, _resources(settings), dtype=settings.dtype, route=settings.route,
         routes=_routes(settings.solver, settings.factored), solver=settings.solver,
     )  # fmt: skip
+
+
+def rows_on_time(
+    prior: Prior, plan: Plan, deadline: Deadline, settings: TimeSettings, *, deterministic: bool, slowdown: float
+) -> int:
+    """How many of a plan's rows a float64 factor can have by a deadline.
+
+    Args: slowdown: by which work takes longer than planned.
+    Cost: a plan for each of some 20 numbers of rows.
+    """
+    models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
+    asked = PlanSettings(
+        plan.available_bytes, torch.device(plan.device), torch.float64, factored=True, deterministic=deterministic
+    )
+    count = settings.min_rows
+    while count < plan.n:
+        more = min(plan.n, math.ceil(settings.growth * count))
+        try:
+            seconds = conditioning_plan(prior, RowCounts(more, plan.d, batch=models), asked).seconds
+        except MemoryBudgetError:
+            break
+        if deadline.passed(slowdown * seconds):
+            break
+        count = more
+    return count
 
 
 @deterministic_where(lambda prior, rows, question, settings: settings.deterministic)

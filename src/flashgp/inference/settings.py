@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgp.planner.plan import Plan
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.inference.threads import FreeCores
+from flashgp.planner.plan import FACTORED, Plan
 from flashgp.planner.variances import STRIP_BYTES
 from flashgp.solvers.contract import Step
 
-__all__ = ["ConditionSettings", "OnlineSettings", "SolveSettings"]
+__all__ = ["ConditionSettings", "OnlineSettings", "SolveSettings", "TimeSettings"]
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,60 @@ class SolveSettings:
 
 
 @dataclass(frozen=True)
+class TimeSettings:
+    """How a time limit is kept where a posterior of all rows would take too long.
+
+    Args:
+        min_rows: of a posterior, whatever the time: they take some milliseconds.
+        max_share: of the time left that a posterior of all rows may take, by its plan, so that a search leaves it as
+            much.
+        part_share: what a search leaves of it otherwise, to iterations that end with the time, or to a posterior of as
+            many rows as can be had.
+        min_solve: of the planned seconds of an iterative solve, without which none begins.
+        solve_share: of the time left after which a solve has to have its residual below `max_residual`: above, the mean
+            of a quarter of the rows is the better one (decision 23).
+        max_residual: relative.
+        grace_share, grace_seconds: of the limit, and beside: by which planned work may pass it.
+        negligible_seconds: of work that is done however late it is.
+        growth: of the numbers of rows that are priced, one after the other.
+    """
+
+    min_rows: int = 400
+    max_share: float = 0.75
+    part_share: float = 0.5
+    min_solve: float = 0.1
+    solve_share: float = 0.75
+    max_residual: float = 0.1
+    grace_share: float = 0.1
+    grace_seconds: float = 1.0
+    negligible_seconds: float = 0.1
+    growth: float = 1.25
+
+    def reserved(self, plan: Plan, left: float) -> float:
+        """Seconds that a search leaves to the posterior of a plan."""
+        if plan.route in FACTORED and plan.seconds <= self.max_share * left:
+            return plan.seconds
+        return min(plan.seconds, self.part_share * max(0.0, left))
+
+    def late(self, deadline: Deadline, seconds: float) -> bool:
+        """Whether work of so many seconds that begins now would end too long after the deadline."""
+        grace = 0.0 if deadline.limit is None else self.grace_share * deadline.limit + self.grace_seconds
+        return seconds > self.negligible_seconds and deadline.passed(seconds - grace)
+
+
+@dataclass(frozen=True)
 class ConditionSettings:
-    """What `GP.condition` is asked for beside prior and data; the fields are its arguments.
+    """What `GP.condition` is asked for beside prior and data; the fields are its arguments, deadline its time limit.
 
     Fields: interrupted is called when Ctrl-C ends an iterative solve, whose best weights the state then has, labelled;
     without it, and in a factorisation or preparation, Ctrl-C is raised. float32_factor is False where float32 factors
-    are known to fail, or to need many corrections, so that none is made if a float64 one fits.
+    are known to fail, or to need many corrections, so that none is made if a float64 one fits. cores, by default all,
+    are the free ones of the fit that this belongs to; with a deadline they are looked for.
     """
 
     solve: SolveSettings = SolveSettings()
     solver: str | None = None
-    time_limit: float | None = None
+    deadline: Deadline = NO_DEADLINE
     memory: str | int | None = None
     plan: Plan | None = None
     progress: Callable[[Step], bool | None] | None = None
@@ -71,3 +116,5 @@ class ConditionSettings:
     jitter: float | None = None
     differentiable: bool = False
     float32_factor: bool = True
+    time: TimeSettings = TimeSettings()
+    cores: FreeCores | None = None

@@ -117,10 +117,19 @@ class FreeCores:
     Args:
         note: told the first time that a core is taken.
         load: what measures.
+        wait_seconds: of work from which on the first reading, 0.2 s, is waited for.
     """
 
-    def __init__(self, note: Callable[[Event], None], load: OtherLoad | None = None) -> None:
+    def __init__(self, note: Callable[[Event], None], load: OtherLoad | None = None, wait_seconds: float = 4.0) -> None:
         self._note, self._load, self._noted = note, OtherLoad() if load is None else load, False
+        self._wait_seconds = wait_seconds
+
+    def slowdown(self, seconds: float) -> float:
+        """By how much work that takes so many seconds on all cores takes longer on those that are free."""
+        usual = usual_threads()
+        if usual == 1 or is_deterministic():
+            return 1.0
+        return max(1.0, usual / self._load.free_cores(wait=seconds >= self._wait_seconds))
 
     def block(self, rows: int) -> contextlib.AbstractContextManager[None]:
         """For work on matrices of so many rows. With `deterministic=True` the count stays."""

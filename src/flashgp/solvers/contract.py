@@ -14,7 +14,6 @@ They hold for the residual as float64 computes it: its own rounding, about eps |
 """
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, StopReason
 from flashgp.foundations.workspace import Workspace
@@ -129,20 +129,20 @@ class Limits:
     """What ends a solve besides its goal, with the best values so far.
 
     Args:
-        deadline: a time of `time.perf_counter`.
+        deadline: of the call.
         iterations: at most.
         callback: called after every iteration; True ends the solve.
         interrupted: called when Ctrl-C ends the solve; one more pass measures the values, which a second Ctrl-C saves.
             None raises KeyboardInterrupt, as in every other place.
     """
 
-    deadline: float = math.inf
+    deadline: Deadline = NO_DEADLINE
     iterations: int = 10_000
     callback: Callable[[Step], bool | None] | None = None
     interrupted: Callable[[], None] | None = None
 
     def out_of_time(self) -> bool:
-        return time.perf_counter() >= self.deadline
+        return self.deadline.passed()
 
 
 NO_LIMITS = Limits()

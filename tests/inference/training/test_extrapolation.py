@@ -85,7 +85,7 @@ def test_no_further_than_it_may() -> None:
 class Quadratic:
     """A made-up objective of which only gradients are known: a parabola around a minimum."""
 
-    rows, probes, factors = 400, PROBES, Factors.NONE
+    rows, probes, factors, cost_power = 400, PROBES, Factors.NONE, 2
     parameters = SimpleNamespace(
         bounds=lambda: (-FAR, FAR),
         units=lambda: numpy.ones(P),

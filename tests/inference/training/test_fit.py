@@ -339,7 +339,7 @@ def test_progress_and_time_limit() -> None:
     assert all(p.eta_seconds is None or p.eta_seconds >= 0 for p in seen)
     limited = fgp.fit(model(), x, y, time_limit=1e-9)
     assert limited.interrupted
-    assert Event(EventKind.FIT_TIME_UP, limit=1e-9) in limited.report.events
+    assert Event(EventKind.FIT_TIME_UP, limit=1e-9, unfitted=True) in limited.report.events
     assert limited.posterior.predict(x).mean.isfinite().all()
 
 
@@ -501,7 +501,7 @@ def test_an_error_of_the_callback_is_the_callers() -> None:
         ({"initial": "best"}, "`initial`"),
         ({"priors": "none"}, "`priors`"),
         ({"max_iterations": 0}, "`max_iterations`"),
-        ({"time_limit": 0.0}, "`time_limit`"),
+        ({"time_limit": -1.0}, "`time_limit`"),
         ({"time_limit": math.nan}, "`time_limit`"),
     ],
 )

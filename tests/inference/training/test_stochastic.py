@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.checkpoint import EvaluationLog
@@ -197,7 +198,7 @@ def test_values_that_are_gains_are_called_so():
 
 def test_gains_of_different_runs_are_not_compared():
     told = []
-    recorder = Recorder(EvaluationLog(None, ""), told.append, math.inf, {220: 10})
+    recorder = Recorder(EvaluationLog(None, ""), told.append, NO_DEADLINE, {220: 10})
     zero = numpy.zeros(2)
     for rows, value in ((500, -9.0), (900, 0.0), (900, -1.0)):
         recorder.record(Run(Stage.PART, rows), zero, value, zero, "gain")

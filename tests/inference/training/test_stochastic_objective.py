@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
@@ -146,7 +147,7 @@ ENDLESS = {"solve_error": 0.0, "residual_goal": 0.0}  # no solve reaches its goa
 def test_a_solve_that_gets_nowhere_is_no_gradient():
     """Half solved is not solved: neither when time is up, nor when iterations are."""
     x, y = table(150)
-    _, large = objectives(prior(), x, y, deadline=0.0)
+    _, large = objectives(prior(), x, y, deadline=Deadline.after(0.0))
     with pytest.raises(TimeUp):
         large(large.parameters.values())
     _, large = objectives(prior(), x, y, limits={"useless_residual": 0.0, **ENDLESS})

@@ -6,6 +6,7 @@ float64 factor that fits. What ran, what it reached and every change of route go
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,22 +15,31 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, warn
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.placement import placement_events
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
-from flashgp.inference.exact.solve import limits_of, mean_goal, record, unfinished
-from flashgp.inference.plan import PlanSettings, RowCounts, check_plan, conditioning_plan, planned_device
+from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
+from flashgp.inference.plan import (
+    PlanSettings,
+    RowCounts,
+    check_plan,
+    conditioning_plan,
+    planned_device,
+    rows_on_time,
+)
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
+from flashgp.inference.threads import FreeCores
 from flashgp.kernels.warped import autocast_events
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
@@ -37,7 +47,7 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
-from flashgp.solvers.contract import Limits
+from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
 
 __all__ = ["condition"]
@@ -57,7 +67,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
             "for example 1e-3"
         )
     solve = replace(settings.solve, tolerance=float(tolerance))
-    limits = limits_of(settings.time_limit, started, settings.progress, settings.interrupted)
+    limits = Limits(settings.deadline, callback=settings.progress, interrupted=settings.interrupted)
     events = [*promotions(x=x, y=y), *autocast_events(prior.kernel)]
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
@@ -80,6 +90,14 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
     else:
         target = planned_device(plan, settings.device, x)
         check_plan(plan, prior, x, target, distinct, settings)
+    cores = settings.cores
+    if settings.deadline.limit is not None and not differentiable:
+        cores = cores or FreeCores(events.append)
+        settings = replace(settings, plan=plan, cores=cores)
+        needed = plan.seconds if plan.route in FACTORED else settings.time.min_solve * plan.seconds
+        slow = cores.slowdown(plan.seconds)
+        if n > settings.time.min_rows and settings.time.late(settings.deadline, slow * needed):
+            return _of_part(prior, x, y, settings, slow)
     if group is not None and distinct < n:
         events.append(joined_event(group))
     if target != x.device:
@@ -95,11 +113,12 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
     replicates = None if group is None else join(prior, x, y, group.to(target))
     if differentiable and plan.torch_dtype != torch.float64:
         raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
-    workspace = Workspace(allowed_bytes(plan.peak_bytes))
+    workspace = Workspace(allowed_bytes(plan.peak_bytes), deadline=settings.deadline)
     direct = DirectSettings(
         TorchTiles(), plan.torch_dtype, settings.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
-    with torch.set_grad_enabled(differentiable):
+    late = False
+    with torch.set_grad_enabled(differentiable), cores.block(distinct) if cores else nullcontext():
         if replicates is None:
             points, sites = x, prior.sites(y)
         else:
@@ -129,14 +148,20 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
         elif plan.route == "direct" or batch:
             factor, weights = _solve(job)
         else:
-            factor, weights, solves = _solve_to_goal(job, limits, settings.time_limit, settings.float32_factor)
+            try:
+                factor, weights, solves = _solve_to_goal(job, limits, settings)
+            except _NoTimeError:
+                late = True
+    if late:  # out of the handler, whose traceback holds what was made
+        del job
+        return _of_part(prior, x, y, settings, slow)
     _report_jitter(report, direct, factor, certain=solves is not None)
     report.events += workspace.events
     report.backend = workspace.backend
     report.peak_bytes = workspace.peak_bytes
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
-    workspace.budget_bytes = None  # it was that of conditioning
+    workspace.budget_bytes, workspace.deadline = None, NO_DEADLINE  # they were those of conditioning
     return State(
         prior, x, y, rows, theta, residual, factor, report, weights, replicates=replicates, solver=solves,
         settings=solve, differentiable=differentiable,
@@ -158,9 +183,31 @@ class _Job:
     report: Report
 
 
-def _solve_to_goal(
-    job: _Job, limits: Limits, time_limit: float | None, float32_factor: bool
-) -> tuple[Factor | None, Tensor, Solves | None]:
+class _NoTimeError(Exception):
+    """What a route needs has failed, and there is no time for another one."""
+
+
+def _of_part(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, slowdown: float) -> State:
+    """The posterior of as many random rows as a float64 factor can have, instead of what there is no time for."""
+    plan, deadline, n = settings.plan, settings.deadline, x.shape[-2]
+    assert plan is not None
+    rows = rows_on_time(
+        prior, plan, deadline, settings.time, deterministic=settings.solve.deterministic, slowdown=slowdown
+    )
+    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
+    warn(str(event))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(settings.solve.seed))
+    index = order[:rows].sort().values.to(x.device)
+    y = y[..., index] if prior.outputs is None else y[..., index, :]
+    settings = replace(
+        settings, deadline=NO_DEADLINE, plan=None, solver=None, dtype=torch.float64, memory=plan.available_bytes
+    )
+    state = condition(prior.with_likelihood(prior.likelihood.rows(index)), x[..., index, :], y, settings)
+    state.report.events.insert(0, event)
+    return state
+
+
+def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple[Factor | None, Tensor, Solves | None]:
     """The weights to the tolerance: with a float32 factor, or by iterations alone; else a float64 factor if it fits."""
     form, plan, report = job.prior.kernel.form, job.plan, job.report
     failure, factor = {}, None
@@ -168,7 +215,7 @@ def _solve_to_goal(
         if plan.route == "refined":
             settings = job.direct
             if _float64_factor(plan) is not None and settings.jitter is None:
-                if not float32_factor:
+                if not asked.float32_factor:
                     raise NotPositiveDefiniteError("float32 factors were too rough near these parameters")
                 # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
                 settings = replace(settings, max_jitter=float(job.noise.min()))
@@ -179,22 +226,47 @@ def _solve_to_goal(
         )
         solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor)
         stopping = mean_goal(solves.system, job.solve.tolerance)
-        solution = solves.solve(job.residual, stopping.goal, limits=limits)
+        solution = _solve_in_time(job, solves, stopping, limits, asked)
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:
-        if _float64_factor(plan) is None or limits.out_of_time():
+        price = _float64_factor(plan)
+        if price is None:
             raise
+        if plan.n > asked.time.min_rows and asked.time.late(asked.deadline, price.seconds):
+            raise _NoTimeError from error
         failure = {"error": str(error)}
     if failure:  # out of the handler, whose traceback holds the factor that failed
         factor = solves = None  # type: ignore[assignment]
         return _hand_over(job, **failure)
-    if unfinished(solution) and _float64_factor(plan) is not None and not limits.out_of_time():
+    price = _float64_factor(plan)
+    if unfinished(solution) and price is not None and not asked.time.late(asked.deadline, price.seconds):
         report.events += solution.events
         factor = solves = None  # type: ignore[assignment]
         return _hand_over(job, reason=solution.stopped, iterations=solution.iterations)
     if factor is not None:
         report.events.append(Event(EventKind.REFINED, corrections=solution.iterations))
-    record(report, solution, stopping, time_limit)
+    record(report, solution, stopping, asked.deadline.limit)
     return factor, solution.value, solves
+
+
+def _solve_in_time(job: _Job, solves: Solves, stopping: Stopping, limits: Limits, asked: ConditionSettings) -> Solution:
+    """The weights, with the best values where time ends it, unless those are worse than the weights of fewer rows.
+
+    Raises: _NoTimeError, while there is time for these.
+    """
+    time, deadline = asked.time, asked.deadline
+    if deadline.limit is None or job.plan.n <= time.min_rows:
+        return solves.solve(job.residual, stopping.goal, limits=limits)
+    early = replace(limits, deadline=deadline.share(time.solve_share))
+    first = solves.solve(job.residual, stopping.goal, limits=early)
+    if first.stopped is not StopReason.TIME:
+        return first
+    if not float(first.relative_residual.max()) <= time.max_residual:
+        raise _NoTimeError
+    last = solves.solve(job.residual, stopping.goal, start=first.value, limits=limits)
+    events = list(dict.fromkeys((*first.events, *last.events)))
+    return replace(
+        last, iterations=first.iterations + last.iterations, passes=first.passes + last.passes, events=events
+    )
 
 
 def _float64_factor(plan: Plan) -> Alternative | None:

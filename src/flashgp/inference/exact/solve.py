@@ -10,23 +10,15 @@ relative residual decides. Conjugate gradients answer, preconditioned by a facto
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.report import Report
 from flashgp.inference.system import CovarianceSystem
-from flashgp.solvers.contract import Goal, Limits, Solution, Step
+from flashgp.solvers.contract import Goal, Solution
 
-__all__ = [
-    "OF_THE_WEIGHTS",
-    "Stopping",
-    "limits_of",
-    "mean_goal",
-    "record",
-    "unfinished",
-]
+__all__ = ["OF_THE_WEIGHTS", "Stopping", "mean_goal", "record", "unfinished"]
 
 RELATIVE_FLOOR = 1e-13  # a residual that small is as good as float64 gives, whatever its bound says
 # Events of one solve of the weights, which a later one makes untrue.
@@ -57,20 +49,6 @@ def mean_goal(system: CovarianceSystem, tolerance: float) -> Stopping:
     largest = math.sqrt(float(system.diagonal().max()))
     asked = tolerance * math.sqrt(float(system.noise.min()))
     return Stopping(Goal(RELATIVE_FLOOR, asked / largest if largest > 0.0 else 0.0), largest, asked)
-
-
-def limits_of(
-    time_limit: float | None,
-    began: float,
-    progress: Callable[[Step], bool | None] | None,
-    interrupted: Callable[[], None] | None,
-) -> Limits:
-    """Raises: DomainError for a time limit that is none."""
-    if time_limit is None:
-        return Limits(callback=progress, interrupted=interrupted)
-    if not isinstance(time_limit, int | float) or not time_limit >= 0:
-        raise DomainError(f"`time_limit` must be 0 or more seconds, got {time_limit!r}; leave it out for none")
-    return Limits(deadline=began + time_limit, callback=progress, interrupted=interrupted)
 
 
 # -- what a report says ----------------------------------------------------------------------------------------------

@@ -10,13 +10,15 @@ from typing import Literal
 
 import torch
 
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.plan import PlanSettings, RowCounts, conditioning_plan
 from flashgp.inference.replicates import equal_rows
+from flashgp.inference.settings import TimeSettings
 from flashgp.inference.state import State, continued
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import Progress
-from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.options import FitOptions, FitSettings
 
 __all__ = ["refined"]
 
@@ -30,6 +32,7 @@ def refined(
     progress: Callable[[Progress], None] | None,
 ) -> State:
     """See `Posterior.refine`."""
+    deadline = Deadline.after(time_limit)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise DomainError(f"`steps` must be a whole number from 1 on, got {steps!r}; for example 5")
     if state.differentiable or state.batch_shape or not state.count:
@@ -44,8 +47,9 @@ def refined(
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(
-        starts=1, initial="given", priors=priors, max_iterations=steps, time_limit=time_limit, plan=plan,
+        starts=1, initial="given", priors=priors, max_iterations=steps, deadline=deadline, plan=plan,
         seed=state.settings.seed, deterministic=state.settings.deterministic, progress=progress,
+        settings=FitSettings(time=TimeSettings(min_rows=n)),  # no row is lost, however short the time
     )  # fmt: skip
     fitted = fit_prior(state.prior, state.x, state.y, options)
     return continued(fitted.state, replace(state.online, refined=state.online.refined + 1))

@@ -5,7 +5,6 @@ evaluations is the checkpoint (docs/design.md, fit).
 """
 
 import contextlib
-import dataclasses
 import os
 import time
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class Fitted:
 def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     """See `flashgp.fit`."""
     began = time.perf_counter()
-    settings, seed, limit = options.settings, options.seed, options.time_limit
+    settings, seed, deadline = options.settings, options.seed, options.deadline
     promoted = promotions(x=x, y=y)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
@@ -76,14 +75,15 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
         *(["deterministic"] if options.deterministic else []),
     )  # fmt: skip
     path = None if options.checkpoint is None else Path(options.checkpoint)
-    recorder = Recorder(EvaluationLog(path, mark, settings.seconds_between_writes), options.progress, began=began)
-    if limit is not None:
-        recorder.deadline = limit - min(plan.seconds, 0.5 * limit)
+    searching = deadline.before(settings.time.reserved(plan, deadline.left))
+    log = EvaluationLog(path, mark, settings.seconds_between_writes)
+    recorder = Recorder(log, options.progress, searching, began=began)
+    recorder.expect(plan.fit_step_seconds, problem.rows)
     estimate = None
     if plan.training != "exact" and options.jitter is None and not prior.is_batch(x, y):  # of one system as it is
         estimate = EstimateOptions(
             stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
-            rank=plan.training_rank, deadline=began + recorder.deadline,
+            rank=plan.training_rank, deadline=searching,
         )  # fmt: skip
     try:
         trained = train(problem, options, recorder, estimate)
@@ -93,16 +93,15 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
         raise
     report = Report(events=promoted)
     _report_search(report, recorder, trained, options)
-    left = None if limit is None else max(limit - (time.perf_counter() - began), settings.answer_share * limit)
     interrupts: list[Event] = []
     conditioning = ConditionSettings(
-        SolveSettings(seed, options.deterministic, options.tolerance), time_limit=left, plan=plan,
+        SolveSettings(seed, options.deterministic, options.tolerance), deadline=deadline, plan=plan,
         device=options.device, jitter=options.jitter, float32_factor=not trained.rough_factors,
-        interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)),
+        interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=settings.time,
+        cores=recorder.free_cores,
     )  # fmt: skip
     try:
-        with recorder.free_cores.block(problem.rows):
-            state = _conditioned(prior, x, y, conditioning)
+        state = condition(prior, x, y, conditioning)
     except KeyboardInterrupt as stop:
         raise FitInterrupted(_interrupted_message(path), gp=prior, history=recorder.history) from stop
     report.events += interrupts[:1]
@@ -152,21 +151,12 @@ def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Pla
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)
     # Of the exact gradient's factor; estimated gradients round their products only.
     dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
-    workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)))
+    allowed = allowed_bytes(max(plan.training_bytes, plan.peak_bytes))
+    workspace = Workspace(allowed, deadline=options.deadline)
     direct = DirectSettings(
         TorchTiles(), dtype, options.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
     return Problem(prior, x, y, direct, role_starts(prior, facts), options.priors == "weak")
-
-
-def _conditioned(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings) -> State:
-    """The state at the parameters found. After a time limit no other method takes over: then once more without it."""
-    try:
-        return condition(prior, x, y, settings)
-    except (NotPositiveDefiniteError, MemoryBudgetError):
-        if settings.time_limit is None:
-            raise
-    return condition(prior, x, y, dataclasses.replace(settings, time_limit=None))
 
 
 def _interrupted_message(checkpoint: Path | None) -> str:
@@ -204,7 +194,8 @@ def _report_search(report: Report, recorder: Recorder, trained: Trained, options
     if trained.stop is StopReason.INTERRUPT:
         report.events.append(Event(EventKind.FIT_INTERRUPTED))
     if trained.stop is StopReason.TIME:
-        report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.time_limit))
+        unfitted = {} if recorder.history else {"unfitted": True}
+        report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.deadline.limit, **unfitted))
     try:
         recorder.evaluations.write()
     except OSError as error:  # a full disk must not cost the fit

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 
 import numpy
 
@@ -12,6 +11,7 @@ from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
 from flashgp.inference.training.history import Factors, Measure, Recorder, Run
 from flashgp.inference.training.objective import Objective
+from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import StochasticSettings
 
 __all__ = ["GradientSearch"]
@@ -109,30 +109,14 @@ class GradientSearch:
         return dataclasses.replace(self.name, factors=self.objective.factors)
 
     def _gradient(self, theta: Array) -> Gradient:
-        """The gradient in scaled units, recalled or computed, and recorded; a failure is recorded too."""
-        for factors in (self.objective.factors, Factors.SINGLE, Factors.DOUBLE):
-            known = self.recorder.evaluations.recall(str(dataclasses.replace(self.name, factors=factors)), theta)
-            if known is not None:
-                self.objective.use_factors(factors)
-                break
+        """The gradient in scaled units, recorded; a failure is recorded too."""
         try:
-            if known is None:
-                by_products = self.objective.estimate is not None and self.objective.factors is Factors.NONE
-                power = 2 if by_products else 3
-                evaluation = self.recorder.evaluate(self.objective, theta, self.objective.rows, power)
-                value, gradient = evaluation.value, evaluation.gradient
-                if not numpy.isfinite(gradient).all():
-                    raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
-            elif known[0] == math.inf:
-                raise NotPositiveDefiniteError("as the checkpoint says")
-            else:
-                value, gradient = known
+            evaluation = recalled_or_computed(self.objective, theta, self.name, self.recorder)
         except (NotPositiveDefiniteError, ConvergenceError) as error:
             log.debug("%s: no gradient (%s)", self.name, error)
-            if known is None:
-                self.recorder.note(Event(EventKind.POINT_FAILED, run=str(self.name), error=str(error)))
-            self.recorder.record_failure(self._run, theta)
+            self.recorder.note(Event(EventKind.POINT_FAILED, run=str(self.name), error=str(error)))
             return NotPositiveDefiniteError(str(error))
+        value, gradient = evaluation.value, evaluation.gradient
         measure: Measure = "log joint"
         if self.objective.estimate is not None:
             value, measure = self._integrated(theta, gradient), "gain"

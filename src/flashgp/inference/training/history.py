@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 import numpy
 
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.events import Event
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.threads import FreeCores
@@ -113,7 +114,7 @@ class Recorder:
 
     evaluations: EvaluationLog
     progress: Callable[[Progress], None] | None = None
-    deadline: float = math.inf
+    deadline: Deadline = NO_DEADLINE
     expected: dict[int, int] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
     history: list[HistoryEntry] = field(default_factory=list)
@@ -126,7 +127,9 @@ class Recorder:
     free_cores: FreeCores = field(init=False)
     _rows: int = field(init=False, default=0)  # of the stage that runs
     _work: float = field(init=False, default=0.0)  # of all evaluations so far
-    _pace: tuple[float, int] | None = field(init=False, default=None)  # seconds and rows of the last evaluation
+    # Seconds and rows of the last evaluation whose cost grows with that power of the rows.
+    _pace: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
+    _planned: tuple[float, int] | None = field(init=False, default=None)  # the same of all rows, until one is known
 
     def __post_init__(self) -> None:
         self.free_cores = FreeCores(self.note)
@@ -135,21 +138,32 @@ class Recorder:
         """A stage of so many rows."""
         self._rows, self.phase = rows, f"fitting {rows:,} rows"
 
+    def expect(self, seconds: float, rows: int) -> None:
+        """What a plan says about an evaluation of all rows, for the first one."""
+        self._planned = seconds, rows
+
     def evaluate(self, objective: Callable[[numpy.ndarray], T], theta: numpy.ndarray, rows: int, power: int = 3) -> T:
-        """An objective of so many rows, unless it would end after the deadline: as the last evaluation took, times the
-        power of the rows.
+        """An objective of so many rows, unless it would end after the deadline.
 
         Raises: TimeUp; what the objective raises.
         """
-        began = time.perf_counter()
-        if self._pace is not None:
-            seconds, last = self._pace
-            if began - self.began + seconds * max(1.0, rows / last) ** power > self.deadline:
-                raise TimeUp
+        self.require(rows, power)
+        began = self.deadline.clock()
         with self.free_cores.block(rows):
             evaluation = objective(theta)
-        self._pace = time.perf_counter() - began, rows
+        self._pace[power] = self.deadline.clock() - began, rows
         return evaluation
+
+    def require(self, rows: int, power: int = 3, evaluations: float = 1.0) -> None:
+        """Time for work of so many evaluations: as the last one took, times the power of the rows. Raises: TimeUp."""
+        seconds = 0.0
+        if self._pace:
+            seconds, last = self._pace.get(power) or next(iter(self._pace.values()))
+            seconds *= max(1.0, rows / last) ** power
+        elif self._planned is not None:
+            seconds = self._planned[0] * (rows / self._planned[1]) ** power
+        if self.deadline.passed(evaluations * seconds):
+            raise TimeUp
 
     def best_of(self, stage: Stage) -> tuple[Run, float, numpy.ndarray] | None:
         """The run of a stage with the lowest value, that value and its vector; None where none was evaluated."""
@@ -182,7 +196,7 @@ class Recorder:
             self.best[run] = (value, theta.copy())
         if self.progress is not None or log.isEnabledFor(logging.DEBUG):
             self._report(run, norm, seconds, measure)
-        if time.perf_counter() - self.began > self.deadline:
+        if self.deadline.passed():
             raise TimeUp
 
     def _report(self, run: Run, norm: float, seconds: float, measure: Measure) -> None:

@@ -1,5 +1,6 @@
 """L-BFGS-B from a starting vector, and once more with lengthscales reset."""
 
+import dataclasses
 import logging
 import math
 
@@ -10,6 +11,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.objective import Evaluation, Objective
+from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import SearchSettings
 
 __all__ = ["minimise", "retry_with_reset_lengthscales"]
@@ -64,18 +66,8 @@ def minimise(
 
 
 def _evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder) -> Evaluation:
-    """An evaluation, recalled or computed, and recorded. Raises: NotPositiveDefiniteError, recorded too."""
-    known = recorder.evaluations.recall(str(run), theta)
-    try:
-        if known is None:
-            evaluation = recorder.evaluate(objective, theta, objective.rows)
-        elif known[0] == math.inf:
-            raise NotPositiveDefiniteError("as the checkpoint says")
-        else:
-            evaluation = Evaluation(*known)
-    except NotPositiveDefiniteError:
-        recorder.record_failure(run, theta)
-        raise
+    """An evaluation, recorded. Raises: NotPositiveDefiniteError, recorded too."""
+    evaluation = recalled_or_computed(objective, theta, run, recorder)
     assert evaluation.value is not None
     recorder.record(run, theta, evaluation.value, evaluation.gradient)
     return evaluation
@@ -94,7 +86,7 @@ def retry_with_reset_lengthscales(
     best = recorder.best_of(stage)
     if best is None:
         return
-    _, before, theta = best
+    run, before, theta = best
     changed, count = theta.copy(), 0
     for slot in objective.parameters.slots:
         start = slot.start() if slot.positive and slot.role is not None and slot.role.input_scale else None
@@ -104,7 +96,8 @@ def retry_with_reset_lengthscales(
             count += int(long.sum())
     if count == 0:
         return
-    minimise(objective, changed, Run(stage, reset=True), recorder, settings, max_iterations)
+    again = dataclasses.replace(run, reset=True)
+    minimise(objective, changed, again, recorder, settings, max_iterations)
     after = recorder.best_of(stage)
     assert after is not None
     gain = before - after[1]

@@ -119,6 +119,11 @@ class Objective(ABC):
         """What is uncertain about the next evaluation; None where it is exact."""
         return None
 
+    @property
+    def cost_power(self) -> int:
+        """The power of the rows by which the cost of an evaluation grows."""
+        return 3
+
     @abstractmethod
     def __call__(self, theta: Array) -> Evaluation:
         """The evaluation at a vector, (p,). Raises: NotPositiveDefiniteError where there is none."""

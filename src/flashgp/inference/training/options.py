@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
+from flashgp.inference.settings import TimeSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
@@ -28,7 +30,7 @@ class FitSettings:
         objective: made from a `Problem`; minimised by L-BFGS-B.
         estimated: estimates its gradients where rows are many, made from a `Problem`, settings and `EstimateOptions`.
             None for that of `LogJoint`; another objective needs one there.
-        answer_share: of a time limit that the posterior of the parameters found gets at least.
+        time: how a time limit is kept.
         seconds_between_writes: of the checkpoint.
     """
 
@@ -36,7 +38,7 @@ class FitSettings:
     stochastic: StochasticSettings = field(default_factory=StochasticSettings)
     objective: Callable[[Problem], Objective] = LogJoint
     estimated: Callable[[Problem, StochasticSettings, EstimateOptions], EstimatedLogJoint] | None = None
-    answer_share: float = 0.1
+    time: TimeSettings = field(default_factory=TimeSettings)
     seconds_between_writes: float = 1.0
 
     def estimated_gradients(self, problem: Problem, options: EstimateOptions) -> EstimatedLogJoint:
@@ -51,7 +53,8 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, and a solver as `GP.condition`.
+    """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, with a deadline for its time limit
+    and a solver as `GP.condition`.
 
     Raises: DomainError for values of the wrong kind.
     """
@@ -60,7 +63,7 @@ class FitOptions:
     initial: str = "data"
     priors: str = "weak"
     max_iterations: int = 200
-    time_limit: float | None = None
+    deadline: Deadline = NO_DEADLINE
     memory: str | int | None = None
     device: str | torch.device | None = None
     dtype: torch.dtype | None = None
@@ -96,7 +99,6 @@ class FitOptions:
             ("initial", self.initial in ("data", "given"), "'data' or 'given'"),
             ("priors", self.priors in ("weak", "given"), "'weak' or 'given'"),
             ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
-            ("time_limit", self.time_limit is None or positive(self.time_limit), "positive seconds or None"),
             ("tolerance", positive(self.tolerance), "positive, in standard deviations of an observation"),
             ("seed", whole(self.seed, 0), "0 or a positive integer"),
             ("progress", self.progress is None or callable(self.progress), "a function, None for a bar, or False"),

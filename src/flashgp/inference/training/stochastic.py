@@ -133,6 +133,7 @@ class StochasticFit:
         """By how many nats each of the first rows is less likely where a search ended; infinity where nothing tells."""
         objective = self.first_rows
         try:
+            self.recorder.require(objective.rows, evaluations=2.0)
             after, earlier = objective(descent.theta).value, objective(before).value
         except NotPositiveDefiniteError:
             return math.inf

@@ -34,6 +34,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
@@ -71,7 +72,7 @@ class EstimateOptions:
         factor_passes: passes over the pairs that take as long as a float32 factor, by the plan's rates (a clock would
             make the result depend on what else runs); None where no factor fits.
         rank: of the preconditioner at most; None for that of the settings.
-        deadline: of all work, a time of `time.perf_counter`.
+        deadline: of all work.
         probes: None for as many as the number of rows suggests.
     """
 
@@ -79,7 +80,7 @@ class EstimateOptions:
     seed: int = 0
     factor_passes: int | None = None
     rank: int | None = None
-    deadline: float = math.inf
+    deadline: Deadline = NO_DEADLINE
     probes: int | None = None
 
 
@@ -135,6 +136,10 @@ class EstimatedLogJoint(LogJoint):
         factored = self.factors is not Factors.NONE
         gain = self.settings.negligible_gain_by_factors if factored else self.settings.negligible_gain
         return Estimate(self.parameters.size / (2.0 * self.probes), gain * self.rows)
+
+    @property
+    def cost_power(self) -> int:
+        return 2 if self.factors is Factors.NONE else 3
 
     @property
     def rough_factors(self) -> bool:

@@ -61,27 +61,28 @@ def train(
         return objective if rows == n and estimated is None else settings.objective(double.subset(rows, options.seed))
 
     first = ExactStages(of, n, exact, recorder, search, settings.stochastic, iterations, options.seed, shape.resets)
-    given, stop, from_data = objective.parameters.values(), StopReason.GOAL, options.initial == "data"
+    theta, stop, from_data = objective.parameters.values(), StopReason.GOAL, options.initial == "data"
     try:
         starts = objective.parameters.starts(
             shape.runs, from_data=from_data, spread=search.start_spread, seed=options.seed
         )
+        theta = starts[0]  # where there is no time for an evaluation
         with quiet_openblas():
-            theta = first.run(starts)
+            optimum = first.run(starts)
             if estimated is not None:
-                StochasticFit(estimated, of(first.last), parts, recorder, iterations).run(theta)
+                StochasticFit(estimated, of(first.last), parts, recorder, iterations).run(optimum)
     except KeyboardInterrupt:
         stop = StopReason.INTERRUPT
     except TimeUp:
         stop = StopReason.TIME
     best = _best(recorder, estimated=estimated is not None)
-    if best is None and (stop is StopReason.GOAL or recorder.failures):
+    if best is None and (stop is StopReason.GOAL or (recorder.failures and stop is not StopReason.TIME)):
         raise NotPositiveDefiniteError(
             "no start of `fit` gave a positive definite covariance matrix in "
             f"{counted(recorder.failures, 'evaluation')}; scale the inputs, add noise, or pass jitter=",
             jitters=problem.direct.jitters,
         )
-    theta = given if best is None else best
+    theta = theta if best is None else best
     objective.parameters.assign(theta)
     return Trained(theta, objective, stop, estimated is not None, estimated is not None and estimated.rough_factors)
 

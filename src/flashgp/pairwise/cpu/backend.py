@@ -220,7 +220,8 @@ class _Member:
         rows = self.problem.rows.part(i.start, i.stop)
         columns = None if j is None else self.problem.right.part(j.start, j.stop)
         problem = dataclasses.replace(self.problem, rows=rows, columns=columns)
-        return CompiledPairs(problem, computation, self.dtype, self.workspace, self.backend.waits(self.problem))
+        wait = self.backend.settings.compile_seconds if self.backend.waits(self.problem) else 0.0
+        return CompiledPairs(problem, computation, self.dtype, self.workspace, wait)
 
     def all_pairs(self, computation: str) -> CompiledPairs:
         whole = self.whole(slice(0, 1))

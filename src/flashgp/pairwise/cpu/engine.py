@@ -1,6 +1,7 @@
 """Running compiled loops over all tiles of one model: packing, tile lists, threads, float64 totals."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,8 +78,9 @@ class CompiledPairs:
         computation: "product", "block", "gradient" or "block_gradient".
         dtype: of the loops; where float32 would cost digits, they run in float64: see `layout_of`.
         workspace: records the backend and the seconds of compiling.
-        wait: for a compile.
-    Raises: NotCompiledError, before any row is packed, for loops that are not compiled yet unless `wait`.
+        wait: seconds that a compile may take; 0 for loops that this process has compiled already.
+    Raises: NotCompiledError, before any row is packed, for loops that are not compiled yet unless `wait`, or that would
+        be compiled after the deadline of the workspace.
     Cost: a few passes over the features.
     """
 
@@ -88,7 +90,7 @@ class CompiledPairs:
         computation: str,
         dtype: torch.dtype,
         workspace: Workspace | None = None,
-        wait: bool = True,
+        wait: float = math.inf,
     ) -> None:
         form, theta, near = problem.form, [float(t) for t in problem.theta], problem.near
         rows, cols = problem.rows, problem.columns
@@ -96,8 +98,10 @@ class CompiledPairs:
         other = rows if cols is None else cols.detach()
         pulled = computation in ("gradient", "block_gradient")
         layout, centres, dtype = layout_of(form, theta, rows, other, dtype, pulled=pulled)
-        if not wait and (layout, dtype) not in _compiled.get((form, computation), ()):
-            raise NotCompiledError
+        if (layout, dtype) not in _compiled.get((form, computation), ()):
+            late = workspace is not None and workspace.deadline.passed(wait)
+            if not wait or (late and not _is_kept(compiled(form, layout, dtype), computation)):
+                raise NotCompiledError
         size = block_size(layout, rows) if near is None else near.size
         real = numpy.float32 if dtype == torch.float32 else numpy.float64
         arguments: list[Any] = []
@@ -272,6 +276,12 @@ class CompiledPairs:
         """Forms may share a module: each is known by what it has asked for."""
         _compiled.setdefault((self.form, self.computation), set()).add((self.layout, self.dtype))
         self.workspace.ran(TITLE, seconds)
+
+
+def _is_kept(module: ModuleType, computation: str) -> bool:
+    """Whether some process has compiled a function of a module for this machine, and numba has kept it."""
+    path = Path(str(module.__file__))
+    return any((path.parent / "__pycache__").glob(f"{path.stem}.{computation}-*.nbi"))
 
 
 def _cache_files(module: ModuleType) -> Iterator[Path]:

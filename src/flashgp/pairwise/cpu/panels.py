@@ -17,11 +17,13 @@ __all__ = ["Panel", "PanelSettings", "visit_panels"]
 class PanelSettings:
     """The smallest panels of compiled products and gradients: what is smaller is not halved when memory runs out.
 
-    Fields: min_rows, rows or columns (a block of the loops: smaller panels would save nothing); min_right_sides.
+    Fields: min_rows, rows or columns (a block of the loops: smaller panels would save nothing); min_right_sides;
+    compile_seconds, of a compile, which does not begin where a deadline is nearer.
     """
 
     min_rows: int = 512
     min_right_sides: int = 8
+    compile_seconds: float = 10.0
 
 
 @dataclass(frozen=True)

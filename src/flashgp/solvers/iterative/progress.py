@@ -152,15 +152,14 @@ class Progress:
     # -- what ends a solve ---------------------------------------------------------------------------------------
     def interrupted(self) -> StopReason | None:
         """Whether the time is up, counting the pass that measuring the answer takes, or the iterations."""
-        if time.perf_counter() + self.pass_seconds >= self.limits.deadline:
+        if self.limits.deadline.passed(self.pass_seconds):
             return StopReason.TIME
         return StopReason.ITERATIONS if self.iterations >= self.limits.iterations else None
 
     def has_room_for(self, iterations: int, passes: float) -> bool:
         """Whether so many iterations more, and passes beside them, seem to fit before the deadline and the limit."""
-        now = time.perf_counter()
-        seconds = (iterations + passes) * (now - self.began) / max(1.0, self.passes)
-        return now + seconds < self.limits.deadline and self.iterations + iterations <= self.limits.iterations
+        seconds = (iterations + passes) * (time.perf_counter() - self.began) / max(1.0, self.passes)
+        return not self.limits.deadline.passed(seconds) and self.iterations + iterations <= self.limits.iterations
 
     def interrupted_by_hand(self) -> StopReason:
         """What a KeyboardInterrupt that is being handled means: the end of the solve, or it goes on to the caller."""

@@ -1,0 +1,85 @@
+"""What a command does after its fit, scores, likelihood and figures, within what is left of its time limit.
+
+The fit leaves time for it, by the plan. What would still end too late is done for fewer rows, or left out, and a note
+says so. Does not do: writing the model, which always happens.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from flashgp.foundations.deadline import Deadline
+from flashgp.inference import plan as plans
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.plan import planner_of
+from flashgp.inference.settings import TimeSettings
+from flashgp.planner.plan import FACTORED
+
+from .options import FitOptions
+from .prepared import Prepared
+
+__all__ = ["AFTER_FIT", "AfterFit"]
+
+
+@dataclass(frozen=True)
+class AfterFit:
+    """How long that takes, and what may be left out.
+
+    Args:
+        max_share: of the time left before the fit, that is kept for what follows it.
+        page_seconds: of a report, which imports matplotlib.
+        left_out: leave-one-out from a factor, in times that conditioning takes.
+        evidence: a likelihood without a factor, in times that the solve of the weights took.
+        min_scored: rows that are scored at least, or none.
+        time: how far work may pass the limit.
+    """
+
+    max_share: float = 0.25
+    page_seconds: float = 3.0
+    left_out: float = 2.0
+    evidence: float = 0.5
+    min_scored: int = 64
+    time: TimeSettings = field(default_factory=TimeSettings)
+
+    def reserved(self, options: FitOptions, prepared: Prepared, deadline: Deadline) -> float:
+        """Seconds that the fit leaves; 0 without a limit."""
+        if deadline.limit is None:
+            return 0.0
+        plan = prepared.plan
+        seconds = 0.0 if options.report is None else self.page_seconds
+        if prepared.test is not None:
+            seconds += plans.plan(
+                prepared.gp, plan.n, plan.d, n_test=len(prepared.test), distinct=plan.distinct,
+                device=plan.device, conditioned=plan.route,
+            ).seconds  # fmt: skip
+        if plan.route not in FACTORED:
+            seconds += self.evidence * plan.seconds
+        elif prepared.test is None:
+            seconds += self.left_out * plan.seconds
+        return min(seconds, self.max_share * max(0.0, deadline.left))
+
+    def scored(self, posterior: Posterior, count: int, deadline: Deadline) -> int:
+        """How many of so many rows can still be predicted, with their variances; 0 for too few to tell."""
+        rows = count
+        while self.time.late(deadline, prediction_seconds(posterior, rows)):
+            rows //= 2
+            if rows < self.min_scored:
+                return 0
+        return rows
+
+    def has_time_for_left_out(self, posterior: Posterior, deadline: Deadline) -> bool:
+        return not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
+
+    def has_time_for_evidence(self, posterior: Posterior, deadline: Deadline) -> bool:
+        by_solves = posterior.state.solves is not None
+        return not by_solves or not self.time.late(deadline, self.evidence * (posterior.report.seconds or 0.0))
+
+
+AFTER_FIT = AfterFit()
+
+
+def prediction_seconds(posterior: Posterior, rows: int) -> float:
+    """What predicting so many rows takes, with variances, by its plan; 0 where no plan is worth its time."""
+    points = torch.empty(rows, posterior.x.shape[-1], dtype=torch.float64, device=posterior.x.device)
+    planner = planner_of(posterior.state, points, None, None, deterministic=False)
+    return 0.0 if planner is None else planner(True).seconds

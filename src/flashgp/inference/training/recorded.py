@@ -1,0 +1,39 @@
+"""An evaluation of an objective as its checkpoint has it, or computed within the time that is left."""
+
+import dataclasses
+import math
+
+import numpy
+
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
+from flashgp.inference.training.history import Factors, Recorder, Run
+from flashgp.inference.training.objective import Evaluation, Objective
+
+__all__ = ["recalled_or_computed"]
+
+
+def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:
+    """The evaluation at a vector, which the caller records; that there is none is recorded here.
+
+    Args: run: its name; the factors that the objective takes are added, and those of a checkpoint taken over.
+    Raises: NotPositiveDefiniteError, ConvergenceError; TimeUp.
+    """
+    known = None
+    for factors in dict.fromkeys((objective.factors, Factors.SINGLE, Factors.DOUBLE)):
+        known = recorder.evaluations.recall(str(dataclasses.replace(run, factors=factors)), theta)
+        if known is not None:
+            objective.use_factors(factors)
+            break
+    try:
+        if known is None:
+            evaluation = recorder.evaluate(objective, theta, objective.rows, objective.cost_power)
+        elif known[0] == math.inf:
+            raise NotPositiveDefiniteError("no gradient there, as the checkpoint says")
+        else:
+            evaluation = Evaluation(*known)
+        if not numpy.isfinite(evaluation.gradient).all():
+            raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
+    except (NotPositiveDefiniteError, ConvergenceError):
+        recorder.record_failure(dataclasses.replace(run, factors=objective.factors), theta)
+        raise
+    return evaluation

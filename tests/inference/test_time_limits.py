@@ -1,0 +1,205 @@
+"""A time limit holds for the whole call, on every route: by a clock that only the work of these tests moves."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.settings import ConditionSettings, TimeSettings
+from flashgp.inference.training.fit import Fitted, fit_prior
+from flashgp.inference.training.objective import Evaluation, LogJoint
+from flashgp.inference.training.options import FitOptions, FitSettings
+from flashgp.inference.training.settings import SearchSettings
+from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
+from inference.training.tables import FEW_ROWS, prior, table
+
+ROWS = 700
+TIME = TimeSettings(min_rows=100)
+pytestmark = pytest.mark.filterwarnings("ignore::flashgp.FlashGPWarning")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Others that keep a core busy then change nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Clock:
+    """Stands still unless work moves it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def slow(clock: Clock, seconds: float) -> FitSettings:
+    """Evaluations that take so long on all rows, exact or estimated."""
+
+    class Slow(LogJoint):
+        def __call__(self, theta: numpy.ndarray) -> Evaluation:
+            clock.now += seconds * (self.rows / ROWS) ** 3
+            return super().__call__(theta)
+
+    class SlowEstimates(EstimatedLogJoint):
+        def __call__(self, theta: numpy.ndarray) -> Evaluation:
+            clock.now += seconds * (self.rows / ROWS) ** 2
+            return super().__call__(theta)
+
+    return FitSettings(
+        search=SearchSettings(start_rows=60), stochastic=FEW_ROWS, objective=Slow, estimated=SlowEstimates, time=TIME
+    )
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "factor": {"route": "direct"},
+    "float32 factor": {"route": "refined"},
+    "iterations": {"route": "stored"},
+}
+
+
+def fitted(route: str, limit: float, evaluation: float, posterior: float, **options: Any) -> tuple[Fitted, Clock]:
+    x, y = table(ROWS)
+    clock, gp = Clock(), prior()
+    plan = fgp.plan(gp, n=ROWS, d=3, **ROUTES[route])
+    plan = dataclasses.replace(plan, seconds=posterior, fit_step_seconds=evaluation)
+    asked = FitOptions(
+        starts=1,
+        max_iterations=10,
+        deadline=Deadline.after(limit, clock),
+        plan=plan,
+        settings=slow(clock, evaluation),
+        **options,
+    )
+    return fit_prior(gp, x, y, asked), clock
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("limit", [0.2, 2.0, 5.0])
+@pytest.mark.parametrize("evaluation", [0.5, 100.0])
+@pytest.mark.parametrize("posterior", [0.01, 1.0, 1000.0])
+def test_a_fit_ends_in_time(route: str, limit: float, evaluation: float, posterior: float) -> None:
+    """The search, and a posterior of all rows where that is planned to fit, else of as many as a factor can have.
+
+    Seen red with a search that leaves half of the limit, whatever the posterior takes.
+    """
+    found, clock = fitted(route, limit, evaluation, posterior)
+    parts = of_kind(found.report.events, EventKind.POSTERIOR_OF_PART)
+    whole = not parts
+    planned = posterior if route != "iterations" else TIME.min_solve * posterior
+    assert clock.now <= limit, "the search alone"
+    assert clock.now + (planned if whole else 0.0) <= 1.1 * limit + 2.0
+    if parts:
+        assert parts[0].fields == {"rows": found.state.count, "of": ROWS, "limit": limit}
+        assert 100 <= found.state.count <= ROWS
+    else:
+        assert planned <= 1.1 * limit + 2.0
+    if posterior <= max(0.1, 0.75 * limit):
+        assert whole, "a search leaves as much as the posterior takes"
+    assert found.interrupted == bool(of_kind(found.report.events, EventKind.FIT_TIME_UP))
+    assert found.state.residual.isfinite().all()
+
+
+def test_without_time_for_an_evaluation_the_data_say_what_the_parameters_are() -> None:
+    """Not the values that the prior came with, which may be far from any data; and a finding says so."""
+    x, y = table(ROWS)
+    far = fgp.GP(1e6 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((3,), 1e-3, dtype=torch.float64)))
+    clock = Clock()
+    options = FitOptions(deadline=Deadline(1.0, 1.0, clock), settings=FitSettings(time=TIME))
+    clock.now = 2.0  # reading the table took longer
+    found = fit_prior(far, x, y, options)
+    assert not found.history
+    (event,) = of_kind(found.report.events, EventKind.FIT_TIME_UP)
+    assert event.fields == {"limit": 1.0, "unfitted": True}
+    assert "the parameters are those that the data suggest" in str(event)
+    error = fgp.Posterior(found.state).predict(x).mean - y
+    assert float(error.square().mean()) < 0.5 * float(y.var())
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_posterior_of_some_rows_is_that_of_them(outputs: int | None, batch: tuple[int, ...]) -> None:
+    x, y = table(300, 3, outputs)
+    x, y = (t.expand(*batch, *t.shape).clone() for t in (x, y))
+    gp = prior(outputs=outputs)
+    plan = dataclasses.replace(fgp.plan(gp, n=300, d=3, batch=len(x) if batch else 1, route="direct"), seconds=1e6)
+    settings = ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
+    with pytest.warns(fgp.FlashGPWarning, match="this one is of 100 random ones"):
+        state = condition(gp, x, y, settings)
+    rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:100].sort().values
+    wanted = gp.condition(x[..., rows, :], y[..., rows] if outputs is None else y[..., rows, :])
+    assert torch.equal(state.x, wanted.x)
+    assert torch.equal(state.representer_weights, wanted.representer_weights)
+
+
+def test_rows_with_variances_of_their_own_keep_them() -> None:
+    x, y = table(300)
+    variance = torch.linspace(0.01, 1.0, 300, dtype=torch.float64)
+    gp = fgp.GP(prior().kernel, likelihood=fgp.likelihoods.Gaussian(row_variance=variance))
+    plan = dataclasses.replace(fgp.plan(gp, n=300, d=3, route="direct"), seconds=1e6)
+    state = condition(gp, x, y, ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME))
+    rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:100].sort().values
+    assert torch.equal(state.prior.likelihood.row_variance, variance[rows])
+
+
+def test_few_rows_are_taken_whole_however_short_the_time() -> None:
+    x, y = table(90)
+    post = prior().condition(x, y, time_limit=0)
+    assert post.count == 90
+    assert not of_kind(post.report.events, EventKind.POSTERIOR_OF_PART)
+
+
+def test_a_float32_factor_that_fails_late_leaves_no_error() -> None:
+    """There is no time for a float64 one of all rows then. Seen red as NotPositiveDefiniteError."""
+    x, y = table(300)
+    gp = fgp.GP(fgp.kernels.RBF(3.0), fgp.means.Zero(), fgp.likelihoods.Gaussian(1e-9))
+    plan = fgp.plan(gp, n=300, d=3, route="refined")
+    costly = tuple(dataclasses.replace(other, seconds=1e6) for other in plan.alternatives)
+    plan = dataclasses.replace(plan, seconds=0.01, alternatives=costly)
+    state = condition(gp, x, y, ConditionSettings(deadline=Deadline(1.0, 0.0, Clock()), plan=plan, time=TIME))
+    assert state.count == 100
+    assert state.report.route == "direct"
+
+
+def test_iterations_that_are_worse_than_fewer_rows_give_way_to_them() -> None:
+    """While there is time for a factor: the mean of a solve with a residual of 0.5 is worse than that of a quarter of
+    the rows. Seen red: the posterior had all rows, and an error three times as large.
+    """
+    x, y = table(ROWS, noise=1e-4)
+    gp = prior(noise=1e-4)
+    plan = dataclasses.replace(fgp.plan(gp, n=ROWS, d=3, route="recomputed"), rank=0, seconds=0.0)
+    clock = Clock()
+
+    def slowly(step: Any) -> None:
+        clock.now += 1.0
+
+    def conditioned(limit: float) -> Any:
+        clock.now = 0.0
+        settings = ConditionSettings(
+            deadline=Deadline(limit, limit, clock),
+            plan=plan,
+            progress=slowly,
+            time=dataclasses.replace(TIME, growth=1e9),
+        )
+        return condition(gp, x, y, settings)
+
+    assert conditioned(3.0).count == 100
+    longer = conditioned(60.0)
+    assert longer.count == ROWS
+
+
+def test_a_refined_posterior_keeps_its_rows() -> None:
+    x, y = table(500)
+    refined = prior().condition(x, y).refine(3, time_limit=0)
+    assert refined.count == 500
