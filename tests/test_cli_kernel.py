@@ -17,7 +17,6 @@ from flashgp.cli.kernel_expression import (
     BuiltKernel,
     KernelColumns,
     build_kernel,
-    default_kernel,
     parse_kernel,
 )
 from flashgp.cli.parameters import parameter_rows
@@ -154,15 +153,6 @@ def test_fixed_is_not_trained() -> None:
 )
 def test_starting_values_are_noticed(text: str, starts: bool) -> None:
     assert built(text).has_starts is starts
-
-
-def test_default_kernel() -> None:
-    GP(default_kernel(3, ()))
-    kernel = default_kernel(4, [2])
-    assert isinstance(kernel, kernels.Scaled)
-    assert [leaf.active_dims for leaf in kernel.leaves()] == [(0, 1, 3), (2,)]
-    assert isinstance(default_kernel(2, [0, 1]).parts[0], kernels.Categorical)
-    assert default_kernel(2, ()).parts[0].active_dims is None
 
 
 SYNTAX = [

@@ -13,6 +13,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.kernels.default import DEFAULT
 from flashgp.standardise import ColumnScaling
 
 GENERATOR_SEED = 3
@@ -139,8 +140,9 @@ def test_deviations_come_as_they_are_asked_for(caplog: pytest.LogCaptureFixture)
     for options in ({"return_std": True, "variance": "quick"}, {"return_cov": True, "variance": "sampled"}):
         with pytest.raises(ValueError, match="`variance` must be"):
             model.predict(x, **options)
-    unfitted = fgp.GPRegressor().predict(x, return_std=True, variance="sampled")[1]
-    np.testing.assert_allclose(unfitted, unfitted[0])
+    unfitted = fgp.GPRegressor().predict(x, return_std=True, latent=True, variance="sampled")[1]
+    prior = DEFAULT.build(x.shape[1])(torch.from_numpy(x)).diagonal().detach()
+    np.testing.assert_allclose(unfitted**2, prior, rtol=1e-12)
 
 
 def test_samples_have_the_predicted_moments() -> None:

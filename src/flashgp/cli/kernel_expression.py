@@ -1,4 +1,4 @@
-"""Covariance functions on the command line: `2.0 * Matern(nu=1.5) + Linear()`, and the default one.
+"""Covariance functions on the command line: `2.0 * Matern(nu=1.5) + Linear()`.
 
 Names of kernels, numbers, + * and parentheses; keyword arguments that are numbers, lists of numbers or columns.
 `ast.parse` reads the text and a whitelist walks the tree: nothing is evaluated. The walk runs twice: before the table
@@ -37,7 +37,6 @@ __all__ = [
     "KernelColumns",
     "KernelExpression",
     "build_kernel",
-    "default_kernel",
     "parse_kernel",
 ]  # fmt: skip
 
@@ -107,18 +106,6 @@ class BuiltKernel:
 
     kernel: kernels.Kernel
     has_starts: bool
-
-
-def default_kernel(count: int, codes: Sequence[int]) -> kernels.Kernel:
-    """variance * Matern-5/2 with a lengthscale per numeric column, times Categorical over the columns of codes."""
-    real = [j for j in range(count) if j not in codes]
-    every = len(real) == count
-    parts: list[kernels.Kernel] = []
-    if real:
-        parts.append(kernels.Matern(2.5, torch.full((len(real),), len(real) ** 0.5), None if every else real))
-    if codes:
-        parts.append(kernels.Categorical(torch.ones(len(codes)), list(codes)))
-    return 1.0 * (parts[0] if len(parts) == 1 else parts[0] * parts[1])
 
 
 def parse_kernel(text: str) -> KernelExpression:

@@ -5,12 +5,12 @@ from typing import Any
 
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
+from flashgp.kernels.default import DEFAULT
 from flashgp.planner.choice import table_of
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan
 
 from .console import Console
-from .kernel_expression import default_kernel
 from .options import FitOptions, PlanOptions, TableOptions
 from .prepared import DTYPES, prepare
 
@@ -35,7 +35,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
         gp, plan = prepared.gp, prepared.plan
     else:
         rows, columns = options.rows or 0, options.columns or 1
-        gp = GP(default_kernel(columns, ()))
+        gp = GP(DEFAULT.build(columns))
         plan = plans.plan(
             gp, rows, columns, memory=options.memory, device=options.device, dtype=DTYPES[options.dtype],
             solver=options.solver, time_limit=options.time_limit,

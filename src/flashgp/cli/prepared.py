@@ -14,6 +14,7 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
 from flashgp.inference.replicates import equal_rows
+from flashgp.kernels.default import DEFAULT
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
 from flashgp.planner.plan import FACTORED, Plan
@@ -23,7 +24,7 @@ from flashgp.target_choice import TransformChoice, choose_transform
 from flashgp.target_transform import TargetTransform
 
 from .console import Console
-from .kernel_expression import BuiltKernel, KernelColumns, build_kernel, default_kernel
+from .kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from .options import FitOptions
 
 __all__ = ["DTYPES", "Prepared", "plan_summary", "prepare"]
@@ -88,8 +89,8 @@ def prepare(options: FitOptions, console: Console, deadline: Deadline = NO_DEADL
     scaling = Scaling.learn(encoded.x[train], encoded.y[train], skip=codes)
     names = [column.name for column in encoding.inputs]
     if options.expression is None:
-        built = BuiltKernel(default_kernel(len(names), codes), has_starts=False)
-        kernel_text = _describe_default(len(names), len(codes))
+        built = BuiltKernel(DEFAULT.build(len(names), codes), has_starts=False)
+        kernel_text = DEFAULT.words(len(names), codes)
     else:
         kernel_text = options.expression.text
         built = build_kernel(options.expression, KernelColumns(encoding.inputs, table.names, scaling))
@@ -158,12 +159,6 @@ def plan_summary(plan: Plan) -> list[tuple[str, str]]:
         ("time", f"{plan.fit_text}{rates}"),
         *([("fits up to", str(plan.largest_fit))] if plan.largest_fit else []),
     ]
-
-
-def _describe_default(count: int, codes: int) -> str:
-    """The default kernel in words."""
-    real = "Matern-5/2, a lengthscale per numeric column" if codes < count else ""
-    return " times ".join(filter(None, (real, "Categorical, one per column of categories" if codes else "")))
 
 
 def _check_device(device: str) -> None:

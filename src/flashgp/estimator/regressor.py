@@ -28,7 +28,8 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.kernels import Kernel, Matern
+from flashgp.kernels import Kernel
+from flashgp.kernels.default import DEFAULT
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
 from flashgp.standardise import Scaling
@@ -65,7 +66,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Before `fit`, `predict` and `sample_y` answer from the prior: X, and the answer, are then in standard units.
 
     Args:
-        kernel: covariance function in standard units; None for variance * Matern(2.5) with one lengthscale per column.
+        kernel: covariance function in standard units; None for variance * Matern(1.5) with one lengthscale per column,
+            plus Linear: far from the data a prediction goes on along their linear trend.
         mean: prior mean in standard units, a flashgp mean or any nn.Module; None for a constant.
         likelihood: `flashgp.likelihoods.Gaussian` in standard units; None for one noise variance. Row variances or
             weights in it belong to the rows of X as passed to `fit`.
@@ -468,8 +470,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _prior(self, columns: int, outputs: int | None) -> GP:
         """The GP to fit, made of copies; copied together, so that a parameter they share stays shared."""
         kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, self.likelihood))
-        if kernel is None:
-            kernel = 1.0 * Matern(nu=2.5, lengthscale=torch.ones(columns, dtype=torch.float64))
+        kernel = DEFAULT.build(columns) if kernel is None else kernel
         gp = GP(kernel, mean, likelihood, outputs)
         if gp.kernel.batch_shape:
             raise ShapeError(

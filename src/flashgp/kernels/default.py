@@ -1,0 +1,74 @@
+"""Covariance functions for a table of standardised columns: the default one, and those beside which it was measured.
+
+One definition for the estimator, the command line and plans. Which is the default was measured on 14 small tables
+(docs/decisions/0024-default-kernel.md). Does not do: interactions of categories with the linear trend.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.kernels.base import Kernel
+from flashgp.kernels.categorical import Categorical
+from flashgp.kernels.linear import Linear
+from flashgp.kernels.matern import Matern
+
+__all__ = ["CANDIDATES", "DEFAULT", "TableKernel"]
+
+
+@dataclass(frozen=True)
+class TableKernel:
+    """A covariance function for any number of columns: a stationary part, and perhaps a linear trend.
+
+    The stationary part has a lengthscale per numeric column and is multiplied by a Categorical over the columns of
+    codes; the trend, of one variance for all slopes, is added. Parameters are those that a fit begins with for
+    standardised columns: lengthscales sqrt(d), and a prior variance of 1, shared equally by the terms.
+
+    Args:
+        base: name of the stationary part.
+        stationary: from lengthscales (d,) and active_dims to that part, of variance 1.
+        linear: whether a linear trend is added.
+
+    Example:
+        >>> from flashgp.kernels.default import DEFAULT
+        >>> DEFAULT.build(3)(torch.zeros(1, 3)).to_dense().shape
+        torch.Size([1, 1])
+    """
+
+    base: str
+    stationary: Callable[[Tensor, Sequence[int] | None], Kernel]
+    linear: bool = False
+
+    @property
+    def name(self) -> str:
+        """As it is shown."""
+        return f"{self.base} + Linear" if self.linear else self.base
+
+    def build(self, columns: int, codes: Sequence[int] = ()) -> Kernel:
+        """The kernel of a table of so many columns, those of `codes` holding integer codes of categories."""
+        real = [j for j in range(columns) if j not in codes]
+        dims = None if len(real) == columns else real
+        linear = self.linear and bool(real)
+        parts: list[Kernel] = []
+        if real:
+            parts.append(self.stationary(torch.full((len(real),), len(real) ** 0.5, dtype=torch.float64), dims))
+        if codes:
+            parts.append(Categorical(torch.ones(len(codes), dtype=torch.float64), list(codes)))
+        kernel = (0.5 if linear else 1.0) * (parts[0] if len(parts) == 1 else parts[0] * parts[1])
+        return kernel + Linear(0.5 / len(real), dims) if linear else kernel
+
+    def words(self, columns: int, codes: Sequence[int] = ()) -> str:
+        """What `build` gives, in words."""
+        real = f"{self.base}, a lengthscale per numeric column" if len(codes) < columns else ""
+        kernel = " times ".join(filter(None, (real, "Categorical, one per column of categories" if codes else "")))
+        return f"{kernel}, plus Linear" if self.linear and real else kernel
+
+
+CANDIDATES = (
+    TableKernel("Matern-3/2", lambda scales, dims: Matern(1.5, scales, dims), linear=True),
+    TableKernel("Matern-3/2", lambda scales, dims: Matern(1.5, scales, dims)),
+    TableKernel("Matern-5/2", lambda scales, dims: Matern(2.5, scales, dims)),
+)
+DEFAULT = CANDIDATES[0]
