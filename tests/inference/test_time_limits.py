@@ -21,7 +21,7 @@ from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 from inference.training.tables import FEW_ROWS, prior, table
 
 ROWS = 700
-TIME = TimeSettings(min_rows=100)
+TIME = TimeSettings(min_rows=100, negligible_seconds=0.0)
 pytestmark = pytest.mark.filterwarnings("ignore::flashgp.FlashGPWarning")
 
 
@@ -105,7 +105,7 @@ def test_a_fit_ends_in_time(route: str, limit: float, evaluation: float, posteri
         assert 100 <= found.state.count <= ROWS
     else:
         assert planned <= 1.1 * limit + 2.0
-    if posterior <= max(0.1, 0.75 * limit):
+    if posterior <= 0.75 * limit:
         assert whole, "a search leaves as much as the posterior takes"
     assert found.interrupted == bool(of_kind(found.report.events, EventKind.FIT_TIME_UP))
     assert found.state.residual.isfinite().all()
@@ -161,6 +161,15 @@ def test_rows_with_variances_of_their_own_keep_them() -> None:
     state = condition(gp, x, y, ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME))
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:100].sort().values
     assert torch.equal(state.prior.likelihood.row_variance, variance[rows])
+
+
+def test_rows_whose_factor_takes_no_time_are_taken_however_late_it_is() -> None:
+    x, y = table(ROWS)
+    plan = dataclasses.replace(fgp.plan(prior(), n=ROWS, d=3, route="direct"), seconds=1e6)
+    late = ConditionSettings(deadline=Deadline(1.0, -1e9, Clock()), plan=plan, time=TimeSettings(min_rows=100))
+    assert condition(prior(), x, y, late).count == ROWS
+    none = dataclasses.replace(late, time=TIME)
+    assert condition(prior(), x, y, none).count == 100
 
 
 def test_few_rows_are_taken_whole_however_short_the_time() -> None:

@@ -283,10 +283,10 @@ def rows_on_time(
     while count < plan.n:
         more = min(plan.n, math.ceil(settings.growth * count))
         try:
-            seconds = conditioning_plan(prior, RowCounts(more, plan.d, batch=models), asked).seconds
+            seconds = slowdown * conditioning_plan(prior, RowCounts(more, plan.d, batch=models), asked).seconds
         except MemoryBudgetError:
             break
-        if deadline.passed(slowdown * seconds):
+        if seconds > settings.negligible_seconds and deadline.passed(seconds):
             break
         count = more
     return count

@@ -57,7 +57,7 @@ class TimeSettings:
     """How a time limit is kept where a posterior of all rows would take too long.
 
     Args:
-        min_rows: of a posterior, whatever the time: they take some milliseconds.
+        min_rows: of a posterior, whatever the time and the plan: they take some milliseconds.
         max_share: of the time left that a posterior of all rows may take, by its plan, so that a search leaves it as
             much.
         part_share: what a search leaves of it otherwise, to iterations that end with the time, or to a posterior of as
