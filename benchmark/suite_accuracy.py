@@ -5,7 +5,6 @@ scikit-learn use L-BFGS-B, GPyTorch the loop of its documentation (Adam, rate 0.
 finished piece is kept in records/accuracy_pieces.json, so that the suite can be stopped and run again.
 """
 
-import math
 import sys
 import time
 import warnings
@@ -14,13 +13,12 @@ from typing import Any
 
 import numpy
 import torch
-from common import RECORDS, SHARED_DATA, arguments, peer, scores, split_of
+from common import RECORDS, Split, arguments, peer, scores
+from splits import Piece, complete, paired, pieces_of
 
 import flashgp as fgp
-from flashgp.bench import read_record, write_record
+from flashgp.bench import write_record
 
-SETS = ("yacht", "housing", "energy", "concrete", "airfoil", "wine")
-SPLITS = range(5)
 ADAM_STEPS = 150
 COLUMNS = [
     {"key": "work", "title": "set"},
@@ -80,35 +78,39 @@ def gpytorchs(x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, y_test: to
             return scores(p.mean, p.variance, y_test)
 
 
-METHODS: dict[str, Callable[..., dict[str, float]]] = {"flashgp": ours, "sklearn": sklearns, "gpytorch": gpytorchs}
+METHODS: dict[str, Callable[..., dict[str, float]]] = {"flashgp": ours, "sklearn": sklearns}
+if peer("gpytorch") is not None:
+    METHODS["gpytorch"] = gpytorchs
 
 
-def table(pieces: dict[str, Any]) -> list[dict[str, Any]]:
+def table(pieces: dict[str, Piece]) -> list[dict[str, Any]]:
     """One row per set that is complete: means over splits, and the paired differences to both peers."""
     rows = []
-    for name in SETS:
-        values = {m: [pieces.get(f"{name}/{s}/{m}") for s in SPLITS] for m in METHODS}
-        if any(v is None for column in values.values() for v in column):
-            continue
-        row: dict[str, Any] = {"work": name, "rows": values["flashgp"][0]["rows"]}
+    for name, values in complete(pieces, ("flashgp", "sklearn", "gpytorch")):
+        ours = values["flashgp"]
+        row: dict[str, Any] = {"work": name, "rows": ours[0]["rows"]}
         verdicts = []
         for score in ("rmse", "nll"):
-            for method in METHODS:
-                column = numpy.array([v[score] for v in values[method]])
-                row[score if method == "flashgp" else f"{method}_{score}"] = float(column.mean())
-                if method == "flashgp":
+            for method, theirs in values.items():
+                row[score if theirs is ours else f"{method}_{score}"] = float(numpy.mean([v[score] for v in theirs]))
+                if theirs is ours:
                     continue
-                difference = numpy.array([v[score] for v in values["flashgp"]]) - column
-                standard_error = float(difference.std(ddof=1) / math.sqrt(len(difference)))
-                key = f"{score}_minus_{method}"
-                row[key], row[f"{key}_standard_error"] = float(difference.mean()), standard_error
-                worse = difference.mean() > standard_error
-                verdicts.append(f"{score} worse than {method} by {difference.mean():.4f}" if worse else "")
-        row["coverage"] = float(numpy.mean([v["coverage"] for v in values["flashgp"]]))
-        row["verdict"] = "; ".join(v for v in verdicts if v) or "not worse"
-        row["met"] = row["verdict"] == "not worse"
+                mean, standard_error = paired(ours, theirs, score)
+                row[f"{score}_minus_{method}"], row[f"{score}_minus_{method}_standard_error"] = mean, standard_error
+                if mean > standard_error:
+                    verdicts.append(f"{score} worse than {method} by {mean:.4f}")
+        row["coverage"] = float(numpy.mean([v["coverage"] for v in ours]))
+        row["verdict"] = "; ".join(verdicts) or "not worse"
+        row["met"] = not verdicts
         rows.append(row)
     return rows
+
+
+def piece(method: str, split: Split, _before: dict[str, Piece]) -> Piece:
+    """Scores of a method on a split, and the seconds that it took."""
+    started = time.perf_counter()
+    scored = METHODS[method](*split)
+    return {**scored, "seconds": time.perf_counter() - started, "rows": len(split.x)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,29 +123,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         scored = ours(x[:24], y[:24], x[24:], y[24:])
         assert scored["rmse"] < 1.0
         return 0
-    if not SHARED_DATA.exists():
-        print(f"not run: the tables are not at {SHARED_DATA}")
-        return 0
     store = RECORDS / "accuracy_pieces.json"
-    pieces: dict[str, Any] = read_record(store)["pieces"] if store.exists() else {}
-    for name in SETS:
-        for split in SPLITS:
-            for method, run in METHODS.items():
-                key = f"{name}/{split}/{method}"
-                if key in pieces or (options.only and options.only not in key):
-                    continue
-                if method == "gpytorch" and peer("gpytorch") is None:
-                    continue
-                parts = split_of(name, split)
-                started = time.perf_counter()
-                scored = run(*parts)
-                seconds = time.perf_counter() - started
-                pieces[key] = {**scored, "seconds": seconds, "rows": parts[0].shape[0]}
-                print(key, pieces[key], flush=True)
-                write_record(store, {"title": "Pieces of the accuracy table", "pieces": pieces})
-    rows = table(pieces)
-    title = "Accuracy on real tables, means over splits 0 to 4"
-    write_record(RECORDS / "accuracy.json", {"title": title, "columns": COLUMNS, "rows": rows})
+    pieces = pieces_of(store, "Pieces of the accuracy table", tuple(METHODS), piece, options.only)
+    if pieces:
+        title = "Accuracy on real tables, means over splits 0 to 4"
+        write_record(RECORDS / "accuracy.json", {"title": title, "columns": COLUMNS, "rows": table(pieces)})
     return 0
 
 

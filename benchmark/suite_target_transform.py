@@ -6,7 +6,6 @@ target, its fit is the other one bit for bit, and is not repeated. Every finishe
 records/target_transform_pieces.json, so that the suite can be stopped and run again.
 """
 
-import math
 import sys
 import time
 import warnings
@@ -14,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy
-from common import RECORDS, SHARED_DATA, arguments, split_of
+import torch
+from common import RECORDS, Split, arguments
+from splits import Piece, complete, paired, pieces_of
 
 import flashgp as fgp
-from flashgp.bench import read_record, write_record
+from flashgp.bench import write_record
 
-SETS = ("yacht", "housing", "energy", "concrete", "airfoil", "wine")
-SPLITS = range(5)
 METHODS = ("auto", "none")
 COLUMNS = [
     {"key": "work", "title": "set"},
@@ -34,8 +33,9 @@ COLUMNS = [
 ]
 
 
-def piece(x: Any, y: Any, x_test: Any, y_test: Any, transform: str) -> dict[str, Any]:
+def scored(split: Split, transform: str) -> Piece:
     """Scores of a fit with that transform, which was chosen, and the seconds of the fit."""
+    x, y, x_test, y_test = (part.numpy() for part in split)
     started = time.perf_counter()
     model = fgp.GPRegressor(target_transform=transform).fit(x, y)
     seconds = time.perf_counter() - started
@@ -50,26 +50,27 @@ def piece(x: Any, y: Any, x_test: Any, y_test: Any, transform: str) -> dict[str,
     }
 
 
-def table(pieces: dict[str, Any]) -> list[dict[str, Any]]:
+def piece(method: str, split: Split, before: dict[str, Piece]) -> Piece:
+    """Scores of a split; of "none" those of "auto" where it kept the target."""
+    kept = method == "none" and before.get("auto", {}).get("transform") == "none"
+    return before["auto"] if kept else scored(split, method)
+
+
+def table(pieces: dict[str, Piece]) -> list[dict[str, Any]]:
     """One row for each complete set: means over splits, and the paired differences."""
     rows = []
-    for name in SETS:
-        values = {m: [pieces.get(f"{name}/{s}/{m}") for s in SPLITS] for m in METHODS}
-        if any(v is None for column in values.values() for v in column):
-            continue
+    for name, values in complete(pieces, METHODS):
         row: dict[str, Any] = {"work": name, "rows": values["none"][0]["rows"]}
         row["transformed"] = sum(v["transform"] != "none" for v in values["auto"])
         verdicts = []
         for score in ("rmse", "nll"):
-            columns = {m: numpy.array([v[score] for v in values[m]]) for m in METHODS}
-            row |= {f"{m}_{score}": float(column.mean()) for m, column in columns.items()}
-            difference = columns["auto"] - columns["none"]
-            standard_error = float(difference.std(ddof=1) / math.sqrt(len(difference)))
-            row[f"{score}_difference"], row[f"{score}_standard_error"] = float(difference.mean()), standard_error
-            if difference.mean() > standard_error:
-                verdicts.append(f"{score} worse by {difference.mean():.4f}")
-            elif difference.mean() < -standard_error:
-                verdicts.append(f"{score} better by {-difference.mean():.4f}")
+            row |= {f"{m}_{score}": float(numpy.mean([v[score] for v in values[m]])) for m in METHODS}
+            mean, standard_error = paired(values["auto"], values["none"], score)
+            row[f"{score}_difference"], row[f"{score}_standard_error"] = mean, standard_error
+            if mean > standard_error:
+                verdicts.append(f"{score} worse by {mean:.4f}")
+            elif mean < -standard_error:
+                verdicts.append(f"{score} better by {-mean:.4f}")
         row["verdict"] = "; ".join(verdicts) or "not worse"
         row["met"] = "worse by" not in row["verdict"]
         rows.append(row)
@@ -80,31 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv, __doc__ or "")
     warnings.simplefilter("ignore")
     if options.toy:
-        generator = numpy.random.default_rng(0)
-        x = generator.standard_normal((30, 2))
-        y = numpy.exp(x[:, 0])
-        assert piece(x[:24], y[:24], x[24:], y[24:], "auto")["rmse"] < 5.0
-        return 0
-    if not SHARED_DATA.exists():
-        print(f"not run: the tables are not at {SHARED_DATA}")
+        x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        y = x[:, 0].exp()
+        assert scored(Split(x[:24], y[:24], x[24:], y[24:]), "auto")["rmse"] < 5.0
         return 0
     store = RECORDS / "target_transform_pieces.json"
-    pieces: dict[str, Any] = read_record(store)["pieces"] if store.exists() else {}
-    for name in SETS:
-        for split in SPLITS:
-            for method in METHODS:
-                key = f"{name}/{split}/{method}"
-                if key in pieces or (options.only and options.only not in key):
-                    continue
-                kept = pieces.get(f"{name}/{split}/auto", {}).get("transform") == "none"
-                if method == "none" and kept:
-                    pieces[key] = pieces[f"{name}/{split}/auto"]
-                else:
-                    pieces[key] = piece(*(part.numpy() for part in split_of(name, split)), method)
-                print(key, pieces[key], flush=True)
-                write_record(store, {"title": "Pieces of the table of target transforms", "pieces": pieces})
-    title = "Transforms of the target, means over splits 0 to 4"
-    write_record(RECORDS / "target_transform.json", {"title": title, "columns": COLUMNS, "rows": table(pieces)})
+    pieces = pieces_of(store, "Pieces of the table of target transforms", METHODS, piece, options.only)
+    if pieces:
+        title = "Transforms of the target, means over splits 0 to 4"
+        write_record(RECORDS / "target_transform.json", {"title": title, "columns": COLUMNS, "rows": table(pieces)})
     return 0
 
 
