@@ -49,6 +49,10 @@ class PairOperations(PairTerms):
         if name in STRUCTURAL:
             return self.structural(target, args, kwargs)
         rule = getattr(self, f"_do_{name}", None)
+        if name in ("mv", "mm", "bmm"):
+            rule = functools.partial(self._linear, target)
+        elif name in (functions := self._functions()):
+            rule = functools.partial(self._each, function=functions[name])
         if rule is None:
             raise NotFused(f"aten.{name} of two points")
         try:
@@ -257,15 +261,6 @@ class PairOperations(PairTerms):
 
     _do_vdot = _do_dot
 
-    def _do_mv(self, a: Any, b: Any) -> Value:
-        return self._linear(aten.mv.default, a, b)
-
-    def _do_mm(self, a: Any, b: Any) -> Value:
-        return self._linear(aten.mm.default, a, b)
-
-    def _do_bmm(self, a: Any, b: Any) -> Value:
-        return self._linear(aten.bmm.default, a, b)
-
     def _linear(self, target: Any, a: Any, b: Any) -> Value:
         """A matrix product: linear in a difference, or the inner product of two vectors."""
         match a, b:
@@ -285,7 +280,7 @@ class PairOperations(PairTerms):
             return self._do_sum(self._do_abs(a), dim, keepdim)
         if ord != 2:
             raise NotFused(f"a norm of order {ord} of two points")
-        return self._do_sqrt(self._do_sum(self._do_mul(a, a), dim, keepdim))
+        return self._each(self._do_sum(self._do_mul(a, a), dim, keepdim), self._root)
 
     def _do_dist(self, a: Any, b: Any, p: float = 2) -> Value:
         return self._do_linalg_vector_norm(self._do_sub(a, b), p)
@@ -297,8 +292,7 @@ class PairOperations(PairTerms):
 
     def _do_abs(self, a: Any) -> Value:
         if isinstance(a, Difference):
-            squares = self._polarised("distance", a.node, a.node)
-            return self._do_sqrt(squares)
+            return self._each(self._polarised("distance", a.node, a.node), self._root)
 
         def size(one: Expression) -> Expression:
             if not is_nonnegative(one):
@@ -333,32 +327,15 @@ class PairOperations(PairTerms):
             raise NotFused("aten.pow of two points")
         return self._both(a, exponent, lambda e, p: power(e, p, self._part, self._sure))
 
-    def _do_sqrt(self, a: Any) -> Value:
-        return self._each(a, lambda e: root(e, self._part, self._sure))
+    def _functions(self) -> dict[str, Callable[[Expression], Expression]]:
+        return {
+            "sqrt": self._root, "rsqrt": lambda e: self._root(e) ** -1, "reciprocal": lambda e: e**-1,
+            "exp": language.exp, "expm1": lambda e: language.exp(e) - 1, "log1p": language.log1p,
+            "log": lambda e: logarithm(e, self._part, self._sure), "cos": self._cosine, "sin": self._sine,
+        }  # fmt: skip
 
-    def _do_rsqrt(self, a: Any) -> Value:
-        return self._each(a, lambda e: root(e, self._part, self._sure) ** -1)
-
-    def _do_reciprocal(self, a: Any) -> Value:
-        return self._each(a, lambda e: e**-1)
-
-    def _do_exp(self, a: Any) -> Value:
-        return self._each(a, language.exp)
-
-    def _do_expm1(self, a: Any) -> Value:
-        return self._each(a, lambda e: language.exp(e) - 1)
-
-    def _do_log(self, a: Any) -> Value:
-        return self._each(a, lambda e: logarithm(e, self._part, self._sure))
-
-    def _do_log1p(self, a: Any) -> Value:
-        return self._each(a, language.log1p)
-
-    def _do_cos(self, a: Any) -> Value:
-        return self._each(a, self._cosine)
-
-    def _do_sin(self, a: Any) -> Value:
-        return self._each(a, self._sine)
+    def _root(self, one: Expression) -> Expression:
+        return root(one, self._part, self._sure)
 
     def _cosine(self, one: Expression) -> Expression:
         angle = self._angle(one)

@@ -9,6 +9,7 @@ import numpy
 
 from flashgp.foundations.form import Form
 from flashgp.pairwise.program.program import program_of
+from flashgp.pairwise.program.tile_code import ELEMENTARY
 
 __all__ = ["numpy_partials", "numpy_value"]
 
@@ -32,20 +33,9 @@ def _times(x: Array, y: Array, own: bool) -> Array:
     return numpy.multiply(x, y, out=x if own else None)
 
 
-def _exp(x: Any, own: bool = False) -> Any:
-    return math.exp(x) if isinstance(x, float) else numpy.exp(x, out=x if own else None)
-
-
-def _log1p(x: Any, own: bool = False) -> Any:
-    return math.log1p(x) if isinstance(x, float) else numpy.log1p(x, out=x if own else None)
-
-
-def _cos(x: Any, own: bool = False) -> Any:
-    return math.cos(x) if isinstance(x, float) else numpy.cos(x, out=x if own else None)
-
-
-def _sin(x: Any, own: bool = False) -> Any:
-    return math.sin(x) if isinstance(x, float) else numpy.sin(x, out=x if own else None)
+def _elementary(name: str) -> Callable[..., Any]:
+    of_float, of_array = getattr(math, name), getattr(numpy, name)
+    return lambda x, own=False: of_float(x) if isinstance(x, float) else of_array(x, out=x if own else None)
 
 
 def _sqrt(x: Array, own: bool) -> Array:
@@ -62,7 +52,8 @@ def _inverse_at(x: Array, power: int, own: bool) -> Array:
 
 
 _RUNTIME = {
-    f.__name__: f for f in (_scale, _axpy, _shift, _times, _exp, _log1p, _cos, _sin, _sqrt, _power, _inverse_at)
+    **{f.__name__: f for f in (_scale, _axpy, _shift, _times, _sqrt, _power, _inverse_at)},
+    **{f"_{name}": _elementary(name) for name in ELEMENTARY},
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashgp.foundations.expression import Atom, Expression, Factors, Function, Surd, Symbol, number
 
-__all__ = ["RUNTIME", "Generator", "Line", "Scalar", "function_text", "input_name"]
+__all__ = ["ELEMENTARY", "RUNTIME", "Generator", "Line", "Scalar", "function_text", "input_name"]
 
 Scalar = float | Tensor
 _LETTERS = {
@@ -48,28 +48,14 @@ def _times(x: Tensor, y: Tensor, own: bool) -> Tensor:
     return x.mul_(y) if own else x * y
 
 
-def _exp(x: Any, own: bool = False) -> Any:
-    if isinstance(x, float):
-        return math.exp(x)
-    return x.exp_() if own else x.exp()
+def _elementary(name: str) -> Callable[..., Any]:
+    """A function of one number, of tiles or of floats."""
+    of_float, of_tile, in_place = getattr(math, name), getattr(torch, name), getattr(torch, f"{name}_")
 
+    def evaluate(x: Any, own: bool = False) -> Any:
+        return of_float(x) if isinstance(x, float) else in_place(x) if own else of_tile(x)
 
-def _log1p(x: Any, own: bool = False) -> Any:
-    if isinstance(x, float):
-        return math.log1p(x)
-    return x.log1p_() if own else x.log1p()
-
-
-def _cos(x: Any, own: bool = False) -> Any:
-    if isinstance(x, float):
-        return math.cos(x)
-    return x.cos_() if own else x.cos()
-
-
-def _sin(x: Any, own: bool = False) -> Any:
-    if isinstance(x, float):
-        return math.sin(x)
-    return x.sin_() if own else x.sin()
+    return evaluate
 
 
 def _sqrt(x: Tensor, own: bool) -> Tensor:
@@ -87,8 +73,10 @@ def _inverse_at(x: Tensor, power: int, own: bool) -> Tensor:
     return torch.where(x == 0, torch.zeros((), dtype=x.dtype, device=x.device), x.pow(-power))
 
 
+ELEMENTARY = ("exp", "log1p", "cos", "sin")
 RUNTIME: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (_scale, _axpy, _shift, _times, _exp, _log1p, _cos, _sin, _sqrt, _power, _inverse_at)
+    **{f.__name__: f for f in (_scale, _axpy, _shift, _times, _sqrt, _power, _inverse_at)},
+    **{f"_{name}": _elementary(name) for name in ELEMENTARY},
 }
 
 
