@@ -357,7 +357,7 @@ def test_streams_without_steps_say_so() -> None:
     alone = steps(1)[0]
     alone.y = None
     assert "no row had a target" in texts(plots.prequential_error([alone]))
-    with pytest.raises(DomainError, match="`rows` must be 1 or more"):
+    with pytest.raises(DomainError, match="`rows` must be a whole number, 1 or more"):
         plots.prequential_error([], rows=0)
 
 

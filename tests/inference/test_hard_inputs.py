@@ -169,8 +169,8 @@ def test_shapes_and_types_that_are_refused() -> None:
         ({"kernel": 3.0}, "`kernel` must be a covariance function, got float"),
         ({"mean": 0.0}, r"`mean` must be a torch\.nn\.Module, got float"),
         ({"likelihood": 0.1}, r"`likelihood` must be a flashgp\.likelihoods\.Likelihood, got float"),
-        ({"outputs": 0}, "`outputs` must be None or a positive integer, got 0"),
-        ({"outputs": True}, "`outputs` must be None or a positive integer, got True"),
+        ({"outputs": 0}, "`outputs` must be a whole number, 1 or more, got 0"),
+        ({"outputs": True}, "`outputs` must be a whole number, 1 or more, got True"),
     ],
 )
 def test_a_gp_of_the_wrong_parts(arguments: dict[str, object], message: str) -> None:

@@ -264,9 +264,9 @@ def test_counts() -> None:
     post = gp_of(CASES["random features"]()).condition(x, y)
     assert post.paths(0, seed=0)(x).shape == (0, 9)
     for count in (-1, 1.5, True):
-        with pytest.raises(DomainError, match="`count` must be a whole number of functions"):
+        with pytest.raises(DomainError, match="`count` must be a whole number, 0 or more"):
             post.paths(count)
-    with pytest.raises(DomainError, match="`count` must be a whole number of features"):
+    with pytest.raises(DomainError, match="`count` must be a whole number, 2 or more"):
         post.paths(2, features=1)
 
 

@@ -120,7 +120,7 @@ def test_kernels_with_products_and_rows_without_noise() -> None:
 
 def test_what_is_refused() -> None:
     post, x_test = posterior(20, 2, 0.1)
-    with pytest.raises(DomainError, match="`samples` must be a whole number, at least 2"):
+    with pytest.raises(DomainError, match="`samples` must be a whole number, 2 or more"):
         variance_probes(post.state, samples=1)
     with pytest.raises(ShapeError, match=r"`factor` must have shape \(20, k\)"):
         variance_probes(post.state, factor=torch.ones(3, 2))

@@ -89,5 +89,5 @@ def test_counts() -> None:
     found = model().condition(x, y).predict(x)
     assert found.sample(0).shape == (0, 4)
     assert found.sample().shape == (1, 4)
-    with pytest.raises(fgp.DomainError, match="`count` must be 0 or more"):
+    with pytest.raises(fgp.DomainError, match="`count` must be a whole number, 0 or more"):
         found.sample(-1)

@@ -201,7 +201,7 @@ def test_arguments_that_are_no_counts() -> None:
         {"refine_steps": None},
         {"refine_every": True},
     ):
-        with pytest.raises(DomainError, match=f"`{next(iter(options))}` must be a whole number from 1 on"):
+        with pytest.raises(DomainError, match=f"`{next(iter(options))}` must be a whole number, 1 or more"):
             fgp.Stream(post, **options)
     with pytest.raises(DomainError, match="must be detached to learn online"):
         fgp.Stream(model(3).condition(x, y, differentiable=True))

@@ -76,7 +76,7 @@ REFUSED: list[tuple[str, object, type[FlashGPError], list[str]]] = [
     ("an infinite period", lambda: kernels.Periodic(float("inf")), DomainError, ["`period`", "finite", "inf"]),
     ("zero offset", lambda: kernels.Polynomial(2, 0.0), DomainError, ["`offset`", "positive", "0"]),
     ("another smoothness", lambda: kernels.Matern(2.0), DomainError, ["`nu`", "0.5", "2.0", "SquaredExponential"]),
-    ("degree zero", lambda: kernels.Polynomial(0), DomainError, ["`degree`", "positive integer", "0"]),
+    ("degree zero", lambda: kernels.Polynomial(0), DomainError, ["`degree`", "whole number, 1 or more", "0"]),
     ("degree one half", lambda: kernels.Polynomial(0.5), DomainError, ["`degree`", "0.5"]),
     ("degree True", lambda: kernels.Polynomial(True), DomainError, ["`degree`", "True"]),
     ("zero scale", lambda: 0.0 * kernels.RBF(), DomainError, ["`variance`", "positive", "0"]),

@@ -193,5 +193,5 @@ def test_draws_of_many_columns() -> None:
 
 @pytest.mark.parametrize("count", [1, 0, True, 2.5])
 def test_a_count_that_is_refused(count: object) -> None:
-    with pytest.raises(DomainError, match="`count` must be a whole number of features"):
+    with pytest.raises(DomainError, match="`count` must be a whole number, 2 or more"):
         kernels.RBF().features(count, generator(0))  # type: ignore[arg-type]

@@ -51,9 +51,9 @@ def test_the_public_plan() -> None:
     batch = fgp.GP(torch.ones(3) * fgp.kernels.RBF())
     assert fgp.plan(batch, n=10, d=1).batch == 3
     assert "3 models" in str(fgp.plan(batch, n=10, d=1))
-    with pytest.raises(fgp.DomainError, match="`n` must be 0 or more"):
+    with pytest.raises(fgp.DomainError, match="`n` must be a whole number, 0 or more"):
         fgp.plan(gp, n=-1, d=3)
-    with pytest.raises(fgp.DomainError, match="`d` must be 1 or more, got 0"):
+    with pytest.raises(fgp.DomainError, match="`d` must be a whole number, 1 or more, got 0"):
         fgp.plan(gp, n=1, d=0)
     with pytest.raises(fgp.DomainError, match="half precision is never computed in"):
         fgp.plan(gp, n=1, d=3, dtype=torch.float16)

@@ -334,7 +334,7 @@ def test_a_prediction_is_planned(n: int) -> None:
     assert plan.seconds == pytest.approx(mean.seconds + solves + calls)
     assert fgp.plan(gp, n=n, d=3, n_test=n_test, route="dense").route == "dense"
     assert fgp.plan(gp, n=0, d=3, n_test=0).n == 0
-    with pytest.raises(fgp.DomainError, match="`n_test` must be 0 or more"):
+    with pytest.raises(fgp.DomainError, match="`n_test` must be a whole number, 0 or more"):
         fgp.plan(gp, n=5, d=3, n_test=-1)
     x = torch.zeros(5, 3, dtype=F64)
     with pytest.raises(fgp.DomainError, match="`plan` must be a plan of conditioning, got ProductPlan"):

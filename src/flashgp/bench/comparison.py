@@ -23,6 +23,7 @@ from flashgp.bench.perturbation import LEVELS, Feed, InputSource, Perturb, call
 from flashgp.bench.records import environment
 from flashgp.bench.results import Comparison
 from flashgp.bench.verification import Path, answer_error, answer_tensors, distances, reference_tensors
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
 
 __all__ = ["compare"]
@@ -295,7 +296,4 @@ def _check_arguments(
     if tolerance is not None and not (tolerance >= 0 and math.isfinite(tolerance)):
         raise DomainError(f"`tolerance` must be a number >= 0, got {tolerance!r}; pass 1e-6 for six digits")
     for name, count, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < least:
-            raise DomainError(
-                f"`{name}` must be a whole number >= {least}, got {count!r}; leave it out for the default"
-            )
+        check_count(count, name, least)

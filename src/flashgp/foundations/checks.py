@@ -67,15 +67,13 @@ def _from_array(value: Any, name: str) -> Tensor:
 def check_count(value: Any, name: str, least: int) -> int:
     """A whole number from `least` on, Python's or NumPy's. Raises: DomainError."""
     try:
-        if isinstance(value, bool):
-            raise TypeError("a boolean")
-        count = operator.index(value)
+        count = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise DomainError(
-            f"`{name}` must be a whole number, {least} or more, got {value!r}; convert it with int(...)"
-        ) from None
+        count = least - 1
     if count < least:
-        raise DomainError(f"`{name}` must be {least} or more, got {count}; correct it, or leave it out where you may")
+        raise DomainError(
+            f"`{name}` must be a whole number, {least} or more, got {value!r}; correct it, or leave it out"
+        )
     return count
 
 

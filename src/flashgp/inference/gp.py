@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.checks import check_count, check_points, check_targets
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
@@ -58,8 +58,7 @@ class GP(Prior):
                 f"`kernel` must be a covariance function, got {type(kernel).__name__}; for example "
                 "2.0 * flashgp.kernels.Matern(nu=2.5)"
             )
-        if outputs is not None and (not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 1):
-            raise DomainError(f"`outputs` must be None or a positive integer, got {outputs!r}; the columns of y")
+        outputs = None if outputs is None else check_count(outputs, "outputs", 1)
         mean = Constant(outputs=outputs) if mean is None else mean
         likelihood = Gaussian() if likelihood is None else likelihood
         if not isinstance(mean, nn.Module):

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.checks import check_count, check_points, check_targets
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
@@ -118,11 +118,8 @@ class Stream:
                 ".posterior of a fit"
             )
         for name, value in (("window", window), ("refine_every", refine_every), ("refine_steps", refine_steps)):
-            missing = value is None and name != "refine_steps"
-            if not missing and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise DomainError(
-                    f"`{name}` must be a whole number from 1 on, got {value!r}; leave it out for the default"
-                )
+            if value is not None or name == "refine_steps":
+                check_count(value, name, 1)
         check_updatable(posterior.state)
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         surplus = 0 if window is None else posterior.count - window

@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from flashgp.foundations.checks import check_points, promotions
+from flashgp.foundations.checks import check_count, check_points, promotions
 from flashgp.foundations.determinism import contiguous_copy, deterministically
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, parameter
@@ -114,10 +114,7 @@ class Kernel(nn.Module, ABC):
         Cost: count d flops per point and term; nothing until it is called.
         Source: Rahimi & Recht (2007), Random features for large-scale kernel machines.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 2:
-            raise DomainError(
-                f"`count` must be a whole number of features, at least 2, got {count!r}; for example 2048"
-            )
+        count = check_count(count, "count", 2)
         if not self.has_features:
             return None
         seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))

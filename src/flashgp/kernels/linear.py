@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.expression import Expression, parameter, product
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter
@@ -92,9 +92,7 @@ class Polynomial(Linear):
         active_dims: Sequence[int] | int | None = None,
     ) -> None:
         super().__init__(variance, active_dims)
-        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-            raise DomainError(f"`degree` must be a positive integer, got {degree!r}; for example 2")
-        self.degree = degree
+        self.degree = check_count(degree, "degree", 1)
         self.offset = self._parameter(offset, "offset", Domain(lower=0.0))
 
     @property

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.quantities import counted, readable_seconds
 
 from .axes import BLUE, GREY, INK, ORANGE, VERMILLION, empty, legend, new_axes, note, shown_rows, style
@@ -50,8 +50,7 @@ def prequential_error(
         >>> ax.get_xlabel()
         'rows learned'
     """
-    if rows < 1:
-        raise DomainError(f"`rows` must be 1 or more, got {rows!r}; for example 200")
+    rows = check_count(rows, "rows", 1)
     ax = new_axes(ax)
     style(ax, "rows learned", f"RMSE of the latest {rows:,} rows")
     drawn = False

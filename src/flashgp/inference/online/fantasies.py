@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.checks import check_count, check_points, check_targets
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
@@ -170,8 +170,7 @@ def fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | Non
         raise DomainError(
             "`y` or `samples` must be given, and not both; samples=1 draws the targets from the posterior"
         )
-    if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 1):
-        raise DomainError(f"`samples` must be a whole number from 1 on, got {samples!r}; or give y=")
+    samples = None if samples is None else check_count(samples, "samples", 1)
     if state.batch_shape:
         raise DomainError(f"`posterior` must be of one table, got a batch of shape {tuple(state.batch_shape)}")
     if state.count and state.float64_factor is None:

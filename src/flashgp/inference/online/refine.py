@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.plan import PlanSettings, RowCounts, conditioning_plan
@@ -33,8 +34,7 @@ def refined(
 ) -> State:
     """See `Posterior.refine`."""
     deadline = Deadline.after(time_limit)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise DomainError(f"`steps` must be a whole number from 1 on, got {steps!r}; for example 5")
+    steps = check_count(steps, "steps", 1)
     if state.differentiable or state.batch_shape or not state.count:
         what = "a batch" if state.batch_shape else "no rows" if not state.count else "differentiable=True"
         raise DomainError(

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
-from flashgp.foundations.errors import DomainError, MemoryBudgetError, warn
+from flashgp.foundations.errors import MemoryBudgetError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
@@ -103,8 +104,7 @@ def draw_paths(
 ) -> Paths:
     """See `Posterior.paths`; below `unchecked_bytes` the free memory is not asked for."""
     started = time.perf_counter()
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise DomainError(f"`count` must be a whole number of functions, 0 or more, got {count!r}; for example 64")
+    count = check_count(count, "count", 0)
     generator = torch.Generator().manual_seed(draw_seed(seed))
     gp, x = state.prior, state.points
     outputs = gp.outputs or 1

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from flashgp.foundations.checks import check_targets
+from flashgp.foundations.checks import check_count, check_targets
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
@@ -144,8 +144,7 @@ class Prediction:
 
         Without a seed one integer is drawn from torch's default generator. Cost: n_test^3 / 3 flops.
         """
-        if count < 0:
-            raise DomainError(f"`count` must be 0 or more, got {count!r}")
+        count = check_count(count, "count", 0)
         mean = self.mean.double()
         mean = mean if self._outputs is not None else mean.unsqueeze(-1)
         generator = torch.Generator(device=mean.device).manual_seed(draw_seed(seed))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.foundations.checks import check_points
+from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
@@ -187,8 +187,7 @@ def variance_probes(
         raise ShapeError(
             f"`posterior` must be one model, got batch shape {tuple(state.batch_shape)}; take one at a time"
         )
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 2:
-        raise DomainError(f"`samples` must be a whole number, at least 2, got {samples!r}; for example 64")
+    samples = check_count(samples, "samples", 2)
     if not state.count or not state.prior.kernel.has_features:
         raise DomainError(
             "`posterior` must have data and a kernel with random features; use predict(x_test).variance, which is exact"
