@@ -1,7 +1,9 @@
 """When memory runs out inside a tile, the loop goes on with half the rows, gives the same numbers, and says so."""
 
+import itertools
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -12,11 +14,10 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.cpu.engine import CompiledPairs
 from flashgp.pairwise.cpu.panels import PanelSettings
 from flashgp.pairwise.problem import PairProblem
-from flashgp.pairwise.torch import tile_gradient, tile_job
 from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
+from inside_torch import InsideTorch, Operation, makes_a_tensor, raising
 
 f64 = torch.float64
 D, T, N, M = 3, 2, 45, 37
@@ -110,13 +111,6 @@ def test_the_workspace_failing_at_every_request(name: str, kernel: str, symmetri
     assert workspace.peak_bytes < counting.peak_bytes
 
 
-# Where a tile's work allocates: the values, the derivatives, and what follows after part of a panel is collected.
-PLACES = {
-    "value": (tile_job.TileJob, "value"),
-    "partials": (tile_job.TileJob, "partials"),
-    "pullback": (tile_gradient, "_pull_statistic"),
-    "commit": (tile_gradient.Accumulator, "commit"),
-}  # fmt: skip
 ERRORS: list[Callable[[], Exception]] = [  # made anew each time: an error holds the frames it passed through
     lambda: torch.OutOfMemoryError("CUDA out of memory"),
     lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
@@ -126,27 +120,29 @@ ERRORS: list[Callable[[], Exception]] = [  # made anew each time: an error holds
 
 
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [("block", "value"), ("product", "value")]
-    + [(name, place) for name in NAMES[2:] for place in ("partials", "pullback", "commit")],
-)
-def test_torch_failing_at_every_call(name: str, place: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_failing_at_every_tensor(name: str, symmetric: bool) -> None:
     """Wherever a panel fails, nothing of it is counted twice, and the panels before it are kept."""
     calls = Calls(KERNELS["product and row scalars"](), symmetric)
     wanted = getattr(calls, name)(None)
-    home, attribute = PLACES[place]
-    k = 0
-    while True:
-        k += 1
+    halved = whole = 0
+    for k in itertools.count(1):
         workspace = Workspace(counted_bytes=0)
-        with monkeypatch.context() as patch:
-            patch.setattr(home, attribute, failing(getattr(home, attribute), k, ERRORS[k % len(ERRORS)]))
-            assert same(getattr(calls, name)(workspace), wanted)
-        assert workspace.live_bytes == 0
-        if not workspace.events:
+        found = None
+        with InsideTorch(makes_a_tensor, raising(ERRORS[k % len(ERRORS)], k)) as tensors:
+            try:
+                found = getattr(calls, name)(workspace)
+            except Exception as error:  # before the first panel, or after the last
+                whole += ran_out_of_memory(error)
+        if tensors.count < k:
             break
-    assert k > 3, "the place was never reached"
+        if found is not None:
+            assert same(found, wanted)
+            halved += workspace.events == [Event(EventKind.TILES_HALVED, rows=4)]
+            del found
+        assert workspace.live_bytes == 0
+    assert halved + whole == k - 1
+    assert halved > whole, "the panels make most of the tensors"
 
 
 def test_a_budget_that_a_smaller_tile_fits() -> None:
@@ -165,11 +161,15 @@ def test_a_budget_that_a_smaller_tile_fits() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("expected m1 and m2 to have the same dtype"), ValueError("wrong")])
-def test_other_errors_pass(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_pass(error: Exception) -> None:
     calls = Calls(KERNELS["distance"](), True)
-    monkeypatch.setattr(tile_job.TileJob, "value", failing(tile_job.TileJob.value, 2, lambda: error))
     workspace = Workspace(counted_bytes=0)
-    with pytest.raises(type(error), match=str(error)):
+
+    def of_the_second_panel(operation: Operation) -> bool:
+        return makes_a_tensor(operation) and operation.out.shape == (8, N - 8)
+
+    broken = InsideTorch(of_the_second_panel, raising(lambda: error, 1))
+    with broken, pytest.raises(type(error), match=str(error)):
         calls.product(workspace)
     assert workspace.events == []
 
@@ -218,9 +218,9 @@ def test_compiled_loops_go_on_with_halves(
     assert len(tight.events) > 1
     with pytest.raises(MemoryBudgetError):
         getattr(calls, name)(Workspace(counted_bytes=0, budget_bytes=own * N * T * 8 + 64))
-    real = CompiledPairs._run
-    for k in range(1, 5):  # wherever a panel's own work fails, nothing of it is counted twice
+    first = 1 if name == "product" else 2  # the totals of a gradient are made before its panels
+    for k in range(first, first + 8):  # wherever a panel's own work fails, nothing of it is counted twice
         with monkeypatch.context() as patch:
-            patch.setattr(CompiledPairs, "_run", failing(real, k, MemoryError))
+            patch.setattr(numpy, "zeros", failing(numpy.zeros, k, MemoryError))
             workspace = Workspace(counted_bytes=0, budget_bytes=tight.budget_bytes)
             assert same(getattr(calls, name)(workspace), wanted)

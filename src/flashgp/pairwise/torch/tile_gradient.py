@@ -66,21 +66,25 @@ class Accumulator:
         self._parts.append((self.theta, index, None, part))
 
     def commit(self) -> None:
-        """Add what was collected: first every allocation, then the sums, which need none of size n."""
+        """Add what was collected: first every allocation, sums over parameters among them, then the sums over rows."""
+        sums: dict[int, Tensor] = {}
         for side, slot, where, part in self._parts:
-            if side[slot] is None and where is not None:
+            if where is None:
+                before = sums.get(slot, self.theta[slot])
+                sums[slot] = part if before is None else before + part
+            elif side[slot] is None:
                 shape, dim = list(part.shape), self._dim(slot)
                 shape[dim] = (self.job.rows if side is self.rows else self.job.cols).count
                 if shape != list(part.shape):
                     side[slot] = torch.zeros(shape, dtype=part.dtype, device=part.device)
         for side, slot, where, part in self._parts:
             target = side[slot]
-            if target is None:
-                side[slot] = part
-            elif where is None:
-                side[slot] = target + part
-            else:
+            if where is not None and target is not None:
                 target.narrow(self._dim(slot), where.start, where.stop - where.start).add_(part)
+            elif where is not None:
+                side[slot] = part
+        for slot, total in sums.items():
+            self.theta[slot] = total
         self._parts = []
 
     def _dim(self, slot: int) -> int:
