@@ -3,6 +3,7 @@
 Torch's thread count and flags stay as they are: the library must not depend on them.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -97,17 +98,18 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def set_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def set_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """Sets the bytes that may be taken, as the system and an accelerator say it; gives those of the host, exactly."""
     import torch
 
     from flashgp.foundations.machine import FREE_MEMORY_SHARE, available_bytes
     from machine_root import MachineRoot
 
-    root = tmp_path / "root"
+    machines = contextlib.ExitStack()
 
     def set_to(host: int, accelerator: int | None = None) -> int:
-        MachineRoot(root, monkeypatch).memory(int(host / FREE_MEMORY_SHARE))
+        machine = machines.enter_context(MachineRoot(tmp_path / "root", monkeypatch))
+        machine.memory(int(host / FREE_MEMORY_SHARE))
         if accelerator is not None:
             said = SimpleNamespace(
                 get_memory_info=lambda device: (int(accelerator / FREE_MEMORY_SHARE), 2**40),
@@ -117,4 +119,5 @@ def set_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
             monkeypatch.setattr(torch, "accelerator", said)
         return available_bytes(torch.device("cpu"))
 
-    return set_to
+    with machines:
+        yield set_to

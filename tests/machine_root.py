@@ -1,23 +1,32 @@
 """A machine of our own making: its memory, and the files of /proc and /sys that the library reads."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Self
 
 import psutil
 import pytest
 
-from flashgp.foundations import machine
+from flashgp.foundations.machine import using_root
 
 __all__ = ["MachineRoot"]
 
 
-class MachineRoot:
-    """A folder that the library takes for `/` while the test runs."""
+class MachineRoot(AbstractContextManager["MachineRoot"]):
+    """A folder that the library takes for `/` inside the block."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
         self.monkeypatch = monkeypatch
-        monkeypatch.setattr(machine, "ROOT", str(path))
+        self._using = using_root(path)
+
+    def __enter__(self) -> Self:
+        self._using.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._using.__exit__(None, None, None)
 
     def memory(self, available: int, total: int = 2**40) -> None:
         said = SimpleNamespace(available=available, total=total)

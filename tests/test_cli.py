@@ -31,6 +31,7 @@ from flashgp.cli.scores import Scores
 from flashgp.inference.fit import fit
 from flashgp.standardise import Scaling
 from flashgp.target_transform import TargetTransform, WarpedNormal
+from inside_torch import InsideTorch, factorises, raising
 
 NASTY = "<script>alert(1)</script>"
 
@@ -270,16 +271,10 @@ def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path) -> None:
     assert TableModel.load(model).posterior.count == 60
 
 
-def test_ctrl_c_in_the_last_solve_says_what_was_found(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+def test_ctrl_c_in_the_last_solve_says_what_was_found(folder: Path, tmp_path: Path) -> None:
     checkpoint, model = tmp_path / "fit.checkpoint", tmp_path / "m.safetensors"
     common = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, "--target-transform", "none")
-    with monkeypatch.context() as patch:
-        patch.setattr("flashgp.inference.exact.condition.factorise_covariance", interrupted)
+    with InsideTorch(factorises, raising(KeyboardInterrupt, 1, 2)):
         said = run(*common, code=130)
         assert "with --checkpoint the same command would go on" in said.stderr
         assert "parameters found" in said.stdout

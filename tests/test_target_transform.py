@@ -1,6 +1,7 @@
 """Transforms of the target: values, densities and moments against numerical integration; choice by the evidence."""
 
 import dataclasses
+import itertools
 import json
 import math
 import warnings
@@ -14,16 +15,16 @@ import torch
 from scipy import integrate, stats
 
 import flashgp as fgp
-from flashgp import target_choice
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ModelFileError
-from flashgp.foundations.events import Event, EventKind, of_kind
-from flashgp.foundations.report import Report
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.training.options import FitOptions
 from flashgp.standardise import Scaling
 from flashgp.target_choice import ChoiceSettings, choose_transform
 from flashgp.target_transform import TargetTransform, WarpedNormal
+from inside_torch import InsideTorch, factorises, raising
 
+NOTHING_TRIED = "The target is modelled as it is: no transform was tried."
 POWERS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 TRANSFORMS = [TargetTransform("log", scale=2.0), *(TargetTransform("yeo-johnson", p, 3.0, 2.0) for p in POWERS)]
 CASES = [(transform, m, s) for transform in TRANSFORMS for m in (-2.0, -0.3, 0.0, 1.5) for s in (1e-3, 0.2, 1.5)]
@@ -400,12 +401,10 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     run("fit", path, "-t", "count", "--target-transform", "sqrt", code=2)
 
 
-def test_an_interrupt_while_the_choice_is_made_ends_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("flashgp.inference.exact.condition.factorise_covariance", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="while the transform of the target was chosen") as stop:
+def test_an_interrupt_while_the_choice_is_made_ends_the_fit() -> None:
+    interrupted = InsideTorch(factorises, raising(KeyboardInterrupt, 1))
+    told = "while the transform of the target was chosen"
+    with interrupted, pytest.raises(KeyboardInterrupt, match=told) as stop:
         fgp.GPRegressor().fit(*table(30))
     assert stop.type is KeyboardInterrupt
 
@@ -428,31 +427,16 @@ def test_a_density_where_nothing_is_predicted_is_unknown() -> None:
     assert density[2] == -math.inf
 
 
-def test_the_choice_of_all_outputs_is_part_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[float] = []
-
-    def choice(*given: object, **_: object) -> target_choice.TransformChoice:
-        options = given[4]
-        assert isinstance(options, FitOptions)
-        seen.append(options.deadline.left)
-        clock[0] += 0.5
-        return target_choice.TransformChoice(TargetTransform(), Event(EventKind.TARGET_KEPT))
-
-    def learned(self: fgp.GPRegressor, gp: object, x: object, y: object, options: FitOptions, end: Deadline) -> None:
-        assert options.deadline == end
-        seen.append(end.left)
-        self.report_ = Report()
-
-    clock = [0.0]
-    limited = staticmethod(lambda seconds: Deadline(seconds, seconds, lambda: clock[0]))
-    monkeypatch.setattr(Deadline, "after", limited)
-    monkeypatch.setattr(target_choice, "choose_transform", choice)
-    monkeypatch.setattr(fgp.GPRegressor, "_learn", learned)
-    x = np.linspace(0.0, 1.0, 30)[:, None]
-    fgp.GPRegressor(target_transform="auto", time_limit=8.0).fit(x, np.hstack([x, x, x, x]))
-    assert seen == pytest.approx([2.0, 2.5, 3.5, 6.5, 6.0]), (
-        "four outputs share what one may take, and the fit has what they leave"
-    )
+@pytest.mark.parametrize(("outputs", "tried"), [(1, True), (4, False)])
+def test_the_choice_of_all_outputs_is_part_of_the_time_limit(outputs: int, tried: bool) -> None:
+    """By a clock that goes on by a second when it is looked at: a fourth of the time is too short for a first fit."""
+    ticks = itertools.count()
+    deadline = Deadline(LIMIT, LIMIT, lambda: float(next(ticks)))
+    x, latent = table(30)
+    y = np.exp(np.stack([latent] * outputs, axis=1))
+    report = fgp.GPRegressor(starts=1)._refit(x, y, None, deadline).report_
+    choices = [e for e in report.events if e.kind in (EventKind.TARGET_KEPT, EventKind.TARGET_TRANSFORMED)]
+    assert [str(choice) != NOTHING_TRIED for choice in choices] == [tried] * outputs
 
 
 @pytest.mark.parametrize("memory", [None, "1KiB"])
@@ -474,7 +458,7 @@ def test_a_choice_without_time_says_that_nothing_was_tried() -> None:
     options = FitOptions(starts=1, deadline=Deadline.after(1.0))
     gp, y = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5)), x[:, 0].exp().numpy()
     choice = choose_transform("auto", gp, x, y, options, settings=ChoiceSettings(time_share=0.0))
-    assert str(choice.event) == "The target is modelled as it is: no transform was tried."
+    assert str(choice.event) == NOTHING_TRIED
 
 
 @pytest.mark.parametrize("unit", [1e200, 1e-200, 2.0**500])

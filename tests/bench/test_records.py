@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_versions_name_only_peers_that_were_imported(monkeypatch: pytest.MonkeyP
     assert found["numpy"] == np.__version__
     assert "gpytorch" not in found
     monkeypatch.setitem(sys.modules, "gpytorch", type(sys)("gpytorch"))
-    monkeypatch.setattr(records.metadata, "version", lambda name: f"{name} 9.9")
+    monkeypatch.setattr(metadata, "version", lambda name: f"{name} 9.9")
     assert versions()["gpytorch"] == "gpytorch 9.9"
 
 
@@ -103,7 +104,7 @@ def test_a_write_that_breaks_off_leaves_the_old_record(
     def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(records.os, step, full)
+    monkeypatch.setattr(os, step, full)
     with pytest.raises(OSError, match="disk full"):
         write_record(path, {"rows": [1]})
     assert read_record(path) == before

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("typer")
 
 from flashgp.bench import read_record
-from flashgp.bench.suites import SUITES, Comparisons, Options, baselines, kernel_matrix, suite_named
+from flashgp.bench.suites import SUITES, Options, baselines, kernel_matrix, suite_named
 from flashgp.bench.suites.suite import Problem, available_devices, measure
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from test_cli import run
@@ -58,6 +58,13 @@ def test_arithmetic_in_bfloat16_is_refused_and_storage_is_not() -> None:
     assert finding.comparison["FlashGP"].error == pytest.approx(2.0**-9, rel=0.5)
 
 
+def install_gpytorch(monkeypatch: pytest.MonkeyPatch, kernel: type) -> None:
+    """A library of that name, with one kernel."""
+    library: Any = SimpleNamespace(kernels=SimpleNamespace(RBFKernel=kernel))
+    library.__spec__ = ModuleSpec("gpytorch", None)
+    monkeypatch.setitem(sys.modules, "gpytorch", library)
+
+
 def test_a_lazy_peer_is_timed_lazy_and_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lazy:
         def __init__(self, x: torch.Tensor) -> None:
@@ -75,9 +82,7 @@ def test_a_lazy_peer_is_timed_lazy_and_evaluated(monkeypatch: pytest.MonkeyPatch
         def __call__(self, x: torch.Tensor) -> Lazy:
             return Lazy(x)
 
-    library: Any = SimpleNamespace(kernels=SimpleNamespace(RBFKernel=Kernel))
-    library.__spec__ = ModuleSpec("gpytorch", None)
-    monkeypatch.setitem(sys.modules, "gpytorch", library)
+    install_gpytorch(monkeypatch, Kernel)
     (finding,) = toy("kernel-matrix", dtypes=("float64",), peers=True).findings
     assert finding.comparison["GPyTorch"].accepted
     assert [entry.evaluated_by for entry in finding.unevaluated] == ["nested vmap", "FlashGP", "GPyTorch"]
@@ -146,13 +151,20 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
 
 
 def test_json_alone_is_on_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loud(options: Options) -> Any:
-        print("a peer says hello")  # noqa: T201
-        return Comparisons(kernel_matrix.SUITE, [])
+    class Loud:
+        def __init__(self) -> None:
+            print("a peer says hello")  # noqa: T201
 
-    monkeypatch.setattr(kernel_matrix, "SUITE", type(kernel_matrix.SUITE)(**{**vars(kernel_matrix.SUITE), "run": loud}))
-    answer = json.loads(run("bench", "kernel-matrix", "--json").stdout)
-    assert (answer["command"], answer["comparisons"]) == ("bench", [])
+        def to(self, *_: Any) -> "Loud":
+            return self
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return baselines.broadcasting(x, x, kernel_matrix.LENGTHSCALE)
+
+    install_gpytorch(monkeypatch, Loud)
+    sizes = ("--sizes", "10", "--dtypes", "float32", "--repeats", 1)
+    answer = json.loads(run("bench", "kernel-matrix", *sizes, "--json").stdout)
+    assert (answer["command"], len(answer["comparisons"])) == ("bench", 1)
 
 
 @pytest.mark.parametrize(

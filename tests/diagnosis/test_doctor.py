@@ -3,11 +3,13 @@
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import stat
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +31,9 @@ GIB = 2**30
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRoot:
-    return MachineRoot(tmp_path / "root", monkeypatch)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineRoot]:
+    with MachineRoot(tmp_path / "root", monkeypatch) as root:
+        yield root
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +252,7 @@ def test_instruction_sets(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
     root.write("proc/cpuinfo", "flags : sse2 fma\n")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert only(processor.processor_findings()).severity == "note"
 
 

@@ -1,5 +1,6 @@
 """What is really free: the machine's own count, every control group around the process, the accelerator's allocator."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,10 +30,10 @@ class Machine(MachineRoot):
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    fake = Machine(tmp_path, monkeypatch)
-    fake.memory(16 * GIB)
-    return fake
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    with Machine(tmp_path, monkeypatch) as fake:
+        fake.memory(16 * GIB)
+        yield fake
 
 
 def free() -> float:

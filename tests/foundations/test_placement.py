@@ -119,14 +119,14 @@ def test_nothing_asked_for_changes_nothing() -> None:
 
 
 def test_more_threads_than_cores_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = MachineRoot(tmp_path, monkeypatch)
-    machine.write("proc/self/cgroup", "0::/a\n")
-    machine.write("sys/fs/cgroup/a/cpu.max", "100000 100000\n")
-    with (
-        pytest.warns(FlashGPWarning, match=r"2 threads on 1 core: .*; take threads=1"),
-        fgp.runtime(threads=2),
-    ):
-        assert torch.get_num_threads() == 2
+    with MachineRoot(tmp_path, monkeypatch) as machine:
+        machine.write("proc/self/cgroup", "0::/a\n")
+        machine.write("sys/fs/cgroup/a/cpu.max", "100000 100000\n")
+        with (
+            pytest.warns(FlashGPWarning, match=r"2 threads on 1 core: .*; take threads=1"),
+            fgp.runtime(threads=2),
+        ):
+            assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
@@ -212,17 +212,16 @@ def test_cores_outside_of_a_launchers_binding_are_refused(monkeypatch: pytest.Mo
 
 @linux
 def test_a_numa_node_is_the_cores_of_it_that_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = MachineRoot(tmp_path / "some", monkeypatch)
-    for node, cores in enumerate((f"{ONE},4000", "4001", "")):
-        machine.write(f"sys/devices/system/node/node{node}/cpulist", f"{cores}\n")
-    with fgp.runtime(numa_node=0) as placed:
-        assert os.sched_getaffinity(0) == {ONE}
-        assert str(placed) == f"1 thread on core {ONE} of NUMA node 0"
-    for number in (1, 2, 3):
-        with pytest.raises(DomainError, match=r"NUMA nodes: 0: .*, 1: 4001"):
-            fgp.runtime(numa_node=number).__enter__()
-    MachineRoot(tmp_path / "none", monkeypatch)
-    with pytest.raises(DomainError, match="NUMA nodes: none"):
+    with MachineRoot(tmp_path / "some", monkeypatch) as machine:
+        for node, cores in enumerate((f"{ONE},4000", "4001", "")):
+            machine.write(f"sys/devices/system/node/node{node}/cpulist", f"{cores}\n")
+        with fgp.runtime(numa_node=0) as placed:
+            assert os.sched_getaffinity(0) == {ONE}
+            assert str(placed) == f"1 thread on core {ONE} of NUMA node 0"
+        for number in (1, 2, 3):
+            with pytest.raises(DomainError, match=r"NUMA nodes: 0: .*, 1: 4001"):
+                fgp.runtime(numa_node=number).__enter__()
+    with MachineRoot(tmp_path / "none", monkeypatch), pytest.raises(DomainError, match="NUMA nodes: none"):
         fgp.runtime(numa_node=0).__enter__()
     with pytest.raises(DomainError, match="name cores twice"):
         fgp.runtime(cores=[ONE], numa_node=0).__enter__()

@@ -1,6 +1,7 @@
 """What is said of cores: lists as text, affinity, quotas of both versions of control groups, NUMA nodes, siblings."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from machine_root import MachineRoot
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineRoot:
-    return MachineRoot(tmp_path, monkeypatch)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineRoot]:
+    with MachineRoot(tmp_path, monkeypatch) as root:
+        yield root
 
 
 @pytest.mark.parametrize(

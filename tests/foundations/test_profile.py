@@ -180,7 +180,7 @@ def test_another_machine_has_another_file(folder: Path) -> None:
 def processor_of(folder: Path, text: str) -> str:
     (folder / "proc").mkdir(exist_ok=True)
     (folder / "proc/cpuinfo").write_text(text)
-    return processor_name(cpuinfo(str(folder)))
+    return processor_name(cpuinfo(folder))
 
 
 def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
     first, second = "model name : A\n\n", "model name : B\nstepping : 4\n"
     assert processor_of(tmp_path, first + second) == "A", "one processor, not parts of two"
     assert processor_of(tmp_path, "CPU part : 0xd40\n") == processor_of(tmp_path, "") != ""
-    assert cpuinfo(str(tmp_path / "none")) == {}
+    assert cpuinfo(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize("case", [*HOSTILE, "too long", "no text", "a folder"])

@@ -16,8 +16,8 @@ import flashgp as fgp
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
 from flashgp.operators.tiled import product_sum
-from flashgp.pairwise.torch import opaque, tile_job
-from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.pairwise.torch import opaque
+from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 
 
 def address(value: Any) -> int | None:
@@ -47,11 +47,8 @@ class Alive(TorchDispatchMode):
         self.bytes -= size
 
 
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Tiles of 128 KiB; returns their bytes in float64."""
-    monkeypatch.setitem(tile_job.TILE_PAIRS, "cpu", 2**14)
-    return 8 * 2**14
+TILE_PAIRS = 2**14
+TILE_BYTES = 8 * TILE_PAIRS  # in float64
 
 
 @pytest.fixture
@@ -70,11 +67,16 @@ def sides(n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, z, v, w
 
 
-def energy(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor | None, v: Tensor, w: Tensor) -> Tensor:
-    """sum(w * K v), on the portable backend whatever the size."""
-    made = kernel.operator(x, z)
-    operator = CovarianceOperator(made.problem, torch.float64, options=OperatorOptions(backend=TorchTiles()))
-    return (w * (operator @ v)).sum()
+def tiled(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor) -> CovarianceOperator:
+    """K on small tiles of the portable backend."""
+    backend = TorchTiles(settings=TileSettings(pairs=TILE_PAIRS))
+    options = OperatorOptions(backend=backend, derivative_pairs=TILE_PAIRS)
+    return CovarianceOperator(kernel.operator(x, z).problem, torch.float64, options=options)
+
+
+def energy(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """sum(w * K v)."""
+    return (w * (tiled(kernel, x, z) @ v)).sum()
 
 
 def twice(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor, v: Tensor, w: Tensor) -> None:
@@ -114,7 +116,7 @@ def in_a_dual_level(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor, v: Tensor,
 
 def dense_twice(kernel: fgp.kernels.Kernel, x: Tensor, z: Tensor, v: Tensor, w: Tensor) -> None:
     def value(a: Tensor) -> Tensor:
-        return kernel.operator(a, z).to_dense().square().sum()
+        return tiled(kernel, a, z).to_dense().square().sum()
 
     grad(lambda a: grad(value)(a).square().sum())(x)
 
@@ -132,24 +134,24 @@ def far_apart(x: Tensor, z: Tensor, width: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", EVERY_ORDER)
-def test_every_order_keeps_a_few_tiles(method: Callable[..., None], small_tiles: int, no_collector: None) -> None:
+def test_every_order_keeps_a_few_tiles(method: Callable[..., None], no_collector: None) -> None:
     n, m = 512, 1024  # 32 tiles, of which second derivatives hold a dozen at a time
     given = sides(n, m)
     with Alive() as alive:
         method(1.7 * fgp.kernels.Matern(2.5, 0.8), *given)
-    assert small_tiles <= alive.peak - 8 * n * m * MATRICES.get(method, 0) <= 32 * small_tiles
-    assert alive.bytes < 2 * small_tiles  # some features; a tile of every panel would be 32
+    assert TILE_BYTES <= alive.peak - 8 * n * m * MATRICES.get(method, 0) <= 32 * TILE_BYTES
+    assert alive.bytes < 2 * TILE_BYTES  # some features; a tile of every panel would be 32
 
 
-def test_python_functions_keep_a_few_tiles(small_tiles: int, no_collector: None) -> None:
+def test_python_functions_keep_a_few_tiles(no_collector: None) -> None:
     kernel = fgp.kernels.Custom(far_apart, width=torch.tensor(2.0, dtype=torch.float64))
     assert not kernel.form.fusable
     given = sides(512, 1024)
     for method in (twice, forward):
         with Alive() as alive:
             method(kernel, *given)
-        assert alive.peak < 64 * small_tiles
-        assert alive.bytes < 2 * small_tiles  # some features; a tile of every panel would be 32
+        assert alive.peak < 64 * TILE_BYTES
+        assert alive.bytes < 2 * TILE_BYTES  # some features; a tile of every panel would be 32
 
 
 def test_python_functions_that_make_much_of_a_pair_take_small_tiles(no_collector: None) -> None:

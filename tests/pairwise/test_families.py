@@ -1,5 +1,8 @@
 """Repeated terms of a profile as loops over an index: found, evaluated and pulled back like terms written out."""
 
+import dataclasses
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -125,7 +128,7 @@ def test_generated_text_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_distances_of_a_family_move_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_of_a_family_move_together(name: str) -> None:
     """What rounding does to a covariance, eq. (M-75), is what moving every distance alone says."""
     form = KERNELS[name].form
     every = tuple(i for i, kind in enumerate(form.statistics) if kind == "distance")
@@ -136,16 +139,16 @@ def test_distances_of_a_family_move_together(name: str, monkeypatch: pytest.Monk
     theta = [t.item() for t in KERNELS[name].theta()]
     reach = [4.0 * float(f.square().sum(-1).max()) for f in rows.features]
     found = precision.sensitivity(form, theta, rows, rows, reach)
-    for module in (precision, slopes):
-        monkeypatch.setattr(module, "distance_runs", lambda form: (*((i,) for i in every), every))
-    alone = precision.sensitivity(form, theta, rows, rows, reach)
+    # The same covariances but for 1e-12, by which the distances no longer are terms of a sum.
+    coupling = number(Fraction(1, 10**12)) * exp(-sum((squared_distance(i) for i in every), number(0)))
+    coupled = dataclasses.replace(form, profile=form.profile + coupling)
+    assert distance_runs(coupled) == (*((i,) for i in every), every)
+    alone = precision.sensitivity(coupled, theta, rows, rows, reach)
     for one, two in ((found.by_coordinate, alone.by_coordinate), (found.by_square, alone.by_square)):
         assert one == pytest.approx(two, rel=1e-6)
         assert max(one) > 0
     values = torch.tensor([theta], dtype=F64)
-    separately = slopes.rounding_slopes(form, values)
-    monkeypatch.undo()
-    together = slopes.rounding_slopes(form, values)
+    separately, together = slopes.rounding_slopes(coupled, values), slopes.rounding_slopes(form, values)
     assert {k: [float(v) for v in pair] for k, pair in together.items()} == {
         k: pytest.approx([float(v) for v in pair], rel=1e-6) for k, pair in separately.items()
     }

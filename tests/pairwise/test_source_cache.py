@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def test_nowhere_to_write_costs_the_cache_and_not_the_product(tmp_path: Path, mo
     monkeypatch.delenv("FLASHGP_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    monkeypatch.setattr(source_cache.tempfile, "mkdtemp", nowhere)
+    monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
     monkeypatch.chdir(tmp_path)
     for cached in (cache_directory, source_cache._temporary, source_cache.warn_not_kept):
         cached.cache_clear()

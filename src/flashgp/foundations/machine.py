@@ -1,5 +1,6 @@
 """What this machine has: memory that is free now, control groups, the user's folders; amounts of memory as text."""
 
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,20 @@ import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["available_bytes", "control_groups", "memory_limit", "parse_bytes", "text_of", "user_folder"]
+__all__ = [
+    "available_bytes",
+    "control_groups",
+    "memory_limit",
+    "parse_bytes",
+    "root_folder",
+    "text_of",
+    "user_folder",
+    "using_root",
+]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-ROOT = "/"  # of /proc and /sys; tests put files of their own there
+_root = Path("/")  # of /proc and /sys
 NO_LIMIT = 2**60  # how version 1 of control groups writes that there is none, and more than any machine has
 # Of a control group, by version: its limit, what is used, and what of that the page cache would give up.
 _FILES = {
@@ -21,6 +31,22 @@ _FILES = {
     2: ("memory.max", "memory.current", "inactive_file"),
 }
 FREE_MEMORY_SHARE = 0.8  # of what is free at this moment: other processes live too
+
+
+def root_folder() -> Path:
+    """Where /proc and /sys are."""
+    return _root
+
+
+@contextlib.contextmanager
+def using_root(folder: Path) -> Iterator[None]:
+    """Inside, the files of /proc and /sys are those of this folder; not for several threads."""
+    global _root
+    before, _root = _root, folder
+    try:
+        yield
+    finally:
+        _root = before
 
 
 def parse_bytes(text: str | int | float, name: str = "memory") -> int:
@@ -61,7 +87,7 @@ def control_groups(resource: str) -> Iterator[tuple[int, Path]]:
     A process is in one group per hierarchy, and in all groups above it; inside a container only the part of the path
     below its own top may be visible.
     """
-    root = Path(ROOT)
+    root = root_folder()
     for line in text_of(root / "proc/self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" and not controllers:

@@ -60,7 +60,7 @@ def core_quota() -> float | None:
 def numa_nodes() -> dict[int, frozenset[int]]:
     """The cores of each NUMA node, by its number, none of a node that has memory alone; empty where nothing is said."""
     nodes = {}
-    for folder in _folders(Path(machine.ROOT) / "sys/devices/system/node", "node"):
+    for folder in _folders(machine.root_folder() / "sys/devices/system/node", "node"):
         try:
             nodes[int(folder.name.removeprefix("node"))] = parse_cores(machine.text_of(folder / "cpulist").strip())
         except DomainError:
@@ -68,16 +68,16 @@ def numa_nodes() -> dict[int, frozenset[int]]:
     return dict(sorted(nodes.items()))
 
 
-def cpuinfo(root: str | None = None) -> dict[str, str]:
+def cpuinfo(root: Path | None = None) -> dict[str, str]:
     """The lines of /proc/cpuinfo for the first processor, by name; empty where the system has none."""
-    first = machine.text_of(Path(root or machine.ROOT) / "proc/cpuinfo").strip().split("\n\n")[0]
+    first = machine.text_of((root or machine.root_folder()) / "proc/cpuinfo").strip().split("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def physical_cores(cores: Collection[int]) -> int:
     """How many physical cores these logical ones are; as many as were given where the system does not say."""
-    top = Path(machine.ROOT) / "sys/devices/system/cpu"
+    top = machine.root_folder() / "sys/devices/system/cpu"
     siblings = {
         machine.text_of(top / f"cpu{core}/topology/thread_siblings_list").strip() or str(core) for core in cores
     }

@@ -62,7 +62,7 @@ def machine_key() -> tuple[str, int, int, str]:
 
 @functools.cache
 def _processor() -> str:
-    return processor_name(cpuinfo("/"))
+    return processor_name(cpuinfo(Path("/")))
 
 
 def processor_name(lines: Mapping[str, str]) -> str:

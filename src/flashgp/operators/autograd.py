@@ -32,7 +32,7 @@ def product(products: PairProducts, right: Tensor) -> Tensor:
     """
     tensors = products.problem.tensors
     if _has_tangent((right, *tensors)):
-        return product_sum(products.problem)(right, *tensors)[0]
+        return _product_sum(products)(right, *tensors)[0]
     if _followed((right, *tensors)):
         return _Product.apply(products, right, *tensors)
     return products.multiply(right)
@@ -42,7 +42,7 @@ def block(products: PairProducts, dtype: torch.dtype) -> Tensor:
     """The dense block, (*batch, n, m), in float32 or float64; differentiable likewise."""
     tensors = products.problem.tensors
     if _has_tangent(tensors):
-        return block_sum(products.problem, dtype)(*tensors)[0]
+        return _block_sum(products, dtype)(*tensors)[0]
     if _followed(tensors):
         return _Block.apply(products, dtype, *tensors)
     return products.block(dtype).expand(products.problem.shape)
@@ -60,6 +60,14 @@ def followed(products: PairProducts) -> bool:
     """Whether derivatives of a block are asked for."""
     tensors = products.problem.tensors
     return _has_tangent(tensors) or _followed(tensors)
+
+
+def _product_sum(products: PairProducts) -> TiledSum:
+    return product_sum(products.problem, products.options.derivative_pairs)
+
+
+def _block_sum(products: PairProducts, dtype: torch.dtype) -> TiledSum:
+    return block_sum(products.problem, dtype, products.options.derivative_pairs)
 
 
 def _followed(tensors: Sequence[Tensor]) -> bool:
@@ -147,7 +155,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _products: None, *tangents: Tensor | None) -> Tensor:
-        return product_sum(ctx.products.problem).tangents(ctx.saved_tensors, tangents)[0]
+        return _product_sum(ctx.products).tangents(ctx.saved_tensors, tangents)[0]
 
     @staticmethod
     def vmap(
@@ -177,11 +185,11 @@ class _ProductGradient(torch.autograd.Function):
     @staticmethod
     @autocast_disabled
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *_gradient_gradients(product_sum(ctx.products.problem), 1, ctx, cotangents))
+        return (None, *_gradient_gradients(_product_sum(ctx.products), 1, ctx, cotangents))
 
     @staticmethod
     def jvp(ctx: Any, _products: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        return _gradient_tangents(product_sum(ctx.products.problem), 1, ctx.saved_tensors, tangents)
+        return _gradient_tangents(_product_sum(ctx.products), 1, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(
@@ -222,7 +230,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _products: None, _dtype: None, *tangents: Tensor | None) -> Tensor:
-        return block_sum(ctx.products.problem, ctx.dtype).tangents(ctx.saved_tensors, tangents)[0]
+        return _block_sum(ctx.products, ctx.dtype).tangents(ctx.saved_tensors, tangents)[0]
 
     @staticmethod
     def vmap(
@@ -258,12 +266,12 @@ class _BlockGradient(torch.autograd.Function):
     @staticmethod
     @autocast_disabled
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        total = block_sum(ctx.products.problem, ctx.saved_tensors[0].dtype)
+        total = _block_sum(ctx.products, ctx.saved_tensors[0].dtype)
         return (None, *_gradient_gradients(total, 0, ctx, cotangents))
 
     @staticmethod
     def jvp(ctx: Any, _products: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        total = block_sum(ctx.products.problem, ctx.saved_tensors[0].dtype)
+        total = _block_sum(ctx.products, ctx.saved_tensors[0].dtype)
         return _gradient_tangents(total, 0, ctx.saved_tensors, tangents)
 
     @staticmethod

@@ -52,6 +52,7 @@ class OperatorOptions:
         least_tiles: the portable backend keeps its smallest tiles, as in solves, whose plans count no larger ones.
         notes: events of every report.
         planned_pairs: pairs from which on products follow a plan.
+        derivative_pairs: pairs of a tile in forward mode and beyond first derivatives; None for what suits the device.
     """
 
     plan: ProductPlan | None = None
@@ -62,6 +63,7 @@ class OperatorOptions:
     least_tiles: bool = False
     notes: tuple[Event, ...] = ()
     planned_pairs: int = MIN_PLANNED_PAIRS
+    derivative_pairs: int | None = None
 
     @classmethod
     def checked(

@@ -175,48 +175,48 @@ class _Tiled(torch.autograd.Function):
         return ctx.total.tangents(ctx.saved_tensors, tangents)
 
 
-def product_sum(problem: PairProblem) -> TiledSum:
-    """K @ right on portable tiles, as a sum of right and of the tensors of the problem."""
+def product_sum(problem: PairProblem, pairs: int | None = None) -> TiledSum:
+    """K @ right on portable tiles of so many pairs, as a sum of right and of the tensors of the problem."""
 
     def function(tile: Tile, right: Tensor, *tensors: Tensor) -> tuple[Tensor]:
         return (_block(problem, tile, tensors).to(right.dtype) @ right,)
 
     takes = (Slot(0, cols=-2), *_slots(problem, 1))
-    return TiledSum(function, _product_tiles(problem), _counts(problem), takes, (Slot(0, rows=-2),))
+    return TiledSum(function, _product_tiles(problem, pairs), _counts(problem), takes, (Slot(0, rows=-2),))
 
 
-def block_sum(problem: PairProblem, dtype: torch.dtype) -> TiledSum:
-    """The dense block on portable tiles, as a sum of the tensors of the problem."""
+def block_sum(problem: PairProblem, dtype: torch.dtype, pairs: int | None = None) -> TiledSum:
+    """The dense block on portable tiles of so many pairs, as a sum of the tensors of the problem."""
 
     def function(tile: Tile, *tensors: Tensor) -> tuple[Tensor]:
         return (_block(problem, tile, tensors).to(dtype),)
 
     slots, gives = _slots(problem, 0), (Slot(0, rows=-2, cols=-1),)
-    return TiledSum(function, _every_tile(problem), _counts(problem), slots, gives)
+    return TiledSum(function, _every_tile(problem, pairs), _counts(problem), slots, gives)
 
 
-def row_panels(problem: PairProblem) -> list[slice]:
+def row_panels(problem: PairProblem, pairs: int | None = None) -> list[slice]:
     """Ranges of rows, each of one tile; of no rows one range, which is empty."""
     n, m = problem.shape[-2:]
-    step = tile_rows(m, problem.batch_shape.numel(), problem.device)
+    step = tile_rows(m, problem.batch_shape.numel(), problem.device, pairs)
     return [slice(i, min(n, i + step)) for i in range(0, max(n, 1), step)]
 
 
-def _every_tile(problem: PairProblem) -> tuple[Tile, ...] | Pieces:
+def _every_tile(problem: PairProblem, pairs: int | None) -> tuple[Tile, ...] | Pieces:
     """Row and column ranges that cover all pairs; small ones where a Python function makes much of every pair."""
     n, m = problem.shape[-2:]
     if not problem.form.fusable:
         batch = max(1, problem.batch_shape.numel())
-        return Pieces.of(problem.form, problem.rows, batch, n, m, tile_rows(1, batch, problem.device))
-    return tuple((i, slice(0, m)) for i in row_panels(problem))
+        return Pieces.of(problem.form, problem.rows, batch, n, m, tile_rows(1, batch, problem.device, pairs))
+    return tuple((i, slice(0, m)) for i in row_panels(problem, pairs))
 
 
-def _product_tiles(problem: PairProblem) -> tuple[Tile, ...] | Pieces:
+def _product_tiles(problem: PairProblem, pairs: int | None) -> tuple[Tile, ...] | Pieces:
     """Row and column ranges that cover what products run over, by rows; every row is in one."""
     n, near = problem.rows.count, problem.near
     if near is None:
-        return _every_tile(problem)
-    size, columns = near.size, tile_rows(near.size, problem.batch_shape.numel(), problem.device)
+        return _every_tile(problem, pairs)
+    size, columns = near.size, tile_rows(near.size, problem.batch_shape.numel(), problem.device, pairs)
     runs = near.everywhere.runs(columns)
     covered = {i.start for i, _ in runs}
     empty = [(slice(i, min(n, i + size)), slice(0, 0)) for i in range(0, n, size) if i not in covered]

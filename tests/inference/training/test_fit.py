@@ -13,11 +13,11 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from inference.plain_gp import F64, data, model, relative
+from inside_torch import InsideTorch, factorises, product_of, raising
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
 
@@ -401,18 +401,15 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
 
 
 @pytest.mark.parametrize(("at", "again"), [(1, False), (4, False), (4, True)])
-def test_an_interrupt_of_the_last_solve_keeps_its_weights(
-    at: int, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_of_the_last_solve_keeps_its_weights(at: int, again: bool) -> None:
     """Ctrl-C in a product of the last solve, and a second one in the pass that measures what there is."""
     x, y = data(60)
     plan = dataclasses.replace(by_iteration(model(), 60, x.shape[1], rank=2), solver="cg")
     whole = fgp.fit(model(), x, y, plan=plan, tolerance=1e-8, starts=1)
-    calls: list[str] = []
-    interrupt_at(monkeypatch, calls, [at, at + 1] if again else [at])
-    with pytest.warns(fgp.FlashGPWarning, match="Ctrl-C ended the solve"):
+    products = interrupted_products(60, *((at, at + 1) if again else (at,)))
+    with products, pytest.warns(fgp.FlashGPWarning, match="Ctrl-C ended the solve"):
         cut = fgp.fit(model(), x, y, plan=plan, tolerance=1e-8, starts=1)
-    assert len(calls) == (at + 1 if at > 1 else 1), "one more pass measures what was done, or is cut short itself"
+    assert products.count == (at + 1 if at > 1 else 1), "one more pass measures what was done, or is cut short itself"
     assert cut.interrupted
     assert Event(EventKind.FIT_SOLVE_INTERRUPTED) in cut.report.events
     assert [e.theta for e in cut.history] == [e.theta for e in whole.history]
@@ -424,23 +421,13 @@ def test_an_interrupt_of_the_last_solve_keeps_its_weights(
         assert cut.report.relative_residual < 1.0, "what was done counts"
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, calls: list[str], at: list[int]) -> None:
-    """KeyboardInterrupt in these products of conditioning's solves."""
-    original = CovarianceSystem.multiply
-
-    def counted(self: CovarianceSystem, v: torch.Tensor) -> torch.Tensor:
-        calls.append("product")
-        if len(calls) in at:
-            raise KeyboardInterrupt
-        return original(self, v)
-
-    monkeypatch.setattr(CovarianceSystem, "multiply", counted)
+def interrupted_products(n: int, *at: int) -> InsideTorch:
+    """Inside, Ctrl-C comes in these products of an n x n covariance matrix, as the last solve makes them."""
+    return InsideTorch(product_of(n), raising(KeyboardInterrupt, *at))
 
 
 @pytest.mark.parametrize("route", ["direct", "refined", "recomputed"])
-def test_an_interrupt_without_a_partial_answer_leaves_the_trained_model(
-    route: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupt_without_a_partial_answer_leaves_the_trained_model(route: str, tmp_path: Path) -> None:
     """In a factorisation, or while a solve is prepared: the gp, and a checkpoint from which the same call goes on."""
     x, y = data(40)
     plan = dataclasses.replace(fgp.plan(model(), n=40, d=x.shape[1], route=route), training="exact")
@@ -453,14 +440,10 @@ def test_an_interrupt_without_a_partial_answer_leaves_the_trained_model(
 
     options = {"plan": plan, "starts": 1, "checkpoint": checkpoint, "settings": FitSettings(objective=Done)}
 
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.linalg, "cholesky_ex", interrupted)
-        patch.setattr(CovarianceSystem, "columns", interrupted)
-        with pytest.raises(fgp.FitInterrupted, match=r"the field `gp`.*checkpoint='.*fit.checkpoint'") as caught:
-            fgp.fit(model(), x, y, **options)
+    factorisation = InsideTorch(factorises, raising(KeyboardInterrupt, 1))
+    told = r"the field `gp`.*checkpoint='.*fit.checkpoint'"
+    with factorisation, pytest.raises(fgp.FitInterrupted, match=told) as caught:
+        fgp.fit(model(), x, y, **options)
     stop = caught.value
     assert isinstance(stop.__cause__, KeyboardInterrupt)
     assert stop.history[-1].theta == whole.history[-1].theta
@@ -472,14 +455,13 @@ def test_an_interrupt_without_a_partial_answer_leaves_the_trained_model(
 
 
 @pytest.mark.parametrize("what", ["condition", "variance"])
-def test_other_solves_are_ended_by_an_interrupt(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_solves_are_ended_by_an_interrupt(what: str) -> None:
     """Who asks for one solve, or for many, wants out."""
     x, y = data(60)
     gp = model()
     plan = by_iteration(gp, 60, x.shape[1])
     posterior = gp.condition(x, y, plan=plan)
-    interrupt_at(monkeypatch, [], [2])
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_products(60, 2), pytest.raises(KeyboardInterrupt):
         gp.condition(x, y, plan=plan) if what == "condition" else posterior.predict(x).variance
 
 

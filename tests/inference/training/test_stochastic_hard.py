@@ -17,9 +17,8 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import EventKind
-from flashgp.inference.system import CovarianceSystem
-from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.training.tables import SETTINGS, kinds, planned, prior, table
+from inside_torch import InsideTorch, Operation, product_of
 
 F64 = torch.float64
 ROUTES = ("direct", "refined", "stored", "recomputed")
@@ -83,49 +82,46 @@ def test_a_memory_limit_too_small_for_anything() -> None:
 
 
 # -- numbers that are not finite -------------------------------------------------------------------------------------
-def broken(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, row: int, after: int = 0) -> list[int]:
-    """The product gives a NaN at one row, once it has been asked so often; returns its calls."""
-    original, calls = getattr(owner, name), []
+def broken_products(n: int, row: int, *, stored: bool = False, after: int = 0) -> InsideTorch:
+    """Inside, products of an n x n matrix give a NaN at one row, once so many have been made.
 
-    def product(self: object, *arguments: object, **options: object) -> Tensor:
-        calls.append(1)
-        out = original(self, *arguments, **options)
-        if len(calls) > after:
-            out = out.clone()
-            out[..., row, 0] = math.nan
-        return out
+    With `stored` those of stored tiles alone, which are multiplied from the left.
+    """
 
-    monkeypatch.setattr(owner, name, product)
-    return calls
+    def picked(operation: Operation) -> bool:
+        return product_of(n)(operation) and (not stored or operation.args[1].shape[-1] == n)
+
+    def happens(number: int, out: Tensor) -> None:
+        if number > after:
+            (out if out.shape[-2] == n else out.mT)[..., row, 0] = math.nan
+
+    return InsideTorch(picked, happens)
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_nan_inside_a_solve_stops_it_and_says_where(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_inside_a_solve_stops_it_and_says_where(route: str) -> None:
     x, y = table(120)
     plan = fgp.plan(prior(), n=120, d=3, route=route)
-    owner, name = (TorchTiles, "product") if route == "direct" else (CovarianceSystem, "multiply")
-    calls = broken(monkeypatch, owner, name, row=7)
-    with pytest.raises(ConvergenceError, match=r"met a number that is not finite in iteration .* at row 7, column 0"):
+    wrong = r"met a number that is not finite in iteration .* at row 7, column 0"
+    with broken_products(120, row=7) as products, pytest.raises(ConvergenceError, match=wrong):
         prior().condition(x, y, plan=plan)
-    assert len(calls) == 1
+    assert products.count == 1
 
 
-def test_a_nan_in_a_batch_names_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_in_a_batch_names_its_member() -> None:
     x, y = table(50)
-    broken(monkeypatch, TorchTiles, "product", row=7)
-    with pytest.raises(ConvergenceError, match=r"of batch member \(0,\) at row 7, column 0"):
+    wrong = r"of batch member \(0,\) at row 7, column 0"
+    with broken_products(50, row=7), pytest.raises(ConvergenceError, match=wrong):
         prior().condition(x, torch.stack([y, y]))
 
 
 @pytest.mark.filterwarnings("ignore::flashgp.FlashGPWarning")
 @pytest.mark.parametrize("after", [0, 12])
-def test_a_nan_while_training_is_no_gradient_and_stands_in_the_report(
-    after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_while_training_is_no_gradient_and_stands_in_the_report(after: int) -> None:
     """At the start of all rows: the parameters of fewer rows. Later: the search steps back from there."""
     x, y = table(220)
-    broken(monkeypatch, CovarianceSystem, "multiply", row=7, after=after)
-    found = fgp.fit(prior(), x, y, plan=planned(prior(), 220), settings=SETTINGS, starts=1)
+    with broken_products(220, row=7, stored=True, after=after):
+        found = fgp.fit(prior(), x, y, plan=planned(prior(), 220), settings=SETTINGS, starts=1)
     failed = [event.fields for event in found.report.events if event.kind is EventKind.POINT_FAILED]
     assert any(one["run"] == "start 0" and "at row 7, column 0" in one["error"] for one in failed)
     assert "POINTS_REJECTED" in kinds(found.report.events)

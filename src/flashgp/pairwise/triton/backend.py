@@ -57,7 +57,7 @@ class TritonTiles(Backend):
         workspace = workspace or Workspace()
         workspace.ran(self.title)
         with workspace.hold(packed_bytes(rows, problem.columns)):
-            job = _pack(problem)
+            job = self._pack(problem)
             shape = self.settings.shape("block", routes(form, job.columns, False))
             blocks, tiles = blocks_for(job.rows.count, shape.rows), blocks_for(job.cols.count, shape.columns)
             out = workspace.empty((job.members, job.rows.count, job.cols.count), dtype, rows.device)
@@ -84,7 +84,7 @@ class TritonTiles(Backend):
         workspace = workspace or Workspace()
         workspace.ran(self.title)
         with workspace.hold(packed_bytes(rows, problem.columns)):
-            job = _pack(problem, right)
+            job = self._pack(problem, right)
             shape = self.settings.shape("few" if t <= FEW else "many", routes(form, job.columns, False), t)
             blocks = blocks_for(job.rows.count, shape.rows)
             splits = self.settings.splits(blocks, job.members, job.cols.count, shape)
@@ -114,7 +114,7 @@ class TritonTiles(Backend):
         if _not_ours(problem, weights.dtype):
             return self._torch.block_gradient(problem, weights)
         _same_device("weights", weights, problem.rows)
-        job = _pack(problem, weights, slopes=True)
+        job = self._pack(problem, weights, slopes=True)
         flat = weights.detach()
         flat = flat.expand(*job.batch, *flat.shape[-2:]) if flat.shape[:-2].numel() > 1 else flat
         flat = flat.reshape(-1, *flat.shape[-2:])
@@ -141,7 +141,7 @@ class TritonTiles(Backend):
             batch = broadcast_batch(left.shape[:-2], right.shape[:-2])
             left, right = (s.expand(*batch, *s.shape[-2:]) for s in (left, right))
             left, right = torch.cat([left, right], -1), torch.cat([right, left], -1) * 0.5
-        job = _pack(problem, left, right, slopes=True)
+        job = self._pack(problem, left, right, slopes=True)
         t = right.shape[-1]
         how = ("few", t) if t <= FEW else ("many", power_of_two(t, most=HELD))
         sides = [_flat(left.to(right.dtype), job.batch), _flat(right, job.batch)]
@@ -156,18 +156,17 @@ class TritonTiles(Backend):
     def diagonal_gradient(self, problem: PairProblem, weights: Tensor) -> PairGradient:
         return self._torch.diagonal_gradient(problem, weights)
 
-
-def _pack(problem: PairProblem, *others: Tensor, slopes: bool = False) -> Packed:
-    """The packed sides for the batch that everything together has; `slopes` when derivatives are wanted."""
-    form, theta, rows, cols = problem.form, problem.theta, problem.rows, problem.columns
-    batch = broadcast_batch(problem.batch_shape, *(t.shape[:-2] for t in others))
-    columns = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
-    fast = routes(form, columns, False)
-    kinked = slopes and not all(program_of(form).bounded_slope.values())
-    job = packed(form, theta, rows, cols, fast, batch, kinked)
-    with on_device(job.route.device):
-        store_norms(job, fast, problem.symmetric)
-    return job
+    def _pack(self, problem: PairProblem, *others: Tensor, slopes: bool = False) -> Packed:
+        """The packed sides for the batch that everything together has; `slopes` when derivatives are wanted."""
+        form, theta, rows, cols = problem.form, problem.theta, problem.rows, problem.columns
+        batch = broadcast_batch(problem.batch_shape, *(t.shape[:-2] for t in others))
+        columns = [f.shape[-1] if f.is_floating_point() else 0 for f in rows.features]
+        fast = routes(form, columns, False)
+        kinked = slopes and not all(program_of(form).bounded_slope.values())
+        job = packed(form, theta, rows, cols, fast, batch, kinked)
+        with on_device(job.route.device):
+            store_norms(job, fast, problem.symmetric)
+        return job
 
 
 def _flat(side: Tensor, batch: torch.Size) -> Tensor:
