@@ -15,19 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
-from flashgp.foundations.events import Event, EventKind, of_kind
-from flashgp.inference.exact.condition import condition
+from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.exact.evidence import log_evidence
-from flashgp.inference.exact.leave_one_out import leave_one_out
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.state import State
-from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.options import FitOptions
 from flashgp.likelihoods import Gaussian
 from flashgp.standardise import ColumnScaling
+from flashgp.subset_fits import SubsetFits, SubsetSettings
 from flashgp.target_transform import TargetTransform, check_target_transform
 
 __all__ = ["ChoiceSettings", "TransformChoice", "choose_transform"]
@@ -36,27 +31,20 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ChoiceSettings:
-    """What tunes the choice.
+class ChoiceSettings(SubsetSettings):
+    """What tunes the choice, beside the subset; "auto" keeps a target of less than `min_rows` rows as it is.
 
     Args:
-        rows: of the subset; all rows where there are fewer.
-        min_rows: below which "auto" keeps the target as it is.
         powers: of Yeo-Johnson that are tried, beside 1.
-        first_iterations, iterations: of L-BFGS-B for the target as it is, and for each transform from there.
+        iterations: of L-BFGS-B for each transform, from the parameters of the target as it is.
         nats: of evidence that "auto" asks of each step away from the target as it is.
         standard_errors: that the step's gain of leave-one-out log density must reach too, paired row by row.
-        time_share: of the time that is left, which all of this may take.
     """
 
-    rows: int = 300
-    min_rows: int = 20
     powers: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.25, 1.5, 1.75, 2.0)
-    first_iterations: int = 40
     iterations: int = 10
     nats: float = 10.0
     standard_errors: float = 3.0
-    time_share: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -187,40 +175,29 @@ class _Subset:
     def __init__(
         self, prior: Prior, x: Tensor, y: Array, options: FitOptions | None, standardise: bool, settings: ChoiceSettings
     ) -> None:
-        self._deadline = NO_DEADLINE if options is None else options.deadline.share(settings.time_share)
         self.settings, self._standardise, self._whole = settings, standardise, y
-        seed = 0 if options is None else options.seed
-        index = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[: settings.rows].sort().values
-        self.rows = len(index)
-        self._x, self._y = x[index.to(x.device)], y[index.numpy()]
         counts = prior.likelihood.counts
         self._whole_counts = None if counts is None else counts.numpy(force=True)
-        self._counts = np.ones(self.rows) if self._whole_counts is None else self._whole_counts[index.numpy()]
-        first = None
-        self._options = None
-        if options is not None:
-            first = FitOptions(
-                starts=1, initial=options.initial, priors=options.priors, max_iterations=settings.first_iterations,
-                seed=seed, jitter=options.jitter, deterministic=options.deterministic, deadline=self._deadline,
-            )  # fmt: skip
-            self._options = dataclasses.replace(first, initial="given", max_iterations=settings.iterations)
-        start = prior.with_likelihood(prior.likelihood.rows(index))
-        self.base = self._trial(TargetTransform(), start, first)
+        self._fits = SubsetFits(prior, x, options, settings)
+        self.rows, self._y = self._fits.rows, y[self._fits.index]
+        first = self._fits.first
+        self._next = first
+        if first is not None:
+            self._next = dataclasses.replace(first, initial="given", max_iterations=settings.iterations)
+        self.base = self._trial(TargetTransform(), self._fits.of_rows(prior), first)
 
     def tried(self, transform: TargetTransform, start: _Trial) -> _Trial | None:
         """The trial from the parameters of another; None where no covariance had a factor, or the time is up."""
-        if self._deadline.passed():
+        if self._fits.deadline.passed():
             return None
         try:
-            return self._trial(transform, start.prior, self._options)
+            return self._trial(transform, start.prior, self._next)
         except NotPositiveDefiniteError:
             return None
 
     def left_out_gain(self, trial: _Trial, before: _Trial) -> tuple[float, float]:
         """What a trial gains of leave-one-out log density, and its standard error over rows, nats."""
-        with np.errstate(invalid="ignore"):  # rows without noise that repeat have no density, and nothing is better
-            gains = self._counts * (trial.left_out - before.left_out)
-            return float(gains.sum()), float(gains.std() * math.sqrt(self.rows))
+        return self._fits.gain(trial.left_out, before.left_out)
 
     def better(self, trial: _Trial, before: _Trial, clearly: bool) -> bool:
         """Whether the evidence is higher; clearly, with leave-one-out densities that confirm it."""
@@ -236,23 +213,8 @@ class _Subset:
             whole = np.asarray(transform.forward(self._whole), dtype=np.float64)
             units = ColumnScaling.of(whole[:, None], self._whole_counts)
         rows = np.asarray(transform.forward(self._y), dtype=np.float64)
-        z = torch.from_numpy(units.apply(rows[:, None])[:, 0]).to(self._x.device)
+        z = torch.from_numpy(units.apply(rows[:, None])[:, 0]).to(self._fits.x.device)
         slope = transform.log_slope(self._y) - math.log(units.scale[0])
-        if options is None:
-            state, prior = condition(start, self._x, z, ConditionSettings()), start
-        else:
-            state, prior = _short_fit(start, self._x, z, options)
-        left_out = leave_one_out(state).log_prob.double().numpy(force=True) + slope
-        return _Trial(transform, float(log_evidence(state)) + float(self._counts @ slope), left_out, prior)
-
-
-def _short_fit(start: Prior, x: Tensor, z: Tensor, options: FitOptions) -> tuple[State, Prior]:
-    """A fit that Ctrl-C ends without an answer: what was asked for has not begun. Raises: KeyboardInterrupt."""
-    message = "interrupted while the transform of the target was chosen; nothing was fitted"
-    try:
-        fitted = fit_prior(start, x, z, options)
-    except KeyboardInterrupt:  # FitInterrupted too, whose parameters belong to a few rows
-        raise KeyboardInterrupt(message) from None
-    if of_kind(fitted.report.events, EventKind.FIT_INTERRUPTED):
-        raise KeyboardInterrupt(message)
-    return fitted.state, fitted.prior
+        state, prior = self._fits.fit(start, z, options, "the transform of the target")
+        evidence = float(log_evidence(state)) + float(self._fits.counts @ slope)
+        return _Trial(transform, evidence, self._fits.left_out(state) + slope, prior)

@@ -48,8 +48,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
             result = fit_as(prepared.gp, x, y, how)
     except FitInterrupted as stop:
         raise _interrupted(stop, prepared, options.checkpoint, console) from stop
-    if prepared.transform_event is not None:
-        result.report.events.insert(0, prepared.transform_event)
+    result.report.events[:0] = prepared.choices
     model = TableModel(result.posterior, prepared.encoding, prepared.scaling, options.kernel or "")
     if result.interrupted:
         written = "; the model is written as it is" if options.out else ""

@@ -73,7 +73,9 @@ class TableOptions:
     kernel: Annotated[
         str | None,
         typer.Option(
-            "--kernel", metavar="EXPR", help="Covariance function, such as 'Matern(nu=1.5) + Linear()'; see below."
+            "--kernel",
+            metavar="EXPR",
+            help="Covariance function, such as 'Matern(nu=1.5) + Linear()', see below; or auto, the best of five.",
         ),
     ] = None
     memory: Memory = None
@@ -109,7 +111,7 @@ class TableOptions:
 
     @cached_property
     def expression(self) -> KernelExpression | None:
-        return None if self.kernel is None else parse_kernel(self.kernel)
+        return None if self.kernel in (None, "auto") else parse_kernel(self.kernel)
 
 
 @dataclass(frozen=True, kw_only=True)

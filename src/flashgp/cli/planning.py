@@ -25,6 +25,9 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     """
     if options.table is not None and options.target is not None:
         shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
+        if shared["kernel"] == "auto":  # chosen by short fits, which a plan is not
+            shared["kernel"] = None
+            console.note("which kernel auto takes is decided in the fit; this is the plan of the default one.")
         prepared = prepare(
             FitOptions(
                 table=options.table, target=options.target, target_transform="none", time_limit=options.time_limit,

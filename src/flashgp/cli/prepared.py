@@ -14,13 +14,15 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
 from flashgp.inference.replicates import equal_rows
+from flashgp.inference.training.options import FitOptions as Settings
+from flashgp.kernel_choice import choose_kernel
 from flashgp.kernels.default import DEFAULT
 from flashgp.likelihoods import Gaussian
 from flashgp.means import Constant
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
-from flashgp.target_choice import TransformChoice, choose_transform
+from flashgp.target_choice import choose_transform
 from flashgp.target_transform import TargetTransform
 
 from .console import Console
@@ -46,7 +48,7 @@ class Prepared:
         gp, has_starts: the model, and whether it holds starting values of the user's.
         kernel_text: the expression, or the default kernel in words.
         plan: of the fit.
-        transform_event: which transform the target got and why; None where nothing was to be chosen.
+        choices: which transform the target got and which covariance function was chosen, and why.
     """
 
     table: Table
@@ -60,7 +62,7 @@ class Prepared:
     has_starts: bool
     kernel_text: str
     plan: Plan
-    transform_event: Event | None
+    choices: tuple[Event, ...]
 
     @property
     def names(self) -> list[str]:
@@ -100,9 +102,18 @@ def prepare(options: FitOptions, console: Console, deadline: Deadline = NO_DEADL
     x = torch.from_numpy(np.ascontiguousarray(scaling.x(encoded.x[train])))
     if options.target_transform == "log":
         TargetTransform("log").check(encoded.y[train], encoded.rows[train] + 1)
-    choice = _choice(options, built, gp, x, encoded.y[train], deadline)
+    how = Settings(
+        initial="given" if built.has_starts else "data", deadline=deadline, seed=options.seed,
+        deterministic=options.deterministic,
+    )  # fmt: skip
+    choice = choose_transform(options.target_transform, gp, x, encoded.y[train], how)
     scaling = scaling if choice.transform.identity else scaling.with_target(encoded.y[train], choice.transform)
     y = torch.from_numpy(scaling.y(encoded.y[train]))
+    choices: tuple[Event, ...] = () if choice.event is None else (choice.event,)
+    if options.kernel == "auto":
+        chosen = choose_kernel(lambda kernel: GP(kernel.build(len(names), codes), gp.mean, gp.likelihood), x, y, how)
+        choices += (chosen.event,)
+        gp.kernel, kernel_text = chosen.kernel.build(len(names), codes), chosen.kernel.words(len(names), codes)
     group = equal_rows(gp, x, y)
     plan = plans.plan(
         gp,
@@ -128,21 +139,8 @@ def prepare(options: FitOptions, console: Console, deadline: Deadline = NO_DEADL
         ],
     )  # fmt: skip
     return Prepared(
-        table, encoding, encoded, train, test, scaling, (x, y), gp, built.has_starts, kernel_text, plan, choice.event
+        table, encoding, encoded, train, test, scaling, (x, y), gp, built.has_starts, kernel_text, plan, choices
     )  # fmt: skip
-
-
-def _choice(
-    options: FitOptions, built: BuiltKernel, gp: GP, x: torch.Tensor, y: _Numbers, deadline: Deadline
-) -> TransformChoice:
-    """Which transform the target gets."""
-    from flashgp.inference.training.options import FitOptions as Settings
-
-    how = Settings(
-        initial="given" if built.has_starts else "data", deadline=deadline, seed=options.seed,
-        deterministic=options.deterministic,
-    )  # fmt: skip
-    return choose_transform(options.target_transform, gp, x, y, how)
 
 
 def plan_summary(plan: Plan) -> list[tuple[str, str]]:

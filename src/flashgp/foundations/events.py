@@ -192,6 +192,16 @@ class EventKind(Enum):
         "evidence and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}; {needed:g} "
         "nats and {errors:g} standard errors are asked for|no transform was tried]."
     )
+    KERNEL_CHOSEN = (
+        "The covariance function is {kernel}, the best of {tried}: on {rows:n row} it gains {gain:.3g} nats of "
+        "leave-one-out log density over the default, {other}, with a standard error of {error:.2g}; {errors:g} of them "
+        "were asked for."
+    )
+    KERNEL_KEPT = (
+        "The covariance function is the default, {kernel}: [on {rows:n row} the best of {tried} others, {other}, gains "
+        "{gain:.3g} nats of leave-one-out log density, with a standard error of {error:.2g}; {errors:g} of them are "
+        "asked for|no other was tried]."
+    )
     SUBSET_FIT = "{starts:n start} fitted to {subset:,} of {rows:n row}; the best went on with all."
     CORES_TAKEN = (
         "Other processes kept cores busy: the fit worked with {threads:n thread} instead of {usual}, which is quicker "

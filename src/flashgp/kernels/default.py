@@ -1,4 +1,4 @@
-"""Covariance functions for a table of standardised columns: the default one, and those beside which it was measured.
+"""Covariance functions for a table of standardised columns: the default one, and those that "auto" chooses among.
 
 One definition for the estimator, the command line and plans. Which is the default was measured on 14 small tables
 (docs/decisions/0024-default-kernel.md). Does not do: interactions of categories with the linear trend.
@@ -14,6 +14,8 @@ from flashgp.kernels.base import Kernel
 from flashgp.kernels.categorical import Categorical
 from flashgp.kernels.linear import Linear
 from flashgp.kernels.matern import Matern
+from flashgp.kernels.rational_quadratic import RationalQuadratic
+from flashgp.kernels.squared_exponential import SquaredExponential
 
 __all__ = ["CANDIDATES", "DEFAULT", "TableKernel"]
 
@@ -70,5 +72,7 @@ CANDIDATES = (
     TableKernel("Matern-3/2", lambda scales, dims: Matern(1.5, scales, dims), linear=True),
     TableKernel("Matern-3/2", lambda scales, dims: Matern(1.5, scales, dims)),
     TableKernel("Matern-5/2", lambda scales, dims: Matern(2.5, scales, dims)),
+    TableKernel("SquaredExponential", lambda scales, dims: SquaredExponential(scales, dims)),
+    TableKernel("RationalQuadratic", lambda scales, dims: RationalQuadratic(1.0, scales, dims)),
 )
 DEFAULT = CANDIDATES[0]

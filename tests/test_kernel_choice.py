@@ -1,0 +1,186 @@
+"""Which covariance function a table gets: by leave-one-out log densities of a subset, with the default as the rule."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import flashgp as fgp
+from flashgp import kernel_choice
+from flashgp.cli.application import application
+from flashgp.cli.model import TableModel
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.report import Report
+from flashgp.inference.training.options import FitOptions
+from flashgp.kernel_choice import KernelChoice, KernelChoiceSettings, choose_kernel
+from flashgp.kernels.default import CANDIDATES, DEFAULT, TableKernel
+from flashgp.subset_fits import SubsetFits, SubsetSettings
+
+BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
+
+
+def rows(n: int, d: int = 1, seed: int = 0) -> torch.Tensor:
+    return 1.7 * (2.0 * torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1.0)
+
+
+def drawn(kernel: fgp.kernels.Kernel, x: torch.Tensor, noise: float, seed: int = 1) -> torch.Tensor:
+    """A draw of the prior at x, with noise of that standard deviation, standardised."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = kernel(x).to_dense().detach() + 1e-9 * torch.eye(len(x), dtype=torch.float64)
+    y = torch.linalg.cholesky(matrix) @ torch.randn(len(x), generator=generator, dtype=torch.float64)
+    y = y + noise * torch.randn(len(x), generator=generator, dtype=torch.float64)
+    return (y - y.mean()) / y.std()
+
+
+def chosen(x: torch.Tensor, z: torch.Tensor, **more: Any) -> KernelChoice:
+    def prior_of(candidate: TableKernel) -> fgp.GP:
+        outputs = z.shape[1] if z.dim() == 2 else None
+        return fgp.GP(candidate.build(x.shape[1]), None, fgp.likelihoods.Gaussian(0.1), outputs)
+
+    options = more.pop("options", FitOptions())
+    return choose_kernel(prior_of, x, z, options, **more)
+
+
+# -- what is compared -------------------------------------------------------------------------------------------------
+def test_left_out_densities_are_those_without_the_row() -> None:
+    x, z = rows(13, 2), drawn(fgp.kernels.Matern(1.5, 0.7), rows(13, 2), 0.1)
+    prior = fgp.GP(0.8 * fgp.kernels.Matern(1.5, 0.7), None, fgp.likelihoods.Gaussian(0.05))
+    fits = SubsetFits(prior, x, None, SubsetSettings(rows=9))
+    assert fits.rows == 9
+    picked = z[fits.index]
+    found = fits.left_out(fits.fit(fits.of_rows(prior), picked, None, "it")[0])
+    k = (0.8 * fgp.kernels.Matern(1.5, 0.7))(fits.x).to_dense().detach() + 0.05 * torch.eye(9, dtype=torch.float64)
+    for i in range(9):
+        rest = [j for j in range(9) if j != i]
+        weights = torch.linalg.solve(k[rest][:, rest], k[rest, i])
+        mean, variance = weights @ picked[rest], k[i, i] - weights @ k[rest, i]
+        wanted = -0.5 * ((picked[i] - mean) ** 2 / variance + variance.log() + math.log(2.0 * math.pi))
+        assert found[i] == pytest.approx(float(wanted), rel=1e-9)
+    both = fgp.GP(0.8 * fgp.kernels.Matern(1.5, 0.7), None, fgp.likelihoods.Gaussian(0.05), outputs=2)
+    pair = torch.stack([picked, picked], dim=1)
+    np.testing.assert_allclose(fits.left_out(fits.fit(both, pair, None, "it")[0]), 2.0 * found, rtol=1e-9)
+
+
+@pytest.mark.parametrize("made", ["SquaredExponential", "Matern-3/2 + Linear"])
+def test_auto_finds_what_made_the_target_and_otherwise_keeps_the_default(made: str) -> None:
+    x = rows(150, 2)
+    smooth = 1.0 * fgp.kernels.SquaredExponential(0.6)
+    kernel = smooth if made == "SquaredExponential" else 0.3 * fgp.kernels.Matern(1.5, 0.6) + fgp.kernels.Linear(3.0)
+    choice = chosen(x, drawn(kernel, x, 0.02))
+    fields = choice.event.fields
+    if made == "SquaredExponential":
+        assert choice.kernel.base in ("SquaredExponential", "RationalQuadratic")
+        assert choice.event.kind is EventKind.KERNEL_CHOSEN
+        assert fields["gain"] > 2.0 * fields["error"]
+        assert fields["other"] == DEFAULT.name
+        assert fields["tried"] == len(CANDIDATES)
+    else:
+        assert choice.kernel is DEFAULT
+        assert choice.event.kind is EventKind.KERNEL_KEPT
+        assert fields["gain"] < 2.0 * fields["error"]
+        assert fields["other"] != DEFAULT.name
+    assert fields["kernel"] == choice.kernel.name
+    assert choice.kernel.name in str(choice.event)
+
+
+def test_how_much_better_it_must_be_is_a_setting() -> None:
+    x = rows(120)
+    z = drawn(1.0 * fgp.kernels.SquaredExponential(0.6), x, 0.02)
+    assert chosen(x, z).kernel is not DEFAULT
+    assert chosen(x, z, settings=KernelChoiceSettings(standard_errors=1e3)).kernel is DEFAULT
+
+
+def test_the_same_seed_chooses_the_same_from_the_same_rows() -> None:
+    x = rows(120, 2)
+    z = drawn(fgp.kernels.Matern(2.5, 0.6), x, 0.1)
+    few = KernelChoiceSettings(rows=60)
+    first = chosen(x, z, settings=few)
+    assert first == chosen(x, z, settings=few)
+    assert first.event.fields["rows"] == 60
+    assert first.event.fields["gain"] != chosen(x, z, settings=few, options=FitOptions(seed=5)).event.fields["gain"]
+
+
+def test_outputs_are_counted_together() -> None:
+    x = rows(80)
+    smooth = drawn(fgp.kernels.SquaredExponential(0.6), x, 0.02)
+    choice = chosen(x, torch.stack([smooth, smooth.flip(0)], dim=1))
+    assert choice.event.fields["tried"] >= len(CANDIDATES) - 1
+
+
+def test_where_nothing_can_be_compared_the_default_stays() -> None:
+    x = rows(60)
+    z = drawn(fgp.kernels.SquaredExponential(0.6), x, 0.02)
+    cases: list[KernelChoice] = [
+        chosen(x[:10], z[:10]),
+        chosen(x, z, options=None),
+        chosen(x, z, options=FitOptions(deadline=Deadline.after(0.0))),
+    ]
+    for choice in cases:
+        assert choice.kernel is DEFAULT
+        assert str(choice.event) == f"The covariance function is the default, {DEFAULT.name}: no other was tried."
+
+
+# -- who asks ---------------------------------------------------------------------------------------------------------
+def test_an_estimator_fits_what_was_chosen() -> None:
+    x = rows(120, 2)
+    z = drawn(fgp.kernels.SquaredExponential(0.6), x, 0.02).numpy()
+    auto = fgp.GPRegressor("auto", target_transform="none").fit(x.numpy(), z)
+    (event,) = of_kind(auto.report_.events, EventKind.KERNEL_CHOSEN)
+    same = fgp.GPRegressor(BY_NAME[event.fields["kernel"]].build(2), target_transform="none").fit(x.numpy(), z)
+    assert auto.kernel_.form == same.kernel_.form
+    np.testing.assert_array_equal(auto.predict(x.numpy()), same.predict(x.numpy()))
+    assert "auto" in repr(auto)
+    assert np.isfinite(fgp.GPRegressor("auto").predict(x.numpy())).all(), "the prior of the default, before a fit"
+    with pytest.raises(DomainError, match="`kernel` must be a covariance function, got str"):
+        fgp.GPRegressor("best").fit(x.numpy(), z)  # type: ignore[arg-type]
+
+
+def test_the_choice_has_the_deadline_of_the_call_and_gives_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Deadline] = []
+
+    def choice(prior_of: Any, x: Any, z: Any, options: FitOptions) -> KernelChoice:
+        seen.append(options.deadline)
+        return KernelChoice(BY_NAME["Matern-5/2"], fgp.Event(EventKind.KERNEL_KEPT, kernel="Matern-5/2"))
+
+    def learned(self: fgp.GPRegressor, gp: fgp.GP, x: object, y: object, options: object, end: Deadline) -> None:
+        seen.append(end)
+        assert gp.kernel.form == BY_NAME["Matern-5/2"].build(1).form
+        self.report_ = Report()
+
+    monkeypatch.setattr(kernel_choice, "choose_kernel", choice)
+    monkeypatch.setattr(fgp.GPRegressor, "_learn", learned)
+    x = np.linspace(0.0, 1.0, 30)[:, None]
+    model = fgp.GPRegressor("auto", time_limit=8.0).fit(x, x[:, 0])
+    assert seen[0] == seen[1]
+    assert seen[0].limit == 8.0
+    assert of_kind(model.report_.events, EventKind.KERNEL_KEPT)
+
+
+def test_the_command_line_says_what_it_chose(tmp_path: Path) -> None:
+    x = rows(150).numpy()[:, 0]
+    y = drawn(fgp.kernels.SquaredExponential(0.6), rows(150), 0.02).numpy()
+    path = tmp_path / "t.csv"
+    lines = [f"{a},{'ab'[i % 2]},{b}" for i, (a, b) in enumerate(zip(x, y, strict=True))]
+    path.write_text("x,kind,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+    def run(*arguments: object) -> str:
+        done = CliRunner().invoke(application, [*map(str, arguments), "--json"])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    model = tmp_path / "m.safetensors"
+    said = json.loads(run("fit", path, "-t", "y", "--kernel", "auto", "--target-transform", "none", "-o", model))
+    (event,) = (e for e in said["events"] if e["kind"] == "KERNEL_CHOSEN")
+    assert said["kernel"] == "auto"
+    assert TableModel.load(model).posterior.gp.kernel.form == BY_NAME[event["fields"]["kernel"]].build(2, (1,)).form
+    planned = json.loads(run("plan", path, "-t", "y", "--kernel", "auto"))
+    assert planned["n"] == 150
+    with pytest.raises(AssertionError, match="must name kernels"):
+        run("fit", path, "-t", "y", "--kernel", "automatic")
