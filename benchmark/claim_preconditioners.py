@@ -131,7 +131,7 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     table_rows = []
     for entry in entries.values():
         work = f"n={entry.get('rows_used', entry['n']):,}, "
-        if entry["table"]:
+        if entry.get("table"):
             work = f"{entry['table']}, {work}noise {TRAINED[entry['table']][2]:.2g}"
         else:
             work += f"d={entry['d']}, lengthscale {entry['lengthscale']:.3g}, noise {entry['noise']:g}"
@@ -139,6 +139,8 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
             table_rows.append({"work": work, "full_scale": str(entry["error"]).splitlines()[0][:80]})
             continue
         row = {column["key"]: entry[column["key"]] for column in COLUMNS if column["key"] in entry}
+        if entry.get("table"):
+            row["bound"] *= TRAINED[entry["table"]][1] ** 0.5  # of the mean: times the root of the prior variance
         ended = entry["low_stopped"]
         row["low_iterations"] = (
             f"{row['low_iterations']}" if ended == StopReason.GOAL else f"{row['low_iterations']}, {ended}"
