@@ -11,13 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 import flashgp as fgp
-from flashgp import kernel_choice
 from flashgp.cli.application import application
 from flashgp.cli.model import TableModel
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.foundations.report import Report
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_choice import KernelChoice, KernelChoiceSettings, choose_kernel
 from flashgp.kernels.default import CANDIDATES, DEFAULT, TableKernel
@@ -142,25 +140,15 @@ def test_an_estimator_fits_what_was_chosen() -> None:
         fgp.GPRegressor("best").fit(x.numpy(), z)  # type: ignore[arg-type]
 
 
-def test_the_choice_has_the_deadline_of_the_call_and_gives_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Deadline] = []
-
-    def choice(prior_of: Any, x: Any, z: Any, options: FitOptions) -> KernelChoice:
-        seen.append(options.deadline)
-        return KernelChoice(BY_NAME["Matern-5/2"], fgp.Event(EventKind.KERNEL_KEPT, kernel="Matern-5/2"))
-
-    def learned(self: fgp.GPRegressor, gp: fgp.GP, x: object, y: object, options: object, end: Deadline) -> None:
-        seen.append(end)
-        assert gp.kernel.form == BY_NAME["Matern-5/2"].build(1).form
-        self.report_ = Report()
-
-    monkeypatch.setattr(kernel_choice, "choose_kernel", choice)
-    monkeypatch.setattr(fgp.GPRegressor, "_learn", learned)
-    x = np.linspace(0.0, 1.0, 30)[:, None]
-    model = fgp.GPRegressor("auto", time_limit=8.0).fit(x, x[:, 0])
-    assert seen[0] == seen[1]
-    assert seen[0].limit == 8.0
-    assert of_kind(model.report_.events, EventKind.KERNEL_KEPT)
+@pytest.mark.parametrize("over", [False, True])
+def test_the_choice_has_the_deadline_of_the_call(over: bool) -> None:
+    """Without time nothing is tried; where the clock stands still, there is time."""
+    x = rows(60)
+    z = drawn(fgp.kernels.SquaredExponential(0.6), x, 0.02)
+    model = fgp.GPRegressor("auto", target_transform="none", starts=1)
+    report = model._refit(x.numpy(), z.numpy(), None, Deadline(8.0, -1.0 if over else 8.0, lambda: 0.0)).report_
+    (event,) = of_kind(report.events, EventKind.KERNEL_KEPT) + of_kind(report.events, EventKind.KERNEL_CHOSEN)
+    assert ("no other was tried" in str(event)) == over
 
 
 def test_the_command_line_says_what_it_chose(tmp_path: Path) -> None:

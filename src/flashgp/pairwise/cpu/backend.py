@@ -258,9 +258,13 @@ class _Member:
             i, j = panel.rows, panel.cols
             pairs = self.pairs("gradient", i, j)
             rows, cols, theta = pairs.gradient([w[i] for w in left], [w[i if j is None else j] for w in right])
+            added = [(by_rows, rows, i, self.problem.rows.count)]
             if j is not None:
-                _add(by_cols, cols, j, self.problem.right.count)
-            _add(by_rows, rows, i, self.problem.rows.count)
+                added.append((by_cols, cols, j, self.problem.right.count))
+            for one in added:
+                _make_room(*one)
+            for one in added:
+                _add(*one)
             totals[:] += theta
 
         t = sum(w.shape[-1] for w in left)
@@ -284,18 +288,24 @@ class _Member:
         return packed + 8 * (n + m) * t + workers() * 8 * sides * width + totals
 
 
+def _make_room(totals: list[Array | None], parts: Sequence[Array | None], where: slice, count: int) -> None:
+    """Zeros that `_add` adds to: where they fail, nothing of a panel has been added yet."""
+    for k, part in enumerate(parts):
+        if part is not None and totals[k] is None and where != slice(0, count):
+            totals[k] = numpy.zeros((count, *part.shape[1:]))
+
+
 def _add(totals: list[Array | None], parts: Sequence[Array | None], where: slice, count: int) -> None:
     """Add what a panel says about some of `count` rows; what it says about all of them, first, is taken as it is."""
     for k, part in enumerate(parts):
         total = totals[k]
         if part is None:
             continue
-        if total is None and where == slice(0, count):
-            totals[k] = part
-            continue
         if total is None:
-            total = totals[k] = numpy.zeros((count, *part.shape[1:]))
-        total[where] += part
+            assert where == slice(0, count)
+            totals[k] = part
+        else:
+            total[where] += part
 
 
 def _flat(tensor: Tensor, kept: int) -> list[Tensor]:
