@@ -24,6 +24,7 @@ from common import split_of
 from problems import drawn_table
 
 import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, StopReason
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.exact.solve import mean_goal
@@ -83,8 +84,8 @@ def run_cell(cell: Cell) -> Entry:
         one = system(kernel, x, noise)
         began = time.perf_counter()
         solver = ConjugateGradients(settings=replace(DEFAULTS, compare=compare)).prepare(one)
-        seconds = math.inf if compare else max(LEAST_SECONDS, TIMES * entry["seconds"])
-        solution = solver.solve(y, mean_goal(one, TOLERANCE).goal, limits=Limits(deadline=began + seconds))
+        seconds = None if compare else max(LEAST_SECONDS, TIMES * entry["seconds"])
+        solution = solver.solve(y, mean_goal(one, TOLERANCE).goal, limits=Limits(Deadline.after(seconds, began=began)))
         entry |= {
             f"{name}seconds": time.perf_counter() - began,
             f"{name}iterations": solution.iterations,

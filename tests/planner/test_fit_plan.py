@@ -213,7 +213,7 @@ def test_the_largest_fit_in_words() -> None:
         ({"time_limit": math.nan}, "`time_limit` must be positive seconds or None, got nan"),
         ({"time_limit": True}, "`time_limit` must be positive seconds or None, got True"),
         ({"time_limit": "60"}, "`time_limit` must be positive seconds or None, got '60'"),
-        ({"starts": 0}, "`starts` must be 1 or more, got 0"),
+        ({"starts": 0}, "`starts` must be a whole number, 1 or more, got 0"),
         ({"starts": 1.5}, "`starts` must be a whole number"),
         ({"n_test": 5, "time_limit": 3.0}, "`time_limit` and `starts` are of fits"),
         ({"n_test": 5, "starts": 3}, "`time_limit` and `starts` are of fits"),

@@ -94,6 +94,8 @@ class PreparedConjugateGradients(Prepared):
     def _certify_by_correction(self, progress: Progress) -> None:
         """Sharper bounds where rounding keeps residuals from becoming smaller: a solve for the error, (M-123)."""
         columns, goal = progress.open, progress.goal
+        if not len(columns):
+            return
         scale = progress.scale[columns]
         excess = progress.energy[columns] / goal.energy if goal.energy > 0.0 else scale * math.inf
         if not bool((excess <= self.settings.corrected_excess).all()):
