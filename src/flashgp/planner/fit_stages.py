@@ -74,7 +74,7 @@ class WorkSettings:
     last_run_per_parameter: Usual = Usual(0.5, 0.75, 1.2)
     scoring: Usual = Usual(2.0, 5.0, 9.0)
     scoring_per_parameter: Usual = Usual(0.12, 0.3, 0.6)
-    reset: Usual = Usual(0.0, 0.85, 1.25)
+    reset: Usual = Usual(0.0, 0.45, 1.2)
     estimated: Usual = Usual(3.0, 5.0, 9.0)
     solves: Usual = Usual(1.5, 4.0, 8.0)
     first_solves: Usual = Usual(5.0, 18.0, 45.0)

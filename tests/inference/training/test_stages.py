@@ -12,11 +12,18 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import EventKind
+from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.history import Recorder, Stage, TimeUp
-from flashgp.inference.training.objective import Evaluation, LogJoint, Objective
+from flashgp.inference.training.fisher_information import log_joint_curvature
+from flashgp.inference.training.gradient_search import GradientSearch
+from flashgp.inference.training.history import Recorder, Run, Stage, TimeUp
+from flashgp.inference.training.initial import DataFacts, role_starts
+from flashgp.inference.training.lbfgs import minimise
+from flashgp.inference.training.objective import Evaluation, LogJoint, Objective, Problem
 from flashgp.inference.training.options import FitSettings
-from flashgp.inference.training.settings import SearchSettings
+from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.inference.training.stages import ExactStages
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.fit_stages import stage_sizes
 from inference.training.tables import kinds, prior, table
 
@@ -64,6 +71,33 @@ def test_stages_come_in_order() -> None:
     assert later[0] == "part 155"
     assert later[-1] == "start 0"
     assert set(later[1:-1]) <= {"part 155, lengthscales reset"}
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_stage_finds_a_column_that_few_rows_ignored(ignored: bool) -> None:
+    """From where its lengthscale is reset; meanwhile an interruption returns what was there before."""
+    x, y = table(300)
+    gp = prior()
+    roles = role_starts(gp, DataFacts.of(x, y, None))
+    whole = LogJoint(Problem(gp, x, y, DirectSettings(TorchTiles()), roles, weak=True))
+    recorder = Recorder(EvaluationLog(None, ""))
+    minimise(whole, whole.parameters.values(), Run(Stage.PART, 1), recorder, SearchSettings(), 200)
+    best, theta = recorder.best[Run(Stage.PART, 1)]
+    column = next(slot.entries for slot in whole.parameters.slots if slot.name.endswith("lengthscale.raw"))
+    start = theta.copy()
+    start[column] = [10.0, *theta[column][1:]] if ignored else theta[column]
+    curvature = log_joint_curvature(whole, start, 300, StochasticSettings(), 0)
+    free = numpy.full_like(theta, numpy.inf)
+    search = GradientSearch(whole, Run(Stage.ALL_ROWS), recorder, StochasticSettings().limited(2), (-free, free))
+    descent, search.settings = search.run(start, curvature), StochasticSettings()
+    lost = recorder.best[search.name][0] - best
+    assert (lost > 20.0) == ignored, "the likelihood is flat where the lengthscale is long"
+    assert numpy.array_equal(recorder.reached, descent.theta)
+    stages = ExactStages(lambda rows: whole, 300, (), recorder, SearchSettings(), StochasticSettings(), 200, 0, True)
+    found = stages._with_lengthscales_reset(search, whole, descent)
+    assert numpy.array_equal(recorder.reached, descent.theta)
+    assert whole(found.theta).value - best < 0.5
+    assert ("LENGTHSCALES_RESET" in kinds(recorder.events)) == ignored
 
 
 def test_a_stage_without_a_gradient_is_passed_over() -> None:

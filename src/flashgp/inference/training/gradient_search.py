@@ -127,8 +127,9 @@ class GradientSearch:
         return gradient * self.unit
 
     def _accept(self, theta: Array) -> None:
-        """Record an accepted vector: an interruption returns it, unless it is an extrapolation without a step since."""
-        if not self._extrapolated:
+        """Record an accepted vector: an interruption returns it, unless it is an extrapolation without a step since, or
+        of a run that may end worse than the one before it."""
+        if not (self._extrapolated or self.name.reset):
             self.recorder.reached = theta
         self._extrapolated, self._last = False, self._seen
 

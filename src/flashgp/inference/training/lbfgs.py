@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 
 import numpy
 
@@ -87,13 +86,7 @@ def retry_with_reset_lengthscales(
     if best is None:
         return
     run, before, theta = best
-    changed, count = theta.copy(), 0
-    for slot in objective.parameters.slots:
-        start = slot.start() if slot.positive and slot.role is not None and slot.role.input_scale else None
-        if start is not None:
-            long = theta[slot.entries] > start + math.log(settings.reset_ratio)
-            changed[slot.entries][long] = start[long]
-            count += int(long.sum())
+    changed, count = objective.parameters.with_lengthscales_reset(theta, settings.reset_ratio)
     if count == 0:
         return
     again = dataclasses.replace(run, reset=True)

@@ -115,6 +115,17 @@ class ParameterVector:
             starts.append(theta)
         return starts
 
+    def with_lengthscales_reset(self, theta: Array, ratio: float) -> tuple[Array, int]:
+        """A vector with every lengthscale that is longer than so many times its start put back to it; how many."""
+        changed, count = theta.copy(), 0
+        for slot in self.slots:
+            start = slot.start() if slot.positive and slot.role is not None and slot.role.input_scale else None
+            if start is not None:
+                long = theta[slot.entries] > start + math.log(ratio)
+                changed[slot.entries][long] = start[long]
+                count += int(long.sum())
+        return changed, count
+
     def bounds(self) -> tuple[Array, Array]:
         """Lower and upper bounds, (p,) each, infinite for none."""
         low, high = numpy.empty(self.size), numpy.empty(self.size)

@@ -4,7 +4,7 @@
     more rows     up to three times as many each time: Fisher scoring with secant updates (fisher_scoring.py), from
                   the extrapolated optimum (extrapolation.py); the first curvature is the Fisher information of
                   400 rows (fisher_information.py), scaled by the number of rows; after the first of these stages once
-                  more L-BFGS-B with long lengthscales reset, since 400 rows prefer optima that ignore a column
+                  more with long lengthscales reset, since 400 rows prefer optima that ignore a column
     all rows      the same; or the first 2,000, from where searches by estimated gradients go on (stochastic.py)
 
 A search ends when one more step promises less nats per row than any prediction shows. Objectives without a Fisher
@@ -21,7 +21,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
-from flashgp.inference.training.fisher_scoring import Curvature
+from flashgp.inference.training.fisher_scoring import Descent
 from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
@@ -123,25 +123,35 @@ class ExactStages:
                     raise
                 recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
                 continue
-            theta, curvature = descent.theta, descent.curvature
             if self.reset and trend.rows == few.rows:
-                theta, curvature = self._with_lengthscales_reset(search, few, theta, curvature)
-            trend.add(theta, size)
-            recorder.reached = theta
+                descent = self._with_lengthscales_reset(search, few, descent)
+            trend.add(descent.theta, size)
+            curvature, recorder.reached = descent.curvature, descent.theta
         return trend.theta
 
-    def _with_lengthscales_reset(
-        self, search: GradientSearch, few: LogJoint, theta: Array, curvature: Curvature
-    ) -> tuple[Array, Curvature]:
-        """The optimum of L-BFGS-B from where long lengthscales are reset, if it is better, and the curvature there."""
-        objective, stage, recorder = search.objective, search.name.stage, self.recorder
-        settings = dataclasses.replace(self.search, min_decrease=self.settings.first_decrease)
-        retry_with_reset_lengthscales(objective, stage, recorder, settings, self.max_iterations)
-        best = recorder.best_of(stage)
-        if best is None or not best[0].reset:
-            return theta, curvature
-        anew = log_joint_curvature(few, best[2], self.rows, self.settings, self.seed)
-        return best[2], anew.grown(objective.parameters.information_growth(objective.rows / few.rows))
+    def _with_lengthscales_reset(self, search: GradientSearch, few: LogJoint, descent: Descent) -> Descent:
+        """A descent from where long lengthscales are reset, if it ends better: first with the curvature of this one,
+        which knows little of columns that were ignored, then with that of where it ended."""
+        objective, recorder = search.objective, self.recorder
+        theta, count = objective.parameters.with_lengthscales_reset(descent.theta, self.search.reset_ratio)
+        if count == 0:
+            return descent
+        recorder.phase = "resetting long lengthscales"
+        run, free = dataclasses.replace(search.name, reset=True), numpy.full_like(theta, math.inf)
+        again = GradientSearch(objective, run, recorder, search.settings, (-free, free))
+        before = recorder.best[search.name][0]
+        try:
+            found = again.run(theta, descent.curvature)
+            gain = before - recorder.best[run][0]
+            if gain > 10 * self.settings.first_decrease:
+                curvature = log_joint_curvature(few, found.theta, self.rows, self.settings, self.seed)
+                growth = objective.parameters.information_growth(objective.rows / few.rows)
+                found = again.run(found.theta, curvature.grown(growth))
+                gain = before - recorder.best[run][0]
+                recorder.note(Event(EventKind.LENGTHSCALES_RESET, lengthscales=count, gain=gain))
+        except NotPositiveDefiniteError:
+            return descent
+        return dataclasses.replace(found, theta=recorder.best[run][1]) if gain > 0.0 else descent
 
     @property
     def last(self) -> int:
