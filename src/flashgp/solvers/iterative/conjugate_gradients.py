@@ -102,6 +102,7 @@ class PreparedConjugateGradients(Prepared):
             return
         residual = progress.residual[:, columns] * scale
         correction = Progress(self.name, self.system, Goal(0.0, 0.5 * goal.energy), progress.limits, self._bound)
+        correction.iterations, correction.passes = progress.iterations, progress.passes
         correction.begin(residual, None)
         _Run(self, correction).stopped()
         progress.certify(columns, correction.value * correction.scale, residual, correction)

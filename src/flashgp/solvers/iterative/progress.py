@@ -110,15 +110,16 @@ class Progress:
         Args:
             columns: positions of these.
             correction: z, (n, t), of their residuals r, (n, t), in the caller's units.
-            solved: the solve for it.
+            solved: the solve for it, which went on counting iterations and passes.
         """
         left = solved.residual * solved.scale  # r - A z
         square = self.space.sum(correction * (residual - left)).clamp_min(0.0)
         energy = torch.minimum(self.energy[columns], square.sqrt() + solved.energy)
         before, self.energy[columns] = self.energy[columns], energy
-        self.iterations, self.passes = self.iterations + solved.iterations, self.passes + solved.passes
+        iterations = solved.iterations - self.iterations
+        self.iterations, self.passes = solved.iterations, solved.passes
         sharper = float((before / energy.clamp_min(torch.finfo(F64).tiny)).min())
-        self.note(EventKind.CORRECTED, iterations=solved.iterations, sharper=sharper)
+        self.note(EventKind.CORRECTED, iterations=iterations, sharper=sharper)
 
     def at_rounding(self) -> bool:
         """Whether no open column has a backward error |r| / (|A| |x|) above some rounding units of float64, by a
