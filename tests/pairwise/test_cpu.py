@@ -3,14 +3,12 @@
 import dataclasses
 import math
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import Kernel
@@ -356,22 +354,3 @@ def test_loops_that_exist_serve_in_a_forked_child() -> None:
         finally:
             os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_nothing_is_compiled_that_would_end_after_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The portable backend computes the same; with time, or once it is there, the compiled one does.
-
-    Seen red without the question: the product waited for a compile.
-    """
-    monkeypatch.setenv("FLASHGP_CACHE_DIR", str(tmp_path))
-    k = fgp.kernels
-    kernel = 1.5 * k.RationalQuadratic() * k.Cosine() + k.Matern(nu=2.5)  # compiled by no other test
-    x = torch.linspace(0.0, 1.0, 40, dtype=torch.float64)[:, None]
-    problem, v = PairProblem(kernel.form, kernel.theta(), kernel.rows(x)).detached(), torch.ones_like(x)
-    found = []
-    for deadline in (Deadline.after(0.0), Deadline.after(600.0), Deadline.after(0.0)):
-        workspace = Workspace(deadline=deadline)
-        product = CpuTiles.for_every_size().product(problem, v, workspace=Workspace(parent=workspace))
-        found.append((product, workspace.backend == CpuTiles.title))
-    assert [compiled for _, compiled in found] == [False, True, True]
-    torch.testing.assert_close(found[0][0], found[1][0])
