@@ -16,12 +16,14 @@ import flashgp
 from flashgp.bench import hardware, read_record, records, versions, write_record
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.profile_store import machine_key
 
 
 def test_hardware_says_what_it_ran_on() -> None:
     found = hardware()
     assert found["cores"] >= 1
     assert found["memory_bytes"] > 2**28
+    assert found["cpu"] == machine_key()[0], "with its family and model: one name covers processors of other speeds"
     assert isinstance(found["gpus"], list)
     assert len(found["gpus"]) == (torch.cuda.device_count() if torch.cuda.is_available() else len(found["gpus"]))
 
