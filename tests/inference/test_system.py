@@ -99,6 +99,6 @@ def test_memory() -> None:
 
 def test_one_symmetric_matrix() -> None:
     x = points(5, 2)
-    for operator in (KERNEL.operator(x, x), KERNEL.operator(torch.stack([x, x]))):
+    for operator in (KERNEL.operator(x, x.clone()), KERNEL.operator(torch.stack([x, x]))):
         with pytest.raises(ShapeError, match="`operator` must be one symmetric covariance"):
             CovarianceSystem(operator, torch.tensor([0.1]))

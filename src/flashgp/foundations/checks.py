@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.transforms import is_transformed
 
 __all__ = ["as_float_tensor", "check_count", "check_finite", "check_points", "check_targets", "promotions"]
 
@@ -79,7 +80,7 @@ def check_count(value: Any, name: str, least: int) -> int:
 
 def check_finite(tensor: Tensor, name: str) -> None:
     """DomainError naming the first row and column that holds a NaN or an infinity."""
-    if tensor.numel() == 0 or tensor.is_meta or _transformed(tensor):
+    if tensor.numel() == 0 or tensor.is_meta or is_transformed(tensor):
         return
     plain = tensor.detach()
     # One reduction decides the usual case: a sum is finite unless an entry is not (or it overflows).
@@ -103,11 +104,6 @@ def check_finite(tensor: Tensor, name: str) -> None:
         f'`{name}` must be finite, got {text} at {where}{others}; drop such rows (missing="drop" does so in '
         "GPRegressor and on the command line) or fill them in"
     )
-
-
-def _transformed(tensor: Tensor) -> bool:
-    """Whether a functional transform (vmap, grad) holds the tensor, so that its values cannot be looked at."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_points(x: Any, name: str, *, like: Tensor | None = None) -> Tensor:

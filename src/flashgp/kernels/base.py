@@ -23,6 +23,7 @@ from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.foundations.tokens import token_of
+from flashgp.foundations.transforms import same_numbers
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
 
 if TYPE_CHECKING:
@@ -165,6 +166,9 @@ class Kernel(nn.Module, ABC):
     ) -> "CovarianceOperator | SkippingOperator":
         """The covariance between x1 (*batch, n, d) and x2 (*batch, m, d) (or x1 itself) as a lazy operator.
 
+        The same tensor twice, or another one of the same numbers in memory, is x1 itself: the operator is symmetric,
+        and a gradient by x1 counts both of its roles.
+
         Args:
             plan: how its products are computed, as `operator.plan(...)` made it; memory: the budget of the plans that
                 are made where none is given.
@@ -184,6 +188,7 @@ class Kernel(nn.Module, ABC):
         from flashgp.operators.multiplication import OperatorOptions
         from flashgp.operators.skipping import SkippingOperator
 
+        x2 = None if x2 is x1 else x2
         if torch.compiler.is_compiling():
             if memory is not None or skip_below is not None:
                 raise DomainError(
@@ -194,6 +199,7 @@ class Kernel(nn.Module, ABC):
         notes = tuple(promotions(x1=x1, x2=x2))
         x1 = check_points(x1, "x1")
         x2 = None if x2 is None else check_points(x2, "x2", like=x1)
+        x2 = None if x2 is not None and same_numbers(x1, x2) else x2
         options = OperatorOptions.checked(plan, memory, deterministic, notes)
         with deterministically(deterministic):
             x1, x2 = contiguous_copy(x1), None if x2 is None else contiguous_copy(x2)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.transforms import has_tangent, is_followed
 from flashgp.operators.multiplication import PairProducts
 from flashgp.operators.tiled import TiledSum, block_sum, product_sum
 from flashgp.pairwise.backend import PairGradient
@@ -31,9 +31,9 @@ def product(products: PairProducts, right: Tensor) -> Tensor:
     Forward mode runs on portable tiles: any order of derivative, and nothing of a tile is kept.
     """
     tensors = products.problem.tensors
-    if _has_tangent((right, *tensors)):
+    if has_tangent((right, *tensors)):
         return _product_sum(products)(right, *tensors)[0]
-    if _followed((right, *tensors)):
+    if is_followed((right, *tensors)):
         return _Product.apply(products, right, *tensors)
     return products.multiply(right)
 
@@ -41,9 +41,9 @@ def product(products: PairProducts, right: Tensor) -> Tensor:
 def block(products: PairProducts, dtype: torch.dtype) -> Tensor:
     """The dense block, (*batch, n, m), in float32 or float64; differentiable likewise."""
     tensors = products.problem.tensors
-    if _has_tangent(tensors):
+    if has_tangent(tensors):
         return _block_sum(products, dtype)(*tensors)[0]
-    if _followed(tensors):
+    if is_followed(tensors):
         return _Block.apply(products, dtype, *tensors)
     return products.block(dtype).expand(products.problem.shape)
 
@@ -51,7 +51,7 @@ def block(products: PairProducts, dtype: torch.dtype) -> Tensor:
 def diagonal(products: PairProducts) -> Tensor:
     """k(x_i, x_i), (*batch, n), in the operator's dtype; differentiable likewise."""
     problem = products.problem
-    if _has_tangent(problem.tensors) or _followed(problem.tensors):
+    if has_tangent(problem.tensors) or is_followed(problem.tensors):
         return differentiable.diagonal(problem).to(products.dtype)
     return products.backend.diagonal(problem, dtype=products.dtype)
 
@@ -59,7 +59,7 @@ def diagonal(products: PairProducts) -> Tensor:
 def followed(products: PairProducts) -> bool:
     """Whether derivatives of a block are asked for."""
     tensors = products.problem.tensors
-    return _has_tangent(tensors) or _followed(tensors)
+    return has_tangent(tensors) or is_followed(tensors)
 
 
 def _product_sum(products: PairProducts) -> TiledSum:
@@ -68,19 +68,6 @@ def _product_sum(products: PairProducts) -> TiledSum:
 
 def _block_sum(products: PairProducts, dtype: torch.dtype) -> TiledSum:
     return block_sum(products.problem, dtype, products.options.derivative_pairs)
-
-
-def _followed(tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd, or a transform of torch.func, follows any of them."""
-    functorch = torch._C._functorch
-    return any(functorch.is_functorch_wrapped_tensor(t) for t in tensors) or (
-        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    )
-
-
-def _has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Whether any of them carries a tangent of forward mode."""
-    return any(t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def _asked(products: PairProducts, *_: object) -> bool:

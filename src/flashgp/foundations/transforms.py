@@ -1,0 +1,40 @@
+"""Who looks at a tensor: autograd, forward mode, a transform of torch.func; and whether two tensors are one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+__all__ = ["has_tangent", "is_followed", "is_transformed", "same_numbers"]
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp) holds the tensor, so that its numbers cannot be looked at."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_followed(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd, or a transform of torch.func, follows any of them."""
+    return any(is_transformed(t) for t in tensors) or (
+        torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    )
+
+
+def has_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them carries a tangent of forward mode."""
+    return any(t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def same_numbers(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors are one, or two views of the same numbers that no derivative tells apart."""
+    if one is two:
+        return True
+    if one.shape != two.shape or one.stride() != two.stride() or one.dtype != two.dtype or one.device != two.device:
+        return False
+    pair = (one, two)
+    if any(type(t) is not Tensor or is_transformed(t) or t.is_meta or t.requires_grad for t in pair):
+        return False
+    if has_tangent(pair):
+        return False
+    return one.data_ptr() == two.data_ptr() and one.is_neg() == two.is_neg()
