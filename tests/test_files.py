@@ -330,6 +330,31 @@ def test_a_module_that_does_not_fit_is_named(tmp_path: Path) -> None:
         fgp.load(path, {KEYS[0]: Bend(), KEYS[1]: extra})
 
 
+class Bent(Bend):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.first(x)) - self.shift)
+
+
+def test_other_code_than_was_saved_is_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    def told(*names: str) -> None:
+        assert [str(w.message).split(" in `modules`")[0] for w in recwarn] == [f"the code of {n!r}" for n in names]
+        recwarn.clear()
+
+    path = saved(warped(), tmp_path / "m")
+    recwarn.clear()
+    fgp.load(path, {KEYS[0]: Bend(), KEYS[1]: Total()})
+    told()
+    fgp.load(path, {KEYS[0]: Bent(), KEYS[1]: Total()})
+    told(KEYS[0])
+    functions = [lambda x, z: torch.exp(-(x - z).square().sum()), lambda x, z: torch.exp(-2 * (x - z).square().sum())]
+    saved(fgp.GP(fgp.kernels.Custom(functions[0])).condition(points(5), points(5)[:, 0]), path)
+    recwarn.clear()
+    fgp.load(path, {"kernel.function": functions[0]})
+    told()
+    fgp.load(path, {"kernel.function": functions[1]})
+    told("kernel.function")
+
+
 # -- what a file cannot hold ------------------------------------------------------------------------------------------
 class Own(fgp.kernels.RBF):
     pass

@@ -22,6 +22,7 @@ from torch import nn
 from flashgp import __version__
 from flashgp.files.container import lower_triangle, open_container, stored, write_container
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild
+from flashgp.files.modules import code_marks, warn_of_other_code
 from flashgp.files.report_fields import json_report, report_json
 from flashgp.files.validation import (
     check_batch,
@@ -117,8 +118,10 @@ def save(
         "solves": {name: getattr(settings, name) for name in _SOLVES},
         "learned": {name: getattr(online, name) for name in _LEARNED},
     }
-    write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     keys = list(description["modules"])
+    if keys:
+        config["code"] = code_marks(posterior.gp, keys)
+    write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     if keys:
         warn(
             f"the code of {', '.join(map(repr, keys))} is not stored in a model file, only its parameters and buffers: "
@@ -137,7 +140,7 @@ def load(
     Args:
         path: the file.
         modules: foreign modules by key, built as they were when saved; copies of them receive the stored numbers.
-            Functions of Custom by key, as they are.
+            Functions of Custom by key, as they are. A warning names those whose code is not what was saved.
         device: None for the CPU, "auto" for an accelerator when there is one.
 
     Returns:
@@ -160,12 +163,16 @@ def load(
     target = chosen_device(device, torch.zeros(0))
     with open_container(os.fspath(path)) as container:
         since = ("solves",) * (container.version > 1) + ("learned",) * (container.version > 2)
+        if isinstance(container.config, dict) and "code" in container.config:  # where there are foreign modules
+            since += ("code",)
         config = json_fields(container.config, "config", (*_CONFIG, *since))
         for name in ("flashgp", "torch"):
             json_text(config[name], name)
         n, batch = check_shapes(container, config["outputs"])  # of distinct rows
         check_memory(container.nbytes * (2 if n else 1), "the model")
         gp = rebuild(config, container.tensor, modules).held()
+        if "code" in config:
+            warn_of_other_code(config["code"], config["modules"], modules)
         data = {name: container.tensor(name) for name in STORED}
         factor = None
         if "factor" in container:

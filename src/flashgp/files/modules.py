@@ -1,16 +1,26 @@
 """Foreign torch modules in a file: the tensors of their state, never their code. The caller brings the module."""
 
 import copy
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError, ShapeError, warn
+from flashgp.foundations.fingerprint import PYTHON, NoFingerprintError, fingerprint
 from flashgp.foundations.json_values import json_fields, json_list, json_text
 
-__all__ = ["FUNCTION", "module_description", "module_state", "prepared_module", "require_modules"]
+__all__ = [
+    "FUNCTION",
+    "code_marks",
+    "module_description",
+    "module_state",
+    "prepared_module",
+    "require_modules",
+    "warn_of_other_code",
+]
 
 FUNCTION = "function"  # in the place of a module's fields: a function of the caller's, which has no state
 _FIELDS = ("state", "trainable", "training")
@@ -35,6 +45,39 @@ def module_description(module: nn.Module, key: str, trainable: Callable[[str], b
         "trainable": sorted(name for name, _ in module.named_parameters() if trainable(f"{key}.{name}")),
         "training": sorted(name for name, part in module.named_modules() if part.training),
     }
+
+
+def code_marks(gp: nn.Module, keys: Iterable[str]) -> dict[str, Any]:
+    """The fingerprint of the code of each module or function, null for one that has none, and the Python it is of."""
+    return {"python": PYTHON, "marks": {key: _mark(functools.reduce(getattr, key.split("."), gp)) for key in keys}}
+
+
+def warn_of_other_code(marks: Any, keys: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
+    """Compare what `code_marks` wrote with the caller's modules; other versions of Python have other bytecode.
+
+    Raises: ModelFileError for marks that are none.
+    Warns: FlashGPWarning naming what has other code.
+    """
+    fields = json_fields(marks, "code", ("python", "marks"))
+    stored = json_fields(fields["marks"], "code.marks", tuple(keys))
+    for key, mark in stored.items():
+        if mark is not None:
+            json_text(mark, f"code.marks.{key[:60]}")
+    if json_text(fields["python"], "code.python") != PYTHON:
+        return
+    other = [key for key, mark in stored.items() if mark is not None and _mark(modules[key]) not in (mark, None)]
+    if other:
+        warn(
+            f"the code of {', '.join(map(repr, other))} in `modules` is not that of the saved model: what it predicts "
+            "may be wrong; pass what the model was saved with"
+        )
+
+
+def _mark(module: Any) -> str | None:
+    try:
+        return fingerprint(state=False, module=module)
+    except NoFingerprintError:
+        return None
 
 
 def require_modules(keys: Mapping[str, Any], modules: Mapping[str, Any]) -> None:

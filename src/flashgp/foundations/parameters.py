@@ -122,6 +122,8 @@ class Parameter(nn.Module):
         0.5
     """
 
+    not_fingerprinted = frozenset({"held"})
+
     def __init__(
         self,
         value: float | Tensor,

@@ -86,14 +86,17 @@ def fit(
         deterministic: the same bits whatever the number of threads, as `GP.condition` says; the posterior remembers.
             One thread, and general loops also for few rows, where an evaluation takes two to three times as long.
         checkpoint: a file that makes an interrupted fit resumable, along the same trajectory; with estimated gradients,
-            to the tolerance of their solves, and to rounding where other processes change the number of threads.
+            to the tolerance of their solves, and to rounding where other processes change the number of threads. It is
+            of this model, whose functions and modules count by their code, and of one minor version of Python where it
+            has any. A text attribute `fingerprint` of a function or module stands for its code.
         progress: called after every evaluation; False for nothing. None for a bar after a second, where a terminal or a
             notebook shows it.
         settings: numbers that tune the search, and its objective (training/options.py).
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
-        ShapeError, DomainError, MemoryBudgetError: as `GP.condition`.
+        ShapeError, DomainError, MemoryBudgetError: as `GP.condition`. DomainError for a checkpoint of something else,
+            or with a model that holds what nothing tells apart (an open file, a lock).
         NotPositiveDefiniteError: if no start can be evaluated.
         FitInterrupted: a KeyboardInterrupt that has the trained `gp`, for Ctrl-C where the posterior has no partial
             answer: gp.condition(x, y), or the same call with its checkpoint, goes on from there.

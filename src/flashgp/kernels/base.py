@@ -54,6 +54,8 @@ class Kernel(nn.Module, ABC):
         (torch.Size([50, 1]), torch.Size([50]))
     """
 
+    not_fingerprinted: ClassVar[frozenset[str]] = frozenset({"token"})  # attributes that say nothing of the model
+
     def __init__(self) -> None:
         super().__init__()
         self.token = token_of(self)

@@ -59,6 +59,7 @@ class Custom(Leaf):
     """
 
     per_column = frozenset()
+    not_fingerprinted = frozenset({"_traces", "_settled", "_example"})
 
     def __init__(
         self,

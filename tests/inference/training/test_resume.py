@@ -1,9 +1,11 @@
 """fit is repeatable, and resumable after being killed at any moment: the log of evaluations is the checkpoint."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +18,6 @@ from safetensors.numpy import save_file
 import flashgp as fgp
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.fit import Fit
-from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.history import Factors, Run, Stage
 from flashgp.inference.training.options import FitSettings
 from inference.plain_gp import data, model
 
@@ -102,20 +102,6 @@ def test_a_log_that_no_longer_fits_is_left_behind(tmp_path: Path) -> None:
         again = fgp.fit(model(), x, y, checkpoint=path, **one)
         assert trajectory(again) == trajectory(fresh)
         assert replayed(again) == count
-
-
-@pytest.mark.parametrize(
-    ("old", "run"),
-    [
-        ("start woken 0", Run(Stage.ALL_ROWS, reset=True)),
-        ("part 500, by factors with a float64 head", Run(Stage.PART, 500, factors=Factors.DOUBLE)),
-        ("start 0, by factors", Run(Stage.ALL_ROWS, factors=Factors.SINGLE)),
-    ],
-)
-def test_names_of_older_checkpoints_are_known(old: str, run: Run, tmp_path: Path) -> None:
-    arrays = {f"{old}/{name}": numpy.zeros((1, 2)) for name in ("theta", "gradient")} | {f"{old}/value": numpy.zeros(1)}
-    save_file(arrays, tmp_path / "log", {"flashgp_checkpoint": '{"version": 2, "mark": "m"}'})
-    assert EvaluationLog(tmp_path / "log", "m").recall(str(run), numpy.zeros(2)) is not None
 
 
 @pytest.mark.parametrize("count", [5, 7])
@@ -257,6 +243,98 @@ def test_priors_tell_checkpoints_apart(tmp_path: Path) -> None:
     fgp.fit(gp(1.0), x, y, max_iterations=2, checkpoint=tmp_path / "log")
     with pytest.raises(fgp.DomainError, match="belongs to other data"):
         fgp.fit(gp(2.0), x, y, max_iterations=2, checkpoint=tmp_path / "log")
+
+
+class Warp(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(3.0 * x)
+
+
+def warped(function: Callable[[torch.Tensor], torch.Tensor]) -> fgp.GP:
+    return fgp.GP(fgp.kernels.Warped(Warp(function), fgp.kernels.RBF()))
+
+
+def custom(power: float) -> fgp.GP:
+    return fgp.GP(
+        fgp.kernels.Custom(lambda x, z, a: torch.exp(-a * a * ((x - z).square().sum() + 1e-6) ** power), a=1.0)
+    )
+
+
+def with_prior(location: float) -> fgp.GP:
+    normal = torch.distributions.Normal(location, 0.1)
+    prior = torch.distributions.TransformedDistribution(normal, [torch.distributions.ExpTransform()])
+    return fgp.GP(fgp.kernels.RBF(fgp.Parameter(1.0, prior=prior)))
+
+
+@pytest.mark.parametrize(
+    ("build", "one", "other"),
+    [
+        pytest.param(warped, torch.sin, torch.cos, id="a warp's function"),
+        pytest.param(custom, 1.0, 0.5, id="a closure of Custom"),
+        pytest.param(
+            lambda f: fgp.GP(fgp.kernels.Custom(f, a=1.0)),
+            lambda x, z, a: torch.exp(-a * a * (x.sin() - z.sin()).square().sum()),
+            lambda x, z, a: torch.exp(-a * a * (x.cos() - z.cos()).square().sum()),
+            id="a body of Custom",
+        ),
+        pytest.param(with_prior, -1.0, 1.0, id="a transformed prior"),
+        pytest.param(
+            lambda f: fgp.GP(fgp.kernels.RBF(), mean=Warp(lambda x: f(x)[..., 0])),
+            torch.sin,
+            torch.cos,
+            id="a mean's function",
+        ),
+    ],
+)
+def test_a_checkpoint_of_a_model_that_differs_in_code_is_refused(
+    build: Callable[[object], fgp.GP], one: object, other: object, tmp_path: Path
+) -> None:
+    x, y = data(8)
+    y = y if y.dim() == 1 else y[:, 0]
+    first = fgp.fit(build(one), x[:, :1], y, max_iterations=3, checkpoint=tmp_path / "log")
+    again = fgp.fit(build(one), x[:, :1], y, max_iterations=3, checkpoint=tmp_path / "log")
+    assert trajectory(again) == trajectory(first)
+    assert replayed(again) == len(first.history)
+    with pytest.raises(fgp.DomainError, match="belongs to other data, another model"):
+        fgp.fit(build(other), x[:, :1], y, max_iterations=3, checkpoint=tmp_path / "log")
+
+
+def test_what_cannot_be_told_apart_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    x, y = data(8)
+    lock = threading.Lock()
+
+    def locked(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return x.sin()
+
+    gp = fgp.GP(fgp.kernels.RBF(), mean=Warp(lambda x: locked(x).sum(-1)))
+    with pytest.raises(fgp.DomainError, match=r"gp\.mean.*locked\.lock is .*attribute `fingerprint`.*leave out"):
+        fgp.fit(gp, x, y, max_iterations=2, checkpoint=tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+    locked.fingerprint = "sines"
+    first = fgp.fit(gp, x, y, max_iterations=2, checkpoint=tmp_path / "log")
+    assert replayed(fgp.fit(gp, x, y, max_iterations=2, checkpoint=tmp_path / "log")) == len(first.history)
+    locked.fingerprint = "cosines"
+    with pytest.raises(fgp.DomainError, match="another model"):
+        fgp.fit(gp, x, y, max_iterations=2, checkpoint=tmp_path / "log")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    """Its mark did not say which functions the model had."""
+    x, y = data(8)
+    path = tmp_path / "log"
+    fgp.fit(model(), x, y, max_iterations=2, checkpoint=path)
+    with safe_open(path, framework="numpy") as file:
+        header = json.loads(file.metadata()["flashgp_checkpoint"])
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    for change, said in (({"version": 2}, "of version 2"), ({"python": "3.5", "mark": "m"}, "by Python 3.5")):
+        save_file(arrays, path, {"flashgp_checkpoint": json.dumps({**header, **change})})
+        with pytest.raises(fgp.DomainError, match=said):
+            fgp.fit(model(), x, y, max_iterations=2, checkpoint=path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", b"garbage" * 100, b"\xff" * 64, b"\x80\x04K\x01."])

@@ -4,7 +4,6 @@ One safetensors file: for each run the vectors, values and gradients in order, a
 Written whole or not at all, so that a kill at any moment leaves a whole file.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -14,31 +13,11 @@ import numpy
 
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.fingerprint import PYTHON
 
-__all__ = ["EvaluationLog", "fingerprint"]
+__all__ = ["EvaluationLog"]
 
-
-_OLD_NAMES = {" woken 0": " 0, lengthscales reset", "factors with a float64 head": "float64 factors"}
-
-
-def _present_name(run: str) -> str:
-    """The name of a run that an older version may have written."""
-    for old, new in _OLD_NAMES.items():
-        run = run.replace(old, new)
-    return run
-
-
-def fingerprint(*parts: object) -> str:
-    """A hash of arrays (their bytes) and other values (their text)."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, numpy.ndarray):
-            digest.update(f"{part.dtype}{part.shape}".encode())
-            digest.update(numpy.ascontiguousarray(part).tobytes())
-        else:
-            text = repr(part)
-            digest.update(f"{len(text)}:{text}".encode())
-    return digest.hexdigest()
+FORMAT_VERSION = 3  # until 2, models that differed in code alone were taken for each other
 
 
 class EvaluationLog:
@@ -114,7 +93,8 @@ class EvaluationLog:
             arrays[f"{run}/theta"] = numpy.stack([e[0] for e in entries])
             arrays[f"{run}/value"] = numpy.array([e[1] for e in entries])
             arrays[f"{run}/gradient"] = numpy.stack([e[2] for e in entries])
-        write_whole(self.path, save(arrays, {"flashgp_checkpoint": json.dumps({"version": 2, "mark": self.mark})}))
+        header = {"version": FORMAT_VERSION, "mark": self.mark, "python": PYTHON}
+        write_whole(self.path, save(arrays, {"flashgp_checkpoint": json.dumps(header)}))
         self._written = time.monotonic()
 
     def _read(self, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:
@@ -124,10 +104,10 @@ class EvaluationLog:
             with safe_open(path, framework="numpy") as file:
                 header = json.loads((file.metadata() or {})["flashgp_checkpoint"])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            mark = header["mark"]
+            mark, version, python = header["mark"], header["version"], header.get("python", PYTHON)
             runs = sorted({name.split("/")[0] for name in arrays})
             logs = {
-                _present_name(run): [
+                run: [
                     (t, float(v), g)
                     for t, v, g in zip(
                         arrays[f"{run}/theta"], arrays[f"{run}/value"], arrays[f"{run}/gradient"], strict=True
@@ -139,9 +119,15 @@ class EvaluationLog:
             raise DomainError(
                 f"`checkpoint` must be a file that fit wrote, but {path} is not ({error}); delete it or name another"
             ) from None
-        if mark != self.mark:
+        if version != FORMAT_VERSION:
             raise DomainError(
-                f"`checkpoint` {path} belongs to other data, another model or other settings; delete it to start "
+                f"`checkpoint` {path} is of version {version}, and this one reads {FORMAT_VERSION}; delete it to start "
+                "afresh, or name another file"
+            )
+        if mark != self.mark:
+            by = "" if python == PYTHON else f" (it was written by Python {python}, where functions are other bytecode)"
+            raise DomainError(
+                f"`checkpoint` {path} belongs to other data, another model or other settings{by}; delete it to start "
                 "afresh, or name another file"
             )
         return logs

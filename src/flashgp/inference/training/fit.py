@@ -17,9 +17,16 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
-from flashgp.foundations.errors import FitInterrupted, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
+from flashgp.foundations.errors import (
+    DomainError,
+    FitInterrupted,
+    MemoryBudgetError,
+    NotPositiveDefiniteError,
+    ShapeError,
+    warn,
+)
 from flashgp.foundations.events import Event, EventKind, StopReason
-from flashgp.foundations.parameters import Parameter
+from flashgp.foundations.fingerprint import NoFingerprintError, fingerprint
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
@@ -31,7 +38,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.state import State
-from flashgp.inference.training.checkpoint import EvaluationLog, fingerprint
+from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import Problem
@@ -69,12 +76,8 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     group = equal_rows(prior, x, y)
     prior, plan = prior.released(), _plan(prior, x, y, group, options)
     problem = _problem(prior, x, y, group, plan, options)
-    mark = fingerprint(
-        problem.x.cpu().numpy(), problem.y.cpu().numpy(), *_identity(problem.prior), options.starts, options.initial,
-        options.priors, options.max_iterations, seed, plan.dtype, plan.training, options.jitter, 4,
-        *(["deterministic"] if options.deterministic else []),
-    )  # fmt: skip
     path = None if options.checkpoint is None else Path(options.checkpoint)
+    mark = "" if path is None else _mark(problem, plan, options)
     searching = deadline.before(settings.time.reserved(plan, deadline.left))
     log = EvaluationLog(path, mark, settings.seconds_between_writes)
     recorder = Recorder(log, options.progress, searching, began=began)
@@ -168,24 +171,21 @@ def _interrupted_message(checkpoint: Path | None) -> str:
     )
 
 
-def _identity(prior: Prior) -> list[object]:
-    """Structure, values, domains and priors of a model, for the fingerprint of a checkpoint."""
-    parts: list[object] = [
-        prior.outputs,
-        prior.kernel.form.profile.key,
-        sorted(n for n, p in prior.named_parameters() if p.requires_grad),
-    ]
-    for name, module in prior.named_modules():
-        describe = getattr(module, "structure", None)
-        parts.append((name, describe() if callable(describe) else type(module).__qualname__))
-        if isinstance(module, Parameter):
-            parts.append(str(module.domain))
-            if module.prior is not None:
-                parts.append(type(module.prior).__qualname__)
-                parts += [getattr(module.prior, k).numpy(force=True) for k in sorted(module.prior.arg_constraints)]
-    for name, tensor in sorted(prior.state_dict().items()):
-        parts += [name, tensor.numpy(force=True)]
-    return parts
+def _mark(problem: Problem, plan: Plan, options: FitOptions) -> str:
+    """The fingerprint of data, model and options. Raises: DomainError for a model that has none."""
+    settings = (
+        options.starts, options.initial, options.priors, options.max_iterations, options.seed, options.jitter,
+        options.deterministic, plan.dtype, plan.training,
+    )  # fmt: skip
+    try:
+        return fingerprint(
+            x=problem.x, y=problem.y, gp=problem.prior, profile=problem.prior.kernel.form.profile.key, settings=settings
+        )
+    except NoFingerprintError as error:
+        raise DomainError(
+            f"`checkpoint` needs a model that can be told from others, but {error}; give that object, or the function "
+            "or module that holds it, a text attribute `fingerprint` that you change with it, or leave out `checkpoint`"
+        ) from None
 
 
 def _report_search(report: Report, recorder: Recorder, trained: Trained, options: FitOptions) -> None:
