@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 from flashgp.cli.application import application
 from flashgp.cli.console import Console
 from flashgp.cli.fitting import run_fit
-from flashgp.cli.model import TableModel
 from flashgp.cli.options import FitOptions
 from flashgp.cli.outcome import Asked, outcome_of
-from flashgp.cli.prepared import prepare
-from flashgp.cli.scores import Scores
-from flashgp.inference.fit import fit
+from flashgp.cli.prepared import prepare_table
 from flashgp.standardise import Scaling
+from flashgp.table_model import TableModel
+from flashgp.table_model.model import fit_prepared
+from flashgp.table_model.scores import Scores
 from flashgp.target_transform import TargetTransform, WarpedNormal
 from inside_torch import InsideTorch, factorises, raising
 
@@ -125,8 +125,8 @@ def test_figures_are_those_of_the_rows_held_out(folder: Path) -> None:
     assert math.isclose(model.scaling.y_shift, data.y[train].mean())
     assert math.isclose(model.scaling.x_scale[0], data.x[train, 0].std())
     assert (model.scaling.x_shift[2], model.scaling.x_scale[2]) == (0.0, 1.0)
-    predictions = model.predict(data.x[test])
-    mean, std = predictions.mean, predictions.std
+    predictions = model.predict(folder / "table.csv")
+    mean, std = predictions.mean[test], predictions.std[test]
     error = data.y[test] - mean
     density = -0.5 * (error / std) ** 2 - np.log(std * np.sqrt(2 * np.pi))
     assert math.isclose(said["rmse"], np.sqrt(np.mean(error**2)))
@@ -333,7 +333,7 @@ def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> 
     from flashgp.table import read_table
 
     data = model.encoding.apply(read_table(table), need_target=True)
-    predictions = model.predict(data.x)
+    predictions = model.predict(table)
     mean, std = predictions.mean, predictions.std
     assert np.array_equal(written["mean"], mean)
     assert np.array_equal(written["std"], std)
@@ -352,16 +352,16 @@ def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -
     budgets = []
 
     class Recording(TableModel):
-        def predict(self, x: Any, variance: str = "auto", memory: str | None = None) -> Any:
+        def predict_encoded(self, x: Any, variance: str = "auto", memory: Any = None) -> Any:
             budgets.append(memory)
-            return super().predict(x, variance, memory)
+            return super().predict_encoded(x, variance, memory)
 
     options = FitOptions(table=str(folder / "table.csv"), target="y", test_fraction=0.2, memory="1GiB")
     console = Console()
-    prepared = prepare(options, console)
-    result = fit(prepared.gp, *prepared.tensors, initial="given", max_iterations=1)
-    model = Recording(result.posterior, prepared.encoding, prepared.scaling, "")
-    outcome_of(prepared, result, model, Asked(options, 0.0), console)
+    prepared = prepare_table(options, console)
+    model = fit_prepared(prepared)
+    model.__class__ = Recording
+    outcome_of(prepared, model, Asked(options, 0.0), console)
     assert budgets == ["1GiB"]
 
 
@@ -603,9 +603,7 @@ def test_columns_that_do_not_fit_their_model_are_refused(folder: Path, tmp_path:
 # -- small parts --------------------------------------------------------------------------------------------------
 def test_scores_of_certain_predictions_are_infinite_not_errors() -> None:
     zeros = np.zeros(2)
-    scores = Scores.of(
-        np.array([0.0, 1.0]), WarpedNormal(zeros, zeros, TargetTransform()), Scaling((0.0,), (1.0,), 0.0, 1.0)
-    )
+    scores = Scores.of(np.array([0.0, 1.0]), WarpedNormal(zeros, zeros, TargetTransform()), 1.0)
     assert scores.coverage == 0.5
     assert not math.isfinite(scores.nll)
     console = Console(json=True)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("typer")
 
 from flashgp import GP, kernels
-from flashgp.cli.kernel_expression import (
+from flashgp.cli.parameters import parameter_rows
+from flashgp.foundations.errors import DomainError
+from flashgp.kernel_expression import (
     GRAMMAR,
     NAMES,
     BuiltKernel,
@@ -19,8 +21,6 @@ from flashgp.cli.kernel_expression import (
     build_kernel,
     parse_kernel,
 )
-from flashgp.cli.parameters import parameter_rows
-from flashgp.foundations.errors import DomainError
 from flashgp.standardise import Scaling
 from flashgp.table import InputColumn
 
@@ -32,7 +32,7 @@ SCALING = Scaling((0.0, 0.0, 0.0, 0.0), (2.0, 4.0, 1.0, 0.5), 0.0, 1.0)
 def built(text: str) -> BuiltKernel:
     inputs = [InputColumn(name, "number", TABLE.index(name)) for name in NAMES_OF_INPUTS]
     inputs[2] = InputColumn("site", "category", 3, tuple("abcde"))
-    return build_kernel(parse_kernel(text), KernelColumns(inputs, TABLE, SCALING))
+    return build_kernel(parse_kernel(text), KernelColumns(inputs, TABLE, SCALING.x_scale))
 
 
 def values(parameter: Any) -> list[float]:
@@ -240,9 +240,9 @@ def test_kernels_without_columns_of_their_kind() -> None:
     scaling = Scaling((0.0,), (1.0,), 0.0, 1.0)
     number, category = InputColumn("a", "number", 0), InputColumn("a", "category", 0, ("u", "v"))
     with pytest.raises(DomainError, match="Categorical without a column of categories"):
-        build_kernel(parse_kernel("Categorical()"), KernelColumns([number], ["a", "y"], scaling))
+        build_kernel(parse_kernel("Categorical()"), KernelColumns([number], ["a", "y"], scaling.x_scale))
     with pytest.raises(DomainError, match="RBF without a column of numbers"):
-        build_kernel(parse_kernel("RBF()"), KernelColumns([category], ["a", "y"], scaling))
+        build_kernel(parse_kernel("RBF()"), KernelColumns([category], ["a", "y"], scaling.x_scale))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 import torch
 
 import flashgp as fgp
-from flashgp.cli.model import TableModel
+from flashgp.table_model import TableModel
 from test_cli import HEAD, columns, run, write
 
 
@@ -113,12 +113,12 @@ def test_a_model_without_a_float64_factor_learns(folder: Path, options: dict[str
     model = TableModel.load(folder / "m.safetensors")
     post = model.posterior
     single = post.gp.condition(post.x, post.y, tolerance=1e-5, **options)
-    TableModel(single, model.encoding, model.scaling, model.kernel).save(str(folder / "m.safetensors"))
+    model.with_posterior(single).save(folder / "m.safetensors")
     for rows in (160, 260):
         said = json.loads(update(folder, "--json").stdout)
         assert said["rows_now"] == rows
         assert any(event["kind"] == "UPDATED" and event["fields"]["bound"] > 0.0 for event in said["events"])
-    after = fgp.load(folder / "m.safetensors")
+    after = fgp.load(folder / "m.safetensors").posterior
     wanted = after.gp.condition(after.x, after.y, dtype=torch.float64)
     assert float((after.predict(after.x[:9]).mean - wanted.predict(after.x[:9]).mean).abs().max()) < 1e-4
     assert after.state.online.appended == 200

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import flashgp as fgp
 from flashgp.cli.application import application
-from flashgp.cli.model import TableModel
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind, of_kind
@@ -20,6 +19,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_choice import KernelChoice, KernelChoiceSettings, choose_kernel
 from flashgp.kernels.default import CANDIDATES, DEFAULT, TableKernel
 from flashgp.subset_fits import SubsetFits, SubsetSettings
+from flashgp.table_model import TableModel
 
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 

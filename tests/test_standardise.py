@@ -8,13 +8,24 @@ import pytest
 import torch
 
 from flashgp.foundations.errors import ModelFileError, ShapeError
+from flashgp.inference.gp import GP
+from flashgp.kernels.default import DEFAULT
 from flashgp.standardise import Scaling
+from flashgp.target_transform import TargetTransform
+from flashgp.units import Units
+
+
+def learned(x: np.ndarray, y: np.ndarray, codes: tuple[int, ...] = ()) -> Scaling:
+    gp = GP(DEFAULT.build(x.shape[1], codes))
+    units = Units.learn(gp, x, y[:, None], (TargetTransform(),), None, countable=True, standardise="both")
+    (scaling,) = units.scalings()
+    return scaling
 
 
 def test_columns_are_standardised_and_come_back() -> None:
     generator = np.random.default_rng(0)
     x, y = generator.normal([5.0, -1e8, 3.0], [2.0, 1e-3, 1e-8], (200, 3)), generator.normal(7.0, 3.0, 200)
-    scaling = Scaling.learn(x, y)
+    scaling = learned(x, y)
     z = scaling.x(x)
     assert np.abs(z.mean(0)).max() < 1e-4  # 1e8 with spread 1e-3 keeps five digits
     assert np.allclose(z.std(0), 1.0, atol=1e-4)
@@ -25,22 +36,22 @@ def test_columns_are_standardised_and_come_back() -> None:
 
 def test_codes_are_left_alone_and_a_constant_column_is_only_shifted() -> None:
     x = np.array([[0.0, 0.1, 4.0], [2.0, np.nextafter(0.1, 1.0), 5.0], [1.0, 0.1, 9.0]])  # constant up to rounding
-    scaling = Scaling.learn(x, np.array([3.0, 3.0, 3.0]), skip=(0,))
+    scaling = learned(x, np.array([3.0, 3.0, 3.0]), codes=(0,))
     assert np.array_equal(scaling.x(x)[:, 0], x[:, 0])
     assert np.abs(scaling.x(x)[:, 1]).max() < 1e-15
-    assert (scaling.x_scale[1], scaling.y_scale) == (1.0, 1.0)
+    assert (scaling.x_scale[1], scaling.y_scale) == (1.0, 3.0), "a constant target is its own scale"
 
 
-@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e-8, 1e8, 1e200, 1e280])
+@pytest.mark.parametrize("size", [1e-280, 1e-200, 1e-8, 1e8, 1e200, 1e280])
 def test_extreme_columns_stay_finite(size: float) -> None:
     x = np.array([[-1.0], [0.5], [1.0]]) * size
-    scaling = Scaling.learn(x, x[:, 0])
+    scaling = learned(x, x[:, 0])
     assert np.isfinite(scaling.x(x)).all()
     assert Scaling.from_json(json.loads(json.dumps(scaling.to_json()))) == scaling
 
 
 def test_tensors_stay_tensors_of_their_dtype() -> None:
-    scaling = Scaling.learn(np.array([[1.0, 2.0], [3.0, 8.0]]), np.array([1.0, 2.0]))
+    scaling = learned(np.array([[1.0, 2.0], [3.0, 8.0]]), np.array([1.0, 2.0]))
     z = scaling.x(torch.tensor([[1.0, 2.0], [3.0, 8.0]], dtype=torch.float32))
     assert z.dtype == torch.float32
     assert torch.equal(z, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
@@ -56,10 +67,6 @@ def test_log_density_moves_by_the_scale() -> None:
 
 
 def test_shapes_are_refused() -> None:
-    with pytest.raises(ShapeError, match="n at least 1"):
-        Scaling.learn(np.zeros((0, 2)), np.zeros(0))
-    with pytest.raises(ShapeError, match=r"\(3, 2\) and \(2,\)"):
-        Scaling.learn(np.zeros((3, 2)), np.zeros(2))
     with pytest.raises(ShapeError, match="must have 1 columns"):
         Scaling((0.0,), (1.0,), 0.0, 1.0).x(np.zeros((4, 2)))
 

@@ -148,7 +148,9 @@ def test_a_scaling_keeps_its_transform_and_older_files_have_none() -> None:
     assert "transform" not in plain.to_json()
     assert Scaling.from_json(plain.to_json()) == plain
     y = np.array([1.0, 2.0, 8.0, 9.0])
-    scaling = plain.with_target(y, TargetTransform("log", scale=2.0))
+    transform = TargetTransform("log", scale=2.0)
+    w = transform.forward(y)
+    scaling = Scaling((1.0,), (2.0,), w.mean(), w.std(), transform)
     assert Scaling.from_json(json.loads(json.dumps(scaling.to_json()))) == scaling
     z = scaling.y(y)
     assert abs(z.mean()) < 1e-12
@@ -354,7 +356,7 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from flashgp.cli.application import application
-    from flashgp.cli.model import TableModel
+    from flashgp.table_model import TableModel
 
     def run(*arguments: object, code: int = 0) -> Any:
         result = CliRunner().invoke(application, [str(a) for a in arguments])
@@ -385,7 +387,7 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     out = tmp_path / "p.csv"
     scores = json.loads(run("predict", model_path, path, "--out", out, "--std", "--interval", "0.9", "--json").stdout)
     found = np.genfromtxt(out, delimiter=",", names=True)
-    target = model.predict(x).target
+    target = model.predict(path)
     for name, wanted in (("mean", target.mean), ("std", target.std), ("lower", target.interval(0.9)[0])):
         np.testing.assert_allclose(found[name], wanted, rtol=1e-9)
     assert (found["lower"] > 0).all()

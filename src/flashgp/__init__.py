@@ -30,16 +30,17 @@ _LATE = {
     "Plan": ("flashgp.planner.plan", "Plan"),
     "Posterior": ("flashgp.inference.posterior", "Posterior"),
     "Stream": ("flashgp.inference.stream", "Stream"),
+    "TableModel": ("flashgp.table_model", "TableModel"),
     "bench": ("flashgp.bench", None),
     "doctor": ("flashgp.diagnosis", "doctor"),
     "fit": ("flashgp.inference.fit", "fit"),
     "linalg": ("flashgp.linalg", None),
-    "load": ("flashgp.files", "load"),
+    "load": ("flashgp.model_files", "load"),
     "operators": ("flashgp.operators", None),
     "plan": ("flashgp.inference.plan", "plan"),
     "plots": ("flashgp.plots", None),
     "runtime": ("flashgp.foundations.placement", "runtime"),
-    "save": ("flashgp.files", "save"),
+    "save": ("flashgp.model_files", "save"),
     "tune": ("flashgp.planner.tuning", "tune"),
 }
 
@@ -64,6 +65,7 @@ __all__ = [
     "ShapeError",
     "StopReason",
     "Stream",
+    "TableModel",
     "bench",
     "doctor",
     "fit",
@@ -84,14 +86,15 @@ if TYPE_CHECKING:
     from flashgp import bench, linalg, operators, plots
     from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
-    from flashgp.files import load, save
     from flashgp.foundations.placement import runtime
     from flashgp.inference.fit import fit
     from flashgp.inference.plan import plan
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.stream import Stream
+    from flashgp.model_files import load, save
     from flashgp.planner.plan import Plan
     from flashgp.planner.tuning import tune
+    from flashgp.table_model import TableModel
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,6 @@ target's transform, which a model file keeps. Its JSON form comes back from untr
 every number.
 """
 
-import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,13 @@ from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.json_values import json_fields, refused
 from flashgp.target_transform import TargetTransform, WarpedNormal
 
-__all__ = ["ColumnScaling", "Scaling"]
+__all__ = ["MAX_SCALE", "MIN_SCALE", "ColumnScaling", "Scaling"]
 
 Array = npt.NDArray[np.float64]
 
 _VERSION = 2  # since a target may be transformed; without a transform version 1 is written
 _CONSTANT_ROUNDINGS = 1e3  # a column whose spread is below so many roundings of its largest entry is constant
-_MIN, _MAX = 1e-290, 1e290  # scales outside would overflow when squared or divided by
+MIN_SCALE, MAX_SCALE = 1e-290, 1e290  # scales outside would overflow when squared or divided by
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +96,7 @@ class Scaling:
     Fields:
         x_shift, x_scale: one number per column.
         y_shift, y_scale: of the target, transformed.
-        transform: T of the target, eq. (M-140); the identity unless `with_target` gave another.
+        transform: T of the target, eq. (M-140); the identity by default.
         Scales are positive.
     """
 
@@ -106,36 +105,6 @@ class Scaling:
     y_shift: float
     y_scale: float
     transform: TargetTransform = field(default_factory=TargetTransform)
-
-    @staticmethod
-    def learn(x: Any, y: Any, skip: Collection[int] = ()) -> "Scaling":
-        """Mean and standard deviation (of the rows, not corrected) of each column.
-
-        Args:
-            x: training inputs, shape (n, d), finite.
-            y: training targets, shape (n,), finite.
-            skip: columns left as they are, such as category codes.
-
-        Raises:
-            ShapeError: for other shapes or no rows.
-        Cost: O(n d).
-        """
-        columns, target = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-        if columns.ndim != 2 or target.shape != columns.shape[:1] or len(target) == 0:
-            raise ShapeError(
-                f"`x` and `y` must have shapes (n, d) and (n,) with n at least 1, got {columns.shape} and "
-                f"{target.shape}; pass the training rows"
-            )
-        inputs, goal = ColumnScaling.of(columns).keeping(skip), ColumnScaling.of(target[:, None])
-        usable = [np.where((scale > _MIN) & (scale < _MAX), scale, 1.0) for scale in (inputs.scale, goal.scale)]
-        return Scaling(
-            tuple(inputs.offset.tolist()), tuple(usable[0].tolist()), float(goal.offset[0]), float(usable[1][0])
-        )
-
-    def with_target(self, y: Any, transform: TargetTransform) -> "Scaling":
-        """The same for x, and for the target the mean and standard deviation of T(y), y of shape (n,)."""
-        goal = Scaling.learn(np.zeros((len(y), 1)), transform.forward(y))
-        return dataclasses.replace(self, y_shift=goal.y_shift, y_scale=goal.y_scale, transform=transform)
 
     @property
     def target_scale(self) -> float:
@@ -218,7 +187,7 @@ def _like(numbers: Sequence[float], array: Any) -> Any:
 
 
 def _numbers(values: Any, name: str, positive: bool = False) -> tuple[float, ...]:
-    low = _MIN if positive else -_MAX
-    if not isinstance(values, list) or not all(type(v) in (int, float) and low < v < _MAX for v in values):
+    low = MIN_SCALE if positive else -MAX_SCALE
+    if not isinstance(values, list) or not all(type(v) in (int, float) and low < v < MAX_SCALE for v in values):
         raise refused(f"scaling.{name}", "finite positive numbers" if positive else "finite numbers", values)
     return tuple(float(value) for value in values)

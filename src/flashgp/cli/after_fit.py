@@ -14,9 +14,9 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.plan import planner_of
 from flashgp.inference.settings import TimeSettings
 from flashgp.planner.plan import FACTORED
+from flashgp.table_model.preparation import PreparedTable
 
 from .options import FitOptions
-from .prepared import Prepared
 
 __all__ = ["AFTER_FIT", "AfterFit"]
 
@@ -41,7 +41,7 @@ class AfterFit:
     min_scored: int = 64
     time: TimeSettings = field(default_factory=TimeSettings)
 
-    def reserved(self, options: FitOptions, prepared: Prepared, deadline: Deadline) -> float:
+    def reserved(self, options: FitOptions, prepared: PreparedTable, deadline: Deadline) -> float:
         """Seconds that the fit leaves; 0 without a limit."""
         if deadline.limit is None:
             return 0.0

@@ -23,9 +23,9 @@ import flashgp
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.placement import Placement, runtime
 from flashgp.foundations.processors import parse_cores
+from flashgp.kernel_expression import GRAMMAR
 
 from .console import Console
-from .kernel_expression import GRAMMAR
 from .options import (
     BenchOptions,
     CommonOptions,

@@ -137,7 +137,7 @@ def _model(outcome: FitOutcome) -> Section:
         [
             Facts(
                 [
-                    ("covariance function", prepared.kernel_text),
+                    ("covariance function", prepared.kernel_words),
                     ("mean", "constant"),
                     ("likelihood", "Gaussian"),
                     ("log marginal likelihood", evidence_text(outcome)),
@@ -152,7 +152,7 @@ def _model(outcome: FitOutcome) -> Section:
 def _data(outcome: FitOutcome) -> Section:
     prepared, options = outcome.prepared, outcome.options
     scaling, encoding = prepared.scaling, prepared.encoding
-    rows = [("rows in the file", f"{prepared.table.rows:,}"), ("rows used", f"{len(prepared.data.rows):,}")]
+    rows = [("rows in the file", f"{prepared.data.total:,}"), ("rows used", f"{len(prepared.data.rows):,}")]
     if prepared.test is not None:
         how = (
             f"split {options.split}" if options.split is not None else f"{options.test_fraction:g}, seed {options.seed}"

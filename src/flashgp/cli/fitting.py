@@ -6,22 +6,21 @@ from typing import Any
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FitInterrupted
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.inference.fit import fit_as
 from flashgp.inference.gp import GP
-from flashgp.inference.training.options import FitOptions as Settings
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
 from flashgp.plots.axes import require_matplotlib
+from flashgp.table_model.model import fit_prepared
+from flashgp.table_model.preparation import PreparedTable
 
 from .after_fit import AFTER_FIT
 from .console import Console
 from .fit_page import fit_page
-from .model import TableModel
 from .options import FitOptions
 from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .paths import require_distinct, require_writable
-from .prepared import Prepared, plan_summary, prepare
+from .prepared import plan_summary, prepare_table
 
 __all__ = ["run_fit"]
 
@@ -30,32 +29,26 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     """Fit, score, write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     deadline = Deadline.after(options.time_limit, began=console.began)
     _check_outputs(options)
-    prepared = prepare(options, console, deadline)
+    prepared = prepare_table(options, console, deadline)
     console.pairs("how it is computed", plan_summary(prepared.plan))
     if prepared.test is None and prepared.plan.route not in FACTORED:
         console.note(
             "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
         )
-    x, y = prepared.tensors
     try:
         with console.progress() as progress:
-            how = Settings(
-                starts=options.starts, initial="given" if prepared.has_starts else "data", tolerance=options.tolerance,
-                deadline=deadline.before(AFTER_FIT.reserved(options, prepared, deadline)), device=options.device,
-                plan=prepared.plan, seed=options.seed, deterministic=options.deterministic,
-                checkpoint=options.checkpoint, progress=progress,
-            )  # fmt: skip
-            result = fit_as(prepared.gp, x, y, how)
+            until = deadline.before(AFTER_FIT.reserved(options, prepared, deadline))
+            model = fit_prepared(prepared, until, options.checkpoint, progress)
     except FitInterrupted as stop:
         raise _interrupted(stop, prepared, options.checkpoint, console) from stop
-    result.report.events[:0] = prepared.choices
-    model = TableModel(result.posterior, prepared.encoding, prepared.scaling, options.kernel or "")
+    result = model.training
+    assert result is not None
     if result.interrupted:
         written = "; the model is written as it is" if options.out else ""
         console.warn(f"the fit was cut short after {len(result.history)} evaluations: this is the best so far{written}")
     if options.out is not None:
         model.save(options.out)  # before anything else can fail
-    outcome = outcome_of(prepared, result, model, Asked(options, console.began, deadline), console)
+    outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)
     say_outcome(outcome, console)
     if options.report is not None:
         write_page(options.report, fit_page(outcome))
@@ -66,7 +59,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
 
 
 def _interrupted(
-    stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console
+    stop: FitInterrupted, prepared: PreparedTable, checkpoint: str | None, console: Console
 ) -> KeyboardInterrupt:
     """Prints the parameters reached before Ctrl-C; an error that says how to go on."""
     assert isinstance(stop.gp, GP)

@@ -6,16 +6,14 @@ Nothing is imported here that a command needs only once it runs.
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Literal
 
 import typer
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.machine import parse_bytes
+from flashgp.kernel_expression import parse_kernel
 from flashgp.planner.tuning import PARTS
-
-from .kernel_expression import KernelExpression, parse_kernel
 
 __all__ = [
     "BenchOptions",
@@ -105,13 +103,10 @@ class TableOptions:
     def __post_init__(self) -> None:
         _check_memory(self.memory)
         try:
-            _ = self.expression
+            if self.kernel not in (None, "auto"):
+                parse_kernel(self.kernel)
         except DomainError as error:
             raise typer.BadParameter(str(error)) from None
-
-    @cached_property
-    def expression(self) -> KernelExpression | None:
-        return None if self.kernel in (None, "auto") else parse_kernel(self.kernel)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,15 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
 from flashgp.inference.posterior import Posterior
+from flashgp.table_model import TableModel
+from flashgp.table_model.preparation import PreparedTable
+from flashgp.table_model.scores import Scores
 from flashgp.target_transform import WarpedNormal
 
 from .after_fit import AFTER_FIT
 from .console import Console
-from .model import TableModel
 from .options import FitOptions
 from .parameters import ParameterRow, parameter_rows, parameter_table
-from .prepared import Prepared
-from .scores import Scores
 
 __all__ = ["Asked", "FitOutcome", "evidence_text", "happened", "outcome_json", "outcome_of", "say_outcome"]
 
@@ -53,7 +53,7 @@ class FitOutcome:
     """
 
     asked: Asked
-    prepared: Prepared
+    prepared: PreparedTable
     fit: Fit
     model: TableModel
     scores: Scores | None
@@ -71,8 +71,10 @@ class FitOutcome:
         return self.asked.options
 
 
-def outcome_of(prepared: Prepared, result: Fit, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
+def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
     """What a fit of the command line reached, with its scores on held-out rows, as far as there is time."""
+    result = model.training
+    assert result is not None
     scaling, post = prepared.scaling, result.posterior
     observed, predicted = _scored_rows(prepared, post, model, asked, console)
     whole = post.count == len(prepared.train)
@@ -84,7 +86,7 @@ def outcome_of(prepared: Prepared, result: Fit, model: TableModel, asked: Asked,
         prepared=prepared,
         fit=result,
         model=model,
-        scores=Scores.of(observed, predicted, scaling) if len(observed) else None,
+        scores=Scores.of(observed, predicted, scaling.target_scale) if len(observed) else None,
         evidence=evidence,
         left_out=prepared.test is None,
         observed=observed,
@@ -126,7 +128,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
 
 
 def _scored_rows(
-    prepared: Prepared, post: Posterior, model: TableModel, asked: Asked, console: Console
+    prepared: PreparedTable, post: Posterior, model: TableModel, asked: Asked, console: Console
 ) -> tuple[_Numbers, WarpedNormal]:
     """The rows held out, or else all from a factor by leave-one-out, observed and predicted; none where there is no
     factor, or no time: a note says so."""
@@ -140,7 +142,8 @@ def _scored_rows(
             test = np.sort(np.random.default_rng(asked.options.seed).permutation(test)[:count])
         if not count:
             return nothing
-        return prepared.y[test], model.predict(prepared.data.x[test], memory=asked.options.memory).target
+        mean, deviation, *_ = model.predict_encoded(prepared.data.x[test], memory=asked.options.memory)
+        return prepared.y[test], scaling.predictive(mean, deviation)
     if post.factor is None:
         return nothing
     if post.count < len(prepared.train) or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
@@ -151,7 +154,7 @@ def _scored_rows(
     return prepared.y[prepared.train], scaling.predictive(mean, deviation)
 
 
-def _log_evidence(prepared: Prepared, post: Posterior) -> float:
+def _log_evidence(prepared: PreparedTable, post: Posterior) -> float:
     """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141)."""
     standardised = float(post.log_marginal_likelihood())
     slopes = prepared.scaling.transform.log_slope(prepared.y[prepared.train])
@@ -177,11 +180,11 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "table": options.table,
         "target": prepared.encoding.target,
         "inputs": prepared.names,
-        "rows": prepared.table.rows,
+        "rows": prepared.data.total,
         "rows_used": len(prepared.data.rows),
         "rows_fitted": len(prepared.train),
         "rows_held_out": 0 if prepared.test is None else len(prepared.test),
-        "kernel": outcome.model.kernel or None,
+        "kernel": options.kernel,
         "target_transform": prepared.scaling.transform.to_json(),
         "seed": options.seed,
         "plan": asdict(prepared.plan),

@@ -7,10 +7,9 @@ from typing import Any
 
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.inference.gp import GP
+from flashgp.kernel_expression import LENGTH_ROLES
 from flashgp.kernels import Kernel, Sum
 from flashgp.standardise import Scaling
-
-from .kernel_expression import LENGTH_ROLES
 
 __all__ = ["ParameterRow", "parameter_rows", "parameter_table"]
 

@@ -12,7 +12,7 @@ from flashgp.planner.products import ProductPlan
 
 from .console import Console
 from .options import FitOptions, PlanOptions, TableOptions
-from .prepared import DTYPES, prepare
+from .prepared import DTYPES, prepare_table
 
 __all__ = ["run_plan"]
 
@@ -28,7 +28,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
         if shared["kernel"] == "auto":  # chosen by short fits, which a plan is not
             shared["kernel"] = None
             console.note("which kernel auto takes is decided in the fit; this is the plan of the default one.")
-        prepared = prepare(
+        prepared = prepare_table(
             FitOptions(
                 table=options.table, target=options.target, target_transform="none", time_limit=options.time_limit,
                 **shared,

@@ -4,21 +4,16 @@ import time
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flashgp.foundations.normal import half_width
-from flashgp.table import Encoding, Table, read_table, require_format, write_predictions
-from flashgp.target_transform import WarpedNormal
+from flashgp.table import read_table, require_format, write_predictions
+from flashgp.table_model import TableModel, TablePrediction
 
 from .console import Console
-from .model import RowPredictions, TableModel
 from .options import PredictOptions
 from .paths import require_distinct, require_writable
-from .scores import Scores
 
 __all__ = ["run_predict"]
-
-_Numbers = npt.NDArray[np.float64]
 
 
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
@@ -30,32 +25,22 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     require_format(options.out, "--out")
     require_writable(options.out, "--out")
     model = TableModel.load(options.model)
-    encoding = model.encoding
-    table = read_table(options.table, header=encoding.header, delimiter=options.delimiter, decimal=options.decimal)
-    data = encoding.apply(table, need_target=False, unseen=options.unseen, missing=options.missing)
-    for text in dict.fromkeys((*table.notes, *data.notes)):
+    table = read_table(
+        options.table, header=model.encoding.header, delimiter=options.delimiter, decimal=options.decimal
+    )
+    prediction = model.predict(
+        table, unseen=options.unseen, missing=options.missing, variance=options.variance, memory=options.memory
+    )
+    for text in prediction.notes:
         console.note(text)
-    if len(data.rows) < table.rows:
-        console.note(
-            f"{table.rows - len(data.rows):,} rows with missing inputs have nan in every column of the result."
-        )
-    predictions = model.predict(data.x, options.variance, options.memory)
-    mean, std = predictions.mean, predictions.std
-    columns: dict[str, npt.NDArray[Any]] = {"mean": _in_order(mean, data.rows, table.rows)}
-    if options.std:
-        columns["std"] = _in_order(std, data.rows, table.rows)
-        if predictions.std_error is not None:
-            columns["std_error"] = _in_order(predictions.std_error, data.rows, table.rows)
-    if options.interval is not None:
-        for name, bound in zip(("lower", "upper"), predictions.target.interval(options.interval), strict=True):
-            columns[name] = _in_order(bound, data.rows, table.rows)
+    columns = prediction.columns(std=options.std, interval=options.interval)
     write_predictions(options.out, columns)
-    scores = _scores(model, table, data.rows, predictions.target, console)
-    console.say(f"predicted {len(data.rows):,} rows of {options.table} from {model.posterior.count:,} fitted rows")
+    scores, rows, events = prediction.scores, len(prediction.rows), prediction.report.events
+    console.say(f"predicted {rows:,} rows of {options.table} from {model.posterior.count:,} fitted rows")
     if scores is not None:
-        console.pairs(f"against {encoding.target}, {scores.rows:,} rows", scores.lines(encoding.target))
-    if predictions.std_error is not None:
-        console.pairs("deviations are estimates", [("event", str(event)) for event in predictions.events])
+        console.pairs(f"against {model.target}, {scores.rows:,} rows", scores.lines(model.target))
+    if prediction.std_error is not None:
+        console.pairs("deviations are estimates", [("event", str(event)) for event in events])
     console.say(f"wrote {options.out}: {', '.join(columns)}")
     return {
         "command": "predict",
@@ -65,50 +50,18 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         "columns": list(columns),
         "interval": options.interval,
         "rows": table.rows,
-        "rows_predicted": len(data.rows),
-        "variance": "exact" if predictions.std_error is None else "sampled",
-        "largest_std_error": _largest(predictions),
-        "events": [event.to_json() for event in predictions.events],
+        "rows_predicted": rows,
+        "variance": "exact" if prediction.std_error is None else "sampled",
+        "largest_std_error": _largest(prediction),
+        "events": [event.to_json() for event in events],
         "scores": None if scores is None else scores.to_json(),
         "seconds": time.perf_counter() - began,
     }
 
 
-def _largest(predictions: RowPredictions) -> float | None:
+def _largest(prediction: TablePrediction) -> float | None:
     """The largest standard error of a sampled deviation, as a share of it."""
-    if predictions.std_error is None or not len(predictions.std):
+    if prediction.std_error is None or not len(prediction.rows):
         return None
-    return float((predictions.std_error / np.maximum(predictions.std, np.finfo(np.float64).tiny)).max())
-
-
-def _in_order(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numbers:
-    """Values at their rows of the table, NaN at the others."""
-    whole = np.full(count, np.nan)
-    whole[rows] = values
-    return whole
-
-
-def _scores(
-    model: TableModel, table: Table, rows: npt.NDArray[np.int64], target: WarpedNormal, console: Console
-) -> Scores | None:
-    """Figures of merit when the table also holds the target; rows without a value are not scored."""
-    position = _target_position(model.encoding, table)
-    if position is None:
-        return None
-    goal = table.columns[position]
-    if goal.kind not in ("number", "boolean"):
-        console.note(f"the target {goal.name!r} is not numeric in this table, so the predictions are not scored.")
-        return None
-    y = goal.values[rows]
-    known = np.isfinite(y)
-    if not known.any():
-        return None
-    if not known.all():
-        console.note(f"{int((~known).sum()):,} rows have no value of {goal.name!r} and are not scored.")
-    return Scores.of(y[known], target.rows(known), model.scaling)
-
-
-def _target_position(encoding: Encoding, table: Table) -> int | None:
-    if encoding.header:
-        return table.names.index(encoding.target) if encoding.target in table.names else None
-    return encoding.target_position if len(table.columns) == encoding.table_columns else None
+    share = prediction.std_error / np.maximum(prediction.std, np.finfo(np.float64).tiny)
+    return float(share[prediction.rows].max())

@@ -5,7 +5,6 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 """
 
 import copy
-import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -16,8 +15,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import Tags, check_random_state
 from torch import Tensor, nn
 
+from flashgp.estimator.answers import Answers
 from flashgp.estimator.inputs import points, training_rows
-from flashgp.estimator.units import Answers, Units, units_of_inputs
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
@@ -34,6 +33,7 @@ from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
 from flashgp.standardise import Scaling
 from flashgp.target_transform import TargetTransform, WarpedNormal, check_target_transform
+from flashgp.units import Units, standard_rows
 
 if TYPE_CHECKING:
     from flashgp.inference.training.options import FitOptions
@@ -207,40 +207,18 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             for column in rows_y.T:
                 TargetTransform("log").check(column, np.flatnonzero(kept))  # as the caller counts rows
         options = self._fit_options(gp, deadline)
-        transforms, events = self._choose_transforms(gp, rows_x, rows_y, options)
-        if not all(transform.identity for transform in transforms):
-            pairs = zip(transforms, rows_y.T, strict=True)
-            rows_y = np.stack([transform.forward(column) for transform, column in pairs], axis=1)
-        self._units = units = Units.learn(
-            gp, rows_x, rows_y, transforms, counts, countable=countable, standardise=self.standardise
-        )
-        x_tensor, y_tensor = torch.from_numpy(units.x.apply(rows_x)), torch.from_numpy(units.y.apply(rows_y))
-        y_tensor = y_tensor if outputs is not None else y_tensor[:, 0]
+        standard = standard_rows(
+            gp, rows_x, rows_y, self.target_transform, options,
+            counts=counts, countable=countable, standardise=self.standardise,
+        )  # fmt: skip
+        self._units, events = standard.units, list(standard.events)
         if self.kernel == "auto":
-            events.append(self._set_kernel(gp, x_tensor, y_tensor, options))
-        self._learn(gp, x_tensor, y_tensor, options, deadline)
+            events.append(self._set_kernel(gp, standard.x, standard.y, options))
+        self._learn(gp, standard.x, standard.y, options, deadline)
         self.report_.events[:0] = events
         self.X_train_ = np.array(X)
         self.y_train_ = np.array(y)
         return self
-
-    def _choose_transforms(
-        self, gp: GP, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], options: "FitOptions | None"
-    ) -> tuple[tuple[TargetTransform, ...], list[Event]]:
-        """The transform of each output, and what was chosen and why."""
-        if self.target_transform == "none":
-            return (TargetTransform(),) * y.shape[1], []
-        from flashgp.target_choice import choose_transform
-
-        rows = torch.from_numpy(units_of_inputs(x, None, gp.kernel, self.standardise).apply(x))
-        mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together
-        one, standardise = GP(gp.kernel, mean, gp.likelihood), self.standardise in ("both", "y")
-        choices = []
-        for left, column in zip(range(y.shape[1], 0, -1), y.T, strict=True):
-            fair = options and dataclasses.replace(options, deadline=options.deadline.share(1.0 / left))
-            choices.append(choose_transform(self.target_transform, one, rows, column, fair, standardise=standardise))
-        events = [choice.event for choice in choices if choice.event is not None]
-        return tuple(choice.transform for choice in choices), events
 
     def _set_kernel(self, gp: GP, x: Tensor, y: Tensor, options: "FitOptions | None") -> Event:
         """Choose the covariance function by the rows in standard units. Returns: what was chosen and why."""

@@ -38,7 +38,8 @@ class Posterior:
     (*batch, u, outputs or 1), float64; factor, the Cholesky factor of K + noise (None without data, or where iterative
     solves made the weights); report; plan; replicates, the u distinct rows that repeated rows of x were joined into
     (None where u = n). Factor, weights and residual are theirs, in that order (inference/replicates.py). state: the
-    value behind it, which the functions of inference take and return.
+    value behind it, which the functions of inference take and return. units: of x and y in words, where they are not
+    the user's own.
 
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -48,8 +49,13 @@ class Posterior:
         (torch.Size([32, 1]), torch.Size([8, 4]))
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, units: str = "") -> None:
         self.state = state
+        self.units = units
+
+    def in_units(self, units: str) -> "Posterior":
+        """The same posterior, whose text names the units of x and y."""
+        return Posterior(self.state, units)
 
     @property
     def gp(self) -> Prior:
@@ -169,7 +175,7 @@ class Posterior:
         return draw_paths(self.state, count, features, seed)
 
     def _of(self, state: State) -> "Posterior":
-        return self if state is self.state else Posterior(state)
+        return self if state is self.state else Posterior(state, self.units)
 
     # -- learning online ------------------------------------------------------------------------------------------
     def append(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
@@ -263,7 +269,9 @@ class Posterior:
         return leave_one_out(self.state)
 
     def __repr__(self) -> str:
-        return f"Posterior of {self.count:,} rows\n{self.gp!r}\n{self.report}"
+        units = f", of {self.units}" if self.units else ""
+        return f"Posterior of {self.count:,} rows{units}\n{self.gp!r}\n{self.report}"
 
     def _repr_html_(self) -> str:
-        return f"{self.gp._repr_html_()}{self.report._repr_html_()}"
+        units = f"<p>Posterior of {self.units}</p>" if self.units else ""
+        return f"{units}{self.gp._repr_html_()}{self.report._repr_html_()}"

@@ -1,4 +1,4 @@
-"""Tables for the command line: read, encode for a model, split, and write results, without a frame library.
+"""Tables: from files and frames, encoded for a model, split, and results written.
 
 table = read_table("bikes.csv.gz")
 encoding = Encoding.learn(table, target="count")     # goes into the model file: encoding.to_json()
@@ -8,6 +8,7 @@ train, test = split_rows(len(data.y), test_fraction=0.1, seed=0)
 
 from .columns import Column, Kind, Table
 from .encoding import EncodedTable, Encoding, InputColumn, Missing, Unseen
+from .frames import table_of
 from .reading import read_table, require_format
 from .splits import read_split, split_rows
 from .writing import write_predictions
@@ -25,5 +26,6 @@ __all__ = [
     "read_table",
     "require_format",
     "split_rows",
+    "table_of",
     "write_predictions",
 ]

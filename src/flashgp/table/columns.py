@@ -52,6 +52,7 @@ class Table:
         header: whether the file names its columns.
         first_line: the file's line (from 1) of the first row, where every row is one line; else None.
         notes: sentences for the user.
+        first_row: what the first row is called: 1 in a file, 0 in a frame.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Table:
     header: bool
     first_line: int | None
     notes: tuple[str, ...]
+    first_row: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,8 +98,9 @@ class Table:
         )
 
     def where(self, row: int) -> str:
-        """Name a row (zero-based here, from 1 in the text) and its line in the file."""
-        return f"row {row + 1}" if self.first_line is None else f"row {row + 1} (line {self.first_line + row})"
+        """Name a row (from 0 here, as the table counts in the text) and its line in the file."""
+        name = f"row {row + self.first_row}"
+        return name if self.first_line is None else f"{name} (line {self.first_line + row})"
 
 
 def quoted(text: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..foundations.errors import BackendUnavailableError
-from .columns import Column, quoted
+from ..foundations.errors import BackendUnavailableError, ShapeError
+from .columns import Column, Table, checked_names, quoted
 
 __all__ = [
     "DECIMAL_COMMA",
@@ -23,6 +23,7 @@ __all__ = [
     "given_cells",
     "number_of",
     "require_pyarrow",
+    "table_from_arrow",
 ]
 
 DECIMAL_COMMA = r"^[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -96,7 +97,13 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
     types, compute = pyarrow.types, pyarrow.compute
     stored_as = str(data.type)
     if types.is_dictionary(data.type):
-        data = data.cast(data.type.value_type)
+        wanted = data.type.value_type
+        if types.is_integer(wanted) or types.is_string_view(wanted):  # whole numbers may be declared to be categories
+            wanted = pyarrow.large_string()
+        chunks = [chunk.dictionary.cast(wanted).take(chunk.indices) for chunk in data.chunks]
+        data = pyarrow.chunked_array(chunks, wanted)
+    if types.is_string_view(data.type):
+        data = data.cast(pyarrow.large_string())
     kind = data.type
     if types.is_boolean(kind):
         return Column(name, "boolean", _floats(pyarrow, data.cast("uint8")), stored_as=stored_as)
@@ -113,6 +120,27 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
         coded = stripped.filter(pyarrow.array(present)).combine_chunks().dictionary_encode()
         return _category(name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as)
     return Column(name, "other", np.full(len(data), np.nan), stored_as=stored_as)
+
+
+def table_from_arrow(pyarrow: Any, stored: Any, name: str, first_row: int = 1) -> Table:
+    """A typed table of Arrow; columns that pandas stored as an index are left out and said.
+
+    Raises: ShapeError without rows or columns, or for two columns of one name; what Arrow raises.
+    """
+    columns: list[Column] = []
+    notes: list[str] = []
+    for field, cells in zip(stored.schema, stored.columns, strict=True):
+        if field.name.startswith("__index_level_"):
+            notes.append(f"column {quoted(field.name)} is an index that pandas stored: left out.")
+        else:
+            columns.append(column_from_arrow(pyarrow, field.name.strip() or f"column_{len(columns) + 1}", cells))
+    checked_names([column.name for column in columns], name)
+    if not columns or stored.num_rows == 0:
+        raise ShapeError(
+            f"{quoted(name)} must have at least one row and one column, got {stored.num_rows} rows and {len(columns)} "
+            "columns; check that it is what you meant."
+        )
+    return Table(name, tuple(columns), stored.num_rows, True, None, tuple(notes), first_row)
 
 
 def _numbers(pyarrow: Any, given: Any, decimal: str) -> Array | None:

@@ -46,12 +46,14 @@ class EncodedTable:
     """Numbers for a model.
 
     Fields: x, shape (n, d), float64, finite; y, shape (n,), float64, finite, or None where no target was asked for;
-    rows, shape (n,), the zero-based rows of the table that were kept, increasing; notes, sentences for the user.
+    rows, shape (n,), the zero-based rows of the table that were kept, increasing; total, the rows of the table; notes,
+    sentences for the user.
     """
 
     x: npt.NDArray[np.float64]
     y: npt.NDArray[np.float64] | None
     rows: npt.NDArray[np.int64]
+    total: int
     notes: tuple[str, ...]
 
 
@@ -61,7 +63,8 @@ class Encoding:
 
     Fields: inputs, in column order; target and target_position; header, whether columns are matched by name (else
     by position); table_columns, how many columns the table had; left_out, columns known and not used; missing, what
-    happens to rows with missing values; notes, what was decided while learning (not part of the JSON form).
+    happens to rows with missing values; notes, what was decided while learning, and constant, the columns left out that
+    do not vary (neither is part of the JSON form).
     """
 
     inputs: tuple[InputColumn, ...]
@@ -72,6 +75,7 @@ class Encoding:
     left_out: tuple[str, ...] = ()
     missing: Missing = "error"
     notes: tuple[str, ...] = field(default=(), compare=False)
+    constant: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def category_positions(self) -> tuple[int, ...]:
@@ -116,6 +120,7 @@ class Encoding:
                 f"drop with {' '.join(f'--drop {name}' for name, _ in unusable[:10])}, or correct the values."
             )
         notes: list[str] = []
+        given = used
         used = [index for index in used if not is_constant(table.columns[index], notes)]
         rows, row_notes = kept_rows(table, [table.columns[index] for index in (*used, target_index)], missing)
         notes.extend(row_notes)
@@ -139,6 +144,7 @@ class Encoding:
             left_out=tuple(n for i, n in enumerate(table.names) if i not in used and i != target_index),
             missing=missing,
             notes=tuple(notes),
+            constant=tuple(n for i, n in enumerate(table.names) if i in given and i not in used),
         )
 
     def apply(
@@ -172,7 +178,22 @@ class Encoding:
         x = np.empty((len(rows), len(columns)))
         for index, column in enumerate(columns):
             x[:, index] = column.values[rows]
-        return EncodedTable(x, y, rows, (*notes, *row_notes))
+        return EncodedTable(x, y, rows, table.rows, (*notes, *row_notes))
+
+    def observed(self, table: Table) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
+        """The target's values in a table, (rows,), NaN where missing; None where there are none; and notes."""
+        position: int | None = self.target_position if len(table.columns) == self.table_columns else None
+        if self.header:
+            position = table.names.index(self.target) if self.target in table.names else None
+        if position is None:
+            return None, ()
+        goal = table.columns[position]
+        if goal.kind not in ("number", "boolean"):
+            return None, (f"the target {goal.name!r} is not numeric in this table, so the predictions are not scored.",)
+        known = int(np.isfinite(goal.values).sum())
+        if 0 < known < table.rows:
+            return goal.values, (f"{table.rows - known:,} rows have no value of {goal.name!r} and are not scored.",)
+        return goal.values, ()
 
     def _matched(self, table: Table, need_target: bool) -> tuple[list[int], int | None, list[str]]:
         """Positions in the table of the inputs and of the target (None if not needed), and notes."""

@@ -8,9 +8,9 @@ import os
 import zlib
 from typing import Any
 
-from ..foundations.errors import DomainError, ShapeError
-from .columns import Column, Table, checked_names, quoted
-from .conversion import column_from_arrow, require_pyarrow
+from ..foundations.errors import DomainError, FlashGPError, ShapeError
+from .columns import Table, quoted
+from .conversion import require_pyarrow, table_from_arrow
 from .delimited import parse_delimited
 
 __all__ = ["SUFFIXES", "read_table", "require_format"]
@@ -96,27 +96,16 @@ def require_format(path: str | os.PathLike[str], argument: str = "path") -> str:
 
 def _parquet(pyarrow: Any, data: bytes, name: str) -> Table:
     """A Parquet file; columns that pandas stored as an index are left out and said."""
-    columns: list[Column] = []
-    notes: list[str] = []
     try:
         # The bytes, not the name: one file, not a directory of files, and no interpretation of folder names.
         stored = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).read()
-        for field, cells in zip(stored.schema, stored.columns, strict=True):
-            if field.name.startswith("__index_level_"):
-                notes.append(f"column {quoted(field.name)} is an index that pandas stored: left out.")
-            else:
-                columns.append(column_from_arrow(pyarrow, field.name.strip() or f"column_{len(columns) + 1}", cells))
+        return table_from_arrow(pyarrow, stored, name)
+    except FlashGPError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DomainError(
             f"{quoted(name)} must be a readable Parquet file, got {quoted(str(error))}; write it again, or export CSV."
         ) from None
-    checked_names([column.name for column in columns], name)
-    if not columns or stored.num_rows == 0:
-        raise ShapeError(
-            f"{quoted(name)} must have at least one row and one column, got {stored.num_rows} rows and {len(columns)} "
-            "columns; check that it is the file you meant."
-        )
-    return Table(name, tuple(columns), stored.num_rows, True, None, tuple(notes))
 
 
 def _file_bytes(name: str) -> bytes:

@@ -24,7 +24,6 @@ from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.parameters import Parameter
 from flashgp.kernels.squared_exponential import Stationary
-from flashgp.standardise import Scaling
 
 if TYPE_CHECKING:
     from flashgp.table import InputColumn
@@ -84,13 +83,13 @@ class KernelExpression:
 class KernelColumns:
     """What an expression is joined with.
 
-    Fields: inputs, the d columns of the model; table_names, all columns of the table, for positions; scaling, what the
-    inputs are standardised with.
+    Fields: inputs, the d columns of the model; table_names, all columns of the table, for positions; scales, standard
+    deviations of the inputs.
     """
 
     inputs: "Sequence[InputColumn]"
     table_names: Sequence[str]
-    scaling: Scaling
+    scales: Sequence[float]
 
     @property
     def names(self) -> list[str]:
@@ -312,7 +311,7 @@ class _Walk:
         dims = self.dims(node, name, chosen, columns)
         if name in _ONE_COLUMN and len(dims) != 1:
             raise self.fail(node, f"must give {name} one column, got {len(dims)}; set active_dims")
-        scales = [columns.scaling.x_scale[j] for j in dims]
+        scales = [columns.scales[j] for j in dims]
         arguments = {key: self.in_units(name, key, value, scales) for key, value in values.items()}
         if "lengthscale" not in arguments and issubclass(NAMES[name], kernels.Categorical | Stationary):
             start = 1.0 if name == "Categorical" else len(dims) ** 0.5

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.normal import QUANTILE_975
-from flashgp.standardise import Scaling
 from flashgp.target_transform import WarpedNormal
 
 __all__ = ["Scores"]
@@ -32,12 +31,14 @@ class Scores:
     standardised_nll: float
 
     @staticmethod
-    def of(y: npt.NDArray[np.float64], target: WarpedNormal, scaling: Scaling) -> "Scores":
-        """Compare y with predictions of new observations, all of shape (n,), n at least 1, in units of y."""
+    def of(y: npt.NDArray[np.float64], target: WarpedNormal, scale: float) -> "Scores":
+        """Compare y with predictions of new observations, all of shape (n,), n at least 1, in units of y.
+
+        scale: the standard deviation of the training targets, in the same units.
+        """
         with np.errstate(invalid="ignore"):
             nll = -float(np.mean(target.log_prob(y)))
         rmse = float(np.sqrt(np.mean(np.square(y - target.mean))))
-        scale = scaling.target_scale
         return Scores(
             rows=len(y),
             rmse=rmse,

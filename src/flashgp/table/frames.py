@@ -1,0 +1,81 @@
+"""Tables in memory: frames of pandas, polars and pyarrow, whatever speaks Arrow, and dicts of columns."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..foundations.errors import DomainError, FlashGPError
+from .columns import Table
+from .conversion import require_pyarrow, table_from_arrow
+from .reading import read_table
+
+__all__ = ["table_of"]
+
+_SHOWN_CHARACTERS = 200
+
+
+def table_of(data: Any, name: str = "table", *, header: bool | None = None) -> Table:
+    """A typed table from what a user has; rows of a frame are counted from 0, those of a file from 1.
+
+    Args:
+        data: a `Table`; a path, as `read_table`; a frame of pandas, polars or pyarrow, or another with
+            `__arrow_c_stream__` or `to_arrow`; or a dict of columns. An index of pandas is no column.
+        name: what it is called in an error.
+        header: of a path, whether its first row names the columns.
+
+    Raises:
+        DomainError: for other data, or a column that holds values of several kinds (named).
+        ShapeError: without rows or columns, for columns of different lengths or two of one name.
+        BackendUnavailableError: without pyarrow; install flashgp[table].
+    Cost: one array of 8 bytes a cell.
+
+    Example:
+        >>> table = table_of({"city": ["Ulm", "Bonn"], "price": [10, 20]})
+        >>> [(column.name, column.kind) for column in table.columns]
+        [('city', 'category'), ('price', 'number')]
+    """
+    if isinstance(data, Table):
+        return data
+    if isinstance(data, str | os.PathLike):
+        return read_table(data, header=header)
+    pyarrow = require_pyarrow(name)
+    try:
+        return table_from_arrow(pyarrow, _arrow(pyarrow, data, name), name, first_row=0)
+    except FlashGPError:
+        raise
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        got = " ".join(map(str, error.args))[:_SHOWN_CHARACTERS]
+        raise DomainError(
+            f"`{name}` must hold columns of one kind of values and one length each, got {got!r}; convert the column to "
+            "numbers or to text"
+        ) from None
+
+
+def _arrow(pyarrow: Any, data: Any, name: str) -> Any:
+    """The data as an Arrow table. Raises: what Arrow raises; DomainError for what is no table."""
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+        return pyarrow.Table.from_pandas(data, preserve_index=False)
+    if isinstance(data, Mapping):
+        return pyarrow.table({str(key): _cells(pyarrow, key, column) for key, column in data.items()})
+    if hasattr(data, "__arrow_c_stream__"):
+        return pyarrow.table(data)
+    if hasattr(data, "to_arrow"):
+        return data.to_arrow()
+    raise DomainError(
+        f"`{name}` must be a frame of pandas, polars or pyarrow, a dict of columns or a path, got "
+        f"{type(data).__name__}; for arrays use flashgp.GPRegressor"
+    )
+
+
+def _cells(pyarrow: Any, key: Any, column: Any) -> Any:
+    """One column of a dict. Raises: ValueError naming it."""
+    if hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__"):
+        column = np.asarray(column)
+    try:
+        if hasattr(column, "__arrow_c_stream__"):
+            return pyarrow.chunked_array(column)
+        return pyarrow.array(column, from_pandas=True)
+    except (pyarrow.ArrowException, TypeError) as error:
+        raise ValueError(f"column {key!r}: {error}") from None

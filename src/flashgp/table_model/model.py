@@ -1,0 +1,446 @@
+"""`TableModel`: a Gaussian process of a table, which takes its columns as they are and answers in their units."""
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flashgp.files import load, load_metadata, save
+from flashgp.foundations.checks import check_count
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.errors import DomainError, ModelFileError
+from flashgp.foundations.profile_ranges import profile_range
+from flashgp.foundations.report import Report
+from flashgp.inference.fit import Fit, fit_as
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.stream import Stream
+from flashgp.inference.training.history import Progress
+from flashgp.inference.training.progress_bar import shown_progress
+from flashgp.kernels import Kernel
+from flashgp.standardise import Scaling
+from flashgp.table import EncodedTable, Encoding, Missing, Table, Unseen, table_of
+
+from .prediction import TablePrediction, in_place
+from .preparation import PreparedTable, TableSettings, prepare
+
+__all__ = ["TABLE_KEY", "TableModel", "fit_prepared"]
+
+TABLE_KEY = "flashgp.table"  # of a file's metadata
+UNITS = "standardised columns and target; TableModel.predict answers in units of the table"
+_FIELDS = ("encoding", "scaling", "kernel")
+_BLOCK_ROWS = 64  # predicted, then learned, together: the predictions hardly change, the work is matrix products
+_Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """What a fitted model holds. Fields: posterior, standardised; encoding of columns; scaling; fit, None for a model
+    from a file; last, predictions of the rows that `update` learned, each made before."""
+
+    posterior: Posterior
+    encoding: Encoding
+    scaling: Scaling
+    fit: Fit | None = None
+    last: TablePrediction | None = None
+
+
+class TableModel:
+    """Exact Gaussian process regression of one column of a table from the others, in the units of the table.
+
+    Columns of numbers, booleans, dates (days since 1970-01-01) and text or categories. A table is a pandas, polars or
+    pyarrow frame (or another with `__arrow_c_stream__` or `to_arrow`), a dict of columns, or the path of a CSV, gzipped
+    CSV or Parquet file. Columns are matched by name; those that do not vary are left out. Inside, numbers are
+    standardised, and the target after its transform. `flashgp fit` does the same, and `flashgp predict` reads its
+    files.
+
+    A value: `fit` and `update` return a new model and change nothing.
+
+    Args:
+        kernel: None for the default covariance function (`GPRegressor`), "auto" for the best of five, an expression as
+            on the command line ("Matern(nu=1.5) + Linear()", lengthscales in units of their columns), or a Kernel over
+            standardised inputs, whose active_dims count the inputs in the order of the table and whose parameters are
+            fitted from values that the data suggest.
+        target_transform: "auto", "none", "log" or "yeo-johnson", as `GPRegressor`.
+        missing: rows with missing values are an "error"; or "drop" to leave them out of a fit and predict NaN for them.
+        starts: as `flashgp.fit`.
+        time_limit: as `flashgp.fit`.
+        solver: as `GP.condition`.
+        memory: as `GP.condition`.
+        device: "auto" for an accelerator when there is one, or a torch device.
+        dtype: as `GP.condition`.
+        tolerance: as `GP.condition`.
+        seed: as `flashgp.fit`.
+        deterministic: as `flashgp.fit`.
+
+    Raises:
+        DomainError: for settings that are none.
+
+    Example:
+        >>> table = {"size": [60.0, 80, 120, 95, 70], "city": ["Ulm", "Bonn", "Ulm", "Bonn", "Ulm"],
+        ...          "price": [210.0, 330, 420, 380, 245]}
+        >>> model = fgp.TableModel().fit(table, target="price")
+        >>> prediction = model.predict({"city": ["Bonn"], "size": [100.0]})
+        >>> bool(330 < prediction.mean[0] < 450)
+        True
+        >>> model.save("model.safetensors")
+        >>> again = fgp.load("model.safetensors")
+        >>> bool(again.predict({"city": ["Bonn"], "size": [100.0]}).mean == prediction.mean)
+        True
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | str | None = None,
+        *,
+        target_transform: Literal["auto", "none", "log", "yeo-johnson"] = "auto",
+        missing: Missing = "error",
+        starts: int | None = None,
+        time_limit: float | None = None,
+        solver: str | None = None,
+        memory: str | int | None = None,
+        device: str | torch.device | None = "auto",
+        dtype: torch.dtype | None = None,
+        tolerance: float = 1e-3,
+        seed: int = 0,
+        deterministic: bool = False,
+    ) -> None:
+        self.settings = TableSettings(
+            kernel, target_transform, missing, starts, time_limit, solver, memory, device, dtype, tolerance, seed,
+            deterministic,
+        )  # fmt: skip
+        self._fitted: _Learned | None = None
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+    def fit(
+        self,
+        table: Any,
+        target: str,
+        *,
+        drop: Sequence[str] = (),
+        checkpoint: str | Path | None = None,
+        progress: Callable[[Progress], None] | Literal[False] | None = None,
+    ) -> "TableModel":
+        """A model fitted to all rows of a table.
+
+        Args:
+            table: a frame, a dict of columns, or a path.
+            target: the column to predict; of a path also its position, from 1.
+            drop: columns not to use, likewise.
+            checkpoint: as `flashgp.fit`.
+            progress: as `flashgp.fit`.
+
+        Returns:
+            A new model. What was decided of the columns is in its `notes`.
+
+        Raises:
+            DomainError: for a column that cannot be used, missing values under "error", or a target that is no number.
+            ShapeError: for a table without rows, or two columns of one name.
+            BackendUnavailableError: without pyarrow (flashgp[table]).
+            MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
+        Cost: as `flashgp.fit`.
+        """
+        deadline = Deadline.after(self.settings.time_limit)
+        source = table_of(table)
+        drop = (drop,) if isinstance(drop, str) else drop
+        encoding = Encoding.learn(source, target, drop, self.settings.missing)
+        data = encoding.apply(source, need_target=True)
+        prepared = prepare(self.settings, source, encoding, data, deadline=deadline)
+        with shown_progress(progress) as callback:
+            return fit_prepared(prepared, deadline, checkpoint, callback)
+
+    def update(
+        self,
+        table: Any,
+        *,
+        window: int | None = None,
+        refine: int | None = None,
+        missing: Missing | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> "TableModel":
+        """A model that also knows the rows of another table; units and hyperparameters stay as they are.
+
+        Args:
+            table: as `fit`, with the target.
+            window: keep the latest so many rows; None for all.
+            refine: then improve the hyperparameters by so many steps; None for none.
+            missing: "error" or "drop"; None as the model was made.
+            progress: called with what is done next and the fraction done.
+
+        Returns:
+            A new model, whose `learned` has the predictions of these rows, each made before it was learned.
+
+        Raises:
+            DomainError, ShapeError: as `predict`, and for a value of the target that its transform does not take.
+        Cost: O(n^2) for each row, as `Posterior.append`.
+
+        Example:
+            >>> x = np.linspace(0.0, 6.0, 40)
+            >>> model = fgp.TableModel().fit({"x": x, "wave": np.sin(x)}, target="wave")
+            >>> more = model.update({"x": [6.2, 6.4], "wave": [-0.08, 0.12]})
+            >>> more.posterior.count, more.learned.scores.rows
+            (42, 2)
+        """
+        fitted = self._require("update")
+        source, data = self._encoded(table, need_target=True, missing=missing)
+        assert data.y is not None
+        before, scaling = fitted.posterior, fitted.scaling
+        scaling.transform.check(data.y, data.rows + source.first_row)
+        x = torch.from_numpy(np.ascontiguousarray(scaling.x(data.x))).to(before.x.dtype)
+        y = torch.from_numpy(np.ascontiguousarray(scaling.y(data.y))).to(before.y.dtype)
+        stream = Stream(before, window=window)
+        if refine is not None:
+            check_count(refine, "refine", 1)
+        means, stds = [np.empty(0)], [np.empty(0)]
+        for start in range(0, len(x), _BLOCK_ROWS):
+            if progress is not None:
+                progress(f"learning row {start:,} of {len(x):,}", start / len(x))
+            step = stream.step(x[start : start + _BLOCK_ROWS], y[start : start + _BLOCK_ROWS])
+            means.append(step.mean.double().numpy(force=True))
+            stds.append(step.variance.double().sqrt().numpy(force=True))
+        posterior = stream.posterior if refine is None else stream.posterior.refine(refine)
+        last = self._prediction(
+            source, data, np.concatenate(means), np.concatenate(stds), None, data.y, posterior.report
+        )
+        return self._with(replace(fitted, posterior=posterior, last=last))
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+    def predict(
+        self,
+        table: Any,
+        *,
+        unseen: Unseen = "error",
+        missing: Missing | None = None,
+        variance: str = "auto",
+        memory: str | int | None = None,
+    ) -> TablePrediction:
+        """New observations of the target at every row of a table, in its order.
+
+        Args:
+            table: as `fit`; columns in any order, others than the model's are ignored.
+            unseen: a category that the fit did not see is an "error", or "new": unlike all known ones.
+            missing: rows with missing inputs are an "error", or "drop" to predict NaN; None as the model was made.
+            variance: as `Posterior.predict`.
+            memory: as `Posterior.predict`.
+
+        Returns:
+            Mean, deviation, intervals, quantiles and log densities in units of the target, and figures of merit where
+            the table has the target.
+
+        Raises:
+            DomainError: naming the column that is missing, of another kind, or holds an unseen category or a missing or
+                infinite value, with its row.
+        Cost: as `Posterior.predict`.
+        """
+        fitted = self._require("predict")
+        source, data = self._encoded(table, need_target=False, unseen=unseen, missing=missing)
+        mean, std, error, report = self.predict_encoded(data.x, variance, memory)
+        observed, note = fitted.encoding.observed(source)
+        found = self._prediction(source, data, mean, std, error, observed, report)
+        return replace(found, notes=(*found.notes, *note))
+
+    def predict_encoded(
+        self, x: _Numbers, variance: str = "auto", memory: str | int | None = None
+    ) -> tuple[_Numbers, _Numbers, _Numbers | None, Report]:
+        """Standardised predictions of encoded rows (n, d), each (n,).
+
+        Returns: mean and standard deviation of new observations, which `scaling` takes to units of the target; the
+        standard error of the variance where it was sampled, else None; the report.
+        """
+        post = self.posterior
+        scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
+        with profile_range("transfers"):
+            points = scaled.to(post.x.device, post.x.dtype)
+        with torch.no_grad():
+            prediction = post.predict(points, variance=variance, memory=memory)
+            mean = prediction.mean.double().numpy(force=True)
+            std = prediction.observation_variance.sqrt().double().numpy(force=True)
+            error = prediction.variance_standard_error
+        return mean, std, None if error is None else error.double().numpy(force=True), prediction.report
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior of the standardised model: x and y have mean 0 and standard deviation 1, categories are codes.
+
+        Its predictions are in these units, of the transformed target where there is a transform; `scaling` takes
+        numbers there and back. `predict` answers in units of the table.
+        """
+        return self._require("posterior").posterior
+
+    @property
+    def encoding(self) -> Encoding:
+        """How columns become numbers."""
+        return self._require("encoding").encoding
+
+    @property
+    def scaling(self) -> Scaling:
+        """To and from standard units, with the transform of the target."""
+        return self._require("scaling").scaling
+
+    @property
+    def target(self) -> str:
+        """The column that is predicted."""
+        return self.encoding.target
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that it is predicted from, in the order of `posterior.x`."""
+        return tuple(column.name for column in self.encoding.inputs)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided of the columns in the fit; empty for a model from a file."""
+        return self.encoding.notes
+
+    @property
+    def training(self) -> Fit | None:
+        """The fit, in standard units: history, report, whether it was interrupted; None for a model from a file."""
+        return self._require("training").fit
+
+    @property
+    def report(self) -> Report:
+        """How the posterior was computed, and how certain that is."""
+        return self.posterior.report
+
+    @property
+    def learned(self) -> TablePrediction | None:
+        """Predictions of the rows of the last `update`, each made before it was learned; None before one."""
+        return self._require("learned").last
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def save(self, path: str | os.PathLike[str], *, metadata: Any = MappingProxyType({})) -> None:
+        """Write the model to one file, whole or not at all; `flashgp.load` and `flashgp predict` read it.
+
+        Args:
+            path: the file; an existing one is replaced.
+            metadata: JSON values of the caller's own, for `flashgp.files.load_metadata`.
+
+        Raises:
+            DomainError: as `flashgp.save`.
+        Cost: O(n^2) bytes.
+        """
+        fitted = self._require("save")
+        data = {"encoding": fitted.encoding.to_json(), "scaling": fitted.scaling.to_json(),
+                "kernel": self.settings.kernel_text}  # fmt: skip
+        save(fitted.posterior, path, metadata={**metadata, TABLE_KEY: data})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], modules: Any = MappingProxyType({}), *, device: Any = None) -> "TableModel":
+        """Read what `save` or `flashgp fit` wrote.
+
+        Args:
+            path: the file.
+            modules: as `flashgp.load`.
+            device: as `flashgp.load`.
+
+        Raises:
+            ModelFileError: for another file, or a model that does not know a table's columns.
+        Cost: one pass over the file.
+        """
+        name = os.fspath(path)
+        data: Any = load_metadata(path).get(TABLE_KEY)
+        if not isinstance(data, dict) or sorted(data) != sorted(_FIELDS) or not isinstance(data["kernel"], str):
+            raise ModelFileError(
+                f"the model must be one that `flashgp fit` or TableModel.save wrote, got {name!r}, which does not know "
+                "a table's columns; use flashgp.load in Python, or fit again with --out"
+            )
+        encoding, scaling = Encoding.from_json(data["encoding"]), Scaling.from_json(data["scaling"])
+        posterior = load(path, modules, device=device)
+        d = len(encoding.inputs)
+        if posterior.x.dim() != 2 or posterior.x.shape[-1] != d or len(scaling.x_shift) != d or posterior.gp.outputs:
+            raise ModelFileError(
+                f"the columns of {name!r} do not fit its model: {d} inputs, {len(scaling.x_shift)} scales, "
+                f"x of shape {tuple(posterior.x.shape)}; the file is damaged or foreign, fit again"
+            )
+        model = TableModel(missing=encoding.missing)
+        model.settings = replace(model.settings, kernel=data["kernel"] or None)
+        return model._with(_Learned(posterior.in_units(UNITS), encoding, scaling))
+
+    def with_posterior(self, posterior: Posterior) -> "TableModel":
+        """The same model with another standardised posterior, such as one conditioned by another solver."""
+        return self._with(replace(self._require("with_posterior"), posterior=posterior.in_units(UNITS)))
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        if self._fitted is None:
+            return f"TableModel(kernel={self.settings.kernel!r}), not fitted"
+        transform, kinds = self.scaling.transform, [f"{c.name} ({c.kind})" for c in self.encoding.inputs[:12]]
+        more = len(self.inputs) - len(kinds)
+        how = "" if transform.identity else f", modelled as {transform}"
+        return (
+            f"TableModel of {self.target!r}{how} from {', '.join(kinds)}{f' and {more:,} more' * bool(more)}; "
+            f"{self.posterior.count:,} rows\n{self.posterior!r}"
+        )
+
+    def _require(self, what: str) -> _Learned:
+        if self._fitted is None:
+            raise DomainError(
+                f"`{what}` needs a fitted TableModel, got one without rows; use what fit(table, target=...) returns"
+            )
+        return self._fitted
+
+    def _with(self, fitted: _Learned) -> "TableModel":
+        model = copy.copy(self)
+        model._fitted = fitted
+        return model
+
+    def _encoded(
+        self, table: Any, *, need_target: bool, unseen: Unseen = "error", missing: Missing | None = None
+    ) -> tuple[Table, EncodedTable]:
+        encoding = self.encoding
+        source = table_of(table, header=encoding.header)
+        return source, encoding.apply(source, need_target=need_target, unseen=unseen, missing=missing)
+
+    def _prediction(
+        self,
+        table: Table,
+        data: EncodedTable,
+        mean: _Numbers,
+        std: _Numbers,
+        variance_error: _Numbers | None,
+        observed: _Numbers | None,
+        report: Report,
+    ) -> TablePrediction:
+        """Standardised predictions of the encoded rows, in units of the target and in the order of the table."""
+        count, scaling = data.total, self.scaling
+        mean, std = in_place(mean, data.rows, count), in_place(std, data.rows, count)
+        if observed is not None and len(observed) != count:
+            observed = in_place(observed, data.rows, count)
+        target, errors = scaling.predictive(mean, std), None
+        if variance_error is not None:
+            # To first order: the root of a variance v moves by half the error of v over the root.
+            moved = 0.5 * in_place(variance_error, data.rows, count) / np.maximum(std, np.finfo(np.float64).tiny)
+            errors = np.abs(scaling.predictive(mean, std + moved).std - target.std)
+            if scaling.transform.identity:
+                errors = scaling.std(moved)
+        notes = list(dict.fromkeys((*table.notes, *data.notes)))
+        if len(data.rows) < count:
+            notes.append(f"{count - len(data.rows):,} rows with missing values have nan in every column of the result.")
+        return TablePrediction(
+            self.target, target, data.rows, errors, observed, scaling.target_scale, tuple(notes), report
+        )  # fmt: skip
+
+
+def fit_prepared(
+    prepared: PreparedTable,
+    deadline: Deadline = NO_DEADLINE,
+    checkpoint: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> TableModel:
+    """A model fitted to a table that has been prepared, within a deadline. Raises: as `flashgp.fit`."""
+    options = replace(
+        prepared.options, deadline=deadline, plan=prepared.plan, checkpoint=checkpoint, progress=progress,
+        memory=None, dtype=None, solver=None,  # the plan has them
+    )  # fmt: skip
+    result = fit_as(prepared.gp, *prepared.tensors, options)
+    result.report.events[:0] = prepared.choices
+    model = TableModel()
+    model.settings = prepared.settings
+    encoding = replace(prepared.encoding, notes=prepared.notes)
+    return model._with(_Learned(result.posterior.in_units(UNITS), encoding, prepared.scaling, result))

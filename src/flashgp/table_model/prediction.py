@@ -1,0 +1,138 @@
+"""Predictions of the rows of a table, in its order and in units of its target."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.report import Report
+from flashgp.target_transform import WarpedNormal
+
+from .scores import Scores
+
+__all__ = ["TablePrediction", "in_place"]
+
+_Numbers = npt.NDArray[np.float64]
+_SHOWN_ROWS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class TablePrediction:
+    """New observations of the target at the rows of a table, noise included; NaN for rows that have missing inputs.
+
+    Fields:
+        target: its name.
+        distribution: of every row of the table, in units of the target.
+        rows: positions of the rows predicted, from 0, increasing.
+        std_error: the standard error of `std`, (rows of the table,), where variances were sampled; None where they are
+            exact.
+        observed: the target, where the table has it, NaN in rows without a value; None where it has not.
+        unit: the standard deviation of the training targets, for standardised scores.
+        notes: what was decided, sentences for the user.
+        report: how it was computed; of the posterior, where rows were predicted in several steps.
+
+    Example:
+        >>> x = np.linspace(0.0, 6.0, 40)
+        >>> model = fgp.TableModel().fit({"x": x, "wave": 10.0 + np.sin(x)}, target="wave")
+        >>> prediction = model.predict({"x": [1.0, 2.0]})
+        >>> prediction.mean.round(1), (prediction.quantile(0.5) - prediction.mean).round(6)
+        (array([10.8, 10.9]), array([0., 0.]))
+        >>> lower, upper = prediction.interval(0.95)
+        >>> bool((lower < prediction.mean).all()), prediction.log_prob([10.8, 10.9]).shape
+        (True, (2,))
+    """
+
+    target: str
+    distribution: WarpedNormal
+    rows: npt.NDArray[np.int64]
+    std_error: _Numbers | None
+    observed: _Numbers | None
+    unit: float
+    notes: tuple[str, ...]
+    report: Report
+
+    @cached_property
+    def mean(self) -> _Numbers:
+        """The mean of each row, units of the target."""
+        return self.distribution.mean
+
+    @cached_property
+    def std(self) -> _Numbers:
+        """The standard deviation of a new observation in each row, units of the target."""
+        return self.distribution.std
+
+    @property
+    def median(self) -> _Numbers:
+        """The median of each row, units of the target."""
+        return self.distribution.median
+
+    def interval(self, level: float = 0.95) -> tuple[_Numbers, _Numbers]:
+        """The central interval that holds the target with that probability, strictly between 0 and 1."""
+        return self.distribution.interval(level)
+
+    def quantile(self, q: float) -> _Numbers:
+        """The q-quantile of each row, units of the target. Raises: DomainError unless 0 < q < 1."""
+        return self.distribution.quantile(q)
+
+    def log_prob(self, y: Any = None) -> _Numbers:
+        """The log density of a value of the target in each row, nats, per unit of the target.
+
+        Args:
+            y: one value for each row of the table; None for the target that the table has.
+
+        Raises:
+            ShapeError: for another number of values, or a table without the target.
+        """
+        values = self.observed if y is None else np.asarray(y, dtype=np.float64)
+        if values is None or values.shape != self.distribution.location.shape:
+            raise ShapeError(
+                f"`y` must have one value for each of {len(self.distribution.location):,} rows, got "
+                f"{'none' if values is None else values.shape}; pass the column {self.target!r}"
+            )
+        return self.distribution.log_prob(values)
+
+    @cached_property
+    def scores(self) -> Scores | None:
+        """How good the predictions are over the rows that have the target; None where the table has none."""
+        if self.observed is None:
+            return None
+        known = np.isfinite(self.observed) & np.isfinite(self.distribution.location)
+        if not known.any():
+            return None
+        return Scores.of(self.observed[known], self.distribution.rows(known), self.unit)
+
+    def columns(self, *, std: bool = True, interval: float | None = None) -> dict[str, _Numbers]:
+        """Named columns, for a file or a frame: mean, std, std_error where deviations are estimates, lower, upper."""
+        columns = {"mean": self.mean}
+        if std:
+            columns["std"] = self.std
+            if self.std_error is not None:
+                columns["std_error"] = self.std_error
+        if interval is not None:
+            columns["lower"], columns["upper"] = self.interval(interval)
+        return columns
+
+    def __len__(self) -> int:
+        return len(self.distribution.location)
+
+    def __repr__(self) -> str:
+        columns = self.columns(interval=0.95)
+        lines = [f"{self.target!r} of {len(self):,} rows, 95 % intervals in lower and upper"]
+        lines.append("".join(f"{name:>12}" for name in ("row", *columns)))
+        shown = [*range(min(len(self), _SHOWN_ROWS))]
+        lines += [f"{row:>12}" + "".join(f"{values[row]:>12.6g}" for values in columns.values()) for row in shown]
+        if len(shown) < len(self):
+            lines.append(f"{'...':>12}")
+        return "\n".join(lines)
+
+
+def in_place(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numbers:
+    """Values at their rows of a table, NaN at the others."""
+    if len(rows) == count:
+        return values
+    whole = np.full(count, np.nan)
+    whole[rows] = values
+    return whole

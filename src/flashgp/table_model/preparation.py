@@ -1,0 +1,219 @@
+"""A table made ready to fit: encoded, in standard units, with a model and its plan."""
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event
+from flashgp.inference import plan as plans
+from flashgp.inference.gp import GP
+from flashgp.inference.replicates import equal_rows
+from flashgp.inference.training.options import FitOptions
+from flashgp.kernel_choice import choose_kernel
+from flashgp.kernel_expression import BuiltKernel, KernelColumns, KernelExpression, build_kernel, parse_kernel
+from flashgp.kernels import Kernel
+from flashgp.kernels.default import DEFAULT
+from flashgp.planner.plan import Plan
+from flashgp.standardise import MAX_SCALE, MIN_SCALE, ColumnScaling, Scaling
+from flashgp.table import EncodedTable, Encoding, Missing, Table
+from flashgp.target_transform import TargetTransform, check_target_transform
+from flashgp.units import check_categories, standard_rows
+
+__all__ = ["PreparedTable", "TableSettings", "prepare"]
+
+_Numbers = npt.NDArray[np.float64]
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """What a `TableModel` is made with; its docstring explains each. Raises: DomainError for what cannot be."""
+
+    kernel: Kernel | str | None = None
+    target_transform: str = "auto"
+    missing: Missing = "error"
+    starts: int | None = None
+    time_limit: float | None = None
+    solver: str | None = None
+    memory: str | int | None = None
+    device: str | torch.device | None = "auto"
+    dtype: torch.dtype | None = None
+    tolerance: float = 1e-3
+    seed: int = 0
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        check_target_transform(self.target_transform)
+        if self.missing not in ("error", "drop"):
+            raise DomainError(f"`missing` must be 'error' or 'drop', got {self.missing!r}; choose one of these")
+        if not (self.kernel is None or isinstance(self.kernel, str | Kernel)):
+            raise DomainError(
+                f'`kernel` must be None, "auto", an expression or a Kernel, got {type(self.kernel).__name__}; for '
+                "example flashgp.kernels.Matern(nu=1.5)"
+            )
+        _ = self.expression
+
+    @cached_property
+    def expression(self) -> KernelExpression | None:
+        return parse_kernel(self.kernel) if isinstance(self.kernel, str) and self.kernel != "auto" else None
+
+    @property
+    def kernel_text(self) -> str:
+        """The expression, "auto" or "", as a file keeps it."""
+        return self.kernel if isinstance(self.kernel, str) else ""
+
+
+@dataclass(frozen=True)
+class PreparedTable:
+    """A table ready to fit.
+
+    Fields:
+        settings: of the model.
+        encoding, data: of the columns, and the table as numbers.
+        train, test: positions in data; test is None where nothing is held out.
+        scaling: of the training rows, with the transform of the target.
+        tensors: standardised training rows, (n, d) and (n,), float64.
+        gp, options: the model, and how it is fitted.
+        kernel_words: the expression, or the kernel in words.
+        plan: of the fit.
+        choices: which transform the target got and which covariance function was chosen, and why.
+        notes: sentences for the user.
+    """
+
+    settings: TableSettings
+    encoding: Encoding
+    data: EncodedTable
+    train: _Rows
+    test: _Rows | None
+    scaling: Scaling
+    tensors: tuple[torch.Tensor, torch.Tensor]
+    gp: GP
+    options: FitOptions
+    kernel_words: str
+    plan: Plan
+    choices: tuple[Event, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.encoding.inputs]
+
+    @property
+    def y(self) -> _Numbers:
+        assert self.data.y is not None
+        return self.data.y
+
+
+def prepare(
+    settings: TableSettings,
+    table: Table,
+    encoding: Encoding,
+    data: EncodedTable,
+    train: _Rows | None = None,
+    test: _Rows | None = None,
+    deadline: Deadline = NO_DEADLINE,
+) -> PreparedTable:
+    """Put the training rows into standard units, choose what is to be chosen, build the model, plan.
+
+    Args:
+        table: as read.
+        encoding, data: learned from the table, and the table by it, with its target.
+        train, test: positions in data; None for all rows, and for none.
+
+    Raises: DomainError for what a column or the kernel does not allow; MemoryBudgetError.
+    """
+    assert data.y is not None
+    train = np.arange(len(data.rows)) if train is None else train
+    x, y = np.ascontiguousarray(data.x[train]), data.y[train]
+    built, words, notes = _kernel(settings, table, encoding, x)
+    gp = GP(built.kernel)
+    options = FitOptions(
+        starts=settings.starts, initial="given" if built.has_starts else "data", tolerance=settings.tolerance,
+        deadline=deadline, memory=settings.memory, device=settings.device, dtype=settings.dtype, seed=settings.seed,
+        deterministic=settings.deterministic, solver=settings.solver,
+    )  # fmt: skip
+    if settings.target_transform == "log":
+        TargetTransform("log").check(y, data.rows[train] + table.first_row)
+    standard = standard_rows(gp, x, y[:, None], settings.target_transform, options)
+    (scaling,) = standard.units.scalings()
+    _check_scales(scaling, encoding)
+    choices = standard.events
+    if settings.kernel == "auto":
+        names, codes = encoding.inputs, encoding.category_positions
+        chosen = choose_kernel(lambda one: GP(one.build(len(names), codes)), standard.x, standard.y, options)
+        gp, words = GP(chosen.kernel.build(len(names), codes)), chosen.kernel.words(len(names), codes)
+        choices += (chosen.event,)
+    group = equal_rows(gp, standard.x, standard.y)
+    plan = plans.plan(
+        gp,
+        len(train),
+        x.shape[1],
+        distinct=None if group is None else int(group.max()) + 1,
+        memory=settings.memory,
+        device=settings.device,
+        dtype=settings.dtype,
+        solver=settings.solver,
+        deterministic=settings.deterministic,
+        time_limit=settings.time_limit,
+        starts=options.stages.starts,
+    )
+    return PreparedTable(
+        settings, encoding, data, train, test, scaling, (standard.x, standard.y), gp, options, words, plan, choices,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _kernel(
+    settings: TableSettings, table: Table, encoding: Encoding, x: _Numbers
+) -> tuple[BuiltKernel, str, list[str]]:
+    """The covariance function for standardised inputs, in words, and what a user should know of it."""
+    names, codes = [column.name for column in encoding.inputs], encoding.category_positions
+    if isinstance(settings.kernel, Kernel):
+        if encoding.constant:
+            raise DomainError(
+                f"`kernel` counts its active_dims among the inputs, got columns that do not vary and are left out: "
+                f"{', '.join(map(repr, encoding.constant))}; pass drop={list(encoding.constant)}"
+            )
+        kernel = copy.deepcopy(settings.kernel)
+        if kernel.batch_shape:
+            raise ShapeError(
+                f"`kernel` must describe one model, got parameters of batch shape {tuple(kernel.batch_shape)}; use "
+                "flashgp.GP for a batch of models"
+            )
+        check_categories(kernel, {j: names[j] for j in codes}, len(names))
+        return BuiltKernel(kernel, has_starts=False), type(kernel).__name__, []
+    if settings.expression is None:
+        return BuiltKernel(DEFAULT.build(len(names), codes), has_starts=False), DEFAULT.words(len(names), codes), []
+    scales = ColumnScaling.of(x).keeping(codes).scale.tolist()
+    built = build_kernel(settings.expression, KernelColumns(encoding.inputs, table.names, scales))
+    unused = _unused(built, len(names))
+    notes = [f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}."] if unused else []
+    return built, settings.expression.text, notes
+
+
+def _unused(built: BuiltKernel, count: int) -> list[int]:
+    used: set[int] = set()
+    for leaf in built.kernel.leaves():
+        dims: Any = getattr(leaf, "active_dims", None)
+        if type(leaf).__name__ != "Constant":
+            used.update(range(count) if dims is None else dims)
+    return [j for j in range(count) if j not in used]
+
+
+def _check_scales(scaling: Scaling, encoding: Encoding) -> None:
+    """Raises: DomainError naming the column whose size is beyond what squares of float64 hold."""
+    names = [*(column.name for column in encoding.inputs), encoding.target]
+    shifts, scales = (*scaling.x_shift, scaling.y_shift), (*scaling.x_scale, scaling.y_scale)
+    for name, shift, scale in zip(names, shifts, scales, strict=True):
+        if not (abs(shift) < MAX_SCALE and MIN_SCALE < scale < MAX_SCALE):
+            raise DomainError(
+                f"column {name!r} must have a mean below {MAX_SCALE:g} and a standard deviation between {MIN_SCALE:g} "
+                f"and {MAX_SCALE:g}, got {shift:g} and {scale:g}; write it in other units"
+            )

@@ -1,0 +1,282 @@
+"""TableModel: the command line's model in Python, in units of the table, from frames, dicts and files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.table import table_of
+from test_cli import read, run
+
+EPS = np.finfo(float).eps
+
+
+def houses(n: int = 40, seed: int = 0) -> dict[str, Any]:
+    """A column of every kind, and a price around 300."""
+    generator = np.random.default_rng(seed)
+    size, city = generator.uniform(40.0, 160.0, n), generator.choice(["Bonn", "Köln", "Ulm"], n)
+    built = np.datetime64("1990-01-01") + generator.integers(0, 9000, n)
+    garden = generator.choice([True, False], n)
+    price = 100.0 + 2.0 * size + 40.0 * (city == "Köln") + 15.0 * garden + generator.normal(0.0, 5.0, n)
+    return {"size": size, "city": city.tolist(), "built": built, "garden": garden, "price": price}
+
+
+def frames(columns: dict[str, Any]) -> dict[str, Any]:
+    """The same table in every form."""
+    categories = {**columns, "city": pd.Categorical(columns["city"])}
+    return {
+        "dict": columns, "pandas": pd.DataFrame(columns), "pandas categories": pd.DataFrame(categories),
+        "polars": pl.DataFrame(columns), "pyarrow": pyarrow.table(columns),
+        "polars categories": pl.DataFrame(columns).with_columns(pl.col("city").cast(pl.Categorical)),
+    }  # fmt: skip
+
+
+QUICK: dict[str, Any] = {"starts": 1, "target_transform": "none"}
+
+
+@pytest.fixture(scope="module")
+def model() -> fgp.TableModel:
+    return fgp.TableModel(**QUICK).fit(houses(), target="price")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tables as files, and the command line's model of the first."""
+    path = tmp_path_factory.mktemp("houses")
+    pd.DataFrame(houses()).to_csv(path / "houses.csv", index=False)
+    pd.DataFrame(houses(25, seed=1)).to_csv(path / "new.csv", index=False)
+    run("fit", path / "houses.csv", "-t", "price", "--starts", 1, "--target-transform", "none", "--out", path / "m")
+    return path
+
+
+# -- one model in both worlds -----------------------------------------------------------------------------------------
+def test_a_model_of_the_command_line_answers_in_units_of_the_table(folder: Path) -> None:
+    loaded = fgp.load(folder / "m")
+    assert isinstance(loaded, fgp.TableModel)
+    run("predict", folder / "m", folder / "new.csv", "--out", folder / "p.csv", "--std", "--interval", 0.9)
+    written = read(folder / "p.csv")
+    for table in (folder / "new.csv", houses(25, seed=1), pd.DataFrame(houses(25, seed=1))):
+        prediction = loaded.predict(table)
+        np.testing.assert_array_equal(prediction.mean, written["mean"])
+        np.testing.assert_array_equal(prediction.std, written["std"])
+        np.testing.assert_array_equal(prediction.interval(0.9), [written["lower"], written["upper"]])
+    assert 250.0 < written["mean"].mean() < 350.0
+    assert prediction.scores is not None
+    assert prediction.scores.rmse < 15.0
+
+
+def test_the_same_rows_give_the_same_numbers_in_python_and_on_the_command_line(
+    folder: Path, model: fgp.TableModel
+) -> None:
+    loaded = fgp.load(folder / "m")
+    for table in (model, *(fgp.TableModel(**QUICK).fit(frame, "price") for frame in frames(houses()).values())):
+        found, wanted = table.predict(houses(25, seed=1)), loaded.predict(houses(25, seed=1))
+        np.testing.assert_array_equal(found.mean, wanted.mean)
+        np.testing.assert_array_equal(found.std, wanted.std)
+        assert table.scaling == loaded.scaling
+        assert table.encoding == loaded.encoding
+
+
+def test_a_kernel_expression_means_the_same_in_both(folder: Path, tmp_path: Path) -> None:
+    text = "Matern(nu=2.5, lengthscale=50, active_dims=size) * Categorical()"
+    run("fit", folder / "houses.csv", "-t", "price", "--kernel", text, "--out", tmp_path / "m")
+    here = fgp.TableModel(text).fit(folder / "houses.csv", target="price")
+    there = fgp.load(tmp_path / "m")
+    np.testing.assert_array_equal(here.predict(folder / "new.csv").mean, there.predict(folder / "new.csv").mean)
+    assert there.settings.kernel == text
+
+
+def test_files_save_and_load_both_ways(model: fgp.TableModel, folder: Path, tmp_path: Path) -> None:
+    wanted = model.predict(houses(25, seed=1))
+    fgp.save(model, tmp_path / "m.safetensors", metadata={"who": "me"})
+    again = fgp.load(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(again.predict(houses(25, seed=1)).mean, wanted.mean)
+    run("predict", tmp_path / "m.safetensors", folder / "new.csv", "--out", tmp_path / "p.csv", "--std")
+    np.testing.assert_array_equal(read(tmp_path / "p.csv")["mean"], wanted.mean)
+    np.testing.assert_array_equal(read(tmp_path / "p.csv")["std"], wanted.std)
+    from flashgp.files import load_metadata
+
+    assert load_metadata(tmp_path / "m.safetensors")["who"] == "me"
+    fgp.save(model.posterior, tmp_path / "standardised")
+    assert isinstance(fgp.load(tmp_path / "standardised"), fgp.Posterior)
+    with pytest.raises(fgp.ModelFileError, match="does not know a table's columns"):
+        fgp.TableModel.load(tmp_path / "standardised")
+
+
+def test_the_posterior_says_that_it_is_standardised(model: fgp.TableModel, tmp_path: Path) -> None:
+    fgp.save(model, tmp_path / "m.safetensors")
+    more = model.update(houses(3, seed=2))
+    for one in (model, more, fgp.load(tmp_path / "m.safetensors")):
+        assert "of standardised columns and target" in repr(one.posterior).splitlines()[0]
+        assert "standardised" in one.posterior._repr_html_()
+        assert "standardised" in repr(one)
+    assert "standardised" in (fgp.TableModel.posterior.__doc__ or "")
+    plain = fgp.GP(fgp.kernels.RBF()).condition(torch.zeros(1, 1), torch.zeros(1))
+    assert "standardised" not in repr(plain)
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("transform", ["none", "log"])
+def test_predictions_are_distributions_of_the_target(transform: Any) -> None:
+    model = fgp.TableModel(starts=1, target_transform=transform).fit(houses(), target="price")
+    table = houses(25, seed=1)
+    prediction = model.predict(table)
+    location, spread, _, _ = model.predict_encoded(
+        model.encoding.apply(table_of(table), need_target=False).x
+    )  # of T(y), standardised
+    forward = np.log if transform == "log" else np.asarray
+    z = (model.scaling.y(table["price"]) - location) / spread
+    slope = -np.log(table["price"]) if transform == "log" else 0.0
+    density = -0.5 * z**2 - 0.5 * np.log(2 * np.pi) - np.log(spread * model.scaling.y_scale) + slope
+    np.testing.assert_allclose(prediction.log_prob(), density, rtol=100 * EPS, atol=1e3 * EPS)
+    np.testing.assert_allclose(prediction.log_prob(table["price"]), density, rtol=100 * EPS, atol=1e3 * EPS)
+    lower, upper = prediction.interval(0.5)
+    np.testing.assert_allclose(lower, prediction.quantile(0.25), rtol=1e3 * EPS)
+    np.testing.assert_allclose(upper, prediction.quantile(0.75), rtol=1e3 * EPS)
+    np.testing.assert_allclose(forward(lower) + forward(upper), 2 * forward(prediction.median), rtol=1e3 * EPS)
+    if transform == "log":
+        assert (prediction.mean > prediction.median).all()
+    del table["price"]
+    alone = model.predict(table)
+    np.testing.assert_array_equal(alone.mean, prediction.mean)
+    assert alone.observed is alone.scores is None
+    with pytest.raises(fgp.ShapeError, match="one value for each of 25 rows, got none; pass the column 'price'"):
+        alone.log_prob()
+    with pytest.raises(fgp.DomainError, match="`q` must be between 0 and 1"):
+        alone.quantile(1.5)
+
+
+def test_missing_inputs_get_nan_in_their_row(model: fgp.TableModel) -> None:
+    table = pd.DataFrame(houses(5, seed=1))
+    table.loc[2, "size"] = np.nan
+    with pytest.raises(fgp.DomainError, match=r"1 of 5 rows with one, the first at row 2, column 'size'"):
+        model.predict(table)
+    prediction = model.predict(table, missing="drop")
+    assert len(prediction) == 5
+    assert prediction.rows.tolist() == [0, 1, 3, 4]
+    for values in prediction.columns(interval=0.95).values():
+        assert np.isnan(values).tolist() == [False, False, True, False, False]
+    assert any("have nan" in note for note in prediction.notes)
+    assert prediction.scores is not None
+    assert prediction.scores.rows == 4
+
+
+def test_rows_are_learned_in_units_of_the_table(model: fgp.TableModel) -> None:
+    more = houses(90, seed=2)
+    updated = model.update(pl.DataFrame(more))
+    assert (model.posterior.count, updated.posterior.count) == (40, 130)
+    assert model.learned is None
+    assert updated.learned is not None
+    assert updated.learned.scores is not None
+    assert updated.learned.scores.rows == 90
+    np.testing.assert_allclose(
+        updated.learned.mean[:64],
+        model.predict(more).mean[:64],
+        rtol=1e-9,
+        err_msg="a block is predicted, then learned",
+    )
+    both = {name: np.concatenate([column, more[name]]) for name, column in houses().items()}
+    x = torch.from_numpy(model.scaling.x(model.encoding.apply(table_of(both), need_target=True).x))
+    y = torch.from_numpy(model.scaling.y(np.asarray(both["price"])))
+    at = houses(9, seed=3)
+    wanted = model.with_posterior(model.posterior.gp.condition(x, y)).predict(at)
+    np.testing.assert_allclose(updated.predict(at).mean, wanted.mean, rtol=1e-8)
+    assert model.update(more, window=50).posterior.count == 50
+
+
+def test_columns_are_matched_by_name_and_an_index_is_none(model: fgp.TableModel) -> None:
+    table = pd.DataFrame(houses(8, seed=1))
+    shuffled = table[["garden", "price", "city", "size", "built"]].assign(other=1.0)
+    shuffled.index = pd.Index([f"h{i}" for i in range(8)], name="house")
+    prediction = model.predict(shuffled)
+    np.testing.assert_array_equal(prediction.mean, model.predict(table).mean)
+    assert any("'other'" in note for note in prediction.notes)
+
+
+def test_numbers_declared_to_be_categories_are_categories() -> None:
+    table = pd.DataFrame({"zone": pd.Categorical([3, 1, 2] * 8), "x": np.arange(24.0), "y": [5.0, 1.0, 9.0] * 8})
+    model = fgp.TableModel(**QUICK).fit(table, target="y")
+    assert model.encoding.inputs[0].levels == ("1", "2", "3")
+    np.testing.assert_array_equal(
+        model.predict(table).mean, model.predict(table.assign(zone=table["zone"].astype(int))).mean
+    )
+
+
+# -- kernels of one's own ---------------------------------------------------------------------------------------------
+def test_a_kernel_over_the_inputs() -> None:
+    numbers, table = [0, 2, 3], houses()
+    kernel = fgp.kernels.Matern(2.5, torch.ones(3), numbers) * fgp.kernels.Categorical(1.0, [1])
+    model = fgp.TableModel(kernel, **QUICK).fit(table, target="price")
+    assert model.predict(table).scores.rmse < 10.0  # type: ignore[union-attr]
+    assert kernel.parts[0].lengthscale.value.tolist() == [1.0] * 3, "what was passed stays as it is"
+    with pytest.raises(fgp.DomainError, match=r"got Matern for column 1 \('city'\), whose codes have no order"):
+        fgp.TableModel(fgp.kernels.Matern(2.5)).fit(table, target="price")
+    with pytest.raises(fgp.DomainError, match=r"do not vary and are left out: 'one'; pass drop=\['one'\]"):
+        fgp.TableModel(kernel).fit({**table, "one": [1.0] * 40}, target="price")
+    with pytest.raises(fgp.DomainError, match="`kernel` must be None"):
+        fgp.TableModel(3.0)  # type: ignore[arg-type]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.drop(columns="size"), r"'table' must have the columns .* missing 'size'; it has 'city'"),
+        (lambda t: t.rename(columns={"size": "area"}), r"missing 'size'; it has 'area'"),
+        (lambda t: t.assign(size=["big"] * 4), r"column 'size' of 'table' must hold values of kind number .*'big' at"),
+        (lambda t: t.assign(city=["Bonn", "Paris", "Ulm", "Rom"]), r"\('Bonn', 'Köln', 'Ulm'\), got 'Paris' at row 1;"),
+        (lambda t: t.assign(city=["Bonn", None, "Ulm", "Ulm"]), r"the first at row 1, column 'city'"),
+        (lambda t: t.assign(built=[1.0, 2.0, 3.0, 4.0]), r"column 'built' .* of kind date .*got number"),
+        (lambda t: t.assign(size=[1.0, np.inf, 2.0, 3.0]), r"got inf at row 1, column 'size'"),
+        (lambda t: t.iloc[:0], r"at least one row"),
+        (lambda t: t.to_numpy(), r"`table` must be a frame .*got ndarray; for arrays use flashgp.GPRegressor"),
+        (lambda t: 3, r"`table` must be a frame .*got int"),
+        (lambda t: {**t, "size": [1.0]}, r"one length each, got .*length"),
+        (lambda t: {**t, "city": ["Ulm", 3, "Ulm", "Ulm"]}, r"got .*'city'"),
+        (lambda t: t.assign(city=["Ulm", 3, "Ulm", "Ulm"]), r"got .*city"),
+        (lambda t: "absent.csv", r"No such file"),
+    ],
+)  # fmt: skip
+def test_bad_tables_are_refused_by_column_and_row(model: fgp.TableModel, change: Any, said: str) -> None:
+    table = pd.DataFrame(houses(4, seed=1))
+    with pytest.raises((fgp.DomainError, fgp.ShapeError), match=said):
+        model.predict(change(table))
+
+
+def test_new_categories_are_unlike_all_others(model: fgp.TableModel) -> None:
+    table = pd.DataFrame(houses(4, seed=1))
+    new = model.predict(table.assign(city="Paris"), unseen="new")
+    assert (new.std > model.predict(table).std).all()
+    assert any("'Paris' at row 0" in note for note in new.notes)
+
+
+def test_a_model_without_rows_says_what_to_do() -> None:
+    model = fgp.TableModel()
+    assert repr(model) == "TableModel(kernel=None), not fitted"
+    for ask in (lambda: model.predict({}), lambda: model.posterior, lambda: model.save("m"), lambda: model.update({})):
+        with pytest.raises(fgp.DomainError, match=r"needs a fitted TableModel.*use what fit\(table"):
+            ask()
+    for settings in ({"missing": "ignore"}, {"target_transform": "square"}, {"kernel": "Mattern()"}):
+        with pytest.raises(fgp.DomainError):
+            fgp.TableModel(**settings)
+
+
+def test_columns_of_a_size_beyond_squares_of_float64_are_named() -> None:
+    with pytest.raises(fgp.DomainError, match=r"column 'x' must have .* 1e\+290.* write it in other units"):
+        fgp.TableModel().fit({"x": [-1e300, 0.0, 1e300], "y": [1.0, 2.0, 3.0]}, target="y")
+
+
+def test_json_of_an_older_model_still_loads(folder: Path) -> None:
+    """The metadata has the fields it had, and no others."""
+    from flashgp.files import load_metadata
+
+    data = load_metadata(folder / "m")["flashgp.table"]
+    assert sorted(data) == ["encoding", "kernel", "scaling"]
+    assert json.loads(json.dumps(data["encoding"]))["version"] == 1
