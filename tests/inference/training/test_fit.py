@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
+from flashgp.kernels.default import DEFAULT
 from inference.plain_gp import F64, data, model, relative
 from inside_torch import InsideTorch, factorises, product_of, raising
 
@@ -276,6 +278,17 @@ def test_starts() -> None:
         assert {e.start for e in fit.history} == {f"start {i}" for i in range(starts)}
     given = fgp.fit(model(), x, y, starts=1, initial="given", max_iterations=1).history[0]
     assert given.theta == tuple(torch.cat([p.detach().reshape(-1) for p in model().parameters()]).tolist())
+
+
+def test_given_values_that_the_data_suggest_too_are_no_start_of_their_own() -> None:
+    x, _ = data(30)
+    x = (x - x.mean(dim=0)) / x.std(dim=0, correction=0)
+    y = x[:, 0].sin()
+    y = (y - y.mean()) / y.std(correction=0)
+    fit = fgp.fit(fgp.GP(DEFAULT.build(2), m.Constant(), lik.Gaussian(0.1)), x, y, max_iterations=1)
+    first = [next(e.theta for e in fit.history if e.start == f"start {i}") for i in range(4)]
+    apart = [max(abs(a - b) for a, b in zip(one, two, strict=True)) for one, two in itertools.combinations(first, 2)]
+    assert min(apart) > 0.1  # of a spread of 1
 
 
 def test_runs_of_several_starts_are_the_runs_alone() -> None:

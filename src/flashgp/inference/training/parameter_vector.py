@@ -14,6 +14,7 @@ from flashgp.inference.training.initial import RoleStart
 __all__ = ["ParameterVector", "Slot"]
 
 Array = numpy.ndarray
+SAME_START = 1e-3  # of the spread of random starts: vectors so close are one start
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,10 @@ class ParameterVector:
         return vector
 
     def starts(self, count: int, *, from_data: bool, spread: float, seed: int) -> list[Array]:
-        """Starting vectors: data-driven, the current values, then random ones around the first."""
+        """Starting vectors: data-driven, the current values where they differ, then random ones around the first.
+
+        Values of a kernel for standardised columns are those that the data suggest, up to rounding.
+        """
         given = self.values()
         data = given.copy()
         for slot in self.slots:
@@ -105,8 +109,9 @@ class ParameterVector:
             start = slot.start()
             if start is not None:
                 data[slot.entries] = start
-        starts = [data, given][:count] if from_data and not numpy.array_equal(data, given) else [given]
         generator, unit = numpy.random.default_rng(seed), self.units()
+        differ = bool((numpy.abs(given - data) > SAME_START * spread * unit).any())
+        starts = ([data, given] if differ else [data])[:count] if from_data else [given]
         while len(starts) < count:
             theta = starts[0].copy()
             for slot in self.slots:
