@@ -26,7 +26,7 @@ from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from flashgp.kernels.default import DEFAULT
-from flashgp.standardise import Scaling
+from flashgp.standardise import ColumnScaling
 
 SIZES = {
     "yacht": (100, 277), "diabetes": (200, 398), "friedman1": (200, 450), "housing": (250, 455),
@@ -54,9 +54,9 @@ COLUMNS = [
 def run_cell(cell: Cell) -> dict[str, Any]:
     """The entry of a table and a number of rows."""
     numbers = split_of(cell["table"], 0, cell["n"])
-    scaling = Scaling.learn(numbers[0], numbers[1])
-    change = (scaling.x, scaling.y, scaling.x, scaling.y)
-    x, y, x_test, y_test = (torch.from_numpy(f(part)) for f, part in zip(change, numbers, strict=True))
+    inputs, target = ColumnScaling.of(numbers[0]), ColumnScaling.of(numbers[1][:, None])
+    x, x_test = (torch.from_numpy(inputs.apply(part)) for part in numbers[::2])
+    y, y_test = (torch.from_numpy(target.apply(part[:, None])[:, 0]) for part in numbers[1::2])
     rows, d = x.shape
     fit = fgp.fit(_model(d), x, y)
     known = {"rows_used": rows, "d": d, "log_joint": max(_ends(fit)), **_scores(fit, x_test, y_test)}

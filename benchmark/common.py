@@ -15,7 +15,7 @@ import torch
 from flashgp.bench.suites.baselines import peer as peer
 from flashgp.bench.suites.baselines import smooth_data as smooth_data
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
-from flashgp.standardise import Scaling
+from flashgp.standardise import ColumnScaling
 
 RECORDS = Path(__file__).parent / "records"
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "uci"
@@ -89,9 +89,9 @@ def split_of(name: str, number: int, folder: Path = SHARED_DATA, rows: int | Non
     with gzip.open(folder / name / "test_mask.csv.gz") as file:
         test = numpy.loadtxt(file, delimiter=",", ndmin=2)[:, number] > 0.5
     train, held_out = table[~test][:rows], table[test]
-    scaling = Scaling.learn(train[:, :-1], train[:, -1])
-    parts = (scaling.x(train[:, :-1]), scaling.y(train[:, -1]), scaling.x(held_out[:, :-1]), scaling.y(held_out[:, -1]))
-    return Split(*(torch.from_numpy(numpy.ascontiguousarray(part)) for part in parts))
+    x, y = ColumnScaling.of(train[:, :-1]), ColumnScaling.of(train[:, -1:])
+    halves = [(x.apply(half[:, :-1]), y.apply(half[:, -1:])[:, 0]) for half in (train, held_out)]
+    return Split(*(torch.from_numpy(part) for half in halves for part in half))
 
 
 def scores(mean: torch.Tensor, variance: torch.Tensor, y: torch.Tensor) -> dict[str, float]:

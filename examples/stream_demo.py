@@ -16,7 +16,7 @@ import numpy
 import torch
 
 import flashgp as fgp
-from flashgp.standardise import Scaling
+from flashgp.standardise import ColumnScaling
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FIRST = 200
@@ -29,8 +29,8 @@ def table(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     with gzip.open(DATA / f"{name}.csv.gz", "rt") as file:
         numbers = numpy.loadtxt(file, delimiter=",", skiprows=1)
     x, y = numbers[:, :-1], numbers[:, -1]
-    scaling = Scaling.learn(x[:FIRST], y[:FIRST])
-    return torch.from_numpy(scaling.x(x)), torch.from_numpy(scaling.y(y))
+    inputs, target = ColumnScaling.of(x[:FIRST]), ColumnScaling.of(y[:FIRST, None])
+    return torch.from_numpy(inputs.apply(x)), torch.from_numpy(target.apply(y[:, None])[:, 0])
 
 
 def learn(name: str, rows: int | None = None) -> tuple[fgp.Stream, list, list]:  # type: ignore[type-arg]
