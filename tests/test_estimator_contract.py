@@ -116,13 +116,26 @@ def test_frames(library: Any) -> None:
     np.testing.assert_array_equal(model.predict(frame), quick().fit(x, y).predict(x))
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame[["height", "width"]])
-    with pytest.raises(fgp.DomainError, match=r"must hold numbers, got column 'colour' .*encode it"):
-        quick().fit(library.DataFrame({"width": x[:, 0], "colour": ["red"] * 20}), y)
+    with pytest.raises(fgp.DomainError, match=r"must hold numbers as in `fit`, got column 'colour' "):
+        model.predict(library.DataFrame({"width": x[:, 0], "colour": ["red"] * 20}))
     gap = library.DataFrame({"width": x[:, 0], "height": [None, *x[1:, 1]]})
     with pytest.raises(fgp.DomainError, match=r"`X` must be finite, got NaN at row 0 and column 1 \('height'\); fill"):
         quick().fit(gap, y)
     with pytest.warns(fgp.FlashGPWarning, match="1 of 20 rows"):
         assert quick(missing="drop").fit(gap, y).X_train_.shape == (19, 2)
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+def test_frames_are_not_written_to(library: Any) -> None:
+    x, y = table(20, 2)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        model = quick().fit(library.DataFrame({"a": x[:, 0], "b": x[:, 1]}), library.Series(y))
+        model.predict(library.DataFrame({"a": x[:, 0], "b": x[:, 1]}))
+    finally:
+        torch.set_warn_always(before)
 
 
 def test_copies_and_pickles_answer_alike(tmp_path: Path) -> None:

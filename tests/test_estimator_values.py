@@ -249,12 +249,38 @@ def test_row_variances_are_for_the_rows_passed() -> None:
     gap[3] = np.nan
     with pytest.warns(fgp.FlashGPWarning, match="the first is row 3"):
         dropped = copy.deepcopy(noisy).set_params(missing="drop").fit(x, gap)
-    np.testing.assert_array_equal(dropped.gp_.likelihood.row_variance.numpy(), np.delete(variances, 3))
+    kept = dropped.gp_.likelihood.row_variance.numpy() * dropped.scaling_.y_scale**2
+    np.testing.assert_allclose(kept, np.delete(variances, 3), rtol=1e-14)
     weighted = copy.deepcopy(noisy).fit(x, y, np.arange(12.0) % 2)
-    np.testing.assert_array_equal(weighted.gp_.likelihood.row_variance.numpy(), variances[1::2])
+    kept = weighted.gp_.likelihood.row_variance.numpy() * weighted.scaling_.y_scale**2
+    np.testing.assert_allclose(kept, variances[1::2], rtol=1e-14)
     assert noisy.likelihood.row_variance.shape == (12,)
     with pytest.raises(fgp.ShapeError, match="row_variance"):
         noisy.fit(x[:5], y[:5])
+
+
+def test_row_variances_are_in_units_of_y_squared() -> None:
+    """Equal row variances are that noise variance, in units of y; and units of y change no answer but its own."""
+    x, y = table(25)
+    noise = 0.04
+    for scale in (1.0, 1e3):
+        known = fgp.GPRegressor(
+            1.7 * fgp.kernels.Matern(2.5, torch.linspace(0.8, 1.6, 3)), mean=fgp.means.Zero(), optimise=False,
+            likelihood=fgp.likelihoods.Gaussian(None, row_variance=np.full(25, noise * scale**2)),
+        ).fit(x, scale * y)  # fmt: skip
+        wanted = given(noise / y.var()).fit(x, scale * y)
+        for got, expected in zip(
+            known.predict(x + 0.1, return_std=True, latent=True),
+            wanted.predict(x + 0.1, return_std=True, latent=True), strict=True,
+        ):  # fmt: skip
+            np.testing.assert_allclose(got, expected, rtol=1e-9)
+    rows = {"likelihood": fgp.likelihoods.Gaussian(0.1, row_variance=np.ones(25))}
+    with pytest.raises(fgp.DomainError, match='`target_transform` must be "auto" or "none" beside a row_variance'):
+        fgp.GPRegressor(target_transform="log", **rows).fit(x, np.exp(y))
+    with pytest.raises(fgp.DomainError, match="standardised one by one, got scales"):
+        fgp.GPRegressor(**rows).fit(x, np.stack([y, 9.0 * y], axis=1))
+    same = fgp.GPRegressor(standardise="x", optimise=False, **rows).fit(x, np.stack([y, 9.0 * y], axis=1))
+    np.testing.assert_array_equal(same.gp_.likelihood.row_variance.numpy(), np.ones(25))
 
 
 # -- units ------------------------------------------------------------------------------------------------------

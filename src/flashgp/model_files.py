@@ -6,7 +6,7 @@ The format is that of `flashgp.files`; what turns columns into numbers and back 
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flashgp import files
 from flashgp.inference.posterior import Posterior
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from flashgp.estimator import GPRegressor
     from flashgp.inference.fit import Fit
 
 __all__ = ["load", "save"]
@@ -25,13 +26,16 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def save(
-    model: "Posterior | Fit | TableModel", path: str | os.PathLike[str], *, metadata: Mapping[str, Any] = _NOTHING
+    model: "Posterior | Fit | TableModel | GPRegressor",
+    path: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, Any] = _NOTHING,
 ) -> None:
     """Write a model to one safetensors file, whole or not at all.
 
     Args:
-        model: a posterior, a fit (its posterior), or a TableModel, with its columns and units. A differentiable
-            posterior is saved without its graph.
+        model: a posterior, a fit (its posterior), a TableModel, or a fitted GPRegressor, the latter two with their
+            columns and units. A differentiable posterior is saved without its graph.
         path: the file; an existing one is replaced once the new one is complete.
         metadata: JSON values of the caller's own, for `flashgp.files.load_metadata`.
 
@@ -53,6 +57,10 @@ def save(
     """
     if isinstance(model, TableModel):
         model.save(path, metadata=metadata)
+    elif _is_regressor(model):
+        from flashgp.estimator.saved import save_regressor
+
+        save_regressor(model, path, metadata)
     else:
         files.save(model, path, metadata=metadata)
 
@@ -72,8 +80,9 @@ def load(
         device: None for the CPU, "auto" for an accelerator when there is one.
 
     Returns:
-        A Posterior; or the TableModel that was saved, or that `flashgp fit` wrote, which takes columns as they are and
-        answers in units of the table: its `.posterior` is the standardised one.
+        What was saved: a Posterior; a TableModel, also for files that `flashgp fit` wrote, which takes columns as they
+        are and answers in units of the table (its `.posterior` is the standardised one); or a GPRegressor, without
+        X_train_, y_train_ and history_, its own kernel, mean and likelihood with the fitted parameters.
 
     Raises:
         ModelFileError: for a file that cannot be read, is truncated, damaged, foreign, hostile or of another version.
@@ -87,6 +96,16 @@ def load(
         >>> fgp.load("model.safetensors").count
         1
     """
-    if TABLE_KEY in files.load_metadata(path):
+    metadata = files.load_metadata(path)
+    if TABLE_KEY in metadata:
         return TableModel.load(path, modules, device=device)
+    if "flashgp.estimator" in metadata:
+        from flashgp.estimator.saved import load_regressor
+
+        return load_regressor(path, modules, device)
     return files.load(path, modules, device=device)
+
+
+def _is_regressor(model: Any) -> "TypeGuard[GPRegressor]":
+    """Whether it is a GPRegressor, without importing scikit-learn for what is none."""
+    return any(kind.__module__ == "flashgp.estimator.regressor" for kind in type(model).__mro__)

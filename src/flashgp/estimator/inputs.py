@@ -1,4 +1,8 @@
-"""What users hand over, checked once: arrays and frames to finite float64 arrays, missing rows dropped if asked."""
+"""What users hand over, checked once: arrays and frames to finite float64 arrays, missing rows dropped if asked.
+
+Frames with columns of text, categories or dates are encoded as tables are (`flashgp.table`). Arrays, and frames of
+numbers alone, go through scikit-learn's checks.
+"""
 
 from numbers import Real
 from typing import Any
@@ -9,6 +13,7 @@ import numpy.typing as npt
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
 from flashgp.foundations.errors import DomainError, ShapeError, warn
+from flashgp.table import FrameEncoding, table_of
 
 __all__ = ["points", "training_rows"]
 
@@ -23,12 +28,19 @@ def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floati
 
     Returns: the points; and with `drop`, when points with a NaN were left out (a warning says how many), which of the
         rows passed those are, else None.
-    Raises: ValueError for points that do not fit the training data; DomainError naming row and column of a NaN.
+    Raises: ValueError for points that do not fit the training data; DomainError naming row and column of a NaN, of a
+        category that the training data have not, or a column that is missing.
     """
-    _refuse_text(X)
-    array = validate_data(
-        estimator, X, reset=False, dtype=[np.float64, np.float32], ensure_all_finite=False, ensure_min_samples=0
-    )
+    array: npt.NDArray[np.floating]
+    encoding = getattr(estimator, "encoding_", None)
+    if encoding is not None:
+        array = encoding.numbers(table_of(X, "X"), estimator.unseen)
+    else:
+        if columns := _text_columns(X):
+            raise DomainError(f"`X` must hold numbers as in `fit`, got column {columns}; fit to a frame that has them")
+        array = validate_data(
+            estimator, X, reset=False, dtype=[np.float64, np.float32], ensure_all_finite=False, ensure_min_samples=0
+        )
     present = None
     if drop and (missing := np.isnan(array).any(axis=1)).any():
         warn(
@@ -48,20 +60,21 @@ def training_rows(
     """Training data, finite: X (n, d) float64 or float32, y (n,) or (n, p), weights (n,) or None, and which of the
     rows passed those are.
 
-    Rows of weight 0 are left out; with `drop`, so are rows with a NaN in X, y or the weight, and a warning says how
-    many. The arrays may be views of the caller's.
+    Sets `encoding_` of the estimator: of a frame with columns that hold no numbers, else None. Rows of weight 0 are
+    left out; with `drop`, so are rows with a NaN in X, y or the weight, and a warning says how many. The arrays may be
+    views of the caller's.
     Raises: ValueError as scikit-learn's checks do; ShapeError, DomainError naming the row and column.
     """
-    _refuse_text(X)
-    X, y = validate_data(
-        estimator,
-        X,
-        y,
-        validate_separately=(
-            {"dtype": [np.float64, np.float32], "ensure_all_finite": False},
-            {"dtype": np.float64, "ensure_all_finite": False, "ensure_2d": False},
-        ),
-    )
+    of_y = {"dtype": np.float64, "ensure_all_finite": False, "ensure_2d": False}
+    estimator.encoding_ = None
+    if _text_columns(X):
+        validate_data(estimator, X, y, skip_check_array=True)
+        table = table_of(X, "X")
+        estimator.encoding_ = FrameEncoding.learn(table)
+        X, y = estimator.encoding_.numbers(table), check_array(y, input_name="y", **of_y)
+    else:
+        of_x = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
+        X, y = validate_data(estimator, X, y, validate_separately=(of_x, of_y))
     y = np.atleast_1d(y)
     check_consistent_length(X, y)
     weight = _weights(sample_weight, len(X))
@@ -143,15 +156,10 @@ def _refuse_non_finite(array: npt.NDArray[np.floating], name: str, columns: Any,
     raise DomainError(f"`{name}` must be finite, got {text} at {where}{others}; {advice}")
 
 
-def _refuse_text(X: Any) -> None:
-    """DomainError naming the columns of a frame that hold no numbers."""
+def _text_columns(X: Any) -> str:
+    """The columns of a frame that hold no numbers, for a message; "" for none."""
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame):
-        return
+        return ""
     names = [f"{name!r} ({dtype})" for name, dtype in frame.schema.items() if isinstance(dtype, _NOT_NUMBERS)]
-    if names:
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        raise DomainError(
-            f"`X` must hold numbers, got column {shown}; encode it, for example with sklearn's OrdinalEncoder and "
-            "flashgp.kernels.Categorical, or leave it out"
-        )
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

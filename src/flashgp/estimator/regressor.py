@@ -31,9 +31,11 @@ from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT, TableKernel
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
+from flashgp.means import Linear as LinearMean
 from flashgp.standardise import Scaling
+from flashgp.table import FrameEncoding
 from flashgp.target_transform import TargetTransform, WarpedNormal, check_target_transform
-from flashgp.units import Units, standard_rows
+from flashgp.units import Units, check_categories, standard_rows
 
 if TYPE_CHECKING:
     from flashgp.inference.training.options import FitOptions
@@ -44,6 +46,7 @@ Array = npt.NDArray[np.floating[Any]]
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _DEFAULT_SEED = 0
+_UNITS = "standard units; GPRegressor.predict answers in units of y"  # of posterior_
 
 
 class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
@@ -59,9 +62,15 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     then no normal distributions: `predict` gives their mean and deviation, by quadrature, and `predict_distribution`
     quantiles, intervals and densities.
 
+    A frame (pandas, polars, pyarrow) may have columns of text, categories, booleans and dates: text and categories
+    become codes that the default kernel reads with Categorical, and one of yours has to; dates are days. Such frames
+    need pyarrow (flashgp[table]), and `predict` matches their columns by name. The same rows give the numbers of
+    `TableModel` and of the command line, which leave out columns that do not vary.
+
     A row of weight w counts as w equal rows: its noise variance is divided by w, and the marginal likelihood is that
     of all of them. Weights that average 1 express relative precision; for known variances per row pass
-    `likelihood=flashgp.likelihoods.Gaussian(row_variance=...)`. Rows of equal X are joined into one, without loss.
+    `likelihood=flashgp.likelihoods.Gaussian(row_variance=...)`, in units of y squared. Rows of equal X are joined
+    into one, without loss.
 
     Before `fit`, `predict` and `sample_y` answer from the prior: X, and the answer, are then in standard units.
 
@@ -71,8 +80,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             five by leave-one-out log density on 300 rows, and the default unless another is clearly better
             (`flashgp.kernel_choice`); which and why is an event of `report_`.
         mean: prior mean in standard units, a flashgp mean or any nn.Module; None for a constant.
-        likelihood: `flashgp.likelihoods.Gaussian` in standard units; None for one noise variance. Row variances or
-            weights in it belong to the rows of X as passed to `fit`.
+        likelihood: `flashgp.likelihoods.Gaussian` with a noise variance in standard units; None for one. Row variances,
+            in units of y squared, and weights in it belong to the rows of X as passed to `fit`.
         standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
         target_transform: "auto" takes the best of the following on 300 rows, and none unless its evidence is clearly
             higher (`flashgp.target_choice`); "none"; "log" of positive targets; "yeo-johnson", with the power of the
@@ -85,6 +94,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         time_limit: as `flashgp.fit`; the choice of the target's transform takes a tenth of it at most.
         missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
             `predict` and `sample_y`, with a warning that says how many.
+        unseen: a category that the fit did not see is an "error", or "new": unlike all known ones.
         solver: "cholesky" or "cg"; None leaves it to the plan, as `GP.condition`.
         memory: budget like "8GiB"; None for what is free.
         device: "auto" for an accelerator when there is one, or a torch device.
@@ -95,11 +105,12 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
 
     Attributes:
-        X_train_, y_train_: as passed; rows that were dropped or weigh 0 are left out.
+        X_train_, y_train_: as passed, columns of a frame as numbers; rows that were dropped or weigh 0 are left out.
         gp_, kernel_: the fitted prior and its kernel, in standard units.
         posterior_: in standard units.
         log_marginal_likelihood_value_: nats, of y in standard units.
         report_, history_: of the fit.
+        encoding_: how columns of the frame became numbers; None for arrays and frames of numbers alone.
         scaling_: to and from standard units, with the transform of the target.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
@@ -128,6 +139,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         max_iterations: int = 200,
         time_limit: float | None = None,
         missing: Literal["error", "drop"] = "error",
+        unseen: Literal["error", "new"] = "error",
         solver: str | None = None,
         memory: str | int | None = None,
         device: str | torch.device | None = "auto",
@@ -149,6 +161,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.max_iterations = max_iterations
         self.time_limit = time_limit
         self.missing = missing
+        self.unseen = unseen
         self.solver = solver
         self.memory = memory
         self.device = device
@@ -163,7 +176,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Fit the parameters and condition on the data.
 
         Args:
-            X: shape (n, d), an array or a frame of numbers.
+            X: shape (n, d), an array or a frame.
             y: shape (n,) or (n, p).
             sample_weight: shape (n,), 0 or more: how often each row counts; None for once.
 
@@ -189,7 +202,18 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
         outputs = y.shape[1] if y.ndim == 2 else None
         gp = self._prior(X.shape[1], outputs)
+        check_categories(gp.kernel, self._categories, X.shape[1])
+        if self._categories and isinstance(gp.mean, LinearMean):
+            raise DomainError(
+                f"`mean` must not be linear in codes of categories, got Linear beside {[*self._categories.values()]}; "
+                "use flashgp.means.Constant() with a Linear kernel over the numbers"
+            )
         likelihood = _gaussian(gp)
+        if likelihood.row_variance is not None and self.target_transform not in ("auto", "none"):
+            raise DomainError(
+                '`target_transform` must be "auto" or "none" beside a row_variance, which is of y itself, got '
+                f"{self.target_transform!r}; leave it out"
+            )
         if not kept.all():
             likelihood.diagonal(len(kept), torch.device("cpu"))  # has it as many rows as X?
             gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(kept)))
@@ -202,7 +226,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         elif counts is not None:
             likelihood.row_weight = counts if likelihood.row_weight is None else counts * likelihood.row_weight
 
-        rows_x, rows_y = X.astype(np.float64, order="C"), y.reshape(len(y), -1)
+        rows_x, rows_y = X.astype(np.float64, order="C"), np.array(y.reshape(len(y), -1))  # frames may be read-only
         if self.target_transform == "log":
             for column in rows_y.T:
                 TargetTransform("log").check(column, np.flatnonzero(kept))  # as the caller counts rows
@@ -212,6 +236,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             counts=counts, countable=countable, standardise=self.standardise,
         )  # fmt: skip
         self._units, events = standard.units, list(standard.events)
+        if likelihood.row_variance is not None:
+            likelihood.row_variance = likelihood.row_variance / _unit_of_variances(standard.units.y.scale)
         if self.kernel == "auto":
             events.append(self._set_kernel(gp, standard.x, standard.y, options))
         self._learn(gp, standard.x, standard.y, options, deadline)
@@ -224,11 +250,13 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Choose the covariance function by the rows in standard units. Returns: what was chosen and why."""
         from flashgp.kernel_choice import choose_kernel
 
+        codes = tuple(self._categories)
+
         def prior_of(candidate: TableKernel) -> GP:
-            return GP(candidate.build(x.shape[1]), gp.mean, gp.likelihood, gp.outputs)
+            return GP(candidate.build(x.shape[1], codes), gp.mean, gp.likelihood, gp.outputs)
 
         choice = choose_kernel(prior_of, x, y, options)
-        gp.kernel = choice.kernel.build(x.shape[1])
+        gp.kernel = choice.kernel.build(x.shape[1], codes)
         return choice.event
 
     def _fit_options(self, gp: GP, deadline: Deadline) -> "FitOptions | None":
@@ -276,7 +304,15 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             likelihood = Gaussian(_gaussian(gp).noise_variance, row_weight=weights)
             gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
             posterior = Posterior(with_prior(posterior.state, gp))
-        self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior
+        self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)
+
+    def restore(self, gp: GP, posterior: Posterior, evidence: float | None, *, repeated: bool) -> None:
+        """Become what a file says was fitted: prior, posterior, log marginal likelihood (None for one to be computed),
+        and whether weights stand for repetitions; units and encoding are the estimator's already."""
+        self._repeated, self._evidence = repeated, evidence
+        self._learned = posterior if evidence is None else None
+        self.history_, self.report_ = [], posterior.report
+        self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)
 
     @property
     def log_marginal_likelihood_value_(self) -> float:
@@ -445,6 +481,12 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "posterior_")
 
+    @property
+    def _categories(self) -> dict[int, str]:
+        """Names of the columns of X that hold categories, by position."""
+        encoding: FrameEncoding | None = getattr(self, "encoding_", None)
+        return {} if encoding is None else encoding.categories
+
     # -- parts --------------------------------------------------------------------------------------------------
     def _at(self, X: Any, variance: str = "auto") -> tuple[Prediction, Answers]:
         """The prediction at X in standard units, and what brings its numbers to the user."""
@@ -464,7 +506,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _prior(self, columns: int, outputs: int | None) -> GP:
         """The GP to fit, made of copies; copied together, so that a parameter they share stays shared."""
         kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, self.likelihood))
-        kernel = DEFAULT.build(columns) if kernel is None or kernel == "auto" else kernel
+        kernel = DEFAULT.build(columns, tuple(self._categories)) if kernel is None or kernel == "auto" else kernel
         gp = GP(kernel, mean, likelihood, outputs)
         if gp.kernel.batch_shape:
             raise ShapeError(
@@ -486,7 +528,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return gp, x, y
 
     def _check_choices(self) -> None:
-        for name, allowed in (("missing", ("error", "drop")), ("standardise", ("both", "x", "y", "none"))):
+        for name, allowed in (
+            ("missing", ("error", "drop")), ("unseen", ("error", "new")), ("standardise", ("both", "x", "y", "none")),
+        ):  # fmt: skip
             value = getattr(self, name)
             if value not in allowed:
                 raise DomainError(f"`{name}` must be one of {allowed}, got {value!r}; choose one of these")
@@ -505,6 +549,16 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.random_state is None:
             return _DEFAULT_SEED
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+
+def _unit_of_variances(scale: npt.NDArray[np.float64]) -> float:
+    """What variances of rows in units of y squared are divided by. Raises: DomainError for outputs that differ."""
+    if bool((scale != scale[0]).any()):
+        raise DomainError(
+            "`likelihood` must have no row_variance for outputs that are standardised one by one, got scales "
+            f"{', '.join(f'{value:.4g}' for value in scale[:5])}; pass standardise='x', or fit each output by itself"
+        )
+    return float(scale[0]) ** 2
 
 
 def _gaussian(gp: Prior) -> Gaussian:

@@ -7,8 +7,9 @@ train, test = split_rows(len(data.y), test_fraction=0.1, seed=0)
 """
 
 from .columns import Column, Kind, Table
-from .encoding import EncodedTable, Encoding, InputColumn, Missing, Unseen
+from .encoding import EncodedTable, Encoding, Missing
 from .frames import table_of
+from .inputs import FrameEncoding, InputColumn, Unseen
 from .reading import read_table, require_format
 from .splits import read_split, split_rows
 from .writing import write_predictions
@@ -17,6 +18,7 @@ __all__ = [
     "Column",
     "EncodedTable",
     "Encoding",
+    "FrameEncoding",
     "InputColumn",
     "Kind",
     "Missing",

@@ -6,7 +6,6 @@ Scaling is not done here. The JSON form comes back from untrusted model files, s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,29 +15,15 @@ from flashgp.foundations.json_values import json_count, json_fields, json_flag, 
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Kind, Table, listed, quoted
+from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of
 from .matching import converted, is_constant, kept_rows, kind_note, unusable_reason
 
-__all__ = ["EncodedTable", "Encoding", "InputColumn", "Missing", "Unseen"]
+__all__ = ["EncodedTable", "Encoding", "Missing"]
 
 Missing = Literal["error", "drop"]
-Unseen = Literal["error", "new"]
 
 _VERSION = 1
 _MAX_COLUMNS = 1_000_000
-_INPUT_KINDS = tuple(kind for kind in get_args(Kind) if kind != "other")
-
-
-@dataclass(frozen=True)
-class InputColumn:
-    """One input of the model.
-
-    Fields: name; kind; position in the table it was learned from, from 0; levels of a category, sorted.
-    """
-
-    name: str
-    kind: Kind
-    position: int
-    levels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,16 +94,7 @@ class Encoding:
                 f"({unusable_reason(table, goal, 'target') or goal.kind}); choose another column or correct its values."
             )
         used = [index for index in range(len(table.columns)) if index != target_index and index not in dropped]
-        unusable = [
-            (table.columns[i].name, reason) for i in used if (reason := unusable_reason(table, table.columns[i]))
-        ]
-        if unusable:
-            raise DomainError(
-                f"every input column must be numbers, dates, booleans or categories, got "
-                f"{'; '.join(f'{quoted(name)} ({reason})' for name, reason in unusable[:10])}"
-                f"{f'; and {len(unusable) - 10} more' if len(unusable) > 10 else ''}; "
-                f"drop with {' '.join(f'--drop {name}' for name, _ in unusable[:10])}, or correct the values."
-            )
+        _ = learned_inputs(table, used)  # refuses what cannot be used
         notes: list[str] = []
         given = used
         used = [index for index in used if not is_constant(table.columns[index], notes)]
@@ -133,10 +109,7 @@ class Encoding:
             )
         notes.extend(note for index in used if (note := kind_note(table.columns[index])))
         return Encoding(
-            inputs=tuple(
-                InputColumn(column.name, column.kind, index, column.levels)
-                for index, column in ((index, table.columns[index]) for index in used)
-            ),
+            inputs=learned_inputs(table, used),
             target=goal.name,
             target_position=target_index,
             header=table.header,
@@ -165,10 +138,7 @@ class Encoding:
         Cost: O(rows x inputs); x is one array of 8 bytes a cell.
         """
         positions, target_index, notes = self._matched(table, need_target)
-        columns = [
-            converted(table, table.columns[index], wanted.kind, wanted.levels, unseen, notes)
-            for index, wanted in zip(positions, self.inputs, strict=True)
-        ]
+        columns = as_learned(table, positions, self.inputs, unseen, notes)
         if target_index is not None:
             goal = table.columns[target_index]
             kind: Kind = "boolean" if goal.kind == "boolean" else "number"
@@ -199,20 +169,13 @@ class Encoding:
         """Positions in the table of the inputs and of the target (None if not needed), and notes."""
         if not self.header:
             return self._matched_by_position(table, need_target)
-        names = table.names
         wanted = [column.name for column in self.inputs] + ([self.target] if need_target else [])
-        absent = [name for name in wanted if name not in names]
-        if absent:
-            hint = "" if table.header else " (no header row was found in it; read it with a header)"
-            raise DomainError(
-                f"{quoted(table.path)} must have the columns that the model was fitted with, missing {listed(absent)}; "
-                f"it has {listed(names)}{hint}: rename or add them."
-            )
+        positions = positions_of(table, wanted)
         known = {*wanted, self.target, *self.left_out}
-        extra = [name for name in names if name not in known]
+        extra = [name for name in table.names if name not in known]
         notes = [f"columns unknown to the model are ignored: {listed(extra)}."] if extra else []
-        positions = [names.index(column.name) for column in self.inputs]
-        return positions, names.index(self.target) if need_target else None, notes
+        target_position = positions.pop() if need_target else None
+        return positions, target_position, notes
 
     def _matched_by_position(self, table: Table, need_target: bool) -> tuple[list[int], int | None, list[str]]:
         count, total = len(table.columns), self.table_columns
@@ -231,12 +194,9 @@ class Encoding:
 
     def to_json(self) -> dict[str, Any]:
         """The encoding as JSON values; `from_json` reads it back. Notes are not kept."""
-        inputs = [
-            {"name": c.name, "kind": c.kind, "position": c.position, "levels": list(c.levels)} for c in self.inputs
-        ]
         return {
             "version": _VERSION,
-            "inputs": inputs,
+            "inputs": [column.to_json() for column in self.inputs],
             "target": self.target,
             "target_position": self.target_position,
             "header": self.header,
@@ -263,26 +223,14 @@ class Encoding:
         total = json_count(fields["table_columns"], "encoding.table_columns", _MAX_COLUMNS)
         target = json_text(fields["target"], "encoding.target")
         target_position = json_count(fields["target_position"], "encoding.target_position", total - 1)
-        inputs = []
-        for index, item in enumerate(json_list(fields["inputs"], "encoding.inputs")):
-            where = f"encoding.inputs[{index}]"
-            entry = json_fields(item, where, ("name", "kind", "position", "levels"))
-            if entry["kind"] not in _INPUT_KINDS:
-                raise refused(f"{where}.kind", " | ".join(_INPUT_KINDS), entry["kind"])
-            levels = tuple(json_text(t, f"{where}.levels") for t in json_list(entry["levels"], f"{where}.levels"))
-            if any(a >= b for a, b in pairwise(levels)) or (entry["kind"] == "category") != bool(levels):
-                raise refused(f"{where}.levels", "sorted distinct levels for a category alone", entry["levels"])
-            name = json_text(entry["name"], f"{where}.name")
-            inputs.append(
-                InputColumn(name, entry["kind"], json_count(entry["position"], f"{where}.position", total - 1), levels)
-            )
+        inputs = inputs_from_json(fields["inputs"], "encoding.inputs", total)
         places = [column.position for column in inputs]
-        if not inputs or any(a >= b for a, b in pairwise(places)) or target_position in places:
-            raise refused("encoding.inputs", "one or more inputs in column order, none of them the target", places)
+        if target_position in places:
+            raise refused("encoding.inputs", "inputs, none of them the target", places)
         left_out = tuple(json_text(t, "encoding.left_out") for t in json_list(fields["left_out"], "encoding.left_out"))
         names = [column.name for column in inputs] + [target, *left_out]
         if len(set(names)) != len(names):
             raise refused("encoding", "distinct column names", names)
         if len(names) != total:
             raise refused("encoding.table_columns", f"{len(names)}, the columns it names", total)
-        return Encoding(tuple(inputs), target, target_position, header, total, left_out, fields["missing"])
+        return Encoding(inputs, target, target_position, header, total, left_out, fields["missing"])
