@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from flashgp.foundations.json_values import (
     json_text,
     refused,
 )
+from flashgp.inference.gp import GP
 from flashgp.likelihoods import Gaussian
 from flashgp.standardise import MAX_SCALE, MIN_SCALE, ColumnScaling, Scaling
 from flashgp.table import FrameEncoding
@@ -99,7 +100,7 @@ def load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> G
         )
     model = GPRegressor(**settings)
     model._units = _units(scalings)
-    gp = posterior.gp.released()
+    gp = cast(GP, posterior.gp.released())
     parts = copy.deepcopy(
         {"kernel": gp.kernel, "mean": gp.mean, "likelihood": _in_units(gp.likelihood, model, repeated)}
     )
