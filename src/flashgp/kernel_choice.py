@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.events import Event, EventKind, Untried
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernels.default import CANDIDATES, TableKernel
@@ -72,26 +72,31 @@ def choose_kernel(
     """
     settings = KernelChoiceSettings() if settings is None else settings
     first = candidates[0]
-    kept = Event(EventKind.KERNEL_KEPT, kernel=first.name)
+
+    def kept(untried: Untried) -> KernelChoice:
+        return KernelChoice(first, Event(EventKind.KERNEL_KEPT, kernel=first.name, untried=untried))
+
     if options is None or len(x) < settings.min_rows:
-        return KernelChoice(first, kept)
+        return kept(Untried.GIVEN if options is None else Untried.FEW_ROWS)
     fits = SubsetFits(prior_of(first), x, options, settings)
     rows = z[fits.index].to(fits.x.device)
     found: dict[TableKernel, Array] = {}
+    cut = False
     for candidate in candidates:
-        if fits.deadline.passed():
+        if cut := cut or fits.deadline.passed():
             break
         try:
-            state, _ = fits.fit(fits.of_rows(prior_of(candidate)), rows, fits.first, "the covariance function")
+            fit = fits.fit(fits.of_rows(prior_of(candidate)), rows, fits.first, "the covariance function")
         except NotPositiveDefiniteError:
             continue
-        density = fits.left_out(state)
-        complete = not fits.deadline.passed()  # a fit that was cut short is no candidate
-        if complete and np.isfinite(density).all():  # rows without noise that repeat have none
+        if cut := not fit.complete:
+            break
+        density = fits.left_out(fit.state)
+        if np.isfinite(density).all():  # rows without noise that repeat have none
             found[candidate] = density
     others = [candidate for candidate in found if candidate is not first]
     if first not in found or not others:
-        return KernelChoice(first, kept)
+        return kept(Untried.TIME if cut else Untried.NO_FACTOR)
     best = max(others, key=lambda candidate: float(fits.counts @ found[candidate]))
     gain, error = fits.gain(found[best], found[first])
     clearly = gain > 0.0 and gain >= settings.standard_errors * error
@@ -99,6 +104,6 @@ def choose_kernel(
     event = Event(
         EventKind.KERNEL_CHOSEN if clearly else EventKind.KERNEL_KEPT, kernel=chosen.name, other=other.name,
         rows=fits.rows, tried=len(found) if clearly else len(others), gain=gain, error=error,
-        errors=settings.standard_errors,
+        errors=settings.standard_errors, cut=Untried.TIME if cut else None,
     )  # fmt: skip
     return KernelChoice(chosen, event)

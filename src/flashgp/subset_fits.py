@@ -22,7 +22,7 @@ from flashgp.inference.state import State
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.options import FitOptions
 
-__all__ = ["SubsetFits", "SubsetSettings"]
+__all__ = ["SubsetFit", "SubsetFits", "SubsetSettings"]
 
 Array = npt.NDArray[np.float64]
 
@@ -42,6 +42,19 @@ class SubsetSettings:
     min_rows: int = 20
     first_iterations: int = 40
     time_share: float = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetFit:
+    """A short fit.
+
+    Fields: state; prior, as fitted; complete, whether the time limit left it its iterations: one that was cut short
+    cannot be compared with another.
+    """
+
+    state: State
+    prior: Prior
+    complete: bool
 
 
 class SubsetFits:
@@ -75,7 +88,7 @@ class SubsetFits:
         """The prior of all rows, for those of the subset."""
         return prior.with_likelihood(prior.likelihood.rows(self._index))
 
-    def fit(self, start: Prior, z: Tensor, options: FitOptions | None, what: str) -> tuple[State, Prior]:
+    def fit(self, start: Prior, z: Tensor, options: FitOptions | None, what: str) -> SubsetFit:
         """A fit to the subset, or the state at given parameters.
 
         Args:
@@ -89,7 +102,7 @@ class SubsetFits:
             NotPositiveDefiniteError: where no covariance had a factor.
         """
         if options is None:
-            return condition(start, self.x, z, ConditionSettings()), start
+            return SubsetFit(condition(start, self.x, z, ConditionSettings()), start, complete=True)
         message = f"interrupted while {what} was chosen; nothing was fitted"
         try:
             fitted = fit_prior(start, self.x, z, options)
@@ -97,7 +110,8 @@ class SubsetFits:
             raise KeyboardInterrupt(message) from None
         if of_kind(fitted.report.events, EventKind.FIT_INTERRUPTED):
             raise KeyboardInterrupt(message)
-        return fitted.state, fitted.prior
+        complete = not of_kind(fitted.report.events, EventKind.FIT_TIME_UP)
+        return SubsetFit(fitted.state, fitted.prior, complete)
 
     def left_out(self, state: State) -> Array:
         """Leave-one-out log density of each row, all outputs together, (rows,), nats, eqs. (M-39) and (M-40)."""

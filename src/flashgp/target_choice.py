@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.events import Event, EventKind, Untried
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.options import FitOptions
@@ -104,13 +104,17 @@ def choose_transform(
         logarithm.check(y)
         return TransformChoice(logarithm)
     known = isinstance(prior.likelihood, Gaussian) and prior.likelihood.row_variance is not None
-    if wanted == "auto" and (constant or known or not standardise or len(y) < settings.min_rows):
-        return TransformChoice(TargetTransform(), Event(EventKind.TARGET_KEPT))
+    if wanted == "auto" and constant:
+        return _kept(Untried.CONSTANT)
+    if wanted == "auto" and (known or not standardise):
+        return _kept(Untried.UNITS)
+    if wanted == "auto" and len(y) < settings.min_rows:
+        return _kept(Untried.FEW_ROWS)
     try:
         subset = _Subset(prior, x, y, options, standardise, settings)
     except NotPositiveDefiniteError:
         if wanted == "auto":
-            return TransformChoice(TargetTransform(), Event(EventKind.TARGET_KEPT))
+            return _kept(Untried.NO_FACTOR)
         raise
     clearly = wanted == "auto"
     best, trials = _walk(subset, shift, scale, clearly)
@@ -123,8 +127,11 @@ def choose_transform(
     chosen = best.transform
     if wanted == "yeo-johnson" and chosen.identity:
         chosen = TargetTransform("yeo-johnson", 1.0, shift, scale)
-    if chosen.identity and not trials:  # the time was up
-        return TransformChoice(chosen, Event(EventKind.TARGET_KEPT))
+    if not trials:
+        untried = Untried.TIME if subset.cut else Untried.NO_FACTOR
+        if chosen.identity:
+            return _kept(untried)
+        return TransformChoice(chosen, Event(EventKind.TARGET_TRANSFORMED, transform=str(chosen), untried=untried))
     kind, shown = EventKind.TARGET_TRANSFORMED, best
     if chosen.identity:
         kind, shown = EventKind.TARGET_KEPT, max(trials, key=lambda one: one.evidence)
@@ -133,20 +140,26 @@ def choose_transform(
         kind, transform=str(chosen if shown is best else shown.transform), rows=subset.rows,
         gain=shown.evidence - subset.base.evidence, left_out=gain, error=error,
         needed=settings.nats if clearly else None, errors=settings.standard_errors if clearly else None,
+        cut=Untried.TIME if subset.cut else None,
     )  # fmt: skip
     return TransformChoice(chosen, event)
+
+
+def _kept(untried: Untried) -> TransformChoice:
+    return TransformChoice(TargetTransform(), Event(EventKind.TARGET_KEPT, untried=untried))
 
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
     """A transform after its short fit. Fields: transform; evidence, nats, eq. (M-143); left_out, the leave-one-out log
-    density of each row of the subset, nats; prior, as fitted.
+    density of each row of the subset, nats; prior, as fitted; complete, as in `SubsetFit`.
     """
 
     transform: TargetTransform
     evidence: float
     left_out: Array
     prior: Prior
+    complete: bool
 
 
 def _walk(subset: "_Subset", shift: float, scale: float, clearly: bool) -> tuple[_Trial, list[_Trial]]:
@@ -170,7 +183,10 @@ def _walk(subset: "_Subset", shift: float, scale: float, clearly: bool) -> tuple
 
 
 class _Subset:
-    """Some rows, their short fit as they are, and trials of transforms from there."""
+    """Some rows, their short fit as they are, and trials of transforms from there.
+
+    Fields: rows, how many; base, the trial of the target as it is; cut, whether the time limit left trials out.
+    """
 
     def __init__(
         self, prior: Prior, x: Tensor, y: Array, options: FitOptions | None, standardise: bool, settings: ChoiceSettings
@@ -185,15 +201,20 @@ class _Subset:
         if first is not None:
             self._next = dataclasses.replace(first, initial="given", max_iterations=settings.iterations)
         self.base = self._trial(TargetTransform(), self._fits.of_rows(prior), first)
+        self.cut = not self.base.complete
 
     def tried(self, transform: TargetTransform, start: _Trial) -> _Trial | None:
-        """The trial from the parameters of another; None where no covariance had a factor, or the time is up."""
-        if self._fits.deadline.passed():
+        """The trial from the parameters of another; None where no covariance had a factor, or the time is up: what the
+        first fit was cut short of, a second one from there would gain, whatever its transform."""
+        self.cut = self.cut or self._fits.deadline.passed()
+        if self.cut:
             return None
         try:
-            return self._trial(transform, start.prior, self._next)
+            trial = self._trial(transform, start.prior, self._next)
         except NotPositiveDefiniteError:
             return None
+        self.cut = not trial.complete
+        return trial if trial.complete else None
 
     def left_out_gain(self, trial: _Trial, before: _Trial) -> tuple[float, float]:
         """What a trial gains of leave-one-out log density, and its standard error over rows, nats."""
@@ -215,6 +236,6 @@ class _Subset:
         rows = np.asarray(transform.forward(self._y), dtype=np.float64)
         z = torch.from_numpy(units.apply(rows[:, None])[:, 0]).to(self._fits.x.device)
         slope = transform.log_slope(self._y) - math.log(units.scale[0])
-        state, prior = self._fits.fit(start, z, options, "the transform of the target")
-        evidence = float(log_evidence(state)) + float(self._fits.counts @ slope)
-        return _Trial(transform, evidence, self._fits.left_out(state) + slope, prior)
+        fit = self._fits.fit(start, z, options, "the transform of the target")
+        evidence = float(log_evidence(fit.state)) + float(self._fits.counts @ slope)
+        return _Trial(transform, evidence, self._fits.left_out(fit.state) + slope, fit.prior, fit.complete)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from clocks import Clock
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.exact.condition import condition
@@ -32,16 +33,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Clock:
-    """Stands still unless work moves it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def slow(clock: Clock, seconds: float) -> FitSettings:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
-__all__ = ["Event", "EventKind", "Obstacle", "StopReason", "joined", "of_kind"]
+__all__ = ["Event", "EventKind", "Obstacle", "StopReason", "Untried", "joined", "of_kind"]
 
 
 class StopReason(StrEnum):
@@ -65,6 +65,17 @@ class Obstacle(StrEnum):
     DRIFTED = "the true residual does not follow the recurrence"
     INDEFINITE = "the matrix does not look positive definite"
     NO_GAIN = "neither preconditioner gained anything"
+
+
+class Untried(StrEnum):
+    """Why a choice before a fit tried nothing, or no more; its value continues a sentence."""
+
+    TIME = "the time limit left no time"
+    FEW_ROWS = "the rows are too few"
+    GIVEN = "the parameters are not fitted"
+    CONSTANT = "the target is constant"
+    UNITS = "the target has units or variances of rows that were given"
+    NO_FACTOR = "no covariance had a Cholesky factor"
 
 
 @unique
@@ -183,24 +194,26 @@ class EventKind(Enum):
 
     # training
     TARGET_TRANSFORMED = (
-        "The target is modelled on another scale, {transform}: on {rows:n row} it gains {gain:.3g} nats of evidence "
-        "and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}[; {needed:g} nats and "
-        "{errors:g} standard errors were asked for]."
+        "The target is modelled on another scale, {transform}: [on {rows:n row} it gains {gain:.3g} nats of evidence "
+        "and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}|no other was tried]"
+        "[, since {untried}][; {needed:g} nats and "
+        "{errors:g} standard errors were asked for][. Not all were tried, since {cut}]."
     )
     TARGET_KEPT = (
         "The target is modelled as it is: [on {rows:n row} the best transform, {transform}, gains {gain:.3g} nats of "
         "evidence and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}; {needed:g} "
-        "nats and {errors:g} standard errors are asked for|no transform was tried]."
+        "nats and {errors:g} standard errors are asked for|no transform was tried][, since {untried}]"
+        "[. Not all were tried, since {cut}]."
     )
     KERNEL_CHOSEN = (
         "The covariance function is {kernel}, the best of {tried}: on {rows:n row} it gains {gain:.3g} nats of "
-        "leave-one-out log density over the default, {other}, with a standard error of {error:.2g}; {errors:g} of them "
-        "were asked for."
+        "leave-one-out log density over the default, {other}, with a standard error of {error:.2g}; {errors:g} "
+        "standard errors were asked for[. Not all were tried, since {cut}]."
     )
     KERNEL_KEPT = (
-        "The covariance function is the default, {kernel}: [on {rows:n row} the best of {tried} others, {other}, gains "
-        "{gain:.3g} nats of leave-one-out log density, with a standard error of {error:.2g}; {errors:g} of them are "
-        "asked for|no other was tried]."
+        "The covariance function is the default, {kernel}: [on {rows:n row} the best of {tried:n other candidate}, "
+        "{other}, gains {gain:.3g} nats of leave-one-out log density, with a standard error of {error:.2g}; {errors:g} "
+        "standard errors are asked for|no other was tried][, since {untried}][. Not all were tried, since {cut}]."
     )
     SUBSET_FIT = "{starts:n start} fitted to {subset:,} of {rows:n row}; the best went on with all."
     CORES_TAKEN = (
