@@ -98,7 +98,15 @@ def test_a_fit_ends_in_time(route: str, limit: float, evaluation: float, posteri
         assert planned <= 1.1 * limit + 2.0
     if posterior <= 0.75 * limit:
         assert whole, "a search leaves as much as the posterior takes"
-    assert found.interrupted == bool(of_kind(found.report.events, EventKind.FIT_TIME_UP))
+    ended = of_kind(found.report.events, EventKind.FIT_TIME_UP)
+    assert found.interrupted == bool(ended)
+    starts = of_kind(found.report.events, EventKind.SUBSET_FIT)
+    assert starts or all(entry.start.startswith("subset") for entry in found.history)
+    if ended and found.history and not starts:
+        assert {"fitted": 60, "rows": ROWS}.items() <= ended[0].fields.items()
+        assert f"ended the fit, on 60 of {ROWS} rows: the best" in str(ended[0])
+    if not found.history:
+        assert not starts, "none was fitted"
     assert found.state.residual.isfinite().all()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FitInterrupted
-from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.quantities import counted, readable_bytes
 from flashgp.inference.gp import GP
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
@@ -44,8 +44,11 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     result = model.training
     assert result is not None
     if result.interrupted:
-        written = "; the model is written as it is" if options.out else ""
-        console.warn(f"the fit was cut short after {len(result.history)} evaluations: this is the best so far{written}")
+        written, done = "; the model is written as it is" if options.out else "", len(result.history)
+        what = f"the fit was cut short after {counted(done, 'evaluation')}: this is the best so far"
+        if not done:
+            what = "the time limit left no time for a fit: the parameters are those that the data suggest"
+        console.warn(f"{what}{written}")
     if options.out is not None:
         model.save(options.out)  # before anything else can fail
     outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)

@@ -194,8 +194,13 @@ def _report_search(report: Report, recorder: Recorder, trained: Trained, options
     if trained.stop is StopReason.INTERRUPT:
         report.events.append(Event(EventKind.FIT_INTERRUPTED))
     if trained.stop is StopReason.TIME:
-        unfitted = {} if recorder.history else {"unfitted": True}
-        report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.deadline.limit, **unfitted))
+        rows = trained.objective.rows
+        how_far: dict[str, int | bool] = {}
+        if not recorder.history:
+            how_far = {"unfitted": True}
+        elif recorder.rows < rows:
+            how_far = {"fitted": recorder.rows, "rows": rows}
+        report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.deadline.limit, **how_far))
     try:
         recorder.evaluations.write()
     except OSError as error:  # a full disk must not cost the fit

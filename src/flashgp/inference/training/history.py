@@ -109,7 +109,8 @@ class Recorder:
     """Counts, logs and reports evaluations of all stages.
 
     Fields: expected, evaluations by their rows, roughly; best, (value, vector) of each run; counts, evaluations of each
-    run; failures, vectors without one; phase; reached, where the last finished stage ended; events, for the report.
+    run; failures, vectors without one; phase; rows, of the stage that runs; reached, where the last finished stage
+    ended; events, for the report.
     """
 
     evaluations: EvaluationLog
@@ -125,7 +126,7 @@ class Recorder:
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
     free_cores: FreeCores = field(init=False)
-    _rows: int = field(init=False, default=0)  # of the stage that runs
+    rows: int = field(init=False, default=0)
     _work: float = field(init=False, default=0.0)  # of all evaluations so far
     # Seconds and rows of the last evaluation whose cost grows with that power of the rows.
     _pace: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
@@ -136,7 +137,7 @@ class Recorder:
 
     def begin(self, rows: int) -> None:
         """A stage of so many rows."""
-        self._rows, self.phase = rows, f"fitting {rows:,} rows"
+        self.rows, self.phase = rows, f"fitting {rows:,} rows"
 
     def expect(self, seconds: float, rows: int) -> None:
         """What a plan says about an evaluation of all rows, for the first one."""
@@ -190,7 +191,7 @@ class Recorder:
         seconds = time.perf_counter() - self.began
         index = self.counts.get(run, 0)
         self.counts[run] = index + 1
-        self._work += work(self._rows)
+        self._work += work(self.rows)
         self.history.append(HistoryEntry(run, index, seconds, -value, norm, tuple(theta.tolist()), measure))
         if run not in self.best or value < self.best[run][0]:
             self.best[run] = (value, theta.copy())

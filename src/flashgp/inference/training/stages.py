@@ -84,13 +84,14 @@ class ExactStages:
             stage = Stage.ALL_ROWS
         else:
             search = dataclasses.replace(search, min_decrease=self.settings.first_decrease)
-            recorder.note(Event(EventKind.SUBSET_FIT, starts=len(starts), subset=rows, rows=self.rows))
         recorder.begin(rows)
         for number, start in enumerate(starts):
             minimise(objective, start, Run(stage, number), recorder, search, self.max_iterations)
         if self.reset:
             recorder.phase = "resetting long lengthscales"
             retry_with_reset_lengthscales(objective, stage, recorder, search, self.max_iterations)
+        if stage is Stage.SUBSET:
+            recorder.note(Event(EventKind.SUBSET_FIT, starts=len(starts), subset=rows, rows=self.rows))
         ends = [(run, *recorder.best[run]) for run in recorder.best if run.stage is stage]
         if not ends:
             return starts[0]
