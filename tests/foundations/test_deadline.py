@@ -2,7 +2,9 @@
 
 import math
 import pickle
+from typing import Any
 
+import numpy
 import pytest
 
 import flashgp as fgp
@@ -30,7 +32,15 @@ def test_without_a_limit_nothing_passes() -> None:
     assert Deadline.after(None) is NO_DEADLINE
     assert NO_DEADLINE.left == NO_DEADLINE.share(0.1).left == NO_DEADLINE.before(10.0).left == math.inf
     assert not NO_DEADLINE.passed(1e300)
+    assert not NO_DEADLINE.passed(math.inf), "a plan may price work as endless; seen red"
     assert pickle.loads(pickle.dumps(NO_DEADLINE)) == NO_DEADLINE
+
+
+@pytest.mark.parametrize("seconds", [numpy.float32(2.5), numpy.int64(2), 2, 2.5])
+def test_numbers_of_numpy_are_seconds_too(seconds: Any) -> None:
+    deadline = Deadline.after(seconds, lambda: 1.0)
+    assert deadline == Deadline(float(seconds), 1.0 + float(seconds), deadline.clock)
+    assert type(deadline.limit) is float
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, "1", True])

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from flashgp.foundations.errors import DomainError
@@ -48,7 +49,7 @@ class Deadline:
         if time_limit is None:
             return NO_DEADLINE
         number: Any = time_limit
-        if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+        if isinstance(number, bool) or not isinstance(number, Real) or not float(number) >= 0:
             raise DomainError(f"`time_limit` must be 0 or more seconds, got {time_limit!r}; leave it out for none")
         return cls(float(number), (clock() if began is None else began) + float(number), clock)
 
@@ -58,8 +59,8 @@ class Deadline:
         return self.end - self.clock()
 
     def passed(self, seconds: float = 0.0) -> bool:
-        """Whether the time is up, now or in so many seconds."""
-        return self.left <= seconds
+        """Whether the time is up, now or in so many seconds; never without a limit, in infinitely many either."""
+        return self.end != math.inf and self.left <= seconds
 
     def before(self, seconds: float) -> "Deadline":
         """So many seconds earlier, which are left to what follows."""
