@@ -155,6 +155,37 @@ def test_rounding_is_no_obstacle_to_a_bound() -> None:
     assert float(energy_error(system, rhs, found.value)) <= float(found.energy_bound) <= goal.energy
 
 
+@pytest.mark.parametrize("by", ["interrupt", "callback"])
+def test_what_ends_a_solve_for_the_error_ends_the_solve(by: str) -> None:
+    """With the values before it. Seen red as a stagnation, after which another method would take over."""
+    system = DenseSystem(matern(points(400, 2), 3.0) * 200.0, 1e-6)
+    rhs = system.A @ normal(400, 1)
+    prepared = ConjugateGradients(60, replace(DEFAULTS, compare=False)).prepare(system)
+    least = prepared.solve(rhs, Goal(0.0))
+    goal = Goal(0.0, 0.5 * float(least.energy_bound))
+    whole = prepared.solve(rhs, goal)
+    (event,) = (event for event in whole.events if event.kind is EventKind.CORRECTED)
+    last = whole.iterations - event.fields["iterations"] + 1
+
+    def end(step: Step) -> bool:
+        if step.iteration == last and by == "interrupt":
+            raise KeyboardInterrupt
+        return step.iteration == last
+
+    told: list[bool] = []
+    found = prepared.solve(rhs, goal, limits=Limits(callback=end, interrupted=lambda: told.append(True)))
+    assert told == ([True] if by == "interrupt" else [])
+    assert found.stopped == by
+    assert torch.equal(found.value, whole.value)
+    assert float(energy_error(system, rhs, found.value)) <= float(found.energy_bound)
+
+
+def test_what_counts_as_rounding_is_a_setting() -> None:
+    easy = DenseSystem(matern(points(100, 2), 0.3), 1e-2)
+    strict = replace(DEFAULTS, roundings=1e-6)
+    assert ConjugateGradients(settings=strict).prepare(easy).solve(normal(100, 2), Goal(0.0)).stopped == "stagnated"
+
+
 @pytest.mark.parametrize(("least", "largest"), [(-0.5, 2.0), (-2.0, -0.5)])
 def test_what_is_not_positive_definite(least: float, largest: float) -> None:
     """It is found out and said, with the best values; nothing is thrown."""

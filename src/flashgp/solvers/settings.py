@@ -114,6 +114,8 @@ class SolveSettings:
         divergence: times the first residual, which ends a solve.
         narrow_share: of the columns that must have converged before the block is made smaller.
         corrected_excess: times the goal, up to which a bound is sharpened by a solve for the error, (M-123).
+        norm_rows: rows that the lower bound of |A| is from, where a solve that stagnated may be at rounding.
+        roundings: of the value, of A and of their product, in rounding units of float64: what counts as that.
     """
 
     low_rank: LowRankSettings = field(default_factory=LowRankSettings)
@@ -132,6 +134,8 @@ class SolveSettings:
     divergence: float = 1e6
     narrow_share: float = 0.25
     corrected_excess: float = 1e4
+    norm_rows: int = 8
+    roundings: float = 4.0
 
 
 DEFAULTS = SolveSettings()

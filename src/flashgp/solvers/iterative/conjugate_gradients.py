@@ -83,29 +83,40 @@ class PreparedConjugateGradients(Prepared):
         with self.system.workspace.hold(8 * 8 * rhs.numel()):
             try:
                 ended = _Run(self, progress).stopped()
+                if ended is StopReason.STAGNATED:
+                    ended = self._stagnated(progress)
             except KeyboardInterrupt:
                 ended = progress.interrupted_by_hand()
-            if ended is StopReason.STAGNATED:
-                self._certify_by_correction(progress)
-                if progress.at_rounding():
-                    ended = StopReason.ROUNDING
             return progress.finished(ended)
 
-    def _certify_by_correction(self, progress: Progress) -> None:
-        """Sharper bounds where rounding keeps residuals from becoming smaller: a solve for the error, (M-123)."""
+    def _stagnated(self, progress: Progress) -> StopReason:
+        """What a stagnation was: the rounding of float64, or what ended the solve for the error."""
+        ended = self._certify_by_correction(progress)
+        if ended in (StopReason.CALLBACK, StopReason.INTERRUPT):
+            return ended
+        if progress.at_rounding(self.settings.norm_rows, self.settings.roundings):
+            return StopReason.ROUNDING
+        return StopReason.TIME if ended is StopReason.TIME else StopReason.STAGNATED
+
+    def _certify_by_correction(self, progress: Progress) -> StopReason:
+        """Sharper bounds where rounding keeps residuals from becoming smaller: a solve for the error, (M-123).
+
+        Returns: why it ended; that of the solve before where there is none.
+        """
         columns, goal = progress.open, progress.goal
         if not len(columns):
-            return
+            return StopReason.STAGNATED
         scale = progress.scale[columns]
         excess = progress.energy[columns] / goal.energy if goal.energy > 0.0 else scale * math.inf
         if not bool((excess <= self.settings.corrected_excess).all()):
-            return
+            return StopReason.STAGNATED
         residual = progress.residual[:, columns] * scale
         correction = Progress(self.name, self.system, Goal(0.0, 0.5 * goal.energy), progress.limits, self._bound)
         correction.iterations, correction.passes = progress.iterations, progress.passes
         correction.begin(residual, None)
-        _Run(self, correction).stopped()
+        ended = _Run(self, correction).stopped()
         progress.certify(columns, correction.value * correction.scale, residual, correction)
+        return ended
 
     def _bound(self, residual: Tensor) -> Tensor:
         """sqrt(slack r^T P^-1 r), (t,), eq. (M-79)."""

@@ -18,8 +18,6 @@ from flashgp.solvers.contract import Goal, Limits, Solution, Step, System, check
 __all__ = ["Progress", "noise_bound", "product"]
 
 F64 = torch.float64
-NORM_ROWS = 8  # of a lower bound of |A|
-ROUNDINGS = 4.0  # of x, of A and of their product, in rounding units
 
 
 def noise_bound(system: System, residual: Tensor) -> Tensor:
@@ -121,17 +119,17 @@ class Progress:
         sharper = float((before / energy.clamp_min(torch.finfo(F64).tiny)).min())
         self.note(EventKind.CORRECTED, iterations=iterations, sharper=sharper)
 
-    def at_rounding(self) -> bool:
-        """Whether no open column has a backward error |r| / (|A| |x|) above some rounding units of float64, by a
-        lower bound of |A|, (M-123): then no method in float64 is to be expected to leave less."""
+    def at_rounding(self, rows: int, roundings: float) -> bool:
+        """Whether no open column has a backward error |r| / (|A| |x|) above so many rounding units of float64, by a
+        lower bound of |A| from so many rows, (M-123): then no method in float64 is to be expected to leave less."""
         columns, system = self.open, self.system
         diagonal = system.diagonal() + system.noise
-        some = torch.linspace(0, len(diagonal) - 1, min(len(diagonal), NORM_ROWS)).long().to(diagonal.device)
+        some = torch.linspace(0, len(diagonal) - 1, min(len(diagonal), rows)).long().to(diagonal.device)
         if not len(columns) or not len(some):
             return False
         squares = system.columns(some, F64).square().sum(0) / diagonal[some]
         largest = float(squares.max())
-        allowed = ROUNDINGS * torch.finfo(F64).eps * largest * self.space.norm(self.value[:, columns])
+        allowed = roundings * torch.finfo(F64).eps * largest * self.space.norm(self.value[:, columns])
         return bool((self.space.norm(self.residual[:, columns]) <= allowed).all())
 
     @property
