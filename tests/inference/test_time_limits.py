@@ -162,6 +162,16 @@ def test_rows_with_variances_of_their_own_keep_them() -> None:
     assert torch.equal(state.prior.likelihood.row_variance, variance[rows])
 
 
+def test_a_posterior_of_some_rows_says_what_was_made_of_all() -> None:
+    """Seen red: that the targets came in half precision was not said."""
+    x, y = table(300)
+    plan = dataclasses.replace(fgp.plan(prior(), n=300, d=3, route="direct"), seconds=1e6)
+    settings = ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
+    events = condition(prior(), x, y.half(), settings).report.events
+    assert [event.kind for event in events[:2]] == [EventKind.HALF_PRECISION, EventKind.POSTERIOR_OF_PART]
+    assert len(events) == len(set(events))
+
+
 def test_rows_whose_factor_takes_no_time_are_taken_however_late_it_is() -> None:
     x, y = table(ROWS)
     plan = dataclasses.replace(fgp.plan(prior(), n=ROWS, d=3, route="direct"), seconds=1e6)

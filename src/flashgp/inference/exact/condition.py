@@ -97,7 +97,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
         needed = plan.seconds if plan.route in FACTORED else settings.time.min_solve * plan.seconds
         slow = cores.slowdown(plan.seconds)
         if n > settings.time.min_rows and settings.time.late(settings.deadline, slow * needed):
-            return _of_part(prior, x, y, settings, slow)
+            return _of_part(prior, x, y, settings, slow, events)
     if group is not None and distinct < n:
         events.append(joined_event(group))
     if target != x.device:
@@ -154,7 +154,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
                 late = True
     if late:  # out of the handler, whose traceback holds what was made
         del job
-        return _of_part(prior, x, y, settings, slow)
+        return _of_part(prior, x, y, settings, slow, events)
     _report_jitter(report, direct, factor, certain=solves is not None)
     report.events += workspace.events
     report.backend = workspace.backend
@@ -187,8 +187,13 @@ class _NoTimeError(Exception):
     """What a route needs has failed, and there is no time for another one."""
 
 
-def _of_part(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, slowdown: float) -> State:
-    """The posterior of as many random rows as a float64 factor can have, instead of what there is no time for."""
+def _of_part(
+    prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, slowdown: float, events: list[Event]
+) -> State:
+    """The posterior of as many random rows as a float64 factor can have, instead of what there is no time for.
+
+    Args: events: of x and y as they came, and of what was tried.
+    """
     plan, deadline, n = settings.plan, settings.deadline, x.shape[-2]
     assert plan is not None
     rows = rows_on_time(
@@ -203,7 +208,8 @@ def _of_part(prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, sl
         settings, deadline=NO_DEADLINE, plan=None, solver=None, dtype=torch.float64, memory=plan.available_bytes
     )
     state = condition(prior.with_likelihood(prior.likelihood.rows(index)), x[..., index, :], y, settings)
-    state.report.events.insert(0, event)
+    known = state.report.events
+    known[:0] = [*(e for e in events if e.kind is not EventKind.ROWS_JOINED and e not in known), event]
     return state
 
 
