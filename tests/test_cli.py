@@ -711,3 +711,35 @@ def test_what_follows_a_fit_keeps_to_what_is_left() -> None:
     assert AFTER_FIT.has_time_for_left_out(post, left(10.0))
     post.report.seconds = 30.0
     assert not AFTER_FIT.has_time_for_left_out(post, left(10.0))
+
+
+def test_no_row_is_scored_by_solves_like_the_one_that_time_ended() -> None:
+    """Seen red: a limit of 20 s, and four minutes for the variances of 415 rows, planned at the passes so far."""
+    import torch
+
+    import flashgp as fgp
+    from flashgp.cli.after_fit import AFTER_FIT
+    from flashgp.foundations.deadline import Deadline
+    from flashgp.inference.exact.condition import condition
+    from flashgp.inference.predict.plan import price_of
+    from flashgp.inference.settings import ConditionSettings, TimeSettings
+
+    x = torch.rand(1500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Gaussian(1e-4))
+    in_time = Deadline(1e6, 1e6, lambda: 0.0)
+    whole = gp.condition(x, x[:, 0], solver="cg")
+    assert AFTER_FIT.scored(whole, 100, in_time) == 100
+    short = gp.condition(x, x[:, 0], solver="cg", progress=lambda step: True)
+    assert AFTER_FIT.scored(short, 100, in_time) == 100, "not the time ended it"
+    usual, few = price_of(whole.state, 100, "exact", True), price_of(short.state, 100, "exact", True)
+    assert short.report.iterations < whole.report.iterations
+    assert few.seconds >= usual.seconds, "a solve that ended early says nothing of the next"
+    plan = fgp.plan(gp, n=1500, d=3, solver="cg")
+    with pytest.warns(fgp.FlashGPWarning, match="The time limit ended the solve"):
+        state = condition(
+            gp,
+            x,
+            x[:, 0],
+            ConditionSettings(deadline=Deadline(1e6, 0.0, lambda: 0.0), plan=plan, time=TimeSettings(min_rows=1500)),
+        )
+    assert AFTER_FIT.scored(fgp.Posterior(state), 100, in_time) == 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference import plan as plans
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.plan import planner_of
@@ -59,7 +60,11 @@ class AfterFit:
         return min(seconds, self.max_share * max(0.0, deadline.left))
 
     def scored(self, posterior: Posterior, count: int, deadline: Deadline) -> int:
-        """How many of so many rows can still be predicted, with their variances; 0 for too few to tell."""
+        """How many of so many rows can still be predicted, with their variances; 0 for too few to tell, and where each
+        takes a solve like that of the weights, which the time limit ended."""
+        ended = of_kind(posterior.report.events, EventKind.SOLVE_ENDED)
+        if posterior.factor is None and any(event.fields["reason"] == StopReason.TIME for event in ended):
+            return 0
         rows = count
         while self.time.late(deadline, prediction_seconds(posterior, rows)):
             rows //= 2

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import current_profile
@@ -33,12 +34,15 @@ def _route_of_variances(state: State) -> str:
 def _passes_of_solves(state: State) -> int:
     """Over the pairs, of one more block of solves: as many as the weights took, where that is known.
 
-    Those of an update began at the old weights, so that it took fewer: what counts is the solve before it.
+    Those of an update began at the old weights, so that it took fewer: what counts is the solve before it. One that
+    ended before its tolerance says no more than how many are too few.
     """
     if state.plan is None or state.plan.solver != "cg":
         return PASSES
     usual = state.online.usual_iterations
     known = state.report.iterations if usual is None else usual
+    if known is not None and of_kind(state.report.events, EventKind.SOLVE_ENDED):
+        return max(PASSES, known)
     return PASSES if known is None else max(1, known)
 
 
