@@ -93,6 +93,7 @@ def _quality(outcome: FitOutcome) -> Section:
 def _functions(outcome: FitOutcome) -> Section:
     prepared = outcome.prepared
     post = outcome.fit.posterior
+    wanted = _most_relevant(outcome)
     parts = [
         Figure.of(
             plots.posterior_1d(
@@ -105,14 +106,15 @@ def _functions(outcome: FitOutcome) -> Section:
             ),
             f"Along {prepared.names[column]}" + (", other inputs at their median." if len(prepared.names) > 1 else "."),
         )
-        for column in _most_relevant(outcome)
+        for column in wanted
         if AFTER_FIT.scored(post, _POINTS, outcome.asked.deadline) == _POINTS
     ]
     relevance = Figure.of(
         plots.relevance(outcome.fit.gp, prepared.names, unit="per standard deviation of the column"),
         "Relevance: how fast the function may change along each input.",
     )
-    return Section("What has the model learned?", [relevance, *parts])
+    missing = [Notes(["The time limit left no time to draw the function along every input."])]
+    return Section("What has the model learned?", [relevance, *parts, *(missing if len(parts) < len(wanted) else [])])
 
 
 def _most_relevant(outcome: FitOutcome) -> list[int]:
