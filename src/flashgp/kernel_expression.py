@@ -247,7 +247,7 @@ class _Walk:
 
     def unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, NAMES, 1, 0.6)
-        advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(NAMES))}"
+        advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(NAMES))}, or auto alone"
         return f"must name kernels, got {name!r}; {advice}"
 
     # -- one kernel -----------------------------------------------------------------------------------------------

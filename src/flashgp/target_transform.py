@@ -85,14 +85,17 @@ class TargetTransform:
             return np.where(s < 0.0, -_box_cox(np.maximum(-s, 0.0), 2.0 - self.power),
                             _box_cox(np.maximum(s, 0.0), self.power))  # fmt: skip
 
-    def check(self, y: Any, rows: Any = None) -> None:
-        """Raises: DomainError naming the row of the first target, (n,), that has no logarithm; rows: their numbers."""
+    def check(self, y: Any, rows: Any = None, name: str = "y") -> None:
+        """Raises: DomainError naming the row of the first target, (n,), that has no logarithm.
+
+        Args: rows: their numbers; name: of the target.
+        """
         if self.kind == "log" and bool((np.asarray(y) <= 0.0).any()):
             first = int(np.argmax(np.asarray(y) <= 0.0))
             row = first if rows is None else int(rows[first])
             raise DomainError(
-                f"`y` must be positive for a logarithm of the target, got {float(y[first]):g} at row {row}; use the "
-                "transform yeo-johnson, or leave such rows out"
+                f"`{name}` must be positive for a logarithm of the target, got {float(y[first]):g} at row {row}; use "
+                "the transform yeo-johnson, or leave such rows out"
             )
 
     def inverse(self, w: Any) -> Any:

@@ -32,7 +32,7 @@ def test_a_table_of_categories_alone_has_no_trend() -> None:
     for candidate in CANDIDATES:
         kernel = candidate.build(2, (0, 1))
         assert isinstance(kernel.parts[0], Categorical)
-        assert candidate.words(2, (0, 1)) == "Categorical, one per column of categories"
+        assert candidate.words(2, (0, 1)) == "Categorical (a lengthscale per column)"
 
 
 def test_the_default_is_what_it_says() -> None:
@@ -40,7 +40,7 @@ def test_the_default_is_what_it_says() -> None:
     by_hand: Kernel = 0.5 * Matern(1.5, torch.full((3,), 3**0.5)) + Linear(0.5 / 3)
     x = torch.randn(7, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     torch.testing.assert_close(DEFAULT.build(columns)(x).to_dense(), by_hand(x).to_dense())
-    assert DEFAULT.words(2) == "Matern-3/2, a lengthscale per numeric column, plus Linear"
+    assert DEFAULT.words(2) == "Matern-3/2 (a lengthscale per numeric column) plus Linear"
 
 
 def test_the_estimator_has_the_default() -> None:

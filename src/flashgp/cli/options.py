@@ -73,7 +73,8 @@ class TableOptions:
         typer.Option(
             "--kernel",
             metavar="EXPR",
-            help="Covariance function, such as 'Matern(nu=1.5) + Linear()', see below; or auto, the best of five.",
+            help="Covariance function, such as 'Matern(nu=2.5) + Linear()', see below; or auto, the best of five. Left "
+            "out: Matern(nu=1.5) + Linear(), times Categorical() of columns of categories.",
         ),
     ] = None
     memory: Memory = None

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 import flashgp
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.quantities import readable_seconds
+from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
 from flashgp.inference.posterior import Posterior
@@ -108,7 +108,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
     report = outcome.fit.report
     seconds = readable_seconds(report.seconds or 0.0)
     console.pairs(
-        f"fitted in {seconds}, {len(outcome.fit.history)} evaluations",
+        f"fitted in {seconds}, {counted(len(outcome.fit.history), 'evaluation')}",
         [
             ("log marginal likelihood", evidence_text(outcome)),
             *happened(report),
@@ -165,9 +165,9 @@ def evidence_text(outcome: FitOutcome) -> str:
     """The same for people, with its standard error where there is no factor to compute it from."""
     if outcome.evidence is None:
         return "not computed, since the time limit left no time for it"
-    value = f"{outcome.evidence:.6g} nats, of the target in its units"
     error = outcome.fit.posterior.report.standard_error
-    return value if error is None else f"{value} with a standard error of {error:.2g}"
+    spread = "" if error is None else f", with a standard error of {error:.2g}"
+    return f"{outcome.evidence:.6g} nats{spread}, of the target in its units"
 
 
 def outcome_json(outcome: FitOutcome) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class EventKind(Enum):
 
     POSTERIOR_OF_PART = (
         "The time limit of {limit:g} s left no time for the planned posterior of {of:n row}: this one is of {rows:,} "
-        "random ones. Call gp.condition(x, y) for that of all."
+        "random ones. Allow more time, or call gp.condition(x, y), for that of all."
     )
 
     # likelihood
@@ -223,8 +223,8 @@ class EventKind(Enum):
     FIT_INTERRUPTED = "Ctrl-C ended the fit: the best parameters so far are returned."
     FIT_TIME_UP = (
         "The time limit of {limit:g} s ended the fit[{unfitted:if} before an evaluation: the parameters are those that "
-        "the data suggest|, on {fitted:,} of {rows:n row}: the best parameters so far are returned|: the best parameters "
-        "so far are returned]."
+        "the data suggest|, on {fitted:,} of {rows:n row}: the best parameters so far are returned|: the best "
+        "parameters so far are returned]."
     )
     FIT_SOLVE_INTERRUPTED = "Ctrl-C ended the last solve of the fit: its best weights so far are returned."
     CHECKPOINT_FAILED = "The checkpoint could not be written: {error}. The fit itself is complete."

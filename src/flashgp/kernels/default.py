@@ -63,9 +63,9 @@ class TableKernel:
 
     def words(self, columns: int, codes: Sequence[int] = ()) -> str:
         """What `build` gives, in words."""
-        real = f"{self.base}, a lengthscale per numeric column" if len(codes) < columns else ""
-        kernel = " times ".join(filter(None, (real, "Categorical, one per column of categories" if codes else "")))
-        return f"{kernel}, plus Linear" if self.linear and real else kernel
+        real = f"{self.base} (a lengthscale per numeric column)" if len(codes) < columns else ""
+        kernel = " times ".join(filter(None, (real, "Categorical (a lengthscale per column)" if codes else "")))
+        return f"{kernel} plus Linear" if self.linear and real else kernel
 
 
 CANDIDATES = (

@@ -140,13 +140,15 @@ def prepare(
         deterministic=settings.deterministic, solver=settings.solver,
     )  # fmt: skip
     if settings.target_transform == "log":
-        TargetTransform("log").check(y, data.rows[train] + table.first_row)
+        TargetTransform("log").check(y, data.rows[train] + table.first_row, encoding.target)
     standard = standard_rows(gp, x, y[:, None], settings.target_transform, options)
     (scaling,) = standard.units.scalings()
     _check_scales(scaling, encoding)
     choices = standard.events
-    if settings.kernel == "auto":
-        names, codes = encoding.inputs, encoding.category_positions
+    names, codes = encoding.inputs, encoding.category_positions
+    if settings.kernel == "auto" and len(codes) == len(names):
+        notes.append('all inputs are categories: the candidates of the kernel "auto" are the same then.')
+    elif settings.kernel == "auto":
         chosen = choose_kernel(lambda one: GP(one.build(len(names), codes)), standard.x, standard.y, options)
         gp, words = GP(chosen.kernel.build(len(names), codes)), chosen.kernel.words(len(names), codes)
         choices += (chosen.event,)
