@@ -54,6 +54,47 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source_cache.cache_directory.cache_clear()
 
 
+LIMITED = """
+import sys, torch, flashgp as fgp
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.problem import PairProblem
+kernel = 1.5 * fgp.kernels.RationalQuadratic() + fgp.kernels.Matern(nu=0.5)
+x = torch.linspace(0.0, 1.0, 40, dtype=torch.float64)[:, None]
+problem, v = PairProblem(kernel.form, kernel.theta(), kernel.rows(x)).detached(), torch.ones_like(x)
+wanted = (kernel(x).to_dense() @ v).detach()
+for seconds in map(float, sys.argv[1:]):
+    workspace = Workspace(deadline=Deadline.after(seconds))
+    found = CpuTiles.for_every_size().product(problem, v, workspace=Workspace(parent=workspace))
+    torch.testing.assert_close(found, wanted)
+    print(workspace.backend == CpuTiles.title, workspace.compile_seconds > 0.0)
+"""
+
+
+@numba_needed
+def test_nothing_is_compiled_that_would_end_after_the_deadline(tmp_path: Path) -> None:
+    """The portable backend computes the same; with time, or once some process has kept it, the compiled one does.
+
+    Each process has a cache that nobody else fills: `FLASHGP_CACHE_DIR` counts until the cache is first asked for. Seen
+    red without the question for the deadline, and without that for what is kept.
+    """
+
+    def compiled(*seconds: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", LIMITED, *seconds],
+            env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    assert compiled("0", "600", "0") == ["False False", "True True", "True False"]
+    assert compiled("0") == ["True True"], "loaded, which counts as compiling"
+
+
 @numba_needed
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_processes_at_once_then_from_the_cache_then_broken_files(tmp_path: Path, count: int) -> None:

@@ -279,7 +279,8 @@ class CompiledPairs:
 
 
 def _is_kept(module: ModuleType, computation: str) -> bool:
-    """Whether some process has compiled a function of a module for this machine, and numba has kept it."""
+    """Whether some process has compiled a function of a module, for this processor unless others share the folder, and
+    numba has kept it."""
     path = Path(str(module.__file__))
     return any((path.parent / "__pycache__").glob(f"{path.stem}.{computation}-*.nbi"))
 
