@@ -64,6 +64,17 @@ def _accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Which no busy core holds up, and whose bits repeat."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

@@ -1,7 +1,6 @@
 """A time limit holds for the whole call, on every route: by a clock that only the work of these tests moves."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -23,16 +22,10 @@ from inference.training.tables import FEW_ROWS, prior, table
 
 ROWS = 700
 TIME = TimeSettings(min_rows=100, negligible_seconds=0.0)
-pytestmark = pytest.mark.filterwarnings("ignore::flashgp.FlashGPWarning")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Others that keep a core busy then change nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::flashgp.FlashGPWarning"),
+    pytest.mark.usefixtures("one_thread"),  # others that keep a core busy then change nothing
+]
 
 
 def slow(clock: Clock, seconds: float) -> FitSettings:
