@@ -91,7 +91,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         priors: as `flashgp.fit`.
         starts: as `flashgp.fit`.
         max_iterations: as `flashgp.fit`.
-        time_limit: as `flashgp.fit`; the choice of the target's transform takes a tenth of it at most.
+        time_limit: as `flashgp.fit`; the choice of the target's transform takes a tenth of it at most, and so does that
+            of the kernel of what is left.
         missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
             `predict` and `sample_y`, with a warning that says how many.
         unseen: a category that the fit did not see is an "error", or "new": unlike all known ones.

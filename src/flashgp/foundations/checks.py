@@ -73,7 +73,7 @@ def check_count(value: Any, name: str, least: int) -> int:
         count = least - 1
     if count < least:
         raise DomainError(
-            f"`{name}` must be a whole number, {least} or more, got {value!r}; correct it, or leave it out"
+            f"`{name}` must be a whole number, {least} or more, got {value!r}; for example {max(least, 1)}"
         )
     return count
 
