@@ -711,8 +711,12 @@ def test_what_follows_a_fit_keeps_to_what_is_left() -> None:
     assert AFTER_FIT.has_time_for_left_out(post, left(10.0))
     post.report.seconds = 30.0
     assert not AFTER_FIT.has_time_for_left_out(post, left(10.0))
+    few = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).condition(x[:300], x[:300, 0])
+    few.report.seconds = 30.0
+    assert AFTER_FIT.has_time_for_left_out(few, left(-1e6))
 
 
+@pytest.mark.filterwarnings("ignore:The progress callback:flashgp.FlashGPWarning")
 def test_no_row_is_scored_by_solves_like_the_one_that_time_ended() -> None:
     """Seen red: a limit of 20 s, and four minutes for the variances of 415 rows, planned at the passes so far."""
     import torch
