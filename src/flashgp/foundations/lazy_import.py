@@ -6,6 +6,7 @@ waits until the compile or the import is done, at most the seconds that one take
 (subprocess) does not come here.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -14,7 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["lazy_import", "no_forks"]
+import torch
+
+__all__ = ["lazy_import", "load_autograd", "no_forks"]
 
 _lock = threading.RLock()  # re-entrant: compiling imports, and a fork may come from inside
 _held = threading.local()  # what the thread that forks holds meanwhile
@@ -32,6 +35,14 @@ def lazy_import(module: str) -> None:
     if module not in sys.modules:
         with no_forks():
             importlib.import_module(module)
+
+
+@functools.cache
+def load_autograd() -> None:
+    """What torch imports at a process's first gradient, SymPy among it: half a second, before gradients are timed."""
+    with no_forks(), torch.inference_mode(False), torch.enable_grad():
+        one = torch.ones((), device="cpu", requires_grad=True)
+        torch.autograd.grad(one.exp(), one, torch.ones_like(one))
 
 
 def _numba_lock() -> Any:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import subprocess
+import sys
 import time
 
 import numpy
@@ -9,9 +11,11 @@ import pytest
 import torch
 
 import flashgp as fgp
+from clocks import Clock
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import EventKind
+from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fisher_information import log_joint_curvature
@@ -212,3 +216,43 @@ def test_an_evaluation_is_expected_to_take_as_long_as_the_last_one_times_the_pow
     with pytest.raises(TimeUp):
         recorder.evaluate(lambda _: pytest.fail("it would take a hundred seconds"), theta, 1000)
     assert recorder.evaluate(lambda _: "ten seconds", theta, 1000, power=2) == "ten seconds"
+
+
+def test_compiling_says_nothing_of_the_next_evaluation() -> None:
+    """Seen red: after a compile of eight seconds there was no time for an evaluation of one."""
+    clock, workspace, theta = Clock(), Workspace(), numpy.zeros(1)
+    recorder = Recorder(EvaluationLog(None, ""), deadline=Deadline.after(14.0, clock))
+
+    def compiling(_: numpy.ndarray) -> None:
+        clock.now += 9.0
+        workspace.ran("compiled", 8.0)
+
+    recorder.evaluate(compiling, theta, 100, workspace=workspace)
+    with pytest.raises(TimeUp):
+        recorder.require(600, power=1)
+    assert recorder.evaluate(lambda _: "one second", theta, 100, workspace=workspace) == "one second"
+
+
+def test_an_evaluation_imports_nothing() -> None:
+    """What is loaded in the first one of a process, half a second where rows take ten milliseconds, would count as its
+    pace: a time limit ended the search after it. Seen red with SymPy.
+    """
+    program = """
+import sys, numpy, torch, flashgp as fgp
+from flashgp.inference.training.objective import LogJoint
+from flashgp.inference.training.options import FitSettings
+loaded = []
+class Watched(LogJoint):
+    def __call__(self, theta):
+        before = set(sys.modules)
+        found = super().__call__(theta)
+        loaded.append(sorted(set(sys.modules) - before))
+        return found
+x = torch.rand(300, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+gp, settings = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5) + fgp.kernels.Linear()), FitSettings(objective=Watched)
+fgp.fit(gp, x, x[:, 0], starts=1, max_iterations=1, settings=settings)
+print(len(loaded) > 0, [names for names in loaded if names])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True []\n"

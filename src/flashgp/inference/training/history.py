@@ -13,6 +13,7 @@ import numpy
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.events import Event
 from flashgp.foundations.quantities import readable_seconds
+from flashgp.foundations.workspace import Workspace
 from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
 
@@ -143,16 +144,25 @@ class Recorder:
         """What a plan says about an evaluation of all rows, for the first one."""
         self._planned = seconds, rows
 
-    def evaluate(self, objective: Callable[[numpy.ndarray], T], theta: numpy.ndarray, rows: int, power: int = 3) -> T:
+    def evaluate(
+        self,
+        objective: Callable[[numpy.ndarray], T],
+        theta: numpy.ndarray,
+        rows: int,
+        power: int = 3,
+        workspace: Workspace | None = None,
+    ) -> T:
         """An objective of so many rows, unless it would end after the deadline.
 
+        Args: workspace: where it works; what compiling took of its time says nothing of the next evaluation.
         Raises: TimeUp; what the objective raises.
         """
         self.require(rows, power)
-        began = self.deadline.clock()
+        began, compiled = self.deadline.clock(), 0.0 if workspace is None else workspace.compile_seconds
         with self.free_cores.block(rows):
             evaluation = objective(theta)
-        self._pace[power] = self.deadline.clock() - began, rows
+        once = 0.0 if workspace is None else workspace.compile_seconds - compiled
+        self._pace[power] = max(0.0, self.deadline.clock() - began - once), rows
         return evaluation
 
     def require(self, rows: int, power: int = 3, evaluations: float = 1.0) -> None:

@@ -19,6 +19,7 @@ from torch.distributions import Gamma, LogNormal, Normal
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Rows
+from flashgp.foundations.lazy_import import load_autograd
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.exact.likelihood import DirectSettings, value_and_gradients
@@ -217,6 +218,8 @@ class LogJoint(Objective):
         self._small: SmallModel | None = None
         if direct.dtype == torch.float64 and not direct.jitter:
             self._small = SmallModel.of(prior, problem.x, problem.y)
+        if self._small is None:
+            load_autograd()
         self._has_beyond = prior.log_scale(problem.y) is not None
 
     def __call__(self, theta: Array) -> Evaluation:

@@ -26,7 +26,8 @@ def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, r
             break
     try:
         if known is None:
-            evaluation = recorder.evaluate(objective, theta, objective.rows, objective.cost_power)
+            workspace = objective.problem.direct.workspace
+            evaluation = recorder.evaluate(objective, theta, objective.rows, objective.cost_power, workspace)
         elif known[0] == math.inf:
             raise NotPositiveDefiniteError("no gradient there, as the checkpoint says")
         else:
