@@ -268,6 +268,33 @@ def test_a_model_without_rows_says_what_to_do() -> None:
             fgp.TableModel(**settings)
 
 
+def test_what_was_decided_of_the_columns_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    table = pd.DataFrame(houses()).assign(one=1.0, built=lambda t: t["built"].astype(str), void=np.nan)
+    with caplog.at_level("INFO", logger="flashgp.table"):
+        model = fgp.TableModel(**QUICK).fit(table, target="price")
+    for said in ("'one' is constant (1): left out", "'void' has no values", "'built' holds dates", "'city' is text"):
+        assert any(said in note for note in model.notes)
+        assert said in caplog.text
+    wanted = fgp.TableModel(**QUICK).fit(houses(), target="price").predict(houses(9, seed=1))
+    np.testing.assert_array_equal(model.predict(houses(9, seed=1)).mean, wanted.mean)
+    np.testing.assert_array_equal(model.predict(table).mean, model.predict(houses()).mean)
+
+
+def test_settings_and_choices_that_are_none(model: fgp.TableModel) -> None:
+    table = houses()
+    with pytest.raises(fgp.DomainError, match="`target` and `drop` must name columns, got 3; choose from size, city"):
+        fgp.TableModel().fit(table, target=3)  # type: ignore[arg-type]
+    with pytest.raises(fgp.DomainError, match="`unseen` must be one of"):
+        model.predict(table, unseen="ignore")  # type: ignore[arg-type]
+    with pytest.raises(fgp.DomainError, match="`missing` must be one of"):
+        model.update(table, missing="ignore")  # type: ignore[arg-type]
+    with pytest.raises(fgp.DomainError, match="`dtype` must be None, 'float64' or 'float32', got 'floof'"):
+        fgp.TableModel(dtype="floof")
+    single = fgp.TableModel(dtype="float32", **QUICK).fit(table, target="price")
+    assert single.report.dtype == "float32"
+    np.testing.assert_allclose(single.predict(table).mean, model.predict(table).mean, rtol=1e-3)
+
+
 def test_columns_of_a_size_beyond_squares_of_float64_are_named() -> None:
     with pytest.raises(fgp.DomainError, match=r"column 'x' must have .* 1e\+290.* write it in other units"):
         fgp.TableModel().fit({"x": [-1e300, 0.0, 1e300], "y": [1.0, 2.0, 3.0]}, target="y")

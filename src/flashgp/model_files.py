@@ -6,12 +6,9 @@ The format is that of `flashgp.files`; what turns columns into numbers and back 
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, cast
 
 from flashgp import files
-from flashgp.inference.posterior import Posterior
-from flashgp.table_model import TableModel
-from flashgp.table_model.model import TABLE_KEY
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +16,12 @@ if TYPE_CHECKING:
 
     from flashgp.estimator import GPRegressor
     from flashgp.inference.fit import Fit
+    from flashgp.inference.posterior import Posterior
+    from flashgp.table_model import TableModel
 
 __all__ = ["load", "save"]
 
+_TABLE, _ESTIMATOR = "flashgp.table", "flashgp.estimator"  # keys of a file's metadata
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -55,14 +55,15 @@ def save(
         >>> bool(torch.equal(again.predict(x).mean, posterior.predict(x).mean))
         True
     """
-    if isinstance(model, TableModel):
-        model.save(path, metadata=metadata)
-    elif _is_regressor(model):
+    kinds = {kind.__module__ for kind in type(model).__mro__}  # nothing is imported for what it is not
+    if "flashgp.table_model.model" in kinds:
+        cast("TableModel", model).save(path, metadata=metadata)
+    elif "flashgp.estimator.regressor" in kinds:
         from flashgp.estimator.saved import save_regressor
 
-        save_regressor(model, path, metadata)
+        save_regressor(cast("GPRegressor", model), path, metadata)
     else:
-        files.save(model, path, metadata=metadata)
+        files.save(cast("Posterior | Fit", model), path, metadata=metadata)
 
 
 def load(
@@ -97,15 +98,12 @@ def load(
         1
     """
     metadata = files.load_metadata(path)
-    if TABLE_KEY in metadata:
+    if _TABLE in metadata:
+        from flashgp.table_model import TableModel
+
         return TableModel.load(path, modules, device=device)
-    if "flashgp.estimator" in metadata:
+    if _ESTIMATOR in metadata:
         from flashgp.estimator.saved import load_regressor
 
         return load_regressor(path, modules, device)
     return files.load(path, modules, device=device)
-
-
-def _is_regressor(model: Any) -> "TypeGuard[GPRegressor]":
-    """Whether it is a GPRegressor, without importing scikit-learn for what is none."""
-    return any(kind.__module__ == "flashgp.estimator.regressor" for kind in type(model).__mro__)

@@ -9,7 +9,8 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
-from flashgp.table_model.preparation import PreparedTable, TableSettings, prepare
+from flashgp.table_model.preparation import PreparedTable, prepare
+from flashgp.table_model.settings import TableSettings
 
 from .console import Console
 from .options import FitOptions
@@ -34,11 +35,12 @@ def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO
     train, test = _split(options, table, data)
     settings = TableSettings(
         options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
-        options.memory, options.device, DTYPES[options.dtype], options.tolerance, options.seed, options.deterministic,
+        options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
     )  # fmt: skip
     prepared = prepare(settings, table, encoding, data, train, test, deadline)
     for text in prepared.notes:
-        console.note(text)
+        if text not in console.notes:
+            console.note(text)
     names = prepared.names
     counts = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
     console.pairs(

@@ -1,7 +1,8 @@
 """Arrow arrays as typed columns. The only file that imports pyarrow, and only once a table is read or written.
 
 The kind of a column of text is decided by all its cells together: numbers, else booleans, else dates, else categories.
-Columns of a typed file keep their type: text in them is never reread as a number or a date.
+Columns of a typed file keep their type: text in them is never reread as a number or a date. In a frame, text that is
+all ISO dates is dates: pandas reads those of a CSV file as text.
 """
 
 import re
@@ -92,8 +93,11 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
     return _category(name, levels, codes, present)
 
 
-def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
-    """A column of a typed file; kind "other" for lists, structures, bytes and durations, so that it can be dropped."""
+def column_from_arrow(pyarrow: Any, name: str, data: Any, *, dates_as_text: bool = False) -> Column:
+    """A column of a typed file; kind "other" for lists, structures, bytes and durations, so that it can be dropped.
+
+    Args: dates_as_text: whether text that is all ISO dates is a column of dates.
+    """
     types, compute = pyarrow.types, pyarrow.compute
     stored_as = str(data.type)
     if types.is_dictionary(data.type):
@@ -118,7 +122,10 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
         stripped = compute.fill_null(compute.utf8_trim_whitespace(data), "")
         present = np.asarray(compute.not_equal(stripped, ""))
         coded = stripped.filter(pyarrow.array(present)).combine_chunks().dictionary_encode()
-        return _category(name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as)
+        levels, codes = coded.dictionary.to_pylist(), np.asarray(coded.indices)
+        if dates_as_text and levels and (dates := _days(levels)) is not None:
+            return Column(name, "date", _spread(present, np.array(dates)[codes]), stored_as=stored_as)
+        return _category(name, levels, codes, present, stored_as)
     return Column(name, "other", np.full(len(data), np.nan), stored_as=stored_as)
 
 
@@ -133,7 +140,9 @@ def table_from_arrow(pyarrow: Any, stored: Any, name: str, first_row: int = 1) -
         if field.name.startswith("__index_level_"):
             notes.append(f"column {quoted(field.name)} is an index that pandas stored: left out.")
         else:
-            columns.append(column_from_arrow(pyarrow, field.name.strip() or f"column_{len(columns) + 1}", cells))
+            label = field.name.strip() or f"column_{len(columns) + 1}"
+            # Frames have dates as text where they were read from CSV; a typed file that has text means it.
+            columns.append(column_from_arrow(pyarrow, label, cells, dates_as_text=first_row == 0))
     checked_names([column.name for column in columns], name)
     if not columns or stored.num_rows == 0:
         raise ShapeError(

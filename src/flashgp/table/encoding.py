@@ -137,6 +137,12 @@ class Encoding:
             "error", an infinite value, or no row left; ShapeError for another number of columns without a header.
         Cost: O(rows x inputs); x is one array of 8 bytes a cell.
         """
+        for name, value, allowed in (
+            ("unseen", unseen, get_args(Unseen)),
+            ("missing", missing, (None, *get_args(Missing))),
+        ):
+            if value not in allowed:
+                raise DomainError(f"`{name}` must be one of {allowed}, got {value!r}; choose one of these")
         positions, target_index, notes = self._matched(table, need_target)
         columns = as_learned(table, positions, self.inputs, unseen, notes)
         if target_index is not None:

@@ -1,12 +1,13 @@
 """`TableModel`: a Gaussian process of a table, which takes its columns as they are and answers in their units."""
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +19,19 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
-from flashgp.inference.fit import Fit, fit_as
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.stream import Stream
-from flashgp.inference.training.history import Progress
-from flashgp.inference.training.progress_bar import shown_progress
 from flashgp.kernels import Kernel
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Table, Unseen, table_of
 
 from .prediction import TablePrediction, in_place
-from .preparation import PreparedTable, TableSettings, prepare
+from .settings import TableSettings
+
+if TYPE_CHECKING:  # a fit and an update import what they need; predictions do without it
+    from flashgp.inference.fit import Fit
+    from flashgp.inference.training.history import Progress
+
+    from .preparation import PreparedTable
 
 __all__ = ["TABLE_KEY", "TableModel", "fit_prepared"]
 
@@ -36,6 +39,7 @@ TABLE_KEY = "flashgp.table"  # of a file's metadata
 UNITS = "standardised columns and target; TableModel.predict answers in units of the table"
 _FIELDS = ("encoding", "scaling", "kernel")
 _BLOCK_ROWS = 64  # predicted, then learned, together: the predictions hardly change, the work is matrix products
+_LOGGER = logging.getLogger("flashgp.table")
 _Numbers = npt.NDArray[np.float64]
 
 
@@ -47,7 +51,7 @@ class _Learned:
     posterior: Posterior
     encoding: Encoding
     scaling: Scaling
-    fit: Fit | None = None
+    fit: "Fit | None" = None
     last: TablePrediction | None = None
 
 
@@ -106,7 +110,7 @@ class TableModel:
         solver: str | None = None,
         memory: str | int | None = None,
         device: str | torch.device | None = "auto",
-        dtype: torch.dtype | None = None,
+        dtype: str | torch.dtype | None = None,
         tolerance: float = 1e-3,
         seed: int = 0,
         deterministic: bool = False,
@@ -125,7 +129,7 @@ class TableModel:
         *,
         drop: Sequence[str] = (),
         checkpoint: str | Path | None = None,
-        progress: Callable[[Progress], None] | Literal[False] | None = None,
+        progress: Callable[["Progress"], None] | Literal[False] | None = None,
     ) -> "TableModel":
         """A model fitted to all rows of a table.
 
@@ -137,7 +141,7 @@ class TableModel:
             progress: as `flashgp.fit`.
 
         Returns:
-            A new model. What was decided of the columns is in its `notes`.
+            A new model. What was decided of the columns is in its `notes`, and logged ("flashgp.table").
 
         Raises:
             DomainError: for a column that cannot be used, missing values under "error", or a target that is no number.
@@ -146,12 +150,23 @@ class TableModel:
             MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`.
         """
+        from flashgp.inference.training.progress_bar import shown_progress
+
+        from .preparation import prepare
+
         deadline = Deadline.after(self.settings.time_limit)
         source = table_of(table)
         drop = (drop,) if isinstance(drop, str) else drop
+        for name in (target, *drop):
+            if not isinstance(name, str):
+                raise DomainError(
+                    f"`target` and `drop` must name columns, got {name!r}; choose from {', '.join(source.names[:20])}"
+                )
         encoding = Encoding.learn(source, target, drop, self.settings.missing)
         data = encoding.apply(source, need_target=True)
         prepared = prepare(self.settings, source, encoding, data, deadline=deadline)
+        for note in prepared.notes:
+            _LOGGER.info(note)
         with shown_progress(progress) as callback:
             return fit_prepared(prepared, deadline, checkpoint, callback)
 
@@ -187,6 +202,8 @@ class TableModel:
             >>> more.posterior.count, more.learned.scores.rows
             (42, 2)
         """
+        from flashgp.inference.stream import Stream
+
         fitted = self._require("update")
         source, data = self._encoded(table, need_target=True, missing=missing)
         assert data.y is not None
@@ -299,7 +316,7 @@ class TableModel:
         return self.encoding.notes
 
     @property
-    def training(self) -> Fit | None:
+    def training(self) -> "Fit | None":
         """The fit, in standard units: history, report, whether it was interrupted; None for a model from a file."""
         return self._require("training").fit
 
@@ -428,12 +445,14 @@ class TableModel:
 
 
 def fit_prepared(
-    prepared: PreparedTable,
+    prepared: "PreparedTable",
     deadline: Deadline = NO_DEADLINE,
     checkpoint: str | Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[["Progress"], None] | None = None,
 ) -> TableModel:
     """A model fitted to a table that has been prepared, within a deadline. Raises: as `flashgp.fit`."""
+    from flashgp.inference.fit import fit_as
+
     options = replace(
         prepared.options, deadline=deadline, plan=prepared.plan, checkpoint=checkpoint, progress=progress,
         memory=None, dtype=None, solver=None,  # the plan has them

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,57 +16,21 @@ from flashgp.inference.gp import GP
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_choice import choose_kernel
-from flashgp.kernel_expression import BuiltKernel, KernelColumns, KernelExpression, build_kernel, parse_kernel
+from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
 from flashgp.planner.plan import Plan
 from flashgp.standardise import MAX_SCALE, MIN_SCALE, ColumnScaling, Scaling
-from flashgp.table import EncodedTable, Encoding, Missing, Table
-from flashgp.target_transform import TargetTransform, check_target_transform
+from flashgp.table import EncodedTable, Encoding, Table
+from flashgp.target_transform import TargetTransform
 from flashgp.units import check_categories, standard_rows
 
-__all__ = ["PreparedTable", "TableSettings", "prepare"]
+from .settings import TableSettings
+
+__all__ = ["PreparedTable", "prepare"]
 
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class TableSettings:
-    """What a `TableModel` is made with; its docstring explains each. Raises: DomainError for what cannot be."""
-
-    kernel: Kernel | str | None = None
-    target_transform: str = "auto"
-    missing: Missing = "error"
-    starts: int | None = None
-    time_limit: float | None = None
-    solver: str | None = None
-    memory: str | int | None = None
-    device: str | torch.device | None = "auto"
-    dtype: torch.dtype | None = None
-    tolerance: float = 1e-3
-    seed: int = 0
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        check_target_transform(self.target_transform)
-        if self.missing not in ("error", "drop"):
-            raise DomainError(f"`missing` must be 'error' or 'drop', got {self.missing!r}; choose one of these")
-        if not (self.kernel is None or isinstance(self.kernel, str | Kernel)):
-            raise DomainError(
-                f'`kernel` must be None, "auto", an expression or a Kernel, got {type(self.kernel).__name__}; for '
-                "example flashgp.kernels.Matern(nu=1.5)"
-            )
-        _ = self.expression
-
-    @cached_property
-    def expression(self) -> KernelExpression | None:
-        return parse_kernel(self.kernel) if isinstance(self.kernel, str) and self.kernel != "auto" else None
-
-    @property
-    def kernel_text(self) -> str:
-        """The expression, "auto" or "", as a file keeps it."""
-        return self.kernel if isinstance(self.kernel, str) else ""
 
 
 @dataclass(frozen=True)
@@ -136,8 +99,8 @@ def prepare(
     gp = GP(built.kernel)
     options = FitOptions(
         starts=settings.starts, initial="given" if built.has_starts else "data", tolerance=settings.tolerance,
-        deadline=deadline, memory=settings.memory, device=settings.device, dtype=settings.dtype, seed=settings.seed,
-        deterministic=settings.deterministic, solver=settings.solver,
+        deadline=deadline, memory=settings.memory, device=settings.device, dtype=settings.compute_dtype,
+        seed=settings.seed, deterministic=settings.deterministic, solver=settings.solver,
     )  # fmt: skip
     if settings.target_transform == "log":
         TargetTransform("log").check(y, data.rows[train] + table.first_row, encoding.target)
@@ -160,7 +123,7 @@ def prepare(
         distinct=None if group is None else int(group.max()) + 1,
         memory=settings.memory,
         device=settings.device,
-        dtype=settings.dtype,
+        dtype=settings.compute_dtype,
         solver=settings.solver,
         deterministic=settings.deterministic,
         time_limit=settings.time_limit,
@@ -168,7 +131,7 @@ def prepare(
     )
     return PreparedTable(
         settings, encoding, data, train, test, scaling, (standard.x, standard.y), gp, options, words, plan, choices,
-        tuple(notes),
+        tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes))),
     )  # fmt: skip
 
 
