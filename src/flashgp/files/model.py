@@ -92,7 +92,10 @@ def save(
     """
     posterior = model if isinstance(model, Posterior) else getattr(model, "posterior", None)
     if not isinstance(posterior, Posterior):
-        raise DomainError(f"`model` must be a Posterior or a Fit, got {type(model).__name__}; use gp.condition(x, y)")
+        raise DomainError(
+            f"`model` must be a Posterior, a Fit, a TableModel or a GPRegressor, got {type(model).__name__}; pass what "
+            "gp.condition(x, y) or a fit returned"
+        )
     trains = set(posterior.gp.trainable_names())
     description, tensors = describe(posterior.gp, {name: name in trains for name, _ in posterior.gp.named_parameters()})
     tensors |= {name: getattr(posterior.state, name) for name in STORED}

@@ -459,7 +459,8 @@ def fit_prepared(
     )  # fmt: skip
     result = fit_as(prepared.gp, *prepared.tensors, options)
     result.report.events[:0] = prepared.choices
+    result.posterior = result.posterior.in_units(UNITS)
     model = TableModel()
     model.settings = prepared.settings
     encoding = replace(prepared.encoding, notes=prepared.notes)
-    return model._with(_Learned(result.posterior.in_units(UNITS), encoding, prepared.scaling, result))
+    return model._with(_Learned(result.posterior, encoding, prepared.scaling, result))
