@@ -18,10 +18,8 @@ def _taken(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 def conditioning_plan(form: Form, n: int, **options: Any) -> Plan:
     """Of n rows of four columns, with two features."""
     resources = Resources(**_taken(options, RESOURCES))
-    return plan_conditioning(
-        ConditioningProblem(form, n, 4, Features(2), **_taken(options, ("distinct", "outputs", "batch"))), resources,
-        **options,
-    )  # fmt: skip
+    sizes = _taken(options, ("distinct", "outputs", "batch", "factors"))
+    return plan_conditioning(ConditioningProblem(form, n, 4, Features(2), **sizes), resources, **options)
 
 
 def product_plan(form: Form, n: int, m: int | None = None, *, d: int, **options: Any) -> ProductPlan:

@@ -212,7 +212,7 @@ def test_repeated_points_with_different_targets() -> None:
     y = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 4.0], [1.0, 3.0], [0.0, 2.0]])
     model = given(d=1, standardise="none").fit(x, y)
     gp = model.gp_
-    gp = fgp.GP(gp.kernel, gp.mean, fgp.likelihoods.Gaussian(gp.likelihood.noise_variance), outputs=2)
+    gp = fgp.GP(gp.kernel, gp.mean, fgp.likelihoods.Gaussian(gp.likelihood.noise_variance, outputs=2), outputs=2)
     np.testing.assert_allclose(
         model.log_marginal_likelihood_value_,
         gp.log_marginal_likelihood(torch.tensor(x), torch.tensor(y)).item(),
@@ -469,3 +469,55 @@ def test_a_solver_by_name() -> None:
     np.testing.assert_allclose(deviation, exact.predict(x, return_std=True)[1], rtol=0.01)
     with pytest.raises(fgp.DomainError, match="`solver` must be one of"):
         given(solver="quick").fit(x, y)
+
+
+@pytest.mark.parametrize("case", ["plain", "repeated rows", "log"])
+def test_columns_of_y_have_noise_of_their_own(case: str) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.uniform(0.0, 6.0, (120, 1))
+    x = x.round(0) if case == "repeated rows" else x
+    noise = np.array([0.05, 1.0])
+    y = np.stack([np.sin(x[:, 0]), np.cos(x[:, 0])], axis=-1) + noise * generator.standard_normal((120, 2))
+    if case == "log":
+        y = np.exp(y)
+    transform = "log" if case == "log" else "none"
+    model = fgp.GPRegressor(starts=1, target_transform=transform).fit(x, y)
+    found = model.gp_.likelihood.noise_variance.value.detach().numpy()
+    scales = np.array([scaling.y_scale for scaling in model.scaling_])
+    np.testing.assert_allclose(np.sqrt(found) * scales, noise, rtol=0.6)
+    at = np.linspace(0.5, 5.5, 7)[:, None]
+    _, latent = model.predict(at, return_std=True, latent=True)
+    mean, std = model.predict(at, return_std=True)
+    assert mean.shape == std.shape == latent.shape == (7, 2)
+    _, covariance = model.predict(at, return_cov=True)
+    assert covariance.shape == (7, 7, 2)
+    np.testing.assert_allclose(np.sqrt(np.diagonal(covariance).T), std, rtol=1e-6)
+    assert model.sample_y(at, 3).shape == (7, 2, 3)
+    assert len(model.predict_distribution(at)) == 2
+    value = model.log_marginal_likelihood()
+    again, gradient = model.log_marginal_likelihood(eval_gradient=True)
+    assert again == pytest.approx(value, rel=1e-9)
+    assert gradient.shape == (sum(p.numel() for p in model.gp_.parameters()),)
+    if case != "log":
+        np.testing.assert_allclose(std**2 - latent**2, np.broadcast_to(found * scales**2, (7, 2)), rtol=1e-6)
+    shared = fgp.GPRegressor(likelihood=fgp.likelihoods.Gaussian(0.1, shared=True), starts=1).fit(x, y)
+    assert shared.gp_.likelihood.noise_variance.value.shape == ()
+    assert shared.posterior_.by_output == ()
+
+
+def test_weights_are_repetitions_where_columns_have_noise_of_their_own() -> None:
+    generator = np.random.default_rng(1)
+    x = generator.uniform(0.0, 6.0, (30, 1))
+    y = generator.standard_normal((30, 2))
+    weights = generator.integers(1, 4, 30)
+    noise = fgp.likelihoods.Gaussian(torch.tensor([0.05, 1.0]), outputs=2)
+    options = {"kernel": fgp.kernels.Matern(1.5), "likelihood": noise, "optimise": False, "target_transform": "none"}
+    weighted = fgp.GPRegressor(**options).fit(x, y, weights)
+    repeated = fgp.GPRegressor(**options).fit(x.repeat(weights, 0), y.repeat(weights, 0))
+    at = np.linspace(0.5, 5.5, 7)[:, None]
+    for one, other in zip(weighted.predict(at, return_std=True), repeated.predict(at, return_std=True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+    values = [model.log_marginal_likelihood(eval_gradient=True) for model in (weighted, repeated)]
+    assert values[0][0] == pytest.approx(values[1][0], rel=1e-9)
+    np.testing.assert_allclose(values[0][1], values[1][1], rtol=1e-8)
+    assert weighted.posterior_.gp.likelihood.outputs == 2

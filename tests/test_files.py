@@ -58,12 +58,15 @@ def assert_same(first: Posterior, second: Posterior, x_test: Tensor) -> None:
         assert torch.equal(a, b), name
         assert a.dtype == b.dtype, name
     assert strides(first.representer_weights) == strides(second.representer_weights)
-    if first.factor is None or second.factor is None:
-        assert first.factor is second.factor
-    else:
-        assert torch.equal(first.factor.lower.tril(), second.factor.lower)
-        assert torch.equal(first.factor.jitter, second.factor.jitter)
-        assert first.factor.attempts == second.factor.attempts
+    assert len(first.by_output) == len(second.by_output)
+    for a, b in zip(first.by_output or (first,), second.by_output or (second,), strict=True):
+        if a.factor is None or b.factor is None:
+            assert a.factor is b.factor
+        else:
+            assert torch.equal(a.factor.lower.tril(), b.factor.lower)
+            assert torch.equal(a.factor.jitter, b.factor.jitter)
+            assert a.factor.attempts == b.factor.attempts
+        assert strides(a.representer_weights) == strides(b.representer_weights)
     assert first.report == second.report
     assert {n: p.detach().tolist() for n, p in first.gp.named_parameters()} == {
         n: p.detach().tolist() for n, p in second.gp.named_parameters()
@@ -103,13 +106,14 @@ def test_a_kernel_of_other_parts_and_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("outputs", [None, 1, 3])
-def test_batches_outputs_and_dtypes(tmp_path: Path, outputs: int | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("outputs", "shared"), [(None, False), (1, False), (3, True), (3, False)])
+def test_batches_outputs_and_dtypes(tmp_path: Path, outputs: int | None, shared: bool, dtype: torch.dtype) -> None:
     kernel = torch.tensor([1.0, 2.0]) * fgp.kernels.Matern(1.5, torch.tensor([[1.0, 1, 1], [2, 2, 2]]))
     mean = torch.tensor([0.0, 1.0]) if outputs is None else torch.arange(2.0 * outputs).reshape(2, outputs)
-    gp = fgp.GP(
-        kernel, fgp.means.Constant(mean, outputs), fgp.likelihoods.Gaussian(torch.tensor([0.1, 0.2])), outputs=outputs
-    )
+    noise = fgp.likelihoods.Gaussian(torch.tensor([0.1, 0.2]), shared=shared)
+    if outputs == 3 and not shared:
+        noise = fgp.likelihoods.Gaussian(torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]), outputs=3)
+    gp = fgp.GP(kernel, fgp.means.Constant(mean, outputs), noise, outputs=outputs)
     y = points(9, outputs or 1, seed=1, dtype=dtype)
     posterior = gp.condition(points(9, dtype=dtype), y[:, 0] if outputs is None else y)
     assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(5, seed=3, dtype=dtype))
@@ -169,7 +173,8 @@ def test_memory_order_of_points_is_kept(tmp_path: Path) -> None:
         loaded = fgp.load(saved(posterior, tmp_path / "m"))
         assert_same(posterior, loaded, points(5, seed=2))
     transposed = points(2, 9)
-    loaded = fgp.load(saved(fgp.GP(fgp.kernels.RBF(), outputs=2).condition(points(9), transposed.mT), tmp_path / "m"))
+    gp = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(0.1, shared=True), outputs=2)
+    loaded = fgp.load(saved(gp.condition(points(9), transposed.mT), tmp_path / "m"))
     assert loaded.y.stride() == transposed.mT.stride()
 
 
@@ -428,7 +433,7 @@ def test_other_readers_of_safetensors_can_open_it(tmp_path: Path) -> None:
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         config = json.loads(file.metadata()["config"])
-        assert file.metadata()["format_version"] == "4"
+        assert file.metadata()["format_version"] == "5"
     assert torch.equal(tensors["x"], posterior.x)
     lower = posterior.factor.lower
     assert torch.equal(tensors["factor"], torch.cat([lower[j:, j] for j in range(7)]))
@@ -546,7 +551,7 @@ def test_tiles_that_no_longer_fit_are_recomputed(tmp_path: Path, set_free_memory
         loaded = fgp.load(path)
         set_free_memory(free)
         assert torch.allclose(loaded.predict(x_test).variance, wanted, rtol=0.01)
-        assert (loaded.state.solves.system._tiles is not None) == kept
+        assert (loaded.state.solves.system.tiles is not None) == kept
         events = of_kind(loaded.report.events, EventKind.TILES_NOT_STORED)
         assert len(events) == (0 if kept else 1)
         assert loaded.plan == posterior.plan
@@ -561,20 +566,29 @@ def test_a_refined_posterior_goes_on_refining(tmp_path: Path) -> None:
     assert loaded.state.solves is not None
 
 
-@pytest.mark.parametrize("version", ["1", "2", "3"])
-def test_files_of_older_formats_are_read(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize("version", ["1", "2", "3", "4"])
+def test_files_of_older_formats_are_read(tmp_path: Path, version: str, outputs: int | None) -> None:
     """The first had no solves, and a plan of fewer fields; the second knew nothing of learning online, the third of the
-    tolerance of solves."""
+    tolerance of solves, the fourth of noise of each output: outputs of one share it."""
     posterior = small()
+    if outputs:
+        noise = fgp.likelihoods.Gaussian(0.1, shared=True)
+        gp = fgp.GP(fgp.kernels.Matern(1.5), fgp.means.Constant(outputs=2), noise, outputs=outputs)
+        posterior = gp.condition(points(12), points(12, 2, seed=1))
     path = saved(posterior, tmp_path / "m")
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
     texts = header.pop("__metadata__")
     config = json.loads(texts["config"])
+    for name in ("outputs", "shared"):
+        del config["likelihood"]["options"][name]
+    del config["report"]["plan"]["factors"]
     if version < "3":
         del config["learned"]
-    del config["solves"]["tolerance"]
+    if version < "4":
+        del config["solves"]["tolerance"]
     if version == "1":
         del config["solves"]
         since = ("distinct", "rank", "solver", "training", "training_bytes", "training_factor_passes", "training_rank")
@@ -588,6 +602,9 @@ def test_files_of_older_formats_are_read(tmp_path: Path, version: str) -> None:
     loaded = fgp.load(path)
     assert_same(posterior, loaded, points(5, seed=2))
     assert (loaded.plan.training, loaded.plan.rank) == ("exact", 0)
+    assert (loaded.gp.likelihood.outputs, loaded.gp.likelihood.shared) == (None, outputs is not None)
+    fgp.save(loaded, path)
+    assert fgp.load(path).gp.likelihood.shared == (outputs is not None)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="an open file has no name here")

@@ -34,7 +34,7 @@ def genuine(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     shared = fgp.Parameter(torch.tensor([0.5, 0.7]), prior=distributions.LogNormal(0.1, 1.3))
     scale = fgp.Parameter(1.3, distributions.constraints.interval(0.5, 9.0))
     kernel = k.Scaled(k.Matern(2.5, shared), scale) + k.Polynomial(3, 0.4) * k.Periodic(2.0, shared, active_dims=[0, 1])
-    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.1, row_weight=torch.ones(5)), outputs=2)
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.1, row_weight=torch.ones(5), shared=True), outputs=2)
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(5, 2, generator=generator, dtype=torch.float64) for _ in range(2))
     path = tmp_path_factory.mktemp("genuine") / "model.safetensors"
@@ -205,13 +205,13 @@ def test_features_that_do_not_fit_into_memory() -> None:
 # -- versions ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [("5", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save")],
+    [("6", "install a newer flashgp"), ("0", "save the model"), ("1.0", "save the model"), ("²", "save")],
 )
 def test_other_versions(path: Path, genuine: bytes, version: Any, advice: str) -> None:
     header, body = parts(genuine)
     header["__metadata__"] = {"format": "flashgp", "format_version": version, "of the future": "unknown"}
     message = refusal(path, joined(header, body))
-    assert "`format_version` of the model file must be 1 or 2 or 3 or 4" in message
+    assert "`format_version` of the model file must be 1 or 2 or 3 or 4 or 5" in message
     assert advice in message
 
 

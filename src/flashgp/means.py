@@ -103,6 +103,31 @@ class Linear(nn.Module):
         return {"kind": "Linear"}
 
 
+class OutputMean(nn.Module):
+    """One output of a module that serves several.
+
+    Args: module, a mean of so many `outputs`; index, of the output.
+    """
+
+    def __init__(self, module: nn.Module, outputs: int, index: int) -> None:
+        super().__init__()
+        self.module, self.outputs, self.index = module, outputs, index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Points (*batch, n, d) to (*batch, n)."""
+        value = evaluate_mean(self.module, x, self.outputs)
+        return value[..., self.index if value.shape[-1] > 1 else 0]
+
+
+def mean_of_output(mean: nn.Module, outputs: int, index: int, *, live: bool = True) -> nn.Module:
+    """The mean of one output; with `live` its parameters stay those of `mean`, else those of each output are copies."""
+    if isinstance(mean, Constant):
+        if mean.outputs is None:
+            return mean
+        return Constant(mean.value.entry(index) if live else mean.value.own_entry(index))
+    return mean if isinstance(mean, tuple(REGISTRY.values())) else OutputMean(mean, outputs, index)
+
+
 REGISTRY: dict[str, type[nn.Module]] = {"Zero": Zero, "Constant": Constant, "Linear": Linear}
 
 

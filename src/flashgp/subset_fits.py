@@ -16,9 +16,9 @@ from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.leave_one_out import leave_one_out
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.state import State
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.options import FitOptions
 
@@ -52,7 +52,7 @@ class SubsetFit:
     cannot be compared with another.
     """
 
-    state: State
+    state: AnyState
     prior: Prior
     complete: bool
 
@@ -113,7 +113,7 @@ class SubsetFits:
         complete = not of_kind(fitted.report.events, EventKind.FIT_TIME_UP)
         return SubsetFit(fitted.state, fitted.prior, complete)
 
-    def left_out(self, state: State) -> Array:
+    def left_out(self, state: AnyState) -> Array:
         """Leave-one-out log density of each row, all outputs together, (rows,), nats, eqs. (M-39) and (M-40)."""
         found = leave_one_out(state).log_prob.double().numpy(force=True)
         return np.asarray(found if found.ndim == 1 else found.sum(axis=1), dtype=np.float64)

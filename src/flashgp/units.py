@@ -158,9 +158,10 @@ def standard_rows(
     if wanted != "none":
         rows = torch.from_numpy(units_of_inputs(x, None, gp.kernel, standardise).apply(x))
         mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together
-        one, units_of_y = GP(gp.kernel, mean, gp.likelihood), standardise in ("both", "y")
+        units_of_y = standardise in ("both", "y")
         choices = []
         for left, column in zip(range(y.shape[1], 0, -1), y.T, strict=True):
+            one = GP(gp.kernel, mean, gp.likelihood.output(y.shape[1] - left, live=False))
             fair = options and dataclasses.replace(options, deadline=options.deadline.share(1.0 / left))
             choices.append(choose_transform(wanted, one, rows, column, fair, standardise=units_of_y))
         transforms = tuple(choice.transform for choice in choices)

@@ -90,14 +90,16 @@ def test_two_batch_dimensions_and_test_points_of_their_own() -> None:
 
 def test_outputs_in_a_batch() -> None:
     x, y = members()
-    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE), outputs=2)
+    noise = lik.Gaussian(NOISE, shared=True)
+    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), noise, outputs=2)
     targets = torch.stack([y, -y], -1)
     found = gp.condition(x, targets).predict(x[0])
     assert found.mean.shape == found.variance.shape == found.observation_variance.shape == (3, 9, 2)
     for i in range(3):
         alone = fgp.GP(
-            VARIANCE[i] * k.Matern(2.5, LENGTHSCALE[i]), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE[i]), outputs=2
-        )
+            VARIANCE[i] * k.Matern(2.5, LENGTHSCALE[i]), m.Constant(0.2, outputs=2),
+            lik.Gaussian(NOISE[i], shared=True), outputs=2,
+        )  # fmt: skip
         wanted = alone.condition(x[i], targets[i]).predict(x[0])
         assert relative(found.mean[i], wanted.mean) < 1e-13
         assert relative(found.observation_variance[i], wanted.observation_variance) < 1e-13
@@ -141,10 +143,14 @@ def test_a_member_that_cannot_be_repaired_is_named() -> None:
     assert found.report.jitter == pytest.approx([1e-6] * 3)
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("shape", [(5, 2), (3, 5, 2), (4, 3, 5, 2)])
-def test_log_prob_of_outputs_in_a_batch(shape: tuple[int, ...]) -> None:
+def test_log_prob_of_outputs_in_a_batch(shape: tuple[int, ...], shared: bool) -> None:
     x, y = data(9)
-    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), lik.Gaussian(NOISE), outputs=2)
+    noise = lik.Gaussian(NOISE, shared=True)
+    if not shared:
+        noise = lik.Gaussian(torch.stack([NOISE, 2.0 * NOISE], dim=-1), outputs=2)
+    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), noise, outputs=2)
     found = gp.condition(x, torch.stack([y, -y], dim=-1)).predict(x[:5] + 0.1)
     new = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
     wanted = torch.distributions.Normal(found.mean, found.observation_variance.sqrt()).log_prob(new)

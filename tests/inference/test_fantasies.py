@@ -38,14 +38,13 @@ def check(gp: fgp.GP, x: Tensor, y: Tensor, found: Any, at: Tensor) -> None:
     lead = found.y.shape[: found.y.dim() - tail - len(batch)]
     targets = found.y.reshape(-1, len(members), *found.y.shape[found.y.dim() - tail :])
     means = p.mean.reshape(len(targets), len(members), *p.mean.shape[p.mean.dim() - tail :])
-    variances = p.variance.reshape(len(members), -1)
+    variances = p.variance.reshape(len(members), *p.variance.shape[len(batch) :])
     for b, rows in enumerate(members):
         own = at if at.dim() == 2 else at.reshape(len(members), *at.shape[-2:])[b]
         for s in range(len(targets)):
             wanted = gp.condition(torch.cat([x, rows]), torch.cat([y, targets[s, b]])).predict(own)
             assert relative(means[s, b], wanted.mean) < 1e-9
-        variance = wanted.variance if gp.outputs is None else wanted.variance[:, 0]
-        assert float((variances[b] - variance).abs().max()) < 1e-9
+        assert float((variances[b] - wanted.variance).abs().max()) < 1e-9
     assert p.mean.shape[: len(lead) + len(batch)] == (*lead, *batch)
     assert (
         relative(p.observation_variance - p.variance, gp.likelihood.variance(x.device).expand(p.variance.shape)) < 1e-9
@@ -57,8 +56,11 @@ def check(gp: fgp.GP, x: Tensor, y: Tensor, found: Any, at: Tensor) -> None:
     [((3,), None, False), ((1, 1), 2, True), ((4, 3), None, True), ((2, 3, 2), 2, False)],
     ids=str,
 )
-def test_fantasies_equal_conditioning(shape: tuple[int, ...], outputs: int | None, online: bool) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_fantasies_equal_conditioning(shape: tuple[int, ...], outputs: int | None, online: bool, shared: bool) -> None:
     gp, x, y = table(outputs=outputs)
+    if shared:
+        gp.likelihood = fgp.likelihoods.Gaussian(float(model(3).likelihood.noise_variance.value), shared=True)
     post = gp.condition(x[:30], y[:30]).append(x[30:], y[30:]) if online else gp.condition(x, y)
     new = hypothetical(*shape)
     targets = new.sum(-1) if outputs is None else torch.stack([new.sum(-1), new.prod(-1)], dim=-1)

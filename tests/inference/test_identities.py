@@ -24,7 +24,7 @@ def test_a_posterior_without_data_is_the_prior(outputs: int | None, batch: tuple
     found = posterior.predict(x_test)
     assert torch.equal(found.mean, torch.full((*batch, 5, *tail), 0.4, dtype=F64))
     assert torch.allclose(found.variance, torch.full((*batch, 5, *tail), 1.7, dtype=F64), rtol=4 * EPS)
-    assert relative(found.covariance(), gp.kernel(x_test).to_dense().expand(*batch, 5, 5)) < 4 * EPS
+    assert relative(found.covariance(), gp.kernel(x_test).to_dense().expand(*batch, *tail, 5, 5)) < 4 * EPS
     assert found.sample(3, seed=0).shape == (3, *batch, 5, *tail)
     assert torch.equal(posterior.log_marginal_likelihood(), torch.zeros(batch, dtype=F64))
     assert posterior.leave_one_out().mean.shape == (*batch, 0, *tail)
@@ -50,7 +50,7 @@ def test_no_test_rows(outputs: int | None) -> None:
     for value in (found.mean, found.variance, found.observation_variance, found.quantile(0.3), found.log_prob(y[:0])):
         assert value.shape == shape
         assert value.dtype == torch.float32
-    assert found.covariance().shape == (0, 0)
+    assert found.covariance().shape == (*shape[1:], 0, 0)
     assert found.sample(2, seed=0).shape == (2, *shape)
     assert found.joint_log_prob(y[:0]) == 0.0
 
@@ -194,7 +194,7 @@ def test_several_outputs_are_separate_fits_with_one_factor() -> None:
     targets = torch.stack([y, y.square(), -y], -1)
     x_test, y_test = data(4, seed=3)
     means = torch.tensor([0.1, 0.5, -0.2])
-    kernel, noise = 1.3 * k.RBF(0.9), lik.Gaussian(0.1)
+    kernel, noise = 1.3 * k.RBF(0.9), lik.Gaussian(0.1, shared=True)
     together = fgp.GP(kernel, m.Constant(means, outputs=3), noise, outputs=3)
     posterior = together.condition(x, targets)
     found = posterior.predict(x_test)

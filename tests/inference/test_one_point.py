@@ -109,7 +109,7 @@ def test_outputs_dtypes_and_means(outputs: int | None, dtype: torch.dtype, mean:
         "zero": fgp.means.Zero(), "one for all": fgp.means.Constant(0.7),
         "constant": fgp.means.Constant(0.7 if outputs is None else torch.linspace(0.1, 0.9, outputs), outputs),
     }  # fmt: skip
-    gp = fgp.GP(1.3 * fgp.kernels.RBF(0.4), means[mean], fgp.likelihoods.Gaussian(0.1), outputs=outputs)
+    gp = fgp.GP(1.3 * fgp.kernels.RBF(0.4), means[mean], fgp.likelihoods.Gaussian(0.1, shared=True), outputs=outputs)
     x, y = (t.to(dtype) for t in table(60, outputs=outputs))
     found = grown(gp, x, y, 55)
     assert found.report.backend == "NumPy"
@@ -312,7 +312,7 @@ def test_rows_far_from_the_row_that_is_looked_at_are_no_drift() -> None:
 def test_drift_of_a_small_output_is_seen_beside_a_large_one() -> None:
     x, y = table(140, outputs=2)
     y[:, 1] *= 1e-12
-    gp = fgp.GP(fgp.kernels.RBF(lengthscale=0.4), likelihood=fgp.likelihoods.Gaussian(0.05), outputs=2)
+    gp = fgp.GP(fgp.kernels.RBF(lengthscale=0.4), likelihood=fgp.likelihoods.Gaussian(0.05, shared=True), outputs=2)
     post = gp.condition(x[:100], y[:100]).append(x[100:101], y[100:101])
     damaged = post.state.whitened.clone()
     damaged[:, 1] *= 1.05

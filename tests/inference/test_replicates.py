@@ -99,12 +99,16 @@ def test_the_objective_of_fit_is_that_of_all_rows(name: str, mean: torch.nn.Modu
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_several_outputs(outputs: int) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_several_outputs(outputs: int, shared: bool) -> None:
     x, y = table(outputs)
-    gp = model(lik.Gaussian(0.3, row_weight=weights()), outputs)
+    noise = lik.Gaussian(0.3, row_weight=weights(), shared=shared)
+    if not shared:
+        noise = lik.Gaussian(torch.linspace(0.1, 0.5, outputs), row_weight=weights(), outputs=outputs)
+    gp = model(noise, outputs)
     posterior = gp.condition(x, y)
     assert posterior.distinct == 7
-    alone = [PlainGP(gp, x, y[:, i]) for i in range(outputs)]
+    alone = [PlainGP(gp.output(i), x, y[:, i]) for i in range(outputs)]
     total = sum(plain.log_marginal_likelihood() for plain in alone)
     assert relative(posterior.log_marginal_likelihood(), total) < 1e-13
     left_out = posterior.leave_one_out()

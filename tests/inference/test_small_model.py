@@ -41,6 +41,7 @@ def test_equals_the_general_path(name: str, kernel: Kernel, case: str) -> None:
     likelihood, mean, outputs = fgp.likelihoods.Gaussian(0.3), fgp.means.Constant(0.4), None
     if case == "outputs":
         mean, outputs = fgp.means.Constant([0.1, -0.3], outputs=2), 2
+        likelihood = fgp.likelihoods.Gaussian(0.3, shared=True)
     elif case == "weights":
         likelihood = fgp.likelihoods.Gaussian(0.3, row_variance=0.1 * weights, row_weight=weights)
     elif case != "plain":

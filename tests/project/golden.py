@@ -293,7 +293,7 @@ def posterior_functions() -> Values:
 def two_outputs() -> Values:
     x, y = table(70)
     y = torch.stack([y, 0.5 * response(x, 5)], -1)
-    gp = fgp.GP(matern(), likelihood=fgp.likelihoods.Gaussian(noise_variance=0.05), outputs=2)
+    gp = fgp.GP(matern(), likelihood=fgp.likelihoods.Gaussian(noise_variance=0.05, shared=True), outputs=2)
     post = gp.condition(x, y, deterministic=True)
     p = post.predict(points(5, 2, 9))
     return {

@@ -12,7 +12,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference import plan as plans
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.predict.plan import planner_of
+from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.settings import TimeSettings
 from flashgp.planner.plan import FACTORED
 from flashgp.table_model.preparation import PreparedTable
@@ -78,7 +78,7 @@ class AfterFit:
         return few or not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
 
     def has_time_for_evidence(self, posterior: Posterior, deadline: Deadline) -> bool:
-        by_solves = posterior.state.solves is not None
+        by_solves = posterior.state.by_solves
         return not by_solves or not self.time.late(deadline, self.evidence * (posterior.report.seconds or 0.0))
 
 
@@ -88,5 +88,5 @@ AFTER_FIT = AfterFit()
 def prediction_seconds(posterior: Posterior, rows: int) -> float:
     """What predicting so many rows takes, with variances, by its plan; 0 where no plan is worth its time."""
     points = torch.empty(rows, posterior.x.shape[-1], dtype=torch.float64, device=posterior.x.device)
-    planner = planner_of(posterior.state, points, None, None, deterministic=False)
-    return 0.0 if planner is None else planner(True).seconds
+    planners = planners_of(posterior.state, points, None, None, deterministic=False)
+    return sum(planner(True).seconds for planner in planners if planner is not None)

@@ -57,8 +57,7 @@ class Answers:
                 return mean, self((prediction.variance if latent else prediction.observation_variance).sqrt(), power=1)
             if return_cov:
                 joint = prediction.covariance(observed=not latent)
-                each = joint if self.outputs is None else joint.unsqueeze(-1).expand(*joint.shape, self.outputs)
-                return mean, self(each, power=2)
+                return mean, self(joint if self.outputs is None else _of_each(joint, self.outputs), power=2)
             return mean
         distributions = self.distributions(prediction, latent)
         mean = self._shaped([one.mean for one in distributions])
@@ -66,9 +65,9 @@ class Answers:
             return mean, self._shaped([one.std for one in distributions])
         if return_cov:
             joint = prediction.covariance(observed=not latent)
-            shared = self._placed(joint.detach().cpu().double().numpy(), (0, 1))
-            pairs = zip(distributions, self.units.y.scale, strict=True)
-            return mean, self._shaped([one.covariance(shared * scale**2) for one, scale in pairs])
+            each = self._placed(_of_each(joint, self.outputs or 1).detach().cpu().double().numpy(), (0, 1))
+            triples = zip(distributions, np.moveaxis(each, -1, 0), self.units.y.scale, strict=True)
+            return mean, self._shaped([one.covariance(joint * scale**2) for one, joint, scale in triples])
         return mean
 
     def distributions(self, prediction: Prediction, latent: bool) -> tuple[WarpedNormal, ...]:
@@ -97,3 +96,8 @@ class Answers:
             full[self.present] = moved
             array = np.moveaxis(full, 0, axis)
         return array
+
+
+def _of_each(joint: Tensor, outputs: int) -> Tensor:
+    """Joint covariances, (n, n) that outputs share or (outputs, n, n), as (n, n, outputs)."""
+    return joint.movedim(0, -1) if joint.dim() == 3 else joint.unsqueeze(-1).expand(*joint.shape, outputs)

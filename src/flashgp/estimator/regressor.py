@@ -57,6 +57,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     `mean` and `likelihood` are in those standard units: a lengthscale of 1 is one standard deviation of its column, a
     noise_variance of 0.1 is a tenth of the variance of y. So are `kernel_`, `gp_`, `posterior_` and the log marginal
     likelihood. Predictions, their deviations and samples are in the units of y. Nothing passed in is ever changed.
+    Columns of y have a noise variance each, unless `likelihood` is Gaussian(..., shared=True).
 
     With a `target_transform` a monotone T(y) is what is standardised and modelled, eq. (M-140). Predictions of y are
     then no normal distributions: `predict` gives their mean and deviation, by quadrature, and `predict_distribution`
@@ -80,8 +81,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             five by leave-one-out log density on 300 rows, and the default unless another is clearly better
             (`flashgp.kernel_choice`); which and why is an event of `report_`.
         mean: prior mean in standard units, a flashgp mean or any nn.Module; None for a constant.
-        likelihood: `flashgp.likelihoods.Gaussian` with a noise variance in standard units; None for one. Row variances,
-            in units of y squared, and weights in it belong to the rows of X as passed to `fit`.
+        likelihood: `flashgp.likelihoods.Gaussian` with noise variances in standard units; None for one of each output.
+            Row variances, in units of y squared, and weights in it belong to the rows of X as passed to `fit`.
         standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
         target_transform: "auto" takes the best of the following on 300 rows, and none unless its evidence is clearly
             higher (`flashgp.target_choice`); "none"; "log" of positive targets; "yeo-johnson", with the power of the
@@ -297,12 +298,12 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             self.report_ = posterior.report
         self._learned: Posterior | None = posterior
         self._evidence: float | None = None
-        if deadline.limit is None or posterior.state.solves is None:  # else it takes passes over the pairs
+        if deadline.limit is None or not posterior.state.by_solves:  # else it takes passes over the pairs
             _ = self.log_marginal_likelihood_value_
         if self._repeated:
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
             weights = _gaussian(posterior.gp).row_weight  # of the rows that the posterior has
-            likelihood = Gaussian(_gaussian(gp).noise_variance, row_weight=weights)
+            likelihood = _gaussian(gp).with_rows(row_weight=weights)
             gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
             posterior = Posterior(with_prior(posterior.state, gp))
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)

@@ -8,11 +8,12 @@ file.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from typing import Any
@@ -27,12 +28,13 @@ from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.json_values import json_fields, parse_json, refused
 
-__all__ = ["Container", "Entry", "lower_triangle", "open_container", "stored", "write_container"]
+__all__ = ["Container", "Entry", "lower_triangle", "open_container", "stacked", "stored", "write_container"]
 
 FORMAT = "flashgp"
-FORMAT_VERSION = 4
-# 1 always has a factor, and plans of two routes; nothing is known of learning online before 3, of a tolerance before 4
-READABLE = (1, 2, 3, 4)
+FORMAT_VERSION = 5
+# 1 always has a factor, and plans of two routes; nothing is known of learning online before 3, of a tolerance before 4;
+# before 5 all outputs share their noise
+READABLE = (1, 2, 3, 4, 5)
 MAX_HEADER_BYTES = 16 * 2**20
 PIECE_BYTES = 2**24
 TEXTS = ("checksums", "config", "format", "format_version", "metadata", "sha256")
@@ -85,6 +87,13 @@ def lower_triangle(lower: Tensor) -> Entry:
         return (columns[member, j, j:] for member in range(columns.shape[0]) for j in range(n))
 
     return Entry(lower.dtype, (*lower.shape[:-2], n * (n + 1) // 2), pieces)
+
+
+def stacked(entries: Sequence[Entry]) -> Entry:
+    """Entries of one shape and dtype, one after the other, with a dimension for them in front."""
+    first = entries[0]
+    pieces = [entry.pieces for entry in entries]
+    return Entry(first.dtype, (len(entries), *first.shape), lambda: itertools.chain.from_iterable(p() for p in pieces))
 
 
 def _bytes(tensor: Tensor) -> Bytes:

@@ -36,7 +36,7 @@ from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian, Likelihood
 
-__all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild"]
+__all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild", "with_noise_of_outputs"]
 
 DESCRIPTION_FIELDS = ("kernel", "likelihood", "mean", "modules", "outputs", "parameters")
 MAX_DEPTH = 64  # kernels within kernels
@@ -44,6 +44,7 @@ MAX_KERNELS = 1024
 _PARTS = ("kind", "module", "options", "parameters", "parts")
 _PARAMETER_FIELDS = ("constrained", "event_dim", "lower", "prior", "trainable", "upper")
 _ROW_TENSORS = ("row_variance", "row_weight")
+_NOISE = ("outputs", "shared")  # of a likelihood: how many outputs have noise of their own, or whether they share it
 
 
 # -- from a GP ----------------------------------------------------------------------------------------------------
@@ -100,7 +101,9 @@ class _Describer:
             raise DomainError(f"`likelihood` must be flashgp.likelihoods.Gaussian to be saved, got {kind}; use it")
         rows = {name: getattr(likelihood, name) for name in _ROW_TENSORS}
         self.tensors |= {f"likelihood.{name}": value for name, value in rows.items() if value is not None}
-        return self.part(likelihood, "Gaussian", {name: value is not None for name, value in rows.items()})
+        options = {name: value is not None for name, value in rows.items()}
+        noise = {name: getattr(likelihood, name) for name in _NOISE}
+        return self.part(likelihood, "Gaussian", {**options, **noise})
 
     def parameter(self, parameter: Parameter) -> str:
         key = self.paths[id(parameter)]
@@ -233,12 +236,16 @@ class _Builder:
 
     def likelihood(self, description: Any, read: Callable[[str], Tensor]) -> Gaussian:
         fields = json_fields(description, "likelihood", _PARTS)
-        rows = json_fields(fields["options"], "likelihood.options", _ROW_TENSORS)
+        rows = json_fields(fields["options"], "likelihood.options", (*_ROW_TENSORS, *_NOISE))
+        if rows["outputs"] is not None:
+            json_count(rows["outputs"], "likelihood.options.outputs", 2**31)
+        json_flag(rows["shared"], "likelihood.options.shared")
         tensors = {name: read(f"likelihood.{name}") for name in _ROW_TENSORS if rows[name] is True}
         if any(value.dtype != torch.float64 for value in tensors.values()):
             raise refused("likelihood", "row tensors in float64", "another dtype")
         arguments = self.arguments({**fields, "options": {}}, Gaussian, "likelihood")
-        return Gaussian(**{"noise_variance": None, **arguments}, **tensors)
+        noise = {"noise_variance": None, **{name: rows[name] for name in _NOISE}}
+        return Gaussian(**{**noise, **arguments, **tensors})
 
 
 def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modules: Mapping[str, Any]) -> GP:
@@ -276,6 +283,21 @@ def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modul
         if _text(again[name]) != _text(description[name]):
             raise refused(name, "what flashgp.save writes", "another description")
     return gp
+
+
+def with_noise_of_outputs(description: dict[str, Any], version: int) -> tuple[dict[str, Any], bool]:
+    """A description of any format version as one of the latest, and whether outputs have noise of their own.
+
+    Before version 5 all outputs shared their noise.
+    """
+    likelihood = description["likelihood"]
+    options = likelihood.get("options") if isinstance(likelihood, dict) else None
+    if not isinstance(options, dict):
+        return description, False  # refused when it is rebuilt
+    if version < 5 and not options.keys() & set(_NOISE):
+        options = {**options, "outputs": None, "shared": description["outputs"] is not None}
+        description = {**description, "likelihood": {**likelihood, "options": options}}
+    return description, options.get("outputs") is not None
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Save and load a posterior: what it predicts with, bit by bit, and what learning goes on from.
 
-The file holds x, y, the factor's lower triangle and jitter where there is a factor, representer weights, residual, the
+The file holds x, y, the factor's lower triangle and jitter where there is a factor (one of each output with noise of
+its own), representer weights, residual, the
 unconstrained parameters and the buffers as tensors, where rows repeat the number of the distinct row that each joined
 (`group`), and a JSON description (description.py). Loading factorises nothing: row features and
 parameter values are computed again from x, everything else is as it was.
@@ -20,8 +21,8 @@ import torch
 from torch import nn
 
 from flashgp import __version__
-from flashgp.files.container import lower_triangle, open_container, stored, write_container
-from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild
+from flashgp.files.container import lower_triangle, open_container, stacked, stored, write_container
+from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild, with_noise_of_outputs
 from flashgp.files.modules import code_marks, warn_of_other_code
 from flashgp.files.report_fields import json_report, report_json
 from flashgp.files.validation import (
@@ -48,7 +49,7 @@ from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import UpdateState
-from flashgp.solvers.direct.cholesky import Factor
+from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 
 if TYPE_CHECKING:
     from flashgp.inference.fit import Fit
@@ -101,15 +102,16 @@ def save(
     tensors |= {name: getattr(posterior.state, name) for name in STORED}
     if posterior.replicates is not None:
         tensors["group"] = posterior.replicates.group
-    attempts: list[float] = []
-    if posterior.factor is not None:
-        tensors["jitter"] = posterior.factor.jitter
-        attempts = [float(value) for value in posterior.factor.attempts]
+    factors, each = _factors(posterior), posterior.gp.separate
+    attempts = [float(value) for factor in factors for value in factor.attempts]
+    if factors:
+        tensors["jitter"] = torch.stack([factor.jitter for factor in factors]) if each else factors[0].jitter
     packed = {name: stored(tensor) for name, tensor in tensors.items()}
     layouts = {name: order for name, (_, order) in packed.items() if order is not None}
     entries = {name: entry for name, (entry, _) in packed.items()}
-    if posterior.factor is not None:
-        entries["factor"] = lower_triangle(posterior.factor.lower)
+    if factors:
+        triangles = [lower_triangle(factor.lower) for factor in factors]
+        entries["factor"] = stacked(triangles) if each else triangles[0]
     settings, online = posterior.state.settings, posterior.state.online
     config = {
         **description,
@@ -130,6 +132,19 @@ def save(
             f"the code of {', '.join(map(repr, keys))} is not stored in a model file, only its parameters and buffers: "
             f"load it with modules={{{', '.join(f'{key!r}: ...' for key in keys)}}}"
         )
+
+
+def _factors(posterior: Posterior) -> list[TriangularFactor]:
+    """One, or that of each output; none where there are none. Raises: DomainError where some outputs have others."""
+    found = [one.factor for one in posterior.by_output or (posterior,)]
+    factors = [factor for factor in found if factor is not None]
+    kinds = {None if factor is None else factor.dtype for factor in found}
+    if len(kinds) > 1:
+        raise DomainError(
+            "`model` must have factors of one kind for all outputs to be saved, got "
+            f'{", ".join(sorted(str(kind) for kind in kinds))}; condition with dtype=torch.float64, or solver="cg"'
+        )
+    return factors
 
 
 def load(
@@ -171,7 +186,8 @@ def load(
         config = json_fields(container.config, "config", (*_CONFIG, *since))
         for name in ("flashgp", "torch"):
             json_text(config[name], name)
-        n, batch = check_shapes(container, config["outputs"])  # of distinct rows
+        config, separate = with_noise_of_outputs(config, container.version)
+        n, batch = check_shapes(container, config["outputs"], separate=separate)  # of distinct rows
         check_memory(container.nbytes * (2 if n else 1), "the model")
         gp = rebuild(config, container.tensor, modules).held()
         if "code" in config:
@@ -198,9 +214,16 @@ def load(
             data = {name: value.to(target) for name, value in data.items()}
             factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
         with refusing("x"):
-            state = restore(gp, data, factor, report, group=group, settings=settings, online=online)
+            factors = None if factor is None else _each(factor) if separate else [factor]
+            state = restore(gp, data, factors, report, group=group, settings=settings, online=online)
             check_batch(gp, state.rows, state.theta, batch, data)
         return Posterior(state)
+
+
+def _each(factor: Factor) -> list[Factor]:
+    """The factors of outputs that one has in front."""
+    pairs = zip(factor.lower, factor.jitter, strict=True)
+    return [Factor(lower, jitter, factor.attempts) for lower, jitter in pairs]
 
 
 def _settings(value: Any, version: int) -> SolveSettings:

@@ -49,8 +49,11 @@ def refusing(where: str) -> Iterator[None]:
         raise refused(where, f"what a model holds ({str(error)[:200]})", "something else") from error
 
 
-def check_shapes(container: Container, outputs: Any) -> tuple[int, tuple[int, ...]]:
-    """Compare the shapes in the header with each other; the number of distinct rows and the batch shape."""
+def check_shapes(container: Container, outputs: Any, *, separate: bool) -> tuple[int, tuple[int, ...]]:
+    """Compare the shapes in the header with each other; the number of distinct rows and the batch shape.
+
+    Args: separate, whether each output has a factor.
+    """
     if outputs is not None and (type(outputs) is not int or outputs < 1):
         raise refused("outputs", "null or a positive integer", outputs)
     x, y, weights = (container.shape(name) for name in ("x", "y", "representer_weights"))
@@ -79,7 +82,10 @@ def check_shapes(container: Container, outputs: Any) -> tuple[int, tuple[int, ..
     # Without a factor: one model by iterative solves.
     if u and (container.version == 1 or batch or {"factor", "jitter"} & container.slots.keys()):
         lower, jitter, entries = container.shape("factor"), container.shape("jitter"), u * (u + 1) // 2
-        if lower[-1:] != (entries,) or not broadcasts(lower[:-1], batch) or jitter != lower[:-1]:
+        each = (outputs,) if separate else ()
+        of_batch = lower[len(each) : -1]
+        fits = lower[-1:] == (entries,) and lower[: len(each)] == each and broadcasts(of_batch, batch)
+        if not fits or jitter != lower[:-1]:
             raise refused("factor", f"of shape (*batch, {entries}), with one jitter for each", f"{lower}, {jitter}")
         dtypes = {container.dtype(name) for name in ("factor", "jitter")}
         if len(dtypes) > 1 or not dtypes < {torch.float32, torch.float64}:
@@ -156,7 +162,7 @@ def check_batch(
     noise = gp.sites(y).variance
     shapes = {
         "kernel": numpy.broadcast_shapes(rows.batch_shape, *(value.shape for value in theta)),
-        "likelihood": noise.shape[:-1],
+        "likelihood": noise.shape[: -2 if gp.separate else -1],
         "y": y.shape[: y.dim() - (1 if outputs is None else 2)],
     }
     if type(gp.mean) in REGISTRY.values():

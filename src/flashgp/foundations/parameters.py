@@ -17,7 +17,7 @@ from torch.distributions import Distribution, constraints
 
 from flashgp.foundations.errors import DomainError, ShapeError
 
-__all__ = ["Domain", "Parameter", "as_parameter", "named_parameter_objects"]
+__all__ = ["Domain", "Parameter", "ParameterEntry", "as_parameter", "named_parameter_objects"]
 
 PARAMETER_DTYPE = torch.float64
 
@@ -208,6 +208,27 @@ class Parameter(nn.Module):
             return value.unsqueeze(-2) if value.dim() > 1 else value
         return value[..., None, None] if value.dim() else value
 
+    def entry(self, index: int) -> "ParameterEntry":
+        """One entry of the last dimension of the event, as it is at any time."""
+        return ParameterEntry(self, index)
+
+    def own_entry(self, index: int) -> "Parameter":
+        """A parameter of its own with the numbers of one entry now, its domain, prior and whether it is trainable."""
+        return self._with_raw(self.raw[..., index], self.event_dim - 1, _entry_of(self.prior, self.raw.shape, index))
+
+    def repeated(self, count: int) -> "Parameter":
+        """A parameter of its own, (*batch, *event, count), whose entries all have the numbers of this one."""
+        raw = self.raw.unsqueeze(-1).expand(*self.raw.shape, count)
+        return self._with_raw(raw, self.event_dim + 1, self.prior)
+
+    def _with_raw(self, raw: Tensor, event_dim: int, prior: Distribution | None) -> "Parameter":
+        """Another parameter of this domain, with these numbers to the last bit."""
+        other = Parameter(torch.zeros_like(raw, memory_format=torch.contiguous_format))
+        other.domain, other.event_dim, other.prior, other.held = self.domain, event_dim, prior, self.held
+        other._constrained_by_user = self._constrained_by_user
+        other.raw = nn.Parameter(raw.detach().clone(), requires_grad=self.raw.requires_grad)
+        return other
+
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
         """Sum over the event of log p(value), shape (*batch,); with `jacobian` the density is that of `raw`."""
         raw = self.raw
@@ -230,6 +251,56 @@ class Parameter(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{_brief(self.value.detach())}, {self.domain}" + ("" if self.trainable else ", fixed")
+
+
+class ParameterEntry(Parameter):
+    """One entry of the last dimension of a parameter's event, as it is at any time. It owns no numbers.
+
+    Fields: whole, the parameter, which is no part of this module; index. Priors and the list of parameters are those of
+    `whole`; what holds or releases an entry does so with all of it.
+    """
+
+    whole: Parameter
+    index: int
+
+    def __init__(self, whole: Parameter, index: int) -> None:
+        nn.Module.__init__(self)
+        self.prior, self.event_dim, self.domain = None, whole.event_dim - 1, whole.domain
+        self._constrained_by_user, self.index = whole._constrained_by_user, index
+        self.__dict__["whole"] = whole  # not by nn.Module, which would make it a part
+
+    @property
+    def raw(self) -> Tensor:  # type: ignore[override]
+        """A view of the whole tensor, differentiable."""
+        return self.whole.raw[..., self.index]
+
+    @property
+    def held(self) -> bool:  # type: ignore[override]
+        return self.whole.held
+
+    @property
+    def trainable(self) -> bool:
+        return self.whole.trainable
+
+    def settle(self, domain: Domain, event_dim: int, name: str) -> "ParameterEntry":
+        return self
+
+    def hold(self) -> None:
+        self.whole.hold()
+
+    def release(self) -> None:
+        self.whole.release()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "ParameterEntry":
+        return self
+
+
+def _entry_of(prior: Distribution | None, shape: torch.Size, index: int) -> Distribution | None:
+    """A prior of values of some shape as that of one entry of their last dimension."""
+    if prior is None or not prior.batch_shape:
+        return prior
+    arguments = {name: getattr(prior, name).expand(shape)[..., index] for name in prior.arg_constraints}
+    return type(prior)(**arguments)
 
 
 def as_parameter(value: "float | Tensor | Parameter", domain: Domain, name: str, *, event_dim: int = 0) -> Parameter:

@@ -35,7 +35,9 @@ class GP(Prior):
         kernel: covariance function.
         mean: prior mean, a flashgp mean or any nn.Module from (*batch, n, d) to (*batch, n); Constant by default.
         likelihood: `flashgp.likelihoods.Gaussian` by default.
-        outputs: None for y of shape (*batch, n); p for y of shape (*batch, n, p): p right-hand sides of one factor.
+        outputs: None for y of shape (*batch, n); p for y of shape (*batch, n, p): outputs with one covariance function,
+            independent of each other. Each has a noise variance of its own, and with it a factor; one factor serves all
+            where the likelihood is Gaussian(..., shared=True).
     Raises: DomainError for arguments of the wrong kind.
 
     Example:
@@ -44,6 +46,9 @@ class GP(Prior):
         >>> p = gp.condition(x, torch.sin(x[:, 0])).predict(x[:3])
         >>> p.mean.shape, p.variance.shape
         (torch.Size([3]), torch.Size([3]))
+        >>> two = fgp.GP(fgp.kernels.Matern(), outputs=2).condition(x, torch.cat([x.sin(), x.cos()], dim=1))
+        >>> two.predict(x[:3]).variance.shape, two.predict(x[:3]).covariance().shape
+        (torch.Size([3, 2]), torch.Size([2, 3, 3]))
     """
 
     def __init__(

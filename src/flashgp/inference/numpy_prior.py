@@ -45,7 +45,13 @@ class NumpyPrior:
         Args: prior, whose parameters nothing changes any more; theta, the kernel's; x (n, d), some points.
         """
         linear = prior.likelihood.linear_noise()  # None where the sites of a row are not its observation
-        if linear is None or linear.scale is not None or linear.offset is not None or not prior.likelihood.rows_alike:
+        if (
+            prior.separate
+            or linear is None
+            or linear.scale is not None
+            or linear.offset is not None
+            or not prior.likelihood.rows_alike
+        ):
             return None
         noise = torch.zeros((), dtype=torch.float64) if linear.parameter is None else linear.parameter.value
         if x.dim() != 2 or x.device.type != "cpu" or type(prior.mean) not in (Zero, Constant):

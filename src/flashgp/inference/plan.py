@@ -256,7 +256,7 @@ def _conditioning(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Cond
     size = ProblemSize.of(prior, rows)
     return ConditioningProblem(
         prior.kernel.form, int(rows.n), int(rows.d), size.features, size.n, size.outputs, size.batch,
-        prior.trainable_count, prior.has_user_modules, settings.stages,
+        prior.trainable_count, prior.has_user_modules, settings.stages, prior.factors,
     )  # fmt: skip
 
 
@@ -308,12 +308,18 @@ def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion,
         variances = replace(size.variances(prior, n_test, device, resources.rates), room=room)
         price = variance_price(variances, conditioned, question.passes, asked)
     features = replace(size.features, width=max(1, size.features.width))
-    product = ProductProblem(prior.kernel.form, n_test, size.n, features, t=size.outputs, batch=size.batch)
+    # Outputs with noise of their own come one after the other.
+    columns = size.outputs // prior.factors
+    product = ProductProblem(prior.kernel.form, n_test, size.n, features, t=columns, batch=size.batch)
     results = 8 * RESULTS * n_test * size.batch * size.outputs
     product_plan = plan_product(
         product, resources, route=settings.route, backend=settings.backend,
         beside=OtherWork(results, price.peak_bytes, price.seconds),
     )  # fmt: skip
+    if prior.factors > 1:
+        others = [replace(one, seconds=prior.factors * one.seconds) for one in product_plan.alternatives]
+        seconds = prior.factors * product_plan.seconds
+        product_plan = replace(product_plan, t=size.outputs, seconds=seconds, alternatives=tuple(others))
     return replace(product_plan, notes=(price.note, *product_plan.notes)) if price.note else product_plan
 
 
@@ -416,6 +422,12 @@ def check_plan(
     if made_for != given:
         raise DomainError(
             f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
+        )
+    if plan.factors != prior.factors:
+        what = {True: "with noise of their own", False: "that share their noise"}
+        raise DomainError(
+            f"`plan` is for outputs {what[plan.factors > 1]}, got a model of outputs {what[prior.factors > 1]}; make a "
+            "plan with this model"
         )
     if plan.distinct != distinct:
         raise DomainError(

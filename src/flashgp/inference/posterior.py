@@ -10,17 +10,18 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.leave_one_out import LeaveOneOut, leave_one_out
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import Fantasies, fantasize
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.exact_predictor import predict
 from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
-from flashgp.inference.state import State
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -36,10 +37,10 @@ class Posterior:
 
     Fields: gp, the prior as it was (a detached copy); x, y, the training data; representer_weights K^-1 (y - m),
     (*batch, u, outputs or 1), float64; factor, the Cholesky factor of K + noise (None without data, or where iterative
-    solves made the weights); report; plan; replicates, the u distinct rows that repeated rows of x were joined into
-    (None where u = n). Factor, weights and residual are theirs, in that order (inference/replicates.py). state: the
-    value behind it, which the functions of inference take and return. units: of x and y in words, where they are not
-    the user's own.
+    solves made the weights); by_output, where outputs have noise of their own the posterior of each; report; plan;
+    replicates, the u distinct rows that repeated rows of x were joined into (None where u = n). Factor, weights
+    and residual are theirs, in that order (inference/replicates.py). state: the value behind it, which the functions of
+    inference take and return. units: of x and y in words, where they are not the user's own.
 
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -49,7 +50,7 @@ class Posterior:
         (torch.Size([32, 1]), torch.Size([8, 4]))
     """
 
-    def __init__(self, state: State, units: str = "") -> None:
+    def __init__(self, state: AnyState, units: str = "") -> None:
         self.state = state
         self.units = units
 
@@ -74,8 +75,25 @@ class Posterior:
 
     @property
     def factor(self) -> TriangularFactor | None:
-        """The Cholesky factor of K + noise; None without data, or where iterative solves made the weights."""
+        """The Cholesky factor of K + noise; None without data, or where iterative solves made the weights.
+
+        Raises: DomainError where outputs have noise of their own, and with it a factor each.
+        """
+        if isinstance(self.state, OutputStates):
+            raise DomainError(
+                f"`factor` must be of one covariance matrix, got a posterior of {len(self.state.parts)} outputs with "
+                "noise of their own; take post.by_output[j].factor"
+            )
         return self.state.factor
+
+    @property
+    def by_output(self) -> "tuple[Posterior, ...]":
+        """Where outputs have noise of their own, the posterior of each, of y without an axis for outputs; else ()."""
+        return (
+            tuple(Posterior(part, self.units) for part in self.state.parts)
+            if isinstance(self.state, OutputStates)
+            else ()
+        )
 
     @property
     def residual(self) -> Float64[Tensor, "*batch u p"]:
@@ -119,7 +137,8 @@ class Posterior:
 
     @property
     def noise(self) -> Float64[Tensor, "*batch rows"]:
-        """The noise variance of each distinct row, with the jitter of the system that was solved, (*batch, u or 1)."""
+        """The noise variance of each distinct row, with the jitter of the system that was solved, (*batch, u or 1);
+        where outputs have noise of their own (*batch, u or 1, outputs)."""
         return self.state.noise
 
     @property
@@ -174,7 +193,7 @@ class Posterior:
         """
         return draw_paths(self.state, count, features, seed)
 
-    def _of(self, state: State) -> "Posterior":
+    def _of(self, state: AnyState) -> "Posterior":
         return self if state is self.state else Posterior(state, self.units)
 
     # -- learning online ------------------------------------------------------------------------------------------
@@ -253,7 +272,8 @@ class Posterior:
         """log p(y | x) of eqs. (M-33) and (M-87), (*batch,), nats.
 
         From the float64 factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to
-        `report.standard_error`; what weights whose solve ended early may add is an event and a warning.
+        `report.standard_error`; what weights whose solve ended early may add is an event and a warning. Of outputs with
+        noise of their own it is the sum over them.
 
         Cost: O(n); without a factor some tens of passes over the pairs in float64, once; with a float32 factor, whose
             rounding is all that is left to estimate, a few.

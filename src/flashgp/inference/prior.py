@@ -18,7 +18,7 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.kernels import Warped
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods.base import Likelihood, Sites
-from flashgp.means import REGISTRY, evaluate_mean
+from flashgp.means import REGISTRY, evaluate_mean, mean_of_output
 
 __all__ = ["Prior"]
 
@@ -31,11 +31,15 @@ class Prior(nn.Module):
 
     def __init__(self, kernel: Kernel, mean: nn.Module, likelihood: Likelihood, outputs: int | None) -> None:
         super().__init__()
+        self.outputs = outputs
         self.kernel = kernel
         self.mean = mean
         self.likelihood = likelihood
-        self.outputs = outputs
         self._held_names: tuple[str, ...] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A likelihood becomes one of all outputs, whenever it is set."""
+        super().__setattr__(name, value.for_outputs(self.outputs) if isinstance(value, Likelihood) else value)
 
     # -- parameters -----------------------------------------------------------------------------------------------
     def log_prior(self, *, jacobian: bool = False) -> Float64[Tensor, "*batch"]:
@@ -122,6 +126,37 @@ class Prior(nn.Module):
         prior._modules = {**self._modules, "likelihood": likelihood}
         return prior
 
+    # -- several outputs ------------------------------------------------------------------------------------------
+    @property
+    def separate(self) -> bool:
+        """Whether outputs have noise of their own, so that each has a covariance matrix of the observations."""
+        return self.likelihood.outputs is not None
+
+    @property
+    def factors(self) -> int:
+        """How many covariance matrices of the observations there are, for each model of a batch."""
+        return self.likelihood.outputs or 1
+
+    def output(self, index: int, *, live: bool = True) -> Self:
+        """The prior of one output alone, of y without an axis for outputs.
+
+        Args:
+            index: of the output, from 0 on.
+            live: whether its parameters are those of this prior; else those of one output are copies, the kernel's not.
+        """
+        assert self.outputs is not None
+        prior = copy.copy(self)
+        likelihood = self.likelihood.output(index, live=live)
+        mean = mean_of_output(self.mean, self.outputs, index, live=live)
+        prior._modules = {**self._modules, "mean": mean, "likelihood": likelihood}
+        prior.outputs = None
+        return prior
+
+    @property
+    def each_output(self) -> "list[Self]":
+        """The prior of every output, whose parameters are those of this one."""
+        return [self.output(index) for index in range(self.outputs or 0)]
+
     # -- what inference computes with -----------------------------------------------------------------------------
     def is_batch(self, x: Tensor, y: Tensor) -> bool:
         """Whether there is more than one system, or one in a batch: these take a factor."""
@@ -134,6 +169,8 @@ class Prior(nn.Module):
 
     def additive_noise(self, device: torch.device) -> Float64[Tensor, "*batch"]:
         """The variance of a new observation around f, (*batch,), where a row's site is its observation.
+
+        With noise of each output (*batch, outputs).
 
         Raises: DomainError for a likelihood whose observations are not f plus noise, or whose sites are others.
         """
@@ -149,7 +186,10 @@ class Prior(nn.Module):
         return self.sites(y).log_scale
 
     def likelihood_inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
-        """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""
+        """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable.
+
+        The noise is (*batch, n or 1), with one of each output (*batch, n or 1, outputs).
+        """
         theta, sites = [t.to(x.device) for t in self.kernel.theta()], self.sites(y)
         return self.residual(x, sites.targets), sites.variance, self.kernel.rows(x), theta
 

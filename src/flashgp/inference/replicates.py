@@ -13,7 +13,7 @@ equal x stay as they are. So do a batch of tables, and noise-free rows of equal 
 each other. Noise-free rows that agree are one observation: there is no density C_g, and none is counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ class Replicates:
     likelihood: Likelihood
     group: Tensor
     share: Tensor
+
+    def of_output(self, index: int, *, live: bool = False) -> "Replicates":
+        """Those of one output, as `Prior.output`."""
+        likelihood = self.likelihood.output(index, live=live)
+        return replace(self, y=self.y[..., index].contiguous(), likelihood=likelihood)
 
     def of_every_row(self, y: Tensor, weights: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
         """Representer weights and the diagonal of K^-1 of the whole table from those of its distinct rows, eq. (M-88).

@@ -11,6 +11,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.stored import StoredTiles
 from flashgp.planner.plan import Plan
 from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, System
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -57,12 +58,14 @@ class Solves:
         *,
         factor: TriangularFactor | None = None,
         reflected: bool = False,
+        tiles: StoredTiles | None = None,
     ) -> "Solves":
         """As a plan says: on the tiles it stores or computes again, or with the factor it made.
 
-        Args: operator, K of the rows; noise (n,) or (1,); reflected: as CholeskyPreconditioner.
+        Args: operator, K of the rows; noise (n,) or (1,); reflected: as CholeskyPreconditioner; tiles, of K, where they
+            are stored already.
         """
-        system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored")
+        system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored", tiles=tiles)
         if factor is None:
             solver = ConjugateGradients(None if plan is None else plan.rank)
             return cls(system, PreparedOnce(solver, solver.name), settings.seed)

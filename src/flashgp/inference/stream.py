@@ -23,6 +23,7 @@ from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositi
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.online.update import check_updatable, in_dtype_of
+from flashgp.inference.output_states import OutputStates
 from flashgp.inference.posterior import Posterior
 from flashgp.solvers.direct.strided import load_routines
 
@@ -129,7 +130,9 @@ class Stream:
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
         self._lock, self._process = threading.RLock(), os.getpid()
-        self.posterior.state.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
+        state = self.posterior.state
+        for part in state.parts if isinstance(state, OutputStates) else (state,):
+            part.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
         load_routines(removals=window is not None and not posterior.state.settings.deterministic)
 
     def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:
@@ -231,13 +234,17 @@ class Stream:
 
     @staticmethod
     def _noise(posterior: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
-        """Variance of each row's noise, (k,) or (k, 1). Raises: as `Posterior.append`, for what does not fit k rows."""
+        """Variance of each row's noise, (k,), or (k, outputs or 1). Raises: as `Posterior.append`, for what does not
+        fit k rows."""
         prior, device = posterior.gp, posterior.x.device
         noise = prior.additive_noise(device)
         if row_variance is not None or row_weight is not None or not prior.likelihood.rows_alike:
             none = torch.zeros(0, dtype=torch.int64)
             rows = prior.likelihood.rows(none).extended(0, k, row_variance, row_weight)
-            noise = rows.sites(posterior.y.new_zeros(k), None).variance
+            y = posterior.y.new_zeros(k, *posterior.y.shape[1:])
+            noise = rows.sites(y, prior.outputs).variance
+        if prior.separate:
+            return noise.detach().expand(k, prior.factors)
         noise = noise.detach().expand(k)
         return noise if posterior.gp.outputs is None else noise.unsqueeze(-1)
 

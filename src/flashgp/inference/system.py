@@ -25,6 +25,7 @@ class CovarianceSystem(System):
         noise: variance of each row, (n,) or (1,), float64, units of y squared.
         workspace: counts and limits large buffers, the operator's own by default.
         stored: keep K in float32 tiles for the float32 products, (M-56); float64 products are always recomputed.
+        tiles: of K, that another system has stored; None to make them.
     Raises: ShapeError for what is not one symmetric matrix; MemoryBudgetError if the tiles do not fit.
     Cost: 2 n^2 bytes if stored, else O(n); a product one pass over the pairs, in tiles.
     """
@@ -36,6 +37,7 @@ class CovarianceSystem(System):
         *,
         workspace: Workspace | None = None,
         stored: bool = False,
+        tiles: StoredTiles | None = None,
     ) -> None:
         if not operator.symmetric or len(operator.shape) != 2:
             raise ShapeError(
@@ -47,14 +49,14 @@ class CovarianceSystem(System):
         self.workspace = workspace or operator.workspace
         options = replace(operator.options, plan=None, route="recomputed", least_tiles=True)
         self._operator = CovarianceOperator(operator.problem.detached(), F64, self.workspace, options)
-        self._tiles: StoredTiles | None = None
-        if stored:
-            self._tiles = self._operator.stored_tiles(self.workspace)
+        self.tiles: StoredTiles | None = tiles if stored else None
+        if stored and tiles is None:
+            self.tiles = self._operator.stored_tiles(self.workspace)
 
     @property
     def stored(self) -> bool:
         """Whether float32 products run on tiles that are kept."""
-        return self._tiles is not None
+        return self.tiles is not None
 
     def diagonal(self) -> Tensor:
         return self._operator.diagonal()
@@ -62,7 +64,7 @@ class CovarianceSystem(System):
     @autocast_disabled
     def multiply(self, v: Tensor) -> Tensor:
         """A v, eq. (M-20) plus noise: float32 through the tiles where they are kept, else recomputed."""
-        tiles = self._tiles if v.dtype == torch.float32 else None
+        tiles = self.tiles if v.dtype == torch.float32 else None
         out = self._operator.times(v) if tiles is None else tiles @ v
         return out.addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
 

@@ -21,12 +21,12 @@ class Sites:
     Args:
         targets: (*batch, n) or (*batch, n, outputs), units of y.
         variance: inverse precision of each row, (*batch, n), or (*batch, 1) where all are equal, float64, 0 or more;
-            the same for every output.
+            the same for every output. Of a likelihood with `outputs`, one for each, (*batch, n or 1, outputs).
         log_scale: (*batch,), nats; None for 0.
     """
 
     targets: Float[Tensor, "*targets"]
-    variance: Float64[Tensor, "*batch rows"]
+    variance: Float64[Tensor, "*variances"]
     log_scale: Float64[Tensor, "*batch"] | None = None
 
 
@@ -83,6 +83,7 @@ class Likelihood(nn.Module, ABC):
 
     has_sites: ClassVar[bool] = False
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
+    outputs: int | None = None  # how many outputs have noise of their own; None where one noise serves all of them
 
     @abstractmethod
     def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -90,7 +91,7 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
-        """New observations where f ~ N(mean, variance), shapes (*batch, n)."""
+        """New observations where f ~ N(mean, variance), shapes (*batch, n), or (outputs, *batch, n) with `outputs`."""
 
     @abstractmethod
     def expected_log_prob(
@@ -108,6 +109,18 @@ class Likelihood(nn.Module, ABC):
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    # -- several outputs -------------------------------------------------------------------------------------------
+    def for_outputs(self, outputs: int | None) -> "Likelihood":
+        """The likelihood of a GP with so many outputs, with parameters for each where they are not shared.
+
+        Raises: DomainError where it is one of another number of outputs.
+        """
+        return self
+
+    def output(self, index: int, *, live: bool = True) -> "Likelihood":
+        """That of one output alone; with `live` its parameters stay those of this likelihood, else they are copies."""
+        return self
 
     # -- rows that a likelihood knows one by one; by default it knows nothing of them ------------------------------
     @property
@@ -135,6 +148,8 @@ class Likelihood(nn.Module, ABC):
     def additive_noise(self, device: torch.device) -> Float64[Tensor, "*batch"] | None:
         """The variance of e where a new observation is y = f + e with e independent of f; None where it is not.
 
+        (*batch,), or (*batch, outputs) with `outputs`.
+
         Predictions ask for it alone. Updates and fantasies, whose new rows are observations, also need `linear_noise`.
         """
         return None
@@ -144,7 +159,7 @@ class Likelihood(nn.Module, ABC):
         return None
 
     def scale_information(self, device: torch.device, outputs: int) -> Tensor | None:
-        """The Fisher information of each row's site variance in `Sites.log_scale`, (*batch, n); None for nothing."""
+        """The Fisher information of each row's site variance in `Sites.log_scale`, of its shape; None for nothing."""
         return None
 
     def join_keys(self, y: Tensor) -> list[Tensor] | None:

@@ -1,14 +1,18 @@
-"""The Gaussian likelihood: y is f with independent noise; for rows that stand for several observations too."""
+"""The Gaussian likelihood: y is f with independent noise; for rows that stand for several observations too.
 
+Of several outputs each has a noise variance of its own, unless they are told to share one.
+"""
+
+import copy
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from flashgp.foundations.checks import as_float_tensor, check_finite
+from flashgp.foundations.checks import as_float_tensor, check_count, check_finite
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
@@ -22,17 +26,28 @@ Numeric = float | Tensor | Parameter
 class Gaussian(Likelihood):
     """y_i = f(x_i) + e_i with e_i ~ N(0, noise_variance / row_weight_i + row_variance_i), eq. (M-28).
 
+    A GP with outputs=p has a noise variance for each output, (p,), which begin at the number given here: p covariance
+    matrices, and p factors. With `shared` all outputs have one noise, and one factor serves them.
+
     Args:
-        noise_variance: positive number, tensor (*batch,) or Parameter; 0 or None for none beside row_variance.
-        row_variance: (*batch, n) known variances of the training rows, not trained; None for none.
+        noise_variance: positive number, tensor (*batch,) or Parameter; with `outputs`, (*batch, outputs) or a number
+            for all; 0 or None for none beside row_variance.
+        row_variance: (*batch, n) known variances of the training rows, not trained, of every output; None for none.
         row_weight: (*batch, n) positive; a row of weight w counts like the mean of w observations; None for ones.
-    Raises: DomainError for negative variances or weights that are not positive.
+        outputs: how many outputs have a noise variance of their own. None leaves it to the GP: each has one where
+            noise_variance is a number.
+        shared: whether all outputs of the GP have the same noise variance.
+    Raises: DomainError for negative variances, weights that are not positive, or `outputs` beside `shared`; ShapeError
+        for a noise_variance that does not fit `outputs`.
 
     Example:
         >>> x, y = torch.rand(20, 1), torch.rand(20)
         >>> gp = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(noise_variance=0.1))
         >>> gp.condition(x, y).predict(x[:3]).observation_variance.shape
         torch.Size([3])
+        >>> gp = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(0.1), outputs=2)
+        >>> gp.likelihood.noise_variance.value.shape
+        torch.Size([2])
     """
 
     has_sites = True
@@ -45,26 +60,83 @@ class Gaussian(Likelihood):
         noise_variance: Numeric | None = 0.1,
         row_variance: Any = None,
         row_weight: Any = None,
+        *,
+        outputs: int | None = None,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self.noise_variance: Parameter | None = None
+        self.shared = bool(shared)
+        self._one_parameter = isinstance(noise_variance, Parameter)  # which stays one wherever it is used
+        if outputs is not None and self.shared:
+            raise DomainError(
+                f"`shared` must be False where outputs have noise of their own, got outputs={outputs} beside it; leave "
+                "one of them out"
+            )
         if noise_variance is not None and not _is_zero(noise_variance):
-            self.noise_variance = as_parameter(noise_variance, Domain(lower=0.0), "noise_variance")
+            self.outputs = None if outputs is None else check_count(outputs, "outputs", 1)
+            self.noise_variance = as_parameter(
+                _for_each(noise_variance, self.outputs), Domain(lower=0.0), "noise_variance",
+                event_dim=0 if self.outputs is None else 1,
+            )  # fmt: skip
         self.register_buffer("row_variance", _per_row(row_variance, "row_variance", smallest=0.0))
         self.register_buffer("row_weight", _per_row(row_weight, "row_weight", smallest=math.ulp(0.0)))
 
+    def for_outputs(self, outputs: int | None) -> "Gaussian":
+        """The same with a noise variance for each output of a GP, unless they share one.
+
+        Raises: DomainError where it is one of another number of outputs, or where a tensor may mean outputs or a batch.
+        """
+        if self.outputs is not None and self.outputs != outputs:
+            raise DomainError(
+                f"`likelihood` must be one for outputs={outputs} like the GP, got Gaussian(..., outputs="
+                f"{self.outputs}); give both the same number"
+            )
+        noise = self.noise_variance
+        if outputs is None or outputs == 1 or self.outputs is not None or self.shared or noise is None:
+            return self
+        each = f"Gaussian(..., outputs={outputs}) with shape (*batch, {outputs}) for one of each output"
+        if self._one_parameter:
+            raise DomainError(
+                f"`noise_variance` must be a number, or say what it is of {outputs} outputs, got one Parameter, of "
+                f"{tuple(noise.raw.shape)}; write {each}, or Gaussian(..., shared=True) for one of all outputs"
+            )
+        if noise.raw.dim():
+            raise DomainError(
+                f"`noise_variance` must be a number, or say what it is of {outputs} outputs, got shape "
+                f"{tuple(noise.raw.shape)}, which may mean outputs or a batch of models; write {each}, or "
+                "Gaussian(..., shared=True) for a batch of models, with one noise variance each for all their outputs"
+            )
+        return self._with_noise(noise.repeated(outputs), outputs)
+
+    def output(self, index: int, *, live: bool = True) -> "Gaussian":
+        """That of one output alone."""
+        if self.outputs is None or self.noise_variance is None:
+            return self
+        noise = self.noise_variance.entry(index) if live else self.noise_variance.own_entry(index)
+        return self._with_noise(noise, None)
+
+    def _with_noise(self, noise: Parameter, outputs: int | None) -> Self:
+        """The same, of its own class, with another parameter."""
+        same = copy.copy(self)
+        same._modules, same._buffers = {**self._modules, "noise_variance": noise}, {**self._buffers}
+        same.outputs = outputs
+        return same
+
     def variance(self, device: torch.device) -> Float64[Tensor, "*batch"]:
-        """The variance of a new observation around f, shape (*batch,), float64."""
+        """The variance of a new observation around f, shape (*batch,), or (*batch, outputs) with `outputs`, float64."""
         if self.noise_variance is None:
             return torch.zeros((), dtype=torch.float64, device=device)
         return self.noise_variance.value.to(device)
 
-    def diagonal(self, n: int, device: torch.device) -> Float64[Tensor, "*batch rows"]:
-        """The noise variance of each training row, shape (*batch, n) (or (*batch, 1) when all are equal), float64.
+    def diagonal(self, n: int, device: torch.device) -> Tensor:
+        """The noise variance of each training row, float64: shape (*batch, n), or (*batch, 1) when all are equal; with
+        `outputs` (*batch, n or 1, outputs).
 
         Raises: ShapeError when row_variance or row_weight has another number of rows.
         """
-        total = self.variance(device).unsqueeze(-1)
+        at = -1 if self.outputs is None else -2
+        total = self.variance(device).unsqueeze(at)
         for name in ("row_weight", "row_variance"):
             rows = getattr(self, name)
             if rows is None:
@@ -74,13 +146,22 @@ class Gaussian(Likelihood):
                     f"`{name}` must have one entry per training row ({n}), got shape {tuple(rows.shape)}; "
                     "pass it for the rows you condition on"
                 )
-            rows = rows.to(device)
+            rows = rows.to(device) if self.outputs is None else rows.to(device).unsqueeze(-1)
             total = total / rows if name == "row_weight" else total + rows
         return total
 
+    def _beside(self, values: Tensor) -> Tensor:
+        """The variance of a new observation, to go with values (*batch, n), or (outputs, *batch, n) with `outputs`."""
+        noise = self.variance(values.device)
+        if self.outputs is None:
+            return noise.unsqueeze(-1)
+        noise = noise.movedim(-1, 0)  # (outputs, *batch)
+        between = (1,) * (values.dim() - 1 - noise.dim())
+        return noise.reshape(noise.shape[0], *between, *noise.shape[1:], 1)
+
     def rows(self, index: Int[Tensor, "some"]) -> "Gaussian":
         """The same likelihood for some of the training rows; parameters are shared."""
-        part = Gaussian(self.noise_variance)
+        part = self.with_rows()
         for name in ("row_variance", "row_weight"):
             values = getattr(self, name)
             setattr(part, name, None if values is None else values[..., index.to(values.device)])
@@ -94,7 +175,7 @@ class Gaussian(Likelihood):
         """
         given = {"row_variance": _per_row(row_variance, "row_variance", smallest=0.0),
                  "row_weight": _per_row(row_weight, "row_weight", smallest=math.ulp(0.0))}  # fmt: skip
-        longer = Gaussian(self.noise_variance)
+        longer = self.with_rows()
         for name, neutral in (("row_variance", 0.0), ("row_weight", 1.0)):
             before, new = getattr(self, name), given[name]
             if before is None and new is None:
@@ -113,6 +194,12 @@ class Gaussian(Likelihood):
             new = torch.full((more,), neutral, dtype=torch.float64) if new is None else new
             setattr(longer, name, torch.cat([before, new.to(before.device)]))
         return longer
+
+    def with_rows(self, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
+        """An ordinary likelihood with the same parameters, for other rows."""
+        likelihood = Gaussian(self.noise_variance, row_variance, row_weight, outputs=self.outputs, shared=self.shared)
+        likelihood._one_parameter = self._one_parameter
+        return likelihood
 
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
         """The observations themselves, with the noise variance of each row."""
@@ -167,48 +254,54 @@ class Gaussian(Likelihood):
         anchor = targets[first]
         mean = anchor + summed(share.unsqueeze(-1) * (targets - anchor[group]))
         repeats = summed(ones) - 1.0
-        scatter = summed(share * (targets - mean[group]).square().sum(-1))
+        squares = (targets - mean[group]).square()
+        squares = squares.sum(-1, keepdim=True) if self.outputs is None else squares
+        scatter = summed(share.unsqueeze(-1) * squares)  # (u, outputs or 1)
         offset = summed(-share.log())
         if isinstance(self, ReplicatedGaussian):
             excess = self.excess.to(device)
             repeats = repeats + summed(excess)
             offset = offset + summed(self.offset.to(device) - excess * share.log())
-            scatter = scatter + summed(share * self.scatter.to(device))
+            scatter = scatter + summed(share.unsqueeze(-1) * self.scatter.to(device).reshape(n, -1))
+        scatter = scatter if self.outputs is not None else scatter.squeeze(-1)
         row_variance = None if known is None else known[first] * share[first]
         if self.noise_variance is None:  # what has no noise is seen once
             noisy = torch.zeros_like(repeats) if row_variance is None else (row_variance > 0).double()
             repeats, offset, scatter = noisy * repeats, noisy * offset, noisy * scatter
         likelihood = ReplicatedGaussian(
-            self.noise_variance, row_variance, None if self.noise_variance is None else total, repeats, offset, scatter
+            self.with_rows(row_variance, None if self.noise_variance is None else total), repeats, offset, scatter
         )
         return mean if y.dim() == 2 else mean[:, 0], likelihood, share
 
     def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """log p(y | f), entry by entry, for new observations."""
-        return _log_normal(y, f, self.variance(f.device).unsqueeze(-1))
+        return _log_normal(y, f, self._beside(f))
 
     def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> "Normal":
-        """New observations from mean and variance of f, shapes (*batch, n): the variance grows by the noise."""
-        return Normal(mean, variance + self.variance(variance.device).unsqueeze(-1))
+        """New observations from mean and variance of f, shapes (*batch, n), or (outputs, *batch, n) with `outputs`: the
+        variance grows by the noise."""
+        return Normal(mean, variance + self._beside(mean))
 
     def expected_log_prob(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
         """The expectation of log p(y | f) under f ~ N(mean, variance), eq. (M-29)."""
-        noise = self.variance(mean.device).unsqueeze(-1)
+        noise = self._beside(mean)
         return _log_normal(y, mean, noise) - 0.5 * variance / noise
 
     def structure(self) -> dict[str, Any]:
-        return {"kind": "Gaussian", "noise_free": self.noise_variance is None}
+        noise_free = self.noise_variance is None
+        return {"kind": "Gaussian", "noise_free": noise_free, "outputs": self.outputs, "shared": self.shared}
 
 
 class ReplicatedGaussian(Gaussian):
     """A Gaussian likelihood whose rows stand for several observations each: it adds the factor C_g of eq. (M-87).
 
     Args:
-        noise_variance, row_variance, row_weight: as Gaussian, of the rows.
+        of_rows: the likelihood of the rows, one each.
         excess: (n,) observations beyond one; offset: (n,) minus the logarithms of the shares, summed; scatter: (n,)
-            squared deviations around the row's target by share, all outputs together, units of y^2.
+            squared deviations around the row's target by share, all outputs together, units of y^2; where outputs have
+            noise of their own (n, outputs), of each.
     """
 
     joins_always = True
@@ -216,16 +309,11 @@ class ReplicatedGaussian(Gaussian):
     offset: Tensor
     scatter: Tensor
 
-    def __init__(
-        self,
-        noise_variance: Parameter | None,
-        row_variance: Tensor | None,
-        row_weight: Tensor | None,
-        excess: Tensor,
-        offset: Tensor,
-        scatter: Tensor,
-    ) -> None:
-        super().__init__(noise_variance, row_variance, row_weight)
+    def __init__(self, of_rows: Gaussian, excess: Tensor, offset: Tensor, scatter: Tensor) -> None:
+        super().__init__(
+            of_rows.noise_variance, of_rows.row_variance, of_rows.row_weight,
+            outputs=of_rows.outputs, shared=of_rows.shared,
+        )  # fmt: skip
         self.register_buffer("excess", excess)
         self.register_buffer("offset", offset)
         self.register_buffer("scatter", scatter)
@@ -242,49 +330,60 @@ class ReplicatedGaussian(Gaussian):
     def counts(self) -> Float64[Tensor, "n"]:
         return 1.0 + self.excess
 
+    def output(self, index: int, *, live: bool = True) -> "ReplicatedGaussian":
+        one = super().output(index, live=live)
+        if one is not self:
+            one.scatter = self.scatter[:, index]
+        assert isinstance(one, ReplicatedGaussian)
+        return one
+
     def rows(self, index: Tensor) -> "ReplicatedGaussian":
-        part = super().rows(index)
-        return ReplicatedGaussian(
-            part.noise_variance, part.row_variance, part.row_weight,
-            self.excess[index], self.offset[index], self.scatter[index],
-        )  # fmt: skip
+        return ReplicatedGaussian(super().rows(index), self.excess[index], self.offset[index], self.scatter[index])
 
     def extended(
         self, n: int, more: int, row_variance: Tensor | None = None, row_weight: Tensor | None = None
     ) -> "ReplicatedGaussian":
-        part = super().extended(n, more, row_variance, row_weight)
-        nothing = self.excess.new_zeros(more)
-        return ReplicatedGaussian(
-            part.noise_variance, part.row_variance, part.row_weight,
-            *(torch.cat([rows, nothing]) for rows in (self.excess, self.offset, self.scatter)),
-        )  # fmt: skip
+        known = (self.excess, self.offset, self.scatter)
+        longer = (torch.cat([rows, rows.new_zeros(more, *rows.shape[1:])]) for rows in known)
+        return ReplicatedGaussian(super().extended(n, more, row_variance, row_weight), *longer)
 
     def log_scale(self, device: torch.device, outputs: int) -> Tensor:
         """log C_g over all rows and outputs, eq. (M-87), (*batch,), nats."""
         variance = self.diagonal(len(self.excess), device)
+        if self.outputs is not None:  # of each output its own
+            repeats = self._by_row(self.excess) * (LOG_2PI + variance.log()) + self._by_row(self.offset)
+            return -0.5 * (repeats + self.scatter / variance).sum((-2, -1))
         if self.noise_variance is None:  # rows without noise stand for one observation
             variance = torch.where(self.excess == 0, 1.0, variance)
         repeats = self.excess * (LOG_2PI + variance.log()) + self.offset
         return -0.5 * (outputs * repeats + self.scatter / variance).sum(-1)
 
     def scale_information(self, device: torch.device, outputs: int) -> Tensor:
-        """The Fisher information of each row's noise variance s in C_g, eq. (M-109): p e / (2 s^2), (*batch, n).
+        """The Fisher information of each row's noise variance s in C_g, eq. (M-109): p e / (2 s^2), (*batch, n), for p
+        outputs that share it; of a noise variance of each output e / (2 s^2), (*batch, n, outputs).
 
         The scatter of e + 1 observations is s times a chi-squared variable of p e degrees of freedom. A row that stands
         there less than once has none to take away.
         """
         variance = self.diagonal(len(self.excess), device)
-        excess = self.excess.to(device).clamp_min(0.0)
-        return torch.where(excess > 0.0, 0.5 * outputs * excess / variance.square(), 0.0)
+        sharing = outputs if self.outputs is None else 1
+        excess = self._by_row(self.excess.to(device).clamp_min(0.0))
+        return torch.where(excess > 0.0, 0.5 * sharing * excess / variance.square(), 0.0)
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        """(n,) to go with the variance of each row."""
+        return values if self.outputs is None else values.unsqueeze(-1)
 
 
 def repeated(likelihood: Gaussian, weight: Tensor) -> ReplicatedGaussian:
-    """A likelihood of one noise variance, with rows that stand there `weight` times each, whole or not.
+    """A likelihood whose noise differs by output at most, with rows that stand there `weight` times each, whole or not.
 
     N(y; f, s)^w is the product of (M-86) with k = w rows of share 1 / w: a factor C of excess w - 1 and no scatter.
     """
-    noise = likelihood.noise_variance
-    return ReplicatedGaussian(noise, None, weight, weight - 1.0, weight * weight.log(), torch.zeros_like(weight))
+    of_rows = likelihood.with_rows(row_weight=weight)
+    each = () if likelihood.outputs is None else (likelihood.outputs,)
+    scatter = weight.new_zeros(len(weight), *each)
+    return ReplicatedGaussian(of_rows, weight - 1.0, weight * weight.log(), scatter)
 
 
 class Normal(PredictiveDistribution):
@@ -311,6 +410,22 @@ def _log_normal(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 def _is_zero(value: Numeric) -> bool:
     return not isinstance(value, Parameter | Tensor) and value == 0
+
+
+def _for_each(value: Numeric, outputs: int | None) -> Numeric:
+    """A noise variance of each output. Raises: ShapeError for a shape that is of another number of them."""
+    if outputs is None:
+        return value
+    if not isinstance(value, Parameter):
+        tensor = torch.as_tensor(value, dtype=torch.float64)
+        value = tensor.expand(outputs) if tensor.dim() == 0 else tensor
+    shape = value.raw.shape if isinstance(value, Parameter) else value.shape
+    if shape[-1:] != (outputs,):
+        raise ShapeError(
+            f"`noise_variance` must have shape (*batch, {outputs}) with outputs={outputs}, got {tuple(shape)}; pass a "
+            "number for each output, or one for all"
+        )
+    return value
 
 
 def _per_row(value: Any, name: str, smallest: float) -> Tensor | None:

@@ -73,7 +73,8 @@ class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
     Fields: route, one of ROUTES; solver, one of SOLVER_ROUTES; backend, that evaluates the pairs; device and
-    dtype (of the factor, or of products) as text; n, d, outputs, batch (members);
+    dtype (of the factor, or of products) as text; n, d, outputs, batch (members); factors, covariance matrices of each
+    member: 1, or one for each output with noise of its own, of which conditioning keeps a factor each;
     distinct, of the n rows, which are those that are computed with; rank, most columns of the preconditioner of an
     iteration, 0 with a factor; peak_bytes and seconds of conditioning once; training, how `fit` gets its gradients, one
     of TRAININGS; training_bytes, the peak of it; fit_step_seconds of one objective with gradient;
@@ -112,6 +113,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     largest_fit: LargestFit | None = field(default=None, compare=False)
+    factors: int = 1
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -134,6 +136,8 @@ class Plan:
             raise DomainError(f"`text` names the training {plan.training!r}, which this version does not know")
         if plan.backend not in (engine.backend for engine in ENGINES):
             raise DomainError(f"`text` names the backend {plan.backend!r}, which this version does not know")
+        if plan.factors not in (1, plan.outputs):
+            raise DomainError(f"`text` names {plan.factors} factors of {plan.outputs} outputs; one, or one of each")
         if not min(plan.n, 1) <= plan.distinct <= plan.n:
             raise DomainError(f"`text` names {plan.distinct:,} distinct rows of n = {plan.n:,}; at most all differ")
         return plan
@@ -149,6 +153,7 @@ class Plan:
         size = f"n = {self.n:,}" + (f" rows, {self.distinct:,} distinct" if self.distinct < self.n else "")
         size += f", d = {self.d}"
         size += f", {self.outputs} outputs" if self.outputs > 1 else ""
+        size += ", each with noise of its own" if self.factors > 1 else ""
         size += f", {self.batch} models" if self.batch > 1 else ""
         return [
             ("problem", size),

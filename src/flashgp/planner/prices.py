@@ -44,11 +44,16 @@ def _plan(priced: Priced, device: torch.device, route: str, backend: str, peak_b
         rank=0, peak_bytes=peak_bytes, seconds=seconds, training="exact", training_bytes=peak_bytes,
         fit_step_seconds=0.0, training_factor_passes=0, training_rank=0, fit_seconds=0.0, fit_seconds_low=0.0,
         fit_seconds_high=0.0, available_bytes=0, profile=priced.profile.name, kernel=problem.form.fusion,
+        factors=problem.factors,
     )  # fmt: skip
 
 
 def factored_plan(priced: Priced, device: torch.device, route: str) -> Plan:
-    """A factor, eqs. (M-35) and (M-36): one n x n buffer, the features, one tile's temporaries."""
+    """A factor, eqs. (M-35) and (M-36): one n x n buffer, the features, one tile's temporaries.
+
+    Outputs with noise of their own take such a buffer each, one after the other, and keep it; a step of training needs
+    one at a time.
+    """
     dtype = DTYPES[ROUTES[route]]
     problem, n, rates = priced.problem, priced.n, priced.profile.rates(device)
     batch = problem.batch
@@ -58,27 +63,38 @@ def factored_plan(priced: Priced, device: torch.device, route: str) -> Plan:
     vectors = 4 * n * problem.numbers * 8 * batch + 6 * n * problem.outputs * 8 * batch
     pairs = n * n * batch / rates.block_pairs
     flops = n**3 * batch / rates.cholesky(dtype, n)
-    seconds = flops / 3 + pairs * 1.5 + 40 * rates.call_seconds
-    plan = _plan(priced, device, route, "torch", n * n * dtype.itemsize * batch + tiles + vectors, seconds)
-    return replace(plan, fit_step_seconds=flops + pairs * 2 + 40 * rates.call_seconds)
+    calls, matrix = 40 * rates.call_seconds, n * n * dtype.itemsize * batch
+    seconds = problem.factors * (flops / 3 + pairs * 1.5 + calls)
+    plan = _plan(priced, device, route, "torch", problem.factors * matrix + tiles + vectors, seconds)
+    step = problem.factors * (flops + pairs * 2 + calls)
+    return replace(plan, training_bytes=matrix + tiles + vectors, fit_step_seconds=step)
 
 
 def iterative_plans(priced: Priced, device: torch.device, available: int) -> list[Plan]:
-    """Preconditioned conjugate gradients, eq. (M-98), stored or recomputed, on every backend there is."""
-    n, rates, plans = priced.n, priced.profile.rates(device), []
-    for price in products_of(priced, device, priced.problem.outputs, PASSES):
-        rank, peak = preconditioned(priced, price.peak_bytes, priced.problem.outputs, available)
+    """Preconditioned conjugate gradients, eq. (M-98), stored or recomputed, on every backend there is.
+
+    Outputs with noise of their own are solved for one after the other, on the same tiles; the preconditioners stay.
+    """
+    n, rates, plans, problem = priced.n, priced.profile.rates(device), [], priced.problem
+    for price in products_of(priced, device, problem.columns, PASSES):
+        kept = 8 * n * (problem.outputs - problem.columns)
+        rank, peak = preconditioned(
+            priced, price.peak_bytes + kept, problem.columns, available, RANK_BUFFERS + problem.factors - 1
+        )
         preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
-        plan = _plan(priced, device, price.route, price.backend, peak, price.seconds + preparing)
+        seconds = problem.factors * (price.seconds + preparing)
+        plan = _plan(priced, device, price.route, price.backend, peak, seconds)
         plans.append(replace(plan, rank=rank))
     return plans
 
 
-def preconditioned(priced: Priced, products: int, t: int, available: int) -> tuple[int, int]:
-    """(rank, peak bytes) beside the bytes of products with t right-hand sides, (M-98)."""
+def preconditioned(
+    priced: Priced, products: int, t: int, available: int, buffers: int = RANK_BUFFERS
+) -> tuple[int, int]:
+    """(rank, peak bytes) beside the bytes of products with t right-hand sides, (M-98); buffers, of n x rank numbers."""
     n = priced.n
     beside = products + 8 * n * (VECTORS * t + 4 * priced.problem.numbers)
-    column = 8 * n * RANK_BUFFERS
+    column = 8 * n * buffers
     full = min(MAX_RANK, n // ROWS_PER_RANK)
     rank = max(min(full, MIN_RANK), min(full, (available - beside) // max(1, column)))
     return rank, beside + column * rank

@@ -76,8 +76,9 @@ class ProductProblem:
 @dataclass(frozen=True)
 class ConditioningProblem:
     """Conditioning and fitting. Fields: form; n rows of d columns; features; distinct, of the n rows those that differ,
-    whose price it is but for (M-89), None for all; outputs; batch, models; parameters, numbers that a fit trains;
-    own_modules, whether modules of a user's own take part; stages, what decides those of a fit."""
+    whose price it is but for (M-89), None for all; outputs; batch, models; factors, covariance matrices of each model:
+    1, or one for each output with noise of its own; parameters, numbers that a fit trains; own_modules, whether modules
+    of a user's own take part; stages, what decides those of a fit."""
 
     form: Form
     n: int
@@ -89,6 +90,12 @@ class ConditioningProblem:
     parameters: int = 3
     own_modules: bool = False
     stages: StageSettings = field(default_factory=StageSettings)
+    factors: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Outputs that one covariance matrix serves."""
+        return self.outputs // self.factors
 
     @property
     def u(self) -> int:

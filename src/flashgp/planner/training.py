@@ -27,7 +27,7 @@ def trained_plan(plan: Plan, priced: Priced, available: int, factor: str) -> Pla
     """
     device = torch.device(plan.device)
     exact = factored_plan(priced, device, factor)
-    exact = replace(plan, training_bytes=exact.peak_bytes, fit_step_seconds=exact.fit_step_seconds)
+    exact = replace(plan, training_bytes=exact.training_bytes, fit_step_seconds=exact.fit_step_seconds)
     if priced.problem.batch != 1:
         return exact
     estimated = _estimated(plan, priced, device, available)
@@ -45,20 +45,22 @@ def trained_plan(plan: Plan, priced: Priced, available: int, factor: str) -> Pla
 def _estimated(plan: Plan, priced: Priced, device: torch.device, available: int) -> list[Plan]:
     """Steps with estimated gradients: TRAINING_PASSES products and the passes of a gradient, (M-100).
 
-    A float32 factor may take over where it fits, and a float64 one after it where that fits.
+    A float32 factor may take over where it fits, and a float64 one after it where that fits. Outputs with noise of
+    their own take such a step each, and their last solutions stay.
     """
-    t, plans = TRAINING_COLUMNS * priced.problem.outputs, []
+    problem, plans = priced.problem, []
+    t = TRAINING_COLUMNS * problem.columns
     single, double = (factored_plan(priced, device, route) for route in ("refined", "direct"))
-    vectors = 8 * priced.n * VECTORS * FACTOR_COLUMNS * priced.problem.outputs
-    fitting = [one.peak_bytes + vectors for one in (double, single) if one.peak_bytes + vectors <= available]
+    vectors = 8 * priced.n * FACTOR_COLUMNS * problem.columns * (VECTORS + problem.factors - 1)
+    fitting = [one.training_bytes + vectors for one in (double, single) if one.training_bytes + vectors <= available]
     for price in products_of(priced, device, t, TRAINING_PASSES + GRADIENT_PASSES):
-        rank, peak = preconditioned(priced, price.peak_bytes, t, available)
-        one = replace(
-            plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=price.seconds
-        )
+        kept = 8 * priced.n * t * (problem.factors - 1)
+        rank, peak = preconditioned(priced, price.peak_bytes + kept, t, available)
+        seconds = problem.factors * price.seconds
+        one = replace(plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=seconds)
         if fitting:
             one_pass = price.seconds / (TRAINING_PASSES + GRADIENT_PASSES)
-            passes = max(1, round(single.seconds / one_pass)) if one_pass else 1
+            passes = max(1, round(single.seconds / problem.factors / one_pass)) if one_pass else 1
             one = replace(one, training_bytes=max(peak, fitting[0]), training_factor_passes=passes)
         plans.append(one)
     return plans
@@ -97,7 +99,7 @@ def _exact_seconds(priced: Priced, device: torch.device, rows: int) -> float:
         factor *= work.alone
     pairs = work.pairs * rows**2 / rates.block_pairs
     calls = work.few_calls if device.type == "cpu" and rows <= MAX_NUMPY_ROWS else work.calls
-    return problem.batch * (factor + pairs) + calls * rates.call_seconds
+    return problem.factors * (problem.batch * (factor + pairs) + calls * rates.call_seconds)
 
 
 def _information_seconds(priced: Priced, device: torch.device, rows: int) -> float:
@@ -111,5 +113,5 @@ def _step_seconds(plan: Plan, priced: Priced, device: torch.device, rows: int) -
     """A step with estimated gradients of so many rows, trained as the plan says, eq. (M-100)."""
     problem = replace(priced.problem, n=rows, distinct=None)
     passes = TRAINING_PASSES + GRADIENT_PASSES
-    prices = products_of(replace(priced, problem=problem), device, TRAINING_COLUMNS * problem.outputs, passes)
-    return min(price.seconds for price in prices if price.route == plan.training)
+    prices = products_of(replace(priced, problem=problem), device, TRAINING_COLUMNS * problem.columns, passes)
+    return problem.factors * min(price.seconds for price in prices if price.route == plan.training)

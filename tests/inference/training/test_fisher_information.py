@@ -4,6 +4,7 @@ import numpy
 import pytest
 import torch
 
+import flashgp as fgp
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.objective import LogJoint
@@ -38,14 +39,16 @@ def test_fisher_information_from_scores():
     assert (numpy.abs(found - wanted) < 0.25 * scale).all()
 
 
-@pytest.mark.parametrize("outputs", [None, 2])
-def test_fisher_information_counts_what_repeats_say_about_the_noise(outputs):
+@pytest.mark.parametrize(("outputs", "shared"), [(None, False), (2, True), (2, False)])
+def test_fisher_information_counts_what_repeats_say_about_the_noise(outputs, shared):
     """(M-109): the information of the joined rows with their factors is that of all rows, which is known."""
     x, y = table(30, outputs=outputs)
     times = torch.arange(30) % 6 + 1
     x, y = x.repeat_interleave(times, 0), y.repeat_interleave(times, 0)
     y = y + 0.3 * torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     gp = prior(outputs=outputs)
+    if shared:
+        gp.likelihood = fgp.likelihoods.Gaussian(0.1, shared=True)
     whole = LogJoint(problem(gp, x, y))
     wanted = fisher_information(whole, whole.parameters.values(), 400, 0)
     joined = join(gp, x, y, equal_rows(gp, x, y))
@@ -56,9 +59,13 @@ def test_fisher_information_counts_what_repeats_say_about_the_noise(outputs):
     scale = numpy.sqrt(numpy.outer(numpy.diag(wanted), numpy.diag(wanted)))
     # Of 400 draws a variance is known to sqrt(2 / 400), the difference of two to 0.1: four of these.
     assert (numpy.abs(found - wanted) < 0.4 * scale).all()
-    (noise,) = (i for i, name in enumerate(few.parameters.names()) if name.startswith("likelihood"))
-    variances = gp.likelihood.diagonal(len(joined.x), x.device).expand(len(joined.x)).detach()
+    own, excess = outputs is not None and not shared, gp.likelihood.excess
+    noises = [i for i, name in enumerate(few.parameters.names()) if name.startswith("likelihood")]
+    assert len(noises) == (2 if own else 1)
+    variances = gp.likelihood.diagonal(len(joined.x), x.device).detach()
     repeats = gp.likelihood.scale_information(x.device, outputs or 1)
-    assert torch.allclose(repeats * variances.square(), 0.5 * (outputs or 1) * gp.likelihood.excess)
-    half = 0.5 * (outputs or 1) * (len(x) - 30)
-    assert found[noise, noise] > 0.8 * half, "in the logarithm of the noise variance: half of the excess"
+    sharing = 1 if own else outputs or 1
+    assert torch.allclose(repeats * variances.square(), 0.5 * sharing * (excess.unsqueeze(-1) if own else excess))
+    half = 0.5 * sharing * (len(x) - 30)
+    for noise in noises:
+        assert found[noise, noise] > 0.8 * half, "in the logarithm of the noise variance: half of the excess"

@@ -111,7 +111,7 @@ def test_after_a_gradient_that_needed_no_full_scale_a_slow_one_takes_it_again():
         before = large.iterations
         large(theta)
         taken.append(large.iterations - before)
-        assert large._full_scale == ("untried" if taken[-1] == 0 else "kept")
+        assert large._matrix.full_scale == ("untried" if taken[-1] == 0 else "kept")
     assert taken[1] == 0  # warm
     assert taken[2] < 100, taken  # 22, or 88 where rounding decides the first look; without full scale, 145
     assert Event(EventKind.GRADIENTS_NO_FULL_SCALE) in large.problem.direct.workspace.events
@@ -122,7 +122,7 @@ def test_with_deterministic_gradients_say_that_they_took_full_scale_and_nothing_
         large = slow_objective(math.inf)
         for shift in (0.0, 0.2):
             large(large.parameters.values() + shift)
-            assert large._full_scale == "untried"
+            assert large._matrix.full_scale == "untried"
     assert Event(EventKind.GRADIENTS_FULL_SCALE, kept=True) in large.problem.direct.workspace.events
 
 

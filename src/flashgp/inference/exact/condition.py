@@ -8,6 +8,7 @@ import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
+from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.plan import (
     PlanSettings,
     RowCounts,
@@ -35,7 +37,7 @@ from flashgp.inference.plan import (
     rows_on_time,
 )
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import equal_rows, join, joined_event
+from flashgp.inference.replicates import Replicates, equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
@@ -43,6 +45,7 @@ from flashgp.inference.threads import FreeCores
 from flashgp.kernels.warped import autocast_events
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
+from flashgp.operators.stored import StoredTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
@@ -56,8 +59,8 @@ __all__ = ["condition"]
 @outside_inference_mode
 @autocast_disabled
 @deterministic_where(lambda prior, x, y, settings: settings.solve.deterministic)
-def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> State:
-    """See `GP.condition`."""
+def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyState:
+    """See `GP.condition`. Outputs with noise of their own are conditioned one after the other, by one plan."""
     started = time.perf_counter()
     tolerance, deterministic = settings.solve.tolerance, settings.solve.deterministic
     differentiable, plan = settings.differentiable, settings.plan
@@ -117,7 +120,10 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
     direct = DirectSettings(
         TorchTiles(), plan.torch_dtype, settings.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
-    late = False
+    report = Report(
+        route=plan.route, device=str(target), dtype=plan.dtype,
+        predicted_bytes=plan.peak_bytes, predicted_seconds=plan.seconds, events=events, plan=plan,
+    )  # fmt: skip
     with torch.set_grad_enabled(differentiable), cores.block(distinct) if cores else nullcontext():
         if replicates is None:
             points, sites = x, prior.sites(y)
@@ -126,61 +132,94 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> Stat
         rows = prior.kernel.rows(points)
         theta = tuple(t.to(target) for t in prior.kernel.theta())
         residual = prior.residual(points, sites.targets)
-        noise = sites.variance
-        batch = broadcast_batch(rows.batch_shape, *(t.shape for t in theta), residual.shape[:-2], noise.shape[:-1])
-        residual = residual.expand(*batch, *residual.shape[-2:])
-        if batch and plan.route not in FACTORED:
-            raise DomainError(
-                f"`plan` takes the route {plan.route!r}, which solves one system, got a batch of shape {tuple(batch)}; "
-                'make a plan with solver="cholesky"'
+        whole = _Job(direct, prior, plan, rows, theta, y, replicates, residual, sites.variance, solve, report)
+        jobs = (
+            [whole] if not prior.separate else [_of_output(whole, x, j, differentiable) for j in range(prior.factors)]
+        )
+    states: list[State] = []
+    ready: StoredTiles | None = None  # of K, which outputs have in common
+    for index, job in enumerate(jobs):
+        share = settings.deadline.share(1.0 / (len(jobs) - index))  # as much time for each output
+        late, began, compiled = False, time.perf_counter(), workspace.compile_seconds
+        with torch.set_grad_enabled(differentiable), cores.block(distinct) if cores else nullcontext():
+            batch = broadcast_batch(
+                rows.batch_shape, *(t.shape for t in theta), job.residual.shape[:-2], job.noise.shape[:-1]
             )
-        report = Report(
-            route=plan.route, device=str(target), dtype=plan.dtype,
-            predicted_bytes=plan.peak_bytes, predicted_seconds=plan.seconds, events=events, plan=plan,
+            job = replace(job, residual=job.residual.expand(*batch, *job.residual.shape[-2:]), tiles=ready)
+            if batch and plan.route not in FACTORED:
+                raise DomainError(
+                    f"`plan` takes the route {plan.route!r}, which solves one system, got a batch of shape "
+                    f'{tuple(batch)}; make a plan with solver="cholesky"'
+                )
+            solves: Solves | None = None
+            if n == 0:
+                job.report.events.append(Event(EventKind.NO_DATA))
+                factor, weights = None, job.residual
+            elif differentiable:
+                factor, weights = _solve_with_graph(job)
+            elif plan.route == "direct" or batch:
+                factor, weights = _solve(job)
+            else:
+                try:
+                    own = replace(settings, deadline=share)
+                    factor, weights, solves = _solve_to_goal(job, replace(limits, deadline=share), own)
+                except _NoTimeError:
+                    late = True
+        if late:  # out of the handler, whose traceback holds what was made
+            tried = job.report.events
+            del job, jobs
+            states.clear()
+            factor = solves = None
+            return _of_part(prior, x, y, settings, slow, tried)
+        _report_jitter(job.report, job.direct, factor, certain=solves is not None)
+        ready = ready if solves is None else solves.system.tiles
+        job.report.backend, job.report.peak_bytes = workspace.backend, workspace.peak_bytes
+        job.report.seconds = time.perf_counter() - began - (workspace.compile_seconds - compiled)
+        state = State(
+            job.prior, x, job.y, rows, theta, job.residual, factor, job.report, weights, replicates=job.replicates,
+            solver=solves, settings=solve, differentiable=differentiable,
         )  # fmt: skip
-        job = _Job(direct, prior, plan, rows, theta, residual, noise, solve, report)
-        solves: Solves | None = None
-        if n == 0:
-            report.events.append(Event(EventKind.NO_DATA))
-            factor, weights = None, residual
-        elif differentiable:
-            factor, weights = _solve_with_graph(job)
-        elif plan.route == "direct" or batch:
-            factor, weights = _solve(job)
-        else:
-            try:
-                factor, weights, solves = _solve_to_goal(job, limits, settings)
-            except _NoTimeError:
-                late = True
-    if late:  # out of the handler, whose traceback holds what was made
-        del job
-        return _of_part(prior, x, y, settings, slow, events)
-    _report_jitter(report, direct, factor, certain=solves is not None)
+        states.append(state)
+    if prior.separate:
+        report = joined_report([state.report for state in states])
+        report.events = list(dict.fromkeys([*events, *report.events]))
     report.events += workspace.events
     report.backend = workspace.backend
     report.peak_bytes = workspace.peak_bytes
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
     workspace.budget_bytes, workspace.deadline = None, NO_DEADLINE  # they were those of conditioning
-    return State(
-        prior, x, y, rows, theta, residual, factor, report, weights, replicates=replicates, solver=solves,
-        settings=solve, differentiable=differentiable,
-    )  # fmt: skip
+    return OutputStates(prior, tuple(states), report) if prior.separate else states[0]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What is solved, and how it was asked for."""
+    """What is solved, and how it was asked for; y and replicates as the state has them; tiles of K, if stored."""
 
     direct: DirectSettings
     prior: Prior
     plan: Plan
     rows: Rows
     theta: tuple[Tensor, ...]
+    y: Tensor
+    replicates: Replicates | None
     residual: Tensor
     noise: Tensor
     solve: SolveSettings
     report: Report
+    tiles: StoredTiles | None = None
+
+
+def _of_output(job: _Job, x: Tensor, index: int, live: bool) -> _Job:
+    """The part of a job of all outputs that is of one of them, with a report of its own."""
+    prior, y, joined = job.prior.output(index, live=live), job.y[..., index].contiguous(), job.replicates
+    joined = None if joined is None else joined.of_output(index, live=live)
+    direct = replace(job.direct, jitters=[], repair=partial(prior.repairable, x, y))
+    residual, report = job.residual[..., index : index + 1], replace(job.report, events=list(job.report.events))
+    return replace(
+        job, direct=direct, prior=prior, y=y, replicates=joined, residual=residual.contiguous(),
+        noise=job.noise[..., index], report=report,
+    )  # fmt: skip
 
 
 class _NoTimeError(Exception):
@@ -189,7 +228,7 @@ class _NoTimeError(Exception):
 
 def _of_part(
     prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, slowdown: float, events: list[Event]
-) -> State:
+) -> AnyState:
     """The posterior of as many random rows as a float64 factor can have, instead of what there is no time for.
 
     Args: events: of x and y as they came, and of what was tried.
@@ -230,7 +269,7 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         operator = CovarianceOperator(
             PairProblem(form, job.theta, job.rows), torch.float64, job.direct.workspace, options
         )
-        solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor)
+        solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor, tiles=job.tiles)
         stopping = mean_goal(solves.system, job.solve.tolerance)
         solution = _solve_in_time(job, solves, stopping, limits, asked)
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:

@@ -8,6 +8,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
+from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 
@@ -18,8 +19,14 @@ UNNOTED_SHARE, UNNOTED_NATS = 0.1, 1e-3  # of a likelihood's standard error, or 
 
 
 @deterministic_where(lambda state: state.settings.deterministic)
-def log_evidence(state: State) -> Float64[Tensor, "*batch"]:
+def log_evidence(state: AnyState) -> Float64[Tensor, "*batch"]:
     """See `Posterior.log_marginal_likelihood`."""
+    if isinstance(state, OutputStates):
+        value = torch.stack([log_evidence(part) for part in state.parts]).sum(0)
+        whole = joined_report([part.report for part in state.parts])
+        state.report.standard_error = whole.standard_error
+        state.report.events += [event for event in whole.events if event not in state.report.events]
+        return value
     if not state.count:
         return torch.zeros(state.batch_shape, dtype=torch.float64, device=state.x.device)
     n, p = state.residual.shape[-2:]

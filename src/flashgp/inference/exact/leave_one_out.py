@@ -9,8 +9,8 @@ from torch import Tensor
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.normal import LOG_2PI
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.replicates import Replicates
-from flashgp.inference.state import State
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
@@ -30,8 +30,14 @@ class LeaveOneOut:
 
 
 @deterministic_where(lambda state: state.settings.deterministic)
-def leave_one_out(state: State) -> LeaveOneOut:
+def leave_one_out(state: AnyState) -> LeaveOneOut:
     """See `Posterior.leave_one_out`."""
+    if isinstance(state, OutputStates):
+        each = [leave_one_out(part) for part in state.parts]
+        mean, variance, log_prob = (
+            torch.stack([getattr(one, name) for one in each], dim=-1) for name in ("mean", "variance", "log_prob")
+        )
+        return LeaveOneOut(mean, variance, log_prob)
     if not state.count:
         empty = state.y.new_zeros(state.y.shape)
         return LeaveOneOut(empty, empty, empty)

@@ -1,6 +1,7 @@
 """Log marginal likelihood with its closed-form gradient: one n x n buffer, no autograd graph over it.
 
-With K^ = K + noise, a = K^-1 (y - m) and p outputs sharing one factor, eqs. (M-33) and (M-34):
+With K^ = K + noise, a = K^-1 (y - m) and p outputs sharing one factor, eqs. (M-33) and (M-34); outputs with noise of
+their own are p such sums, of p = 1:
 
     L     = -1/2 sum_o r_o^T K^-1 r_o - p/2 log|K^| - n p/2 log(2 pi)
     dL/dK^ = 1/2 (A A^T - p K^-1)          (A holds one column of a per output)
@@ -59,6 +60,9 @@ class DirectSettings:
 
 def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
     """The log marginal likelihood of checked data, (*batch,), nats, differentiable once in parameters, x and y."""
+    if prior.separate:  # outputs of one kernel are independent: the likelihood of each
+        outputs = enumerate(prior.each_output)
+        return torch.stack([evaluate_likelihood(one, settings, x, y[..., j]) for j, one in outputs]).sum(0)
     with one_thread(x.shape[-2] * x.shape[:-2].numel()):
         value = None
         if settings.dtype == torch.float64 and not settings.jitter and torch.is_grad_enabled():

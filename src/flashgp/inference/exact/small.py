@@ -157,6 +157,8 @@ class SmallModel:
         n = x.shape[-2]
         if not (0 < n <= MAX_NUMPY_ROWS and x.dim() == 2 and x.device.type == "cpu" and not x.requires_grad):
             return None
+        if prior.separate:  # a model for each output
+            return None
         if (
             y.requires_grad
             or y.dim() != (1 if prior.outputs is None else 2)

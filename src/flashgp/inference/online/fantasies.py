@@ -8,7 +8,7 @@ Member b has the rows F_b. With K^ = L L^T and the whitened residual z = L^-1 r 
 The factor of the posterior is shared and never written; points that several members have in common are solved for once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.inference.online.update import in_dtype_of
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.inference.state import State
 from flashgp.solvers.growing.panels import PIVOT
@@ -36,8 +37,9 @@ F64 = torch.float64
 class FantasyPrediction:
     """Every member's posterior at its points.
 
-    Fields: mean, (*s, *b, m) or (*s, *b, m, outputs), units of y; variance of the function, (*b, m), or with outputs
-    (*b, m, 1): hypothetical targets do not change it; observation_variance, with the noise. In x's dtype.
+    Fields: mean, (*s, *b, m) or (*s, *b, m, outputs), units of y; variance of the function, (*b, m), with outputs that
+    share their noise (*b, m, 1), with noise of their own (*b, m, outputs): hypothetical targets do not change it;
+    observation_variance, with the noise. In x's dtype.
     """
 
     mean: Float[Tensor, "*means"]
@@ -161,10 +163,44 @@ class Fantasies:
         return f"Fantasies: {shape or '1'} of {self.x.shape[-2]:,} rows beside {self._state.count:,}"
 
 
+class OutputFantasies(Fantasies):
+    """The same of outputs with noise of their own: the fantasies of each. Args: each; state, of all outputs."""
+
+    def __init__(self, state: OutputStates, each: Sequence[Fantasies]) -> None:
+        self._states, self._each = state, each
+        self._state, self.x = state.parts[0], each[0].x
+        self.y = torch.stack([one.y for one in each], dim=-1)
+
+    def predict(self, x_test: Any) -> FantasyPrediction:
+        parts = [one.predict(x_test) for one in self._each]
+        names = ("mean", "variance", "observation_variance")
+        return FantasyPrediction(*(torch.stack([getattr(part, name) for part in parts], dim=-1) for name in names))
+
+    def __repr__(self) -> str:
+        return f"{self._each[0]!r}, of {len(self._each)} outputs"
+
+
+def fantasize(state: AnyState, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
+    """See `Posterior.fantasize`."""
+    if not isinstance(state, OutputStates):
+        return _fantasize(state, x, y, samples, seed)
+    outputs = len(state.parts)
+    if y is not None:
+        x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x)
+        y = check_targets(in_dtype_of(y, "y", state.y), "y", x, outputs)
+    seeds: list[int | None] = [seed] * outputs
+    if samples is not None:  # draws of different outputs are independent
+        generator = torch.Generator().manual_seed(draw_seed(seed))
+        seeds = torch.randint(2**62, (outputs,), generator=generator).tolist()
+    each = [
+        _fantasize(part, x, None if y is None else y[..., j], samples, seeds[j]) for j, part in enumerate(state.parts)
+    ]
+    return OutputFantasies(state, each)
+
+
 @autocast_disabled
 @deterministic_where(lambda state, *_: state.settings.deterministic)
-def fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
-    """See `Posterior.fantasize`."""
+def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x).clone()  # read again by predictions
     if (y is None) == (samples is None):
         raise DomainError(

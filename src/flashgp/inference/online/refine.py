@@ -13,10 +13,11 @@ import torch
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan import PlanSettings, RowCounts, conditioning_plan
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.settings import TimeSettings
-from flashgp.inference.state import State, continued
+from flashgp.inference.state import continued
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
@@ -25,13 +26,13 @@ __all__ = ["refined"]
 
 
 def refined(
-    state: State,
+    state: AnyState,
     steps: int,
     *,
     priors: Literal["weak", "given"],
     time_limit: float | None,
     progress: Callable[[Progress], None] | None,
-) -> State:
+) -> AnyState:
     """See `Posterior.refine`."""
     deadline = Deadline.after(time_limit)
     steps = check_count(steps, "steps", 1)
@@ -52,4 +53,9 @@ def refined(
         settings=FitSettings(time=TimeSettings(min_rows=n)),  # no row is lost, however short the time
     )  # fmt: skip
     fitted = fit_prior(state.prior, state.x, state.y, options)
+    if isinstance(fitted.state, OutputStates):
+        assert isinstance(state, OutputStates)
+        before = [replace(part.online, refined=part.online.refined + 1) for part in state.parts]
+        return fitted.state.mapped(lambda part, j: continued(part, before[j]))
+    assert not isinstance(state, OutputStates)
     return continued(fitted.state, replace(state.online, refined=state.online.refined + 1))

@@ -31,6 +31,7 @@ from flashgp.inference.exact.condition import condition
 from flashgp.inference.online.finish_update import Table, Update, finish_update
 from flashgp.inference.online.one_point import appended_row
 from flashgp.inference.online.warm_start import solved_again
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings
@@ -67,31 +68,34 @@ class _NewRows:
 
 
 # -- what users call, behind the methods of Posterior -------------------------------------------------------------
-def append(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
+def append(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> AnyState:
     """See `Posterior.append`."""
+    if isinstance(state, OutputStates):
+        new = _checked(state, x, y, row_variance, row_weight)
+        return _each_output(state, None, new) if len(new) else state
     if row_variance is None and row_weight is None and (one := appended_row(state, x, y)) is not None:
         return one
     new = _checked(state, x, y, row_variance, row_weight)
     return _updated(state, None, new) if len(new) else state
 
 
-def drop(state: State, indices: Any) -> State:
+def drop(state: AnyState, indices: Any) -> AnyState:
     """See `Posterior.drop`."""
     gone = _indices(indices, state.count)
-    return _updated(state, gone, None) if len(gone) else state
+    return _each_output(state, gone, None) if len(gone) else state
 
 
-def replace_rows(state: State, indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
+def replace_rows(state: AnyState, indices: Any, x: Any, y: Any, row_variance: Any, row_weight: Any) -> AnyState:
     """See `Posterior.replace`."""
     gone, new = _indices(indices, state.count), _checked(state, x, y, row_variance, row_weight)
     if len(gone) != len(new):
         raise ShapeError(
             f"`indices` must name one row for each new one ({len(new)}), got {len(gone)}; drop and append separately"
         )
-    return _updated(state, gone, new) if len(new) else state
+    return _each_output(state, gone, new) if len(new) else state
 
 
-def slide(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> State:
+def slide(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> AnyState:
     """See `Posterior.slide`."""
     new = _checked(state, x, y, row_variance, row_weight)
     if len(new) > state.count:
@@ -99,11 +103,30 @@ def slide(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> S
             f"`x` must have at most as many rows as the posterior ({state.count:,}), since as many are dropped, got "
             f"{len(new):,}; use gp.condition, or append"
         )
-    return _updated(state, torch.arange(len(new)), new) if len(new) else state
+    return _each_output(state, torch.arange(len(new)), new) if len(new) else state
+
+
+def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> AnyState:
+    """The update of a state, or of the state of each output; where one fails nothing has changed."""
+    if not isinstance(state, OutputStates):
+        return _updated(state, gone, new)
+    check_updatable(state)
+    kept = None if gone is None else _remaining(gone, state.count)
+    plain = new is None or (new.row_variance is None and new.row_weight is None)
+
+    def updated(part: State, j: int) -> State:
+        column = None if new is None else replace(new, y=new.y[..., j].contiguous())
+        if gone is None and column is not None and plain:
+            one = appended_row(part, column.x, column.y)
+            if one is not None:
+                return one
+        return _updated(part, gone, column)
+
+    return state.mapped(updated, _updated_prior(state.prior, state.count, kept, new))
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
-def _checked(state: State, x: Any, y: Any, row_variance: Any, row_weight: Any) -> _NewRows:
+def _checked(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> _NewRows:
     """New rows as `condition` takes them; whole numbers become numbers of the posterior's dtype.
 
     Raises: ShapeError, DomainError.
@@ -154,7 +177,7 @@ def _indices(indices: Any, n: int) -> Tensor:
     return rows
 
 
-def check_updatable(state: State) -> None:
+def check_updatable(state: AnyState) -> None:
     """Raises: DomainError for a posterior that cannot learn online."""
     if state.differentiable:
         raise DomainError(
@@ -298,7 +321,9 @@ def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online:
     if state.count and state.float64_factor is None:  # as it was asked for: a float64 factor may not fit
         solver = None if state.plan is None else state.plan.solver
         dtype = None if state.factor is None else torch.float32
-    return continued(condition(prior, x, y, ConditionSettings(state.settings, solver=solver, dtype=dtype)), online)
+    again = condition(prior, x, y, ConditionSettings(state.settings, solver=solver, dtype=dtype))
+    assert isinstance(again, State)
+    return continued(again, online)
 
 
 def _table(state: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None, new: _NewRows | None) -> Table:

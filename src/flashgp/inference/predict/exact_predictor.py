@@ -24,9 +24,11 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import TITLE
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.few_points import FewPoints
+from flashgp.inference.predict.output_predictor import OutputPredictor
 from flashgp.inference.predict.paths import Paths, draw_paths
-from flashgp.inference.predict.plan import planner_of
+from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
 from flashgp.inference.predict.variance import PosteriorVariance, PredictOptions
@@ -226,7 +228,7 @@ class ExactPredictor(Predictor):
 
 
 def predict(
-    state: State,
+    state: AnyState,
     x_test: Any,
     *,
     variance: str,
@@ -240,8 +242,12 @@ def predict(
     x_test = state.checked_points(x_test, "x_test")
     with deterministically(deterministic):
         x_test = contiguous_copy(x_test)
-    planner = planner_of(state, x_test, plan, memory, deterministic)
-    options = PredictOptions(check_variance(variance), planner, deterministic)
-    prediction = Prediction(ExactPredictor(state, options), x_test, state.prior.likelihood, state.prior.outputs)
+    variance = check_variance(variance)
+    parts = state.parts if isinstance(state, OutputStates) else (state,)
+    planners = planners_of(state, x_test, plan, memory, deterministic)
+    options = (PredictOptions(variance, planner, deterministic) for planner in planners)
+    each = [ExactPredictor(part, one) for part, one in zip(parts, options, strict=True)]
+    predictor = OutputPredictor(state, each) if isinstance(state, OutputStates) else each[0]
+    prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)
     prediction.report.events += promoted
     return prediction

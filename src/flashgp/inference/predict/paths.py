@@ -22,8 +22,8 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.exact.solve import mean_goal
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, draw_seed, prior_draws
-from flashgp.inference.state import State
 from flashgp.solvers.direct.cholesky import refine
 
 __all__ = ["Paths", "draw_paths", "representers"]
@@ -41,7 +41,7 @@ class Paths:
     Fields: count; prior_error of the draw of the prior, eq. (M-95), 0 when it is exact; report.
     """
 
-    def __init__(self, state: State, prior: PriorDraws, weights: Tensor | None, count: int, report: Report) -> None:
+    def __init__(self, state: AnyState, prior: PriorDraws, weights: Tensor | None, count: int, report: Report) -> None:
         self.count = count
         self.report = report
         self._state = state
@@ -68,7 +68,8 @@ class Paths:
             mean = state.prior.mean_at(x)
             values = self._prior(x)
             if self._weights is not None:
-                values = values + state.covariance_to(state.prior.kernel.rows(x), torch.float64) @ self._weights
+                one = state.parts[0] if isinstance(state, OutputStates) else state  # of the same rows and kernel
+                values = values + one.covariance_to(state.prior.kernel.rows(x), torch.float64) @ self._weights
             values = values.unflatten(-1, (self.count, outputs or 1)) + mean.unsqueeze(-2)
             values = values.movedim(-2, 0)
         self._note(x)
@@ -100,7 +101,7 @@ class Paths:
 @autocast_disabled
 @deterministic_where(lambda state, *_, **__: state.settings.deterministic)
 def draw_paths(
-    state: State, count: int, features: int, seed: int | None, unchecked_bytes: int = UNCHECKED_BYTES
+    state: AnyState, count: int, features: int, seed: int | None, unchecked_bytes: int = UNCHECKED_BYTES
 ) -> Paths:
     """See `Posterior.paths`; below `unchecked_bytes` the free memory is not asked for."""
     started = time.perf_counter()
@@ -120,6 +121,8 @@ def draw_paths(
         weights = None
         if state.count:
             noise = state.noise.unsqueeze(-1)
+            if isinstance(state, OutputStates):  # (*batch, u or 1, count * outputs)
+                noise = state.noise.unsqueeze(-2).expand(*state.noise.shape[:-1], count, outputs).flatten(-2)
             normal = torch.randn(
                 *state.batch_shape, state.distinct, count * outputs, generator=generator, dtype=torch.float64
             ).to(x.device)
@@ -131,9 +134,9 @@ def draw_paths(
     return Paths(state, prior, weights, count, report)
 
 
-def _checked_bytes(state: State, count: int, outputs: int, unchecked_bytes: int) -> int:
+def _checked_bytes(state: AnyState, count: int, outputs: int, unchecked_bytes: int) -> int:
     """What so many functions, a right-hand side per output, take at the peak. Raises: MemoryBudgetError, not free."""
-    numbers = FACTOR_NUMBERS if state.solves is None else SOLVE_NUMBERS
+    numbers = SOLVE_NUMBERS if state.by_solves else FACTOR_NUMBERS
     one = 8 * numbers * state.distinct * outputs * max(1, state.batch_shape.numel())
     needed = one * count
     if needed > unchecked_bytes and needed > (free := available_bytes(state.x.device)):
@@ -148,14 +151,20 @@ def _checked_bytes(state: State, count: int, outputs: int, unchecked_bytes: int)
     return needed
 
 
-def representers(state: State, targets: Tensor, tolerance: float = TOLERANCE) -> tuple[Tensor, float | None]:
+def representers(state: AnyState, targets: Tensor, tolerance: float = TOLERANCE) -> tuple[Tensor, float | None]:
     """K^-1 targets, (*batch, n, t), and the relative residual: the one place where draws are solved for.
 
     The residual is taken in float64. Without a float64 factor, by solves to a tolerance in standard deviations of an
-    observation. None where a graph is kept.
+    observation. None where a graph is kept. Outputs with noise of their own, (*batch, n, count * outputs), have each
+    its own matrix.
     """
     if targets.numel() == 0:
         return targets, None
+    if isinstance(state, OutputStates):
+        split = targets.unflatten(-1, (-1, len(state.parts)))
+        solved = [representers(part, split[..., j], tolerance) for j, part in enumerate(state.parts)]
+        known = [relative for _, relative in solved if relative is not None]
+        return torch.stack([weights for weights, _ in solved], dim=-1).flatten(-2), max(known, default=None)
     if state.solves is not None:
         solution = state.solves.solve(targets, mean_goal(state.solves.system, tolerance).goal)
         residual = float(solution.relative_residual.max())
@@ -179,10 +188,11 @@ def representers(state: State, targets: Tensor, tolerance: float = TOLERANCE) ->
     return weights, relative
 
 
-def _bound(state: State, targets: Tensor, relative: float | None) -> float | None:
+def _bound(state: AnyState, targets: Tensor, relative: float | None) -> float | None:
     """How far the relative residual of a solve can move a path at the training rows, eq. (M-37); None without noise."""
     smallest = float(state.noise.detach().min())
     if relative is None or not smallest > 0.0 or targets.numel() == 0:
         return None
-    largest = float(state.prior_covariance(state.rows).diagonal().detach().max())
+    one = state.parts[0] if isinstance(state, OutputStates) else state
+    largest = float(one.prior_covariance(one.rows).diagonal().detach().max())
     return relative * math.sqrt(largest / smallest) * float(targets.detach().norm(dim=-2).amax())

@@ -12,6 +12,7 @@ from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import current_profile
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan import PlanSettings, PredictionQuestion, ProblemSize, RowCounts, prediction_plan
 from flashgp.inference.state import State
 from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
@@ -19,7 +20,9 @@ from flashgp.planner.prices import PASSES
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import DEFAULT_VARIANCES, VariancePrice, VarianceSettings, exact_or_sampled
 
-__all__ = ["planner_of", "price_of"]
+__all__ = ["planner_of", "planners_of", "price_of"]
+
+Planner = Callable[[bool | str], ProductPlan]
 
 
 def _route_of_variances(state: State) -> str:
@@ -58,7 +61,7 @@ def price_of(
 
 def planner_of(
     state: State, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool
-) -> Callable[[bool | str], ProductPlan] | None:
+) -> Planner | None:
     """What makes the plan of a prediction, with its variance or without; None where no plan is worth its time."""
     n_test, d = x_test.shape[-2:]
     if plan is None and memory is None and (not state.count or n_test * state.distinct < MIN_PLANNED_PAIRS):
@@ -76,6 +79,20 @@ def planner_of(
         return prediction_plan(prior, rows, question, settings)
 
     return planned
+
+
+def planners_of(
+    state: AnyState, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool
+) -> list[Planner | None]:
+    """Of a state, or of that of each output, one after the other; a plan handed in is one of all of them."""
+    if not isinstance(state, OutputStates):
+        return [planner_of(state, x_test, plan, memory, deterministic)]
+    if plan is None:
+        return [planner_of(part, x_test, None, memory, deterministic) for part in state.parts]
+    outputs, members = len(state.parts), broadcast_batch(x_test.shape[:-2], state.batch_shape).numel()
+    _check_plan(plan, (x_test.shape[-2], state.distinct, outputs, members), memory, x_test.device)
+    share = replace(plan, t=1, seconds=plan.seconds / outputs)
+    return [lambda variance: share] * outputs
 
 
 def _check_plan(plan: ProductPlan, given: tuple[int, ...], memory: Any, device: torch.device) -> None:

@@ -55,7 +55,7 @@ class Prediction:
 
     @property
     def variance(self) -> Float[Tensor, "*shape"]:
-        """Var f(x*) of the latent function, units of y squared, the same for every output."""
+        """Var f(x*) of the latent function, units of y squared; of outputs that share their noise the same for all."""
         self._forget_without_graph()
         if self._variance is None:
             self._variance = self._predictor.variance(self._x)
@@ -122,13 +122,22 @@ class Prediction:
         error = y - self.mean.double()
         error = error if self._outputs is not None else error.unsqueeze(-1)
         factor = self._joint_factor(observed=True)
-        solved = factor.half_solve(error)
         n, p = error.shape[-2:]
-        return -0.5 * (solved.square().sum((-2, -1)) + p * factor.log_determinant + n * p * LOG_2PI)
+        if self._predictor.separate:  # (*batch, outputs, n_test, 1)
+            solved, log_determinant = (
+                factor.half_solve(error.mT.unsqueeze(-1)).squeeze(-1),
+                factor.log_determinant.sum(-1),
+            )
+        else:
+            solved, log_determinant = factor.half_solve(error), p * factor.log_determinant
+        return -0.5 * (solved.square().sum((-2, -1)) + log_determinant + n * p * LOG_2PI)
 
     # -- joint --------------------------------------------------------------------------------------------------
     def covariance(self, *, observed: bool = False) -> Float[Tensor, "*batch n_test n_test"]:
         """The joint covariance of the latent values (of observations with `observed`), (*batch, n_test, n_test).
+
+        Outputs are independent of each other. Those that share their noise share the covariance; with noise of their
+        own it is that of each output, (*batch, outputs, n_test, n_test).
 
         Raises: MemoryBudgetError when what it takes exceeds what is free: three to four such matrices, and two to three
             of n x n_test numbers; DomainError with `observed` for a likelihood that is no noise added to f. Cost: n^2
@@ -153,7 +162,10 @@ class Prediction:
         added = observed and self._likelihood.additive_noise(mean.device) is not None
         factor = self._joint_factor(observed=added)
         normal = torch.randn((count, *mean.shape), generator=generator, dtype=torch.float64, device=mean.device)
-        values = mean + factor.lower @ normal
+        if self._predictor.separate:  # of each output its own factor
+            values = mean + (factor.lower @ normal.mT.unsqueeze(-1)).squeeze(-1).mT
+        else:
+            values = mean + factor.lower @ normal
         if observed and not added:
             latent = values.movedim(-1, 0)
             values = self._likelihood.predictive(latent, torch.zeros_like(latent)).sample(generator).movedim(0, -1)

@@ -1,7 +1,7 @@
 """What a state offers to predictions: mean, variance, covariance and paths of f at points."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,35 @@ class Variance:
         others = (None if part is None else function(part) for part in (self.standard_error, self.lower, self.upper))
         return Variance(function(self.value), *others)
 
+    @classmethod
+    def beside(cls, each: "Sequence[Variance]") -> "Variance":
+        """Those of several outputs, (*batch, n_test, 1) each, side by side; with errors where any of them has some."""
+
+        def joined(parts: "list[Tensor | None]", exact: list[Tensor]) -> Tensor | None:
+            if all(part is None for part in parts):
+                return None
+            known = [other if part is None else part for part, other in zip(parts, exact, strict=True)]
+            return torch.cat(known, dim=-1)
+
+        values = [one.value for one in each]
+        zeros = [torch.zeros_like(value) for value in values]
+        return cls(
+            torch.cat(values, dim=-1), joined([one.standard_error for one in each], zeros),
+            joined([one.lower for one in each], values), joined([one.upper for one in each], values),
+        )  # fmt: skip
+
 
 class Predictor(ABC):
     """f at points x (*batch, n_test, d), in float64. A `Prediction` has one of its own, and asks it nothing else.
 
     Fields: deterministic, whether all answers have the same bits whatever the number of threads; differentiable,
-    whether they carry gradients to parameters, x and y beside those to the points; report.
+    whether they carry gradients to parameters, x and y beside those to the points; separate, whether outputs have
+    covariances of their own; report.
     """
 
     deterministic: bool = False
     differentiable: bool = False
+    separate: bool = False
     report: Report
 
     @abstractmethod
@@ -49,18 +68,20 @@ class Predictor(ABC):
 
     @abstractmethod
     def variance(self, x: Tensor) -> Variance:
-        """Var f(x), the same for every output."""
+        """Var f(x), of the points and outputs."""
 
     @abstractmethod
     def covariance(self, x: Tensor) -> Tensor:
-        """Of f at the points with each other, (*batch, n_test, n_test)."""
+        """Of f at the points with each other, (*batch, n_test, n_test); where outputs are `separate`
+        (*batch, outputs, n_test, n_test)."""
 
     @abstractmethod
     def paths(self, count: int, features: int, seed: int | None) -> Any:
         """Draws of f as functions of points, (count, *batch, n_test[, outputs])."""
 
     def rounding(self, x: Tensor) -> Tensor:
-        """How far rounding may move entries of the covariance, (*batch,): what a jitter may hide."""
+        """How far rounding may move entries of the covariance, of its shape without the last two dimensions: what a
+        jitter may hide."""
         return x.shape[-2] * torch.finfo(torch.float64).eps * self.variance(x).value.detach().mean((-2, -1))
 
     def forget(self) -> None:  # noqa: B027 - most keep nothing

@@ -34,27 +34,32 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
 
     Args:
         objective: of the rows that count, exact; draws: simulated data sets, several times p.
-    Raises: NotPositiveDefiniteError. Cost: n^3 / 3 flops and `draws` passes over the pairs.
+    Raises: NotPositiveDefiniteError. Cost: n^3 / 3 flops for each covariance matrix and `draws` passes over the pairs.
     """
     objective.parameters.assign(theta)
     problem, size = objective.problem, objective.parameters.size
     prior, direct, form = problem.prior, problem.direct, problem.prior.kernel.form
     with torch.no_grad():
         residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
-        lower = factorise_covariance(direct, form, values, rows, noise).lower.double()
-        repeats = prior.likelihood.scale_information(lower.device, residual.shape[-1])
+        repeats = prior.likelihood.scale_information(residual.device, residual.shape[-1])
     generator = torch.Generator().manual_seed(seed)
     shape = (*residual.shape, draws)
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(lower.device).flatten(1)
-    weights = linalg.solve_triangular(lower.mT, normal, upper=True, device=linalg.own_device(lower))
-    weights = weights.unflatten(1, shape[1:])
+    weights = torch.randn(shape, generator=generator, dtype=torch.float64).to(residual.device)  # L^-T of them below
+    matrices = [(noise[..., j], slice(j, j + 1)) for j in range(prior.factors)] if prior.separate else None
+    for noise_of_rows, columns in matrices or [(noise, slice(None))]:
+        with torch.no_grad():
+            lower = factorise_covariance(direct, form, values, rows, noise_of_rows).lower.double()
+        normal = weights[:, columns].flatten(1)
+        solved = linalg.solve_triangular(lower.mT, normal, upper=True, device=linalg.own_device(lower))
+        weights[:, columns] = solved.unflatten(1, (-1, draws))
+        del lower
     spread = None
     if repeats is not None:  # their own generator: these draws are independent of those of a
         generator = torch.Generator().manual_seed(seed + REPEATS_SEED)
-        draws_of_repeats = torch.randn((draws, len(repeats)), generator=generator, dtype=torch.float64)
+        draws_of_repeats = torch.randn((draws, *repeats.shape), generator=generator, dtype=torch.float64)
         spread = repeats.sqrt() * draws_of_repeats.to(repeats.device)
     # Compiled loops: as many passes as this are worth their compile at any size.
-    backend = CpuTiles.for_every_size() if lower.device.type == "cpu" else direct.backend
+    backend = CpuTiles.for_every_size() if residual.device.type == "cpu" else direct.backend
     scores = numpy.empty((draws, size))
     for k in range(draws):
         one = weights[..., k]
@@ -64,7 +69,8 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
             with torch.no_grad():
                 pairs = PairProblem(form, values, rows).detached()
                 pulled = backend.bilinear_gradient(pairs, 0.5 * one, one, workspace=direct.workspace)
-            by_noise = 0.5 * one.square().sum(-1)
+            by_noise = 0.5 * one.square()
+            by_noise = by_noise if prior.separate else by_noise.sum(-1)
             by_noise = by_noise if spread is None else by_noise + spread[k]  # of that covariance, as (M-109) wants it
             slopes = [-one, by_noise, *pulled.rows, *pulled.theta]
             _, scores[k] = objective.pull(inputs, slopes)

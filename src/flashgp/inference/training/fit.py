@@ -33,11 +33,11 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import PlanSettings, RowCounts, check_plan, conditioning_plan, planned_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.state import State
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
@@ -56,7 +56,7 @@ class Fitted:
     """What a fit found: a new prior, its state on all rows, the history, the report; interrupted if cut short."""
 
     prior: Prior
-    state: State
+    state: AnyState
     history: list[HistoryEntry]
     report: Report
     interrupted: bool
@@ -223,7 +223,7 @@ def _report_search(report: Report, recorder: Recorder, trained: Trained, options
             report.events.append(Event(EventKind.ON_BOUND, parameter=name))
 
 
-def _report_answer(report: Report, recorder: Recorder, state: State, plan: Plan, workspace: Workspace) -> None:
+def _report_answer(report: Report, recorder: Recorder, state: AnyState, plan: Plan, workspace: Workspace) -> None:
     """Fill the report from the state and the counts of the search."""
     conditioning = state.report
     for name in ("route", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):

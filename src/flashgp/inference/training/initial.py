@@ -7,6 +7,9 @@ deviation of column k, d the columns a kernel sees and v the variance of y:
     output_variance  start v / (added terms)       prior log v' ~ N(log v, 2^2)                            (M-45)
     noise_variance   start v / 10                  prior log n ~ N(log v - 4, 2^2)                         (M-46)
 
+Of several outputs v is the mean of their variances, but for the noise that is one output's own: there it is that
+output's.
+
 The lengthscale prior grows with sqrt(d) so that its correlation at typical distances does not vanish in high
 dimension (Hvarfner, Hellsten & Nardi, 2024). Nothing here is attached to the model: `fit` adds it to its objective.
 
@@ -38,12 +41,14 @@ RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What initial values need to know: spread of each column (d,), mean and variance of y, number of rows."""
+    """What initial values need to know: spread of each column (d,), mean and variance of y, number of rows; variances,
+    of each output, (outputs or 1,)."""
 
     spread: Tensor
     mean: Tensor
     variance: float
     rows: int
+    variances: Tensor
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, outputs: int | None, counts: Tensor | None = None) -> "DataFacts":
@@ -58,11 +63,14 @@ class DataFacts:
         columns = targets.unsqueeze(-1) if outputs is None else targets
         mean = _mean(columns, counts) if targets.numel() else torch.zeros(())
         mean = mean.squeeze(-1) if outputs is None and targets.numel() else mean
-        variance = float(_variance(columns, counts).mean()) if targets.numel() else 1.0
+        every = _variance(columns, counts) if targets.numel() else torch.ones(columns.shape[-1], dtype=torch.float64)
+        variance, variances = float(every.mean()), every.reshape(-1, columns.shape[-1]).mean(0).to("cpu")
         size = float(targets.abs().max()) if targets.numel() else 1.0
         if not variance > (1e3 * torch.finfo(torch.float64).eps * size) ** 2:
             variance = 1.0 if size == 0 else size * size * 1e-6  # a constant target has no scale of its own
-        return cls(spread.to("cpu"), mean.to("cpu"), variance, x.shape[-2])
+        negligible = (1e3 * torch.finfo(torch.float64).eps) ** 2 * variance
+        variances = torch.where(variances > negligible, variances, variance)
+        return cls(spread.to("cpu"), mean.to("cpu"), variance, x.shape[-2], variances)
 
 
 def _mean(columns: Tensor, counts: Tensor | None) -> Tensor:
@@ -192,6 +200,10 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             return _bounded(start, (start.log(), width))
         case "noise_variance":
             shift, sd = NOISE_PRIOR
+            if parameter.event_dim:  # one of each output
+                each = ones * facts.variances
+                low, high = 1e-10 * float(each.min()), 1e4 * float(each.max())
+                return RoleStart(0.1 * each, (each.log() + shift, sd), low, high)
             start = ones * (0.1 * v)
             return RoleStart(start, (ones * (math.log(v) + shift), sd), 1e-10 * v, 1e4 * v)
         case "output_mean":

@@ -21,7 +21,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.lazy_import import load_autograd
 from flashgp.foundations.normal import LOG_2PI
-from flashgp.foundations.parameters import Domain, Parameter
+from flashgp.foundations.parameters import Domain, Parameter, ParameterEntry
 from flashgp.inference.exact.likelihood import DirectSettings, value_and_gradients
 from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.prior import Prior
@@ -215,9 +215,9 @@ class LogJoint(Objective):
         super().__init__(problem)
         prior, direct = problem.prior, problem.direct
         self.priors = ParameterPriors(self.parameters, weak=problem.weak)
-        self._small: SmallModel | None = None
+        self._small: list[SmallModel] | None = None  # of every covariance matrix
         if direct.dtype == torch.float64 and not direct.jitter:
-            self._small = SmallModel.of(prior, problem.x, problem.y)
+            self._small = _small_models(prior, problem.x, problem.y)
         if self._small is None:
             load_autograd()
         self._has_beyond = prior.log_scale(problem.y) is not None
@@ -225,10 +225,22 @@ class LogJoint(Objective):
     def __call__(self, theta: Array) -> Evaluation:
         with one_thread(self.rows):
             self.parameters.assign(theta)
-            small = self._small(self.problem.direct.workspace) if self._small is not None else None
+            small = self._by_small_models()
             value, gradient = self._by_autograd() if small is None else self._from_small(*small)
         prior, prior_gradient = self.priors.value_and_gradient(theta)
         return Evaluation(None if value is None else -(value + prior), -(gradient + prior_gradient))
+
+    def _by_small_models(self) -> "tuple[float, dict[Parameter, Array]] | None":
+        """The sum over all covariance matrices; None where one of them asks for the general path."""
+        total, slopes = 0.0, dict[Parameter, Array]()
+        for model in self._small or ():
+            found = model(self.problem.direct.workspace)
+            if found is None:
+                return None
+            total += found[0]
+            for parameter, slope in found[1].items():
+                slopes[parameter] = slopes[parameter] + slope if parameter in slopes else slope
+        return (total, slopes) if self._small else None
 
     def _by_autograd(self) -> tuple[float | None, Array]:
         """The log joint but for priors in closed form: autograd sees only the chain from parameters to the inputs of
@@ -244,7 +256,35 @@ class LogJoint(Objective):
     def likelihood(
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
     ) -> tuple[float | None, list[Tensor | None]]:
-        """The log marginal likelihood and its gradient by residual, noise, tensors of the rows and theta."""
+        """The log marginal likelihood and its gradient by residual, noise, tensors of the rows and theta.
+
+        Outputs with noise of their own come one after the other: the likelihood is the sum over them.
+        """
+        prior = self.problem.prior
+        if not prior.separate:
+            return self.one_likelihood(rows, tensors, wanted, 0)
+        residual, noise, *shared = tensors
+        values: list[float | None] = []
+        by_residual, by_noise = torch.zeros_like(residual), torch.zeros_like(noise)
+        by_shared: list[Tensor | None] = [None] * len(shared)
+        for j in range(prior.factors):
+            of_output = [residual[..., j : j + 1], noise[..., j], *shared]
+            value, slopes = self.one_likelihood(rows, of_output, wanted, j)
+            values.append(value)
+            if slopes[0] is not None:
+                by_residual[..., j : j + 1] = slopes[0].sum_to_size(of_output[0].shape)
+            if slopes[1] is not None:
+                by_noise[..., j] = slopes[1].sum_to_size(of_output[1].shape)
+            pairs = zip(by_shared, slopes[2:], strict=True)
+            by_shared = [more if known is None else known if more is None else known + more for known, more in pairs]
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None, [by_residual, by_noise, *by_shared]
+
+    def one_likelihood(
+        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: int
+    ) -> tuple[float | None, list[Tensor | None]]:
+        """Those of one covariance matrix, the only one or that of an output: residual (*batch, n, p), noise
+        (*batch, n or 1)."""
         value, slopes = value_and_gradients(self.problem.direct, self.problem.prior.kernel.form, rows, tensors, wanted)
         return float(value.sum()), slopes
 
@@ -277,14 +317,28 @@ class LogJoint(Objective):
     def _from_small(self, value: float, slopes: dict[Parameter, Array]) -> tuple[float, Array]:
         """The small model's gradient by parameter as a flat one, with the extra terms."""
         gradient = numpy.zeros(self.parameters.size)
-        for slot in self.parameters.slots:
-            if slot.owner in slopes:
-                gradient[slot.entries] = numpy.ravel(slopes[slot.owner])
+        entries = {slot.owner: slot.entries for slot in self.parameters.slots if slot.owner is not None}
+        for parameter, slope in slopes.items():
+            if isinstance(parameter, ParameterEntry):  # of one table: its whole is (outputs,)
+                if parameter.whole in entries:
+                    gradient[entries[parameter.whole].start + parameter.index] += float(slope)
+            elif parameter in entries:
+                gradient[entries[parameter]] += numpy.ravel(slope)
         if self.priors.general or self._has_beyond:
             with torch.enable_grad():
                 extra, by_extra = self.pull((), ())
             value, gradient = value + extra, gradient + by_extra
         return value, gradient
+
+
+def _small_models(prior: Prior, x: Tensor, y: Tensor) -> list[SmallModel] | None:
+    """The small model of every covariance matrix; None where one has none."""
+    if not prior.separate:
+        one = SmallModel.of(prior, x, y)
+        return None if one is None else [one]
+    found = [SmallModel.of(one, x, y[..., j]) for j, one in enumerate(prior.each_output)]
+    models = [one for one in found if one is not None]
+    return models if len(models) == len(found) else None
 
 
 def _check_support(name: str, owner: Parameter) -> None:

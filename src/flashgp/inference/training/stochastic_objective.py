@@ -61,6 +61,8 @@ from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, pa
 
 __all__ = ["EstimateOptions", "EstimatedLogJoint"]
 
+OUTPUT_SEED = 2**34  # added to a seed for the draws of each further output
+
 
 @dataclass(frozen=True)
 class EstimateOptions:
@@ -99,6 +101,23 @@ class _RoundedSystem(CovarianceSystem):
         return super().multiply((v / size).float()).double() * size
 
 
+@dataclass
+class _Matrix:
+    """What the gradients of one covariance matrix leave to the next one.
+
+    Fields: pivots of the preconditioner; ready, the factor that they were drawn with, for the next gradient; solution
+    of the last solve, where the next one begins; full_scale as preconditioner, in the gradients so far, its size where
+    it is kept, and gain, iterations with the low rank that one with full scale does the work of.
+    """
+
+    pivots: Tensor | None = None
+    ready: PartialCholesky | None = None
+    solution: Tensor | None = None
+    full_scale: Outcome = "untried"
+    size: int = 0
+    gain: float = 1.0
+
+
 class EstimatedLogJoint(LogJoint):
     """The gradient of minus the log joint of many rows, estimated; its value is not computed.
 
@@ -123,12 +142,12 @@ class EstimatedLogJoint(LogJoint):
         self.factors, self.corrections = Factors.NONE, 0
         self._draws = 0
         self._anchor: numpy.ndarray | None = None
-        self._pivots: Tensor | None = None
-        self._ready: PartialCholesky | None = None  # the factor that the pivots were drawn with, for the next gradient
-        self._solution: Tensor | None = None  # of the last solve, where the next one begins
-        self._full_scale: Outcome = "untried"  # as preconditioner, in the gradients so far
-        self._size = 0  # of it, where it is kept
-        self._gain = 1.0  # iterations with the low rank that one with full scale does the work of
+        self._matrices = [_Matrix() for _ in range(problem.prior.factors)]  # one, or of every output
+        self._index = 0  # of the one that is worked on
+
+    @property
+    def _matrix(self) -> _Matrix:
+        return self._matrices[self._index]
 
     @property
     def estimate(self) -> Estimate:
@@ -152,7 +171,9 @@ class EstimatedLogJoint(LogJoint):
             return
         self.factors = factors
         if self.probes < self._limits.factor_probes:
-            self.probes, self._solution = self._limits.factor_probes, None
+            self.probes = self._limits.factor_probes
+            for matrix in self._matrices:
+                matrix.solution = None
 
     def on_part(self, rows: int) -> "EstimatedLogJoint":
         """The same of a random subset of the rows, with the same factors.
@@ -171,19 +192,24 @@ class EstimatedLogJoint(LogJoint):
         """New probes from the next gradient on; the pivots of the preconditioner are drawn at the vector `anchor`, so
         that they do not depend on which gradient is computed first (those of a resumed fit are read, not computed)."""
         self._draws += 1
-        if self._full_scale == "lost":  # here, and perhaps won elsewhere
-            self._full_scale = "untried"
-        self._anchor, self._pivots = anchor.copy(), None
-        if self._solution is not None:
-            self._solution[:, -self.probes :] = 0.0
+        self._anchor = anchor.copy()
+        for matrix in self._matrices:
+            if matrix.full_scale == "lost":  # here, and perhaps won elsewhere
+                matrix.full_scale = "untried"
+            matrix.pivots = None
+            if matrix.solution is not None:
+                matrix.solution[:, -self.probes :] = 0.0
 
     def __call__(self, theta: numpy.ndarray) -> Evaluation:
         with one_thread(self.rows):
-            if self._pivots is None:
-                anchor = theta if self._anchor is None else self._anchor
-                partial = self._drawn(anchor)
-                self._pivots = partial.pivots
-                self._ready = partial if numpy.array_equal(anchor, theta) else None
+            for index, matrix in enumerate(self._matrices):
+                if matrix.pivots is None:
+                    self._index = index
+                    anchor = theta if self._anchor is None else self._anchor
+                    partial = self._drawn(anchor)
+                    matrix.pivots = partial.pivots
+                    kept = len(self._matrices) == 1 and numpy.array_equal(anchor, theta)  # one factor is enough memory
+                    matrix.ready = partial if kept else None
             return dataclasses.replace(super().__call__(theta), estimate=self.estimate)
 
     def _drawn(self, theta: numpy.ndarray) -> PartialCholesky:
@@ -191,6 +217,7 @@ class EstimatedLogJoint(LogJoint):
         self.parameters.assign(theta)
         with torch.no_grad():
             _, noise, rows, values = self.problem.prior.likelihood_inputs(self.problem.x, self.problem.y)
+            noise = noise[..., self._index] if self.problem.prior.separate else noise
             return self._low_rank(self._system(rows, values, noise, stored=False), None)
 
     def _note(self, kind: EventKind, **fields: Any) -> None:
@@ -207,16 +234,17 @@ class EstimatedLogJoint(LogJoint):
     def _low_rank(self, system: System, pivots: Tensor | None) -> PartialCholesky:
         settings = self._limits.solving.low_rank
         limit = min(settings.max_rank if self.options.rank is None else self.options.rank, max(1, system.count // 4))
-        seed = self.options.seed + self._draws
+        seed = self._seed
         return partial_cholesky(system, limit=limit, seed=seed, pivots=pivots, settings=settings)
 
-    def likelihood(
-        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
+    def one_likelihood(
+        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: int
     ) -> tuple[None, list[Tensor | None]]:
-        """(None, the estimated gradient by residual, noise, tensors of the rows and theta).
+        """(None, the estimated gradient by residual, noise, tensors of the rows and theta), of one covariance matrix.
 
         Raises: ConvergenceError if the solves got nowhere; TimeUp.
         """
+        self._index = index
         residual, noise, *rest = tensors
         split = len(rows.tensors)
         rows, theta = rows.rebuilt(rest[:split]), rest[split:]
@@ -228,16 +256,22 @@ class EstimatedLogJoint(LogJoint):
                 self._note(EventKind.GRADIENTS_BY_FACTORS)
         if probes_solved is None:
             probes_solved = self._by_factor(rows, theta, noise, residual)
-        return None, self._slopes(rows, theta, probes_solved)
+        return None, self._slopes(rows, theta, residual.shape[-1], probes_solved)
+
+    @property
+    def _seed(self) -> int:
+        """Of the numbers drawn for a matrix; those of different outputs are independent."""
+        return self.options.seed + self._draws + OUTPUT_SEED * self._index
 
     def _generator(self) -> torch.Generator:
         """The same numbers whatever the parameters: only then is the estimate a smooth function of them."""
-        return torch.Generator().manual_seed(self.options.seed + self._draws)
+        return torch.Generator().manual_seed(self._seed)
 
     def _by_iteration(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor | None:
         """Solves for residual and probes; P^-1 of the probes, or None where a factor would have been quicker."""
         system = self._system(rows, theta, noise, stored=self.options.stored)
-        partial, self._ready = self._ready or self._low_rank(system, self._pivots), None
+        matrix = self._matrix
+        partial, matrix.ready = matrix.ready or self._low_rank(system, matrix.pivots), None
         level = system.noise + partial.left.mean()  # what P leaves out is spread over its diagonal: (M-102)
         low = LowRank(partial, system.noise, self._limits.solving.low_rank)
         spread = low.with_noise(partial, level)
@@ -246,10 +280,10 @@ class EstimatedLogJoint(LogJoint):
         del spread
         rhs = torch.cat([residual, probes], dim=-1)
         before = self.iterations
-        began_with = self._full_scale == "kept"
+        began_with = matrix.full_scale == "kept"
         solving, candidate = self._limits.solving, None
-        if solving.compare and self._full_scale in ("untried", "kept"):
-            candidate = full_scale(system, low, self.options.seed, solving, kept=self._size if began_with else None)
+        if solving.compare and matrix.full_scale in ("untried", "kept"):
+            candidate = full_scale(system, low, self.options.seed, solving, kept=matrix.size if began_with else None)
         making = candidate.price if candidate is not None and began_with else 0.0
         preconditioner = low if candidate is None else Compared(low, candidate)
         budget = self.options.factor_passes
@@ -286,19 +320,19 @@ class EstimatedLogJoint(LogJoint):
             self._note(EventKind.GRADIENTS_FULL_SCALE_REFUSED, error=candidate.why)
         elif outcome in ("kept", "lost") and not began_with:
             self._note(EventKind.GRADIENTS_FULL_SCALE, kept=outcome == "kept")
-            self._gain = candidate.gain
+            self._matrix.gain = candidate.gain
         if is_deterministic():
             return
-        self._full_scale, self._size = outcome, candidate.size
+        self._matrix.full_scale, self._matrix.size = outcome, candidate.size
         # Making it again for every gradient has to pay: few iterations may be left of solves that start warm.
-        saved = iterations * (self._gain - 1.0) if iterations else 0.0
+        saved = iterations * (self._matrix.gain - 1.0) if iterations else 0.0
         if began_with and outcome == "kept" and saved < making:
-            self._full_scale = "untried"
+            self._matrix.full_scale = "untried"
             self._note(EventKind.GRADIENTS_NO_FULL_SCALE)
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor:
         """The same with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""
-        self._ready = None
+        self._matrix.ready = None
         system = self._system(rows, theta, noise, stored=False)
         system.rounded = False
         method = self._prepared(system)
@@ -340,8 +374,8 @@ class EstimatedLogJoint(LogJoint):
         """A^-1 rhs to the error of (M-106), from the last solution."""
         goal = Goal(relative=self._limits.residual_goal, energy=self._limits.solve_error * math.sqrt(len(rhs)))
         limits = Limits(deadline=self.options.deadline, iterations=iterations)
-        solution = method.solve(rhs, goal, start=self._solution, limits=limits)
-        self._solution = solution.value
+        solution = method.solve(rhs, goal, start=self._matrix.solution, limits=limits)
+        self._matrix.solution = solution.value
         self.iterations += solution.iterations
         self.passes += solution.passes
         self.residual = float(solution.relative_residual.max())
@@ -361,11 +395,11 @@ class EstimatedLogJoint(LogJoint):
         if self.residual > self._limits.rough_residual:
             self._note(EventKind.GRADIENTS_ROUGH, reason=stopped, residual=self._limits.rough_residual)
 
-    def _slopes(self, rows: Rows, theta: Sequence[Tensor], probes_solved: Tensor) -> list[Tensor | None]:
-        """The gradient from a = K^-1 r and u = K^-1 z in one block, and w = P^-1 z, eq. (M-102)."""
-        assert self._solution is not None
-        p = self.problem.prior.outputs or 1
-        a, u = self._solution[:, :p], self._solution[:, p:]
+    def _slopes(self, rows: Rows, theta: Sequence[Tensor], p: int, probes_solved: Tensor) -> list[Tensor | None]:
+        """The gradient from a = K^-1 r and u = K^-1 z in one block, and w = P^-1 z, eq. (M-102); p columns of r."""
+        solution = self._matrix.solution
+        assert solution is not None
+        a, u = solution[:, :p], solution[:, p:]
         operator = self._operator(rows, theta)
         left, right = torch.cat([0.5 * a, (-0.5 * p / u.shape[1]) * u], dim=-1), torch.cat([a, probes_solved], dim=-1)
         slope = (left * right).sum(-1)

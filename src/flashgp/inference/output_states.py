@@ -1,0 +1,161 @@
+"""OutputStates: several outputs with noise of their own given data, as a state of each.
+
+Outputs of one covariance function are independent given its parameters, and with noise of their own each has its own
+matrix K + noise. What is asked of all of them is asked of each, and put side by side. Outputs that share their noise
+are one `State` with as many right-hand sides.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.foundations.report import Report
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import Replicates, join
+from flashgp.inference.settings import SolveSettings
+from flashgp.inference.state import State, UpdateState
+from flashgp.planner.plan import Plan
+
+__all__ = ["AnyState", "OutputStates", "joined_report"]
+
+
+@dataclass(frozen=True, eq=False)
+class OutputStates:
+    """Fields: prior, of all outputs, detached; parts, the state of each output, all of the same x; report, of all."""
+
+    prior: Prior
+    parts: tuple[State, ...]
+    report: Report
+
+    @property
+    def x(self) -> Tensor:
+        """(*batch, n, d)."""
+        return self.parts[0].x
+
+    @cached_property
+    def y(self) -> Tensor:
+        """(*batch, n, outputs)."""
+        return torch.stack([part.y for part in self.parts], dim=-1)
+
+    @property
+    def rows(self) -> Rows:
+        return self.parts[0].rows
+
+    @property
+    def theta(self) -> tuple[Tensor, ...]:
+        """The kernel's parameters, the same for every output."""
+        return self.parts[0].theta
+
+    @property
+    def count(self) -> int:
+        """The number of training rows."""
+        return self.parts[0].count
+
+    @property
+    def distinct(self) -> int:
+        """The number of training rows that differ."""
+        return self.parts[0].distinct
+
+    @property
+    def points(self) -> Float[Tensor, "*batch u d"]:
+        return self.parts[0].points
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.parts[0].batch_shape
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.report.plan
+
+    @property
+    def settings(self) -> SolveSettings:
+        return self.parts[0].settings
+
+    @property
+    def online(self) -> UpdateState:
+        return self.parts[0].online
+
+    @property
+    def differentiable(self) -> bool:
+        return self.parts[0].differentiable
+
+    @property
+    def by_solves(self) -> bool:
+        """Whether answers of any output come from solves."""
+        return any(part.by_solves for part in self.parts)
+
+    @property
+    def residual(self) -> Float64[Tensor, "*batch u p"]:
+        return torch.cat([part.residual for part in self.parts], dim=-1)
+
+    @property
+    def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
+        return torch.cat([part.representer_weights for part in self.parts], dim=-1)
+
+    @property
+    def noise(self) -> Float64[Tensor, "*batch rows p"]:
+        """The noise variance of each distinct row and output, with jitter, (*batch, u or 1, outputs)."""
+        return torch.stack([part.noise for part in self.parts], dim=-1)
+
+    @cached_property
+    def replicates(self) -> Replicates | None:
+        """The distinct rows, with the targets of all outputs."""
+        joined = self.parts[0].replicates
+        return None if joined is None else join(self.prior, self.x, self.y, joined.group)
+
+    def checked_points(self, x: object, name: str) -> Tensor:
+        """As `State.checked_points`."""
+        return self.parts[0].checked_points(x, name)
+
+    def mapped(self, function: Callable[[State, int], State], prior: Prior | None = None) -> "OutputStates":
+        """The states that a function makes of each, by its number, and the prior of all of them."""
+        parts = tuple(function(part, j) for j, part in enumerate(self.parts))
+        return OutputStates(prior or self.prior, parts, joined_report([part.report for part in parts]))
+
+
+AnyState = State | OutputStates
+
+
+def joined_report(reports: Sequence[Report]) -> Report:
+    """One report of the work on each output: sums of seconds, the worst of residuals and bounds, every event once."""
+    first = reports[0]
+
+    def largest(name: str) -> float | None:
+        return max((value for report in reports if (value := getattr(report, name)) is not None), default=None)
+
+    def total(name: str) -> float | None:
+        values = [value for report in reports if (value := getattr(report, name)) is not None]
+        return sum(values) if values else None
+
+    def texts(name: str) -> str:
+        return " and ".join(dict.fromkeys(filter(None, (getattr(report, name) for report in reports))))
+
+    jitters = [report.jitter for report in reports]
+    errors = [report.standard_error for report in reports if report.standard_error is not None]
+    return replace(
+        first,
+        route=texts("route"),
+        backend=texts("backend"),
+        dtype=texts("dtype"),
+        iterations=None if (most := largest("iterations")) is None else int(most),
+        relative_residual=largest("relative_residual"),
+        error_bound=largest("error_bound"),
+        standard_error=sum(error * error for error in errors) ** 0.5 if errors else None,
+        jitter=None if jitters.count(None) == len(jitters) else [_largest(jitter) for jitter in jitters],
+        predicted_bytes=None if (most := largest("predicted_bytes")) is None else int(most),
+        peak_bytes=None if (most := largest("peak_bytes")) is None else int(most),
+        predicted_seconds=largest("predicted_seconds"),
+        seconds=total("seconds"),
+        compile_seconds=total("compile_seconds"),
+        events=list(dict.fromkeys(event for report in reports for event in report.events)),
+    )
+
+
+def _largest(jitter: float | list[float] | None) -> float:
+    return 0.0 if jitter is None else max(jitter) if isinstance(jitter, list) else jitter
