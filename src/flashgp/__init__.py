@@ -7,6 +7,7 @@ from flashgp import kernels, likelihoods, means
 from flashgp.foundations.errors import (
     BackendUnavailableError,
     ConvergenceError,
+    DerivativeError,
     DomainError,
     FitInterrupted,
     FlashGPError,
@@ -48,6 +49,7 @@ __all__ = [
     "GP",
     "BackendUnavailableError",
     "ConvergenceError",
+    "DerivativeError",
     "DomainError",
     "Event",
     "EventKind",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 __all__ = [
     "BackendUnavailableError",
     "ConvergenceError",
+    "DerivativeError",
     "DomainError",
     "FitInterrupted",
     "FlashGPError",
@@ -48,6 +49,18 @@ class ShapeError(FlashGPError, ValueError):
 
 class DomainError(FlashGPError, ValueError):
     """An argument's value, type or dtype is outside what is defined."""
+
+
+class DerivativeError(FlashGPError, NotImplementedError):
+    """A derivative of this order, or of so many rows, is not to be had here; it is never given as zero.
+
+    Fields: order, of the derivative by all that it is taken by; rows, of the covariance matrix.
+    """
+
+    def __init__(self, message: str, *, order: int, rows: int) -> None:
+        super().__init__(message)
+        self.order = order
+        self.rows = rows
 
 
 class ModelFileError(FlashGPError, ValueError):

@@ -5,6 +5,7 @@ the maps are exp for half-lines and the logistic function for intervals, eqs. (M
 object used in two places is one parameter: sharing is object identity, as everywhere in `torch.nn`.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -190,6 +191,11 @@ class Parameter(nn.Module):
         """Whether optimisers may change it; also while a posterior holds it still."""
         return self.raw.requires_grad or self.held
 
+    @property
+    def varies(self) -> bool:
+        """Whether it is trainable, or stands here for a value that was given (theta=), whoever follows that."""
+        return self.trainable or not isinstance(self.raw, nn.Parameter)
+
     def hold(self) -> None:
         """Stop gradients, and remember whether it was trainable."""
         self.held = self.trainable
@@ -235,7 +241,7 @@ class Parameter(nn.Module):
         total = torch.zeros((), dtype=raw.dtype, device=raw.device)
         if self.prior is not None:
             total = total + _sum_event(self.prior.log_prob(self.value), self.event_dim)
-        if jacobian and self.trainable:
+        if jacobian and self.varies:
             total = total + _sum_event(self.domain.log_jacobian(raw), self.event_dim)
         return total
 
@@ -262,17 +268,28 @@ class ParameterEntry(Parameter):
 
     whole: Parameter
     index: int
+    _given: Tensor | None
 
     def __init__(self, whole: Parameter, index: int) -> None:
         nn.Module.__init__(self)
         self.prior, self.event_dim, self.domain = None, whole.event_dim - 1, whole.domain
         self._constrained_by_user, self.index = whole._constrained_by_user, index
         self.__dict__["whole"] = whole  # not by nn.Module, which would make it a part
+        self.__dict__["_given"] = None
 
     @property
     def raw(self) -> Tensor:  # type: ignore[override]
         """A view of the whole tensor, differentiable."""
-        return self.whole.raw[..., self.index]
+        return self.whole.raw[..., self.index] if self._given is None else self._given
+
+    @contextlib.contextmanager
+    def at(self, raw: Tensor) -> Iterator[None]:
+        """Within the block this entry, not the whole, has another unconstrained value."""
+        self.__dict__["_given"] = raw
+        try:
+            yield
+        finally:
+            self.__dict__["_given"] = None
 
     @property
     def held(self) -> bool:  # type: ignore[override]
@@ -281,6 +298,10 @@ class ParameterEntry(Parameter):
     @property
     def trainable(self) -> bool:
         return self.whole.trainable
+
+    @property
+    def varies(self) -> bool:
+        return self.whole.varies
 
     def settle(self, domain: Domain, event_dim: int, name: str) -> "ParameterEntry":
         return self

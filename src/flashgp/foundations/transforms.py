@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["has_tangent", "is_followed", "is_transformed", "same_numbers"]
+__all__ = ["has_tangent", "in_forward_mode", "is_followed", "is_transformed", "same_numbers"]
 
 
 def is_transformed(tensor: Tensor) -> bool:
@@ -24,6 +24,11 @@ def is_followed(tensors: Sequence[Tensor]) -> bool:
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
     """Whether any of them carries a tangent of forward mode."""
     return any(t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may carry tangents here."""
+    return forward_ad._current_level >= 0
 
 
 def same_numbers(one: Tensor, two: Tensor) -> bool:

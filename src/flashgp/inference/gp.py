@@ -12,7 +12,7 @@ from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
-from flashgp.inference.exact.likelihood import DirectSettings, evaluate_likelihood
+from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels.base import Kernel
@@ -159,8 +159,12 @@ class GP(Prior):
         theta: Mapping[str, Tensor] | None = None,
         dtype: torch.dtype | None = None,
         jitter: float | None = None,
+        second_order_rows: int = SECOND_ORDER_ROWS,
     ) -> Float64[Tensor, "*batch"]:
-        """log p(y | x), eq. (M-33), in nats, with a closed-form gradient: for own training loops.
+        """log p(y | x), eq. (M-33), in nats, with a closed-form gradient and Hessian: for own training loops.
+
+        Both are there for autograd (also create_graph=True), torch.func (grad, hessian, jvp of grad) and vmap over
+        parameters, by parameters, x and y. A jitter counts as a constant.
 
         Args:
             x: (*batch, n, d).
@@ -169,15 +173,25 @@ class GP(Prior):
                 shape behind any leading chain dimensions; names left out keep their value.
             dtype: of the n x n matrix; float64 by default.
             jitter: as `condition`.
+            second_order_rows: up to which second derivatives are computed, by a dozen float64 matrices of n x n, 1.5
+                GiB for 4,096 rows; without them it does not matter.
         Returns: (*batch,), float64; with theta, the chain dimensions.
-        Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed.
-        Cost: n^3 flops with the gradient, one n x n buffer. The gradient can be taken once (no second order).
+        Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed; DerivativeError
+            where a second derivative is taken of more than second_order_rows, or a third one of any.
+        Cost: n^3 flops with the gradient, one n x n buffer; 4 n^3 flops for each row of a Hessian.
         """
         x = check_points(x, "x")
         y = check_targets(y, "y", x, self.outputs)
         if theta is not None:
-            return self.at(theta, x, y, lambda gp: gp.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter))
-        settings = DirectSettings(TorchTiles(), dtype or torch.float64, jitter, repair=lambda: self.repairable(x, y))
+
+            def at(gp: GP) -> Tensor:
+                return gp.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows)
+
+            return self.at(theta, x, y, at)
+        rows = check_count(second_order_rows, "second_order_rows", 0)
+        settings = DirectSettings(
+            TorchTiles(), dtype or torch.float64, jitter, repair=lambda: self.repairable(x, y), second_order_rows=rows
+        )
         return evaluate_likelihood(self, settings, x, y)
 
     @autocast_disabled
@@ -190,11 +204,12 @@ class GP(Prior):
         jacobian: bool = False,
         dtype: torch.dtype | None = None,
         jitter: float | None = None,
+        second_order_rows: int = SECOND_ORDER_ROWS,
     ) -> Float64[Tensor, "*batch"]:
         """log p(y | x, theta) + log p(theta) over all priors, eq. (M-38): the objective of `fit`, or of a sampler.
 
         Args:
-            x, y, theta, dtype, jitter: as `log_marginal_likelihood`.
+            x, y, theta, dtype, jitter, second_order_rows: as `log_marginal_likelihood`.
             jacobian: add log |d value / d raw|, so that the density is that of the unconstrained values, as Hamiltonian
                 Monte Carlo needs.
         Returns: (*batch,), or the chain dimensions of theta.
@@ -202,5 +217,13 @@ class GP(Prior):
         if theta is not None:
             x = check_points(x, "x")
             y = check_targets(y, "y", x, self.outputs)
-            return self.at(theta, x, y, lambda gp: gp.log_joint(x, y, jacobian=jacobian, dtype=dtype, jitter=jitter))
-        return self.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter) + self.log_prior(jacobian=jacobian)
+
+            def at(gp: GP) -> Tensor:
+                return gp.log_joint(
+                    x, y, jacobian=jacobian, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows
+                )
+
+            return self.at(theta, x, y, at)
+
+        value = self.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows)
+        return value + self.log_prior(jacobian=jacobian)

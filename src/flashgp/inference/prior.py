@@ -20,7 +20,7 @@ from flashgp.kernels.base import Kernel
 from flashgp.likelihoods.base import Likelihood, Sites
 from flashgp.means import REGISTRY, evaluate_mean, mean_of_output
 
-__all__ = ["Prior"]
+__all__ = ["Prior", "conflicting"]
 
 
 class Prior(nn.Module):
@@ -46,7 +46,7 @@ class Prior(nn.Module):
         """Sum of the log densities of all priors, shape (*batch,)."""
         total = torch.zeros((), dtype=torch.float64)
         for _, parameter in named_parameter_objects(self):
-            if parameter.prior is not None or (jacobian and parameter.trainable):
+            if parameter.prior is not None or (jacobian and parameter.varies):
                 total = total + parameter.log_prior(jacobian=jacobian)
         return total
 
@@ -209,7 +209,7 @@ class Prior(nn.Module):
             sites = self.sites(y)
             if bool((sites.variance > 0).all()):
                 return True
-            return not _conflicting(x, sites.targets, sites.variance, self.outputs)
+            return not conflicting(x, sites.targets, sites.variance, self.outputs)
 
     # -- as text --------------------------------------------------------------------------------------------------
     def describe(self) -> list[tuple[str, str, str, str]]:
@@ -248,7 +248,7 @@ class _Call(nn.Module):
         return self.function(self.prior)
 
 
-def _conflicting(x: Tensor, y: Tensor, noise: Tensor, outputs: int | None) -> bool:
+def conflicting(x: Tensor, y: Tensor, noise: Tensor, outputs: int | None) -> bool:
     """Whether two rows without noise are equal in x and differ in y, in any batch member. Cost: a sort."""
     batch = broadcast_batch(x.shape[:-2], y.shape[: y.dim() - (1 if outputs is None else 2)], noise.shape[:-1])
     y = y.unsqueeze(-1) if outputs is None else y

@@ -12,27 +12,31 @@ the pairs then pulls dL/dK^ back to every parameter and input; features, means a
 Source: Rasmussen & Williams (2006), eqs. 2.30 and 5.9.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.normal import LOG_2PI
+from flashgp.foundations.parameters import Parameter, ParameterEntry, named_parameter_objects
+from flashgp.foundations.transforms import has_tangent, is_followed, is_transformed
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.derivatives import Curvature, Evaluation, differentiable_likelihood
 from flashgp.inference.exact.small import SmallLikelihood, SmallModel, small_likelihood
-from flashgp.inference.prior import Prior
+from flashgp.inference.prior import Prior, conflicting
 from flashgp.inference.threads import one_thread
+from flashgp.operators.second_order import second_order
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, NumpyPairs, RowArrays
 from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import Factor, factorise
 
 __all__ = [
+    "SECOND_ORDER_ROWS",
     "DirectSettings",
     "evaluate_likelihood",
     "factorise_covariance",
@@ -41,12 +45,19 @@ __all__ = [
 ]
 
 
+SECOND_ORDER_ROWS = 4096  # a dozen n x n matrices: 1.5 GiB
+
+
+PRODUCT_PANELS = 4  # of a symmetric product: more save less than smaller products lose
+
+
 @dataclass
 class DirectSettings:
     """How a direct computation runs, and where it writes what happened.
 
     Fields: backend; dtype of the matrix; jitter, repair and max_jitter as in `factorise` (repair is asked only after a
-    failure); workspace; jitters, filled with every relative jitter tried.
+    failure); workspace; jitters, filled with every relative jitter tried; second_order_rows, up to which second
+    derivatives are computed, by dense matrices.
     """
 
     backend: Backend
@@ -56,21 +67,35 @@ class DirectSettings:
     workspace: Workspace = field(default_factory=Workspace)
     jitters: list[float] = field(default_factory=list)
     max_jitter: float = math.inf
+    second_order_rows: int = SECOND_ORDER_ROWS
 
 
 def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
-    """The log marginal likelihood of checked data, (*batch,), nats, differentiable once in parameters, x and y."""
+    """The log marginal likelihood of checked data, (*batch,), nats, differentiable twice in parameters, x and y."""
     if prior.separate:  # outputs of one kernel are independent: the likelihood of each
         outputs = enumerate(prior.each_output)
         return torch.stack([evaluate_likelihood(one, settings, x, y[..., j]) for j, one in outputs]).sum(0)
+
+    def general(prior: Prior) -> Tensor:
+        residual, noise, rows, theta = prior.likelihood_inputs(x, y)
+        return log_marginal_likelihood(settings, prior.kernel.form, theta, rows, residual, noise)
+
+    def again(parameters: Sequence[Parameter], raws: Sequence[Tensor]) -> Tensor:
+        names = {id(p): f"{name}.raw" for name, p in named_parameter_objects(prior)}
+        given = list(zip(parameters, raws, strict=True))
+        theta = {names[id(p)]: raw for p, raw in given if not isinstance(p, ParameterEntry)}
+        with contextlib.ExitStack() as stack:
+            for p, raw in given:
+                if isinstance(p, ParameterEntry):  # of this output's prior alone
+                    stack.enter_context(p.at(raw))
+            return prior.at(theta, x, y, general)
+
     with one_thread(x.shape[-2] * x.shape[:-2].numel()):
         value = None
         if settings.dtype == torch.float64 and not settings.jitter and torch.is_grad_enabled():
             small = SmallModel.of(prior, x, y)
-            value = None if small is None else small_likelihood(small)
-        if value is None:
-            residual, noise, rows, theta = prior.likelihood_inputs(x, y)
-            value = log_marginal_likelihood(settings, prior.kernel.form, theta, rows, residual, noise)
+            value = None if small is None else small_likelihood(small, again)
+        value = general(prior) if value is None else value
         scale = prior.log_scale(y)
         return value if scale is None else value + scale
 
@@ -109,7 +134,7 @@ def factorise_covariance(
 def log_marginal_likelihood(
     settings: DirectSettings, form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> Tensor:
-    """log p(y) of eq. (M-33), differentiable once in theta, rows, residual and noise.
+    """log p(y) of eq. (M-33), differentiable twice in theta, rows, residual and noise.
 
     Args:
         residual: y minus the prior mean, (*batch, n, p), units of y.
@@ -119,18 +144,57 @@ def log_marginal_likelihood(
     Cost: n^3 flops with the gradient (n^3 / 3 without), one n x n buffer and one tile.
     """
     tensors = (residual, noise, *rows.tensors, *theta)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return _LogMarginalLikelihood.apply(settings, form, rows, *tensors)
-    return value_and_gradients(settings, form, rows, tensors, [False] * len(tensors))[0]
+    if not is_followed(tensors) and not has_tangent(tensors):
+        return value_and_gradients(settings, form, rows, tensors, [False] * len(tensors))[0]
+    tensors = (residual, noise.expand(*noise.shape[:-1], rows.count), *tensors[2:])
+    events = (2, 1, *PairProblem(form, theta, rows).event_dims)
+    inside = any(is_transformed(t) for t in tensors) or has_tangent(tensors)
+    wanted = [t.is_floating_point() and (inside or t.requires_grad) for t in tensors]
+
+    def settled(tensors: Sequence[Tensor]) -> DirectSettings:
+        return replace(settings, repair=lambda: _repairable(rows, tensors)) if inside else settings
+
+    def gradient(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+        return value_and_gradients(settled(tensors), form, rows, _one_batch(tensors, events), wanted)
+
+    def curvature(tensors: Sequence[Tensor]) -> Curvature:
+        return _Curvature(settled(tensors), form, rows, _one_batch(tensors, events))
+
+    evaluation = Evaluation(gradient, curvature, wanted, events, settings.second_order_rows)
+    return differentiable_likelihood(evaluation, tensors)
+
+
+def _one_batch(tensors: Sequence[Tensor], events: Sequence[int]) -> Sequence[Tensor]:
+    """The same with the whole batch in the noise, so that every member has a matrix of its own."""
+    batch = broadcast_batch(*(t.shape[: t.dim() - event] for t, event in zip(tensors, events, strict=True)))
+    residual, noise, *rest = tensors
+    return tensors if not batch else [residual, noise.expand(*batch, noise.shape[-1]), *rest]
+
+
+def _repairable(rows: Rows, tensors: Sequence[Tensor]) -> bool:
+    """As `Prior.repairable`, of what a transform of torch.func shows: rows are equal where their features are."""
+    residual, noise, rows, _ = _parts(rows, tensors)
+    if bool((noise > 0).all()) or not rows.tensors:
+        return True
+    columns = [t.double() if t.is_floating_point() else t.double().unsqueeze(-1) for t in rows.features]
+    columns += [a.unsqueeze(-1) for a in rows.scalars]
+    batch = broadcast_batch(*(c.shape[:-2] for c in columns))
+    points = torch.cat([c.expand(*batch, *c.shape[-2:]) for c in columns], -1)
+    return not conflicting(points, residual, noise, residual.shape[-1])
+
+
+def _parts(rows: Rows, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
+    """(residual, noise, rows, theta)."""
+    residual, noise, *rest = tensors
+    split = len(rows.tensors)
+    return residual, noise, rows.rebuilt(rest[:split]), rest[split:]
 
 
 def value_and_gradients(
     settings: DirectSettings, form: Form, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The value and the gradient by every wanted tensor."""
-    residual, noise, *rest = tensors
-    split = len(rows.tensors)
-    rows, theta = rows.rebuilt(rest[:split]), rest[split:]
+    residual, noise, rows, theta = _parts(rows, tensors)
     n, p = residual.shape[-2:]
     if any(wanted) and _is_plain(settings, tensors, residual, noise, theta, rows):
         small = _small(settings.workspace, form, theta, rows, residual, noise)
@@ -222,25 +286,52 @@ def _rank_update(inverse: Tensor, weights: Tensor, p: int) -> Tensor:
     )
 
 
-class _LogMarginalLikelihood(torch.autograd.Function):
-    """Computes the gradient together with the value, since the factor is at hand; backward only scales it."""
+class _Curvature:
+    """Factor, inverse and the derivatives of the pairs at some tensors, kept for many directions, eq. (M-130).
 
-    @staticmethod
-    def forward(ctx: Any, settings: DirectSettings, form: Form, rows: Rows, *tensors: Tensor) -> Tensor:
-        value, gradients = value_and_gradients(settings, form, rows, tensors, ctx.needs_input_grad[3:])
-        ctx.shapes = [(t.shape, t.dtype) for t in tensors]
-        ctx.gradients = gradients
-        return value
+    Always in float64. A jitter counts as a constant, as in the gradient.
+    """
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        results: list[Tensor | None] = [None, None, None]
-        for (shape, dtype), saved in zip(ctx.shapes, ctx.gradients, strict=True):
-            if saved is None:
-                results.append(None)
-                continue
-            scale = gradient.reshape(gradient.shape + (1,) * (saved.dim() - gradient.dim()))
-            part = saved * scale
-            results.append(part.sum_to_size(shape).to(dtype) if part.shape != shape else part.to(dtype))
-        return tuple(results)
+    def __init__(self, settings: DirectSettings, form: Form, rows: Rows, tensors: Sequence[Tensor]) -> None:
+        settings = replace(settings, dtype=torch.float64, jitters=[])
+        residual, noise, rows, theta = _parts(rows, tensors)
+        problem = PairProblem(form, theta, rows)
+        factor = factorise_covariance(settings, form, theta, rows, noise)
+        self._weights = factor.solve(residual.double().expand(*factor.lower.shape[:-2], *residual.shape[-2:]))
+        self._outputs = residual.shape[-1]
+        self._inverse = settings.workspace.adopt(factor.inverse_())
+        slope = 0.5 * (self._weights @ self._weights.mT - self._outputs * self._inverse)
+        self._block = second_order(problem, settings.workspace.adopt(slope), settings.workspace)
+
+    def along(self, directions: Sequence[Tensor | None]) -> list[Tensor | None]:
+        by_residual, by_noise, *rest = directions
+        inverse, weights, p = self._inverse, self._weights, self._outputs
+        block, pull = self._block.along(rest)
+        moved = any(d is not None for d in rest)
+        right = torch.zeros_like(weights) if by_residual is None else by_residual.double()
+        change = None  # of K^, times K^-1 from the left
+        if moved:
+            if by_noise is not None:
+                block.diagonal(dim1=-2, dim2=-1).add_(by_noise)
+            right = right - block @ weights
+            change = inverse @ block
+        elif by_noise is not None:
+            right = right - by_noise.unsqueeze(-1) * weights
+            change = inverse * by_noise.unsqueeze(-2)
+        by_weights = inverse @ right
+        left, across = torch.cat([by_weights, weights], -1), torch.cat([weights, by_weights], -1)
+        slope = 0.5 * (left @ across.mT)
+        if change is not None:
+            slope = _add_symmetric_product(slope, change, inverse, 0.5 * p)
+        return [-by_weights, slope.diagonal(dim1=-2, dim2=-1), *pull(slope)]
+
+
+def _add_symmetric_product(total: Tensor, one: Tensor, two: Tensor, scale: float) -> Tensor:
+    """total + scale * one @ two where the product is symmetric, in the memory of the total. Cost: 5/8 of a product."""
+    n, step = total.shape[-1], max(1, -(-total.shape[-1] // PRODUCT_PANELS))
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        part = scale * (one[..., :stop, :] @ two[..., start:stop])
+        total[..., :stop, start:stop] += part
+        total[..., start:stop, :start] += part[..., :start, :].mT
+    return total

@@ -14,13 +14,13 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.form import Form
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import profiled
+from flashgp.foundations.transforms import in_forward_mode, is_transformed
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import collect_leaves, is_plain
 from flashgp.inference.prior import Prior
@@ -155,6 +155,8 @@ class SmallModel:
     def of(cls, prior: Prior, x: Tensor, y: Tensor) -> "SmallModel | None":
         """The small model of a prior and checked data, or None."""
         n = x.shape[-2]
+        if in_forward_mode() or is_transformed(x) or is_transformed(y):
+            return None
         if not (0 < n <= MAX_NUMPY_ROWS and x.dim() == 2 and x.device.type == "cpu" and not x.requires_grad):
             return None
         if prior.separate:  # a model for each output
@@ -170,8 +172,11 @@ class SmallModel:
         if not collect_leaves(prior.kernel, leaves, theta, x):
             return None
         noise = prior.likelihood.linear_noise()
-        if noise is None or any(rows is not None and rows.shape != (n,) for rows in (noise.scale, noise.offset)):
+        if noise is None:
             return None
+        for rows in (noise.scale, noise.offset):
+            if rows is not None and (rows.shape != (n,) or rows.requires_grad or is_transformed(rows)):
+                return None
         parameters = [*theta, *(p for k in leaves for p in k.children() if isinstance(p, Parameter))]
         parameters += [p for p in (getattr(prior.mean, "value", None), noise.parameter) if p is not None]
         if not all(is_plain(p) for p in parameters):
@@ -229,30 +234,43 @@ def _shared(form: Form) -> Form:
     return form
 
 
-def small_likelihood(model: SmallModel) -> Tensor | None:
-    """The value as a tensor, differentiable once in the raw values; None when the matrix is not positive definite."""
+Again = Callable[[Sequence[Parameter], Sequence[Tensor]], Tensor]
+
+
+def small_likelihood(model: SmallModel, again: Again) -> Tensor | None:
+    """The value as a tensor, differentiable in the raw values; None when the matrix is not positive definite.
+
+    Args: again: the value for raw values of some parameters, the general way: second derivatives go through it.
+    """
     solved = model()
     if solved is None:
         return None
     value, slopes = solved
-    raws = [p.raw for p in slopes if p.raw.requires_grad]
-    if not raws:
+    followed = [(p, g) for p, g in slopes.items() if p.raw.requires_grad]
+    if not followed:
         return torch.tensor(value, dtype=torch.float64)
-    gradients = [
-        torch.from_numpy(numpy.asarray(g).reshape(p.raw.shape)) for p, g in slopes.items() if p.raw.requires_grad
-    ]
-    return _Known.apply(value, gradients, *raws)
+    gradients = [torch.from_numpy(numpy.asarray(g).reshape(p.raw.shape)) for p, g in followed]
+    parameters = [p for p, _ in followed]
+    result: Tensor = _Known.apply(value, gradients, lambda raws: again(parameters, raws), *(p.raw for p in parameters))
+    return result
 
 
 class _Known(torch.autograd.Function):
-    """A number whose gradients are known already; backward only scales them."""
+    """A number whose gradients are known already: backward scales them, or takes those of the general way where it is
+    to be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, value: float, gradients: list[Tensor], *raws: Tensor) -> Tensor:
-        ctx.gradients = gradients
+    def forward(
+        ctx: Any, value: float, gradients: list[Tensor], again: Callable[[Sequence[Tensor]], Tensor], *raws: Tensor
+    ) -> Tensor:
+        ctx.gradients, ctx.again = gradients, again
+        ctx.save_for_backward(*raws)
         return torch.tensor(value, dtype=torch.float64)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *(g * gradient for g in ctx.gradients))
+        if not torch.is_grad_enabled():  # no graph of the gradient is asked for
+            return (None, None, None, *(g * gradient for g in ctx.gradients))
+        raws = ctx.saved_tensors
+        found = torch.autograd.grad(ctx.again(raws), raws, gradient, create_graph=True, allow_unused=True)
+        return (None, None, None, *found)

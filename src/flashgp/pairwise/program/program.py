@@ -72,6 +72,45 @@ class Program:
         parts = [Partial(symbol, flat[2 * k], flat[2 * k + 1]) for k, symbol in enumerate(self.present)]
         return (scalar, tile), parts
 
+    def second_partials(
+        self, statistics: Sequence[Tensor], scalars: Sequence[Tensor], theta: Sequence[Scalar], own: bool
+    ) -> tuple[list[Partial], list[tuple[Symbol, Partial]]]:
+        """The first derivatives of g, and the second ones by each pair of symbols, where they are not zero.
+
+        A pair of two symbols stands there twice, in both orders. Tiles that differ by a number are one tensor.
+        """
+        function, pairs = self._second
+        flat = function(*statistics, *scalars, *theta, own)
+        count = len(self.present)
+        first = [Partial(s, flat[2 * k], flat[2 * k + 1]) for k, s in enumerate(self.present)]
+        second = []
+        for k, (one, two) in enumerate(pairs, count):
+            scalar, tile = flat[2 * k], flat[2 * k + 1]
+            second.append((one, Partial(two, scalar, tile)))
+            if one != two:
+                second.append((two, Partial(one, scalar, tile)))
+        return first, second
+
+    @functools.cached_property
+    def second_tiles(self) -> int:
+        """How many tiles the first and second derivatives are at most."""
+        return len(self._second[1]) + len(self.present)
+
+    @functools.cached_property
+    def _second(self) -> tuple[Callable[..., Any], list[tuple[Symbol, Symbol]]]:
+        """Code for the derivatives that are not zero, and of which pairs of symbols the second ones are."""
+        generator = Generator()
+        self._declare(generator)
+        expressions, pairs = [self.derivatives[s] for s in self.present], []
+        for k, one in enumerate(self.present):
+            for two in self.present[k:]:
+                slope = self.derivatives[one].derivative(two)
+                if not slope.is_zero:
+                    expressions.append(slope)
+                    pairs.append((one, two))
+        results, kept = self._listed(generator, expressions)
+        return self._assemble("second_partials", generator, results, kept)[0], pairs
+
     def _compile_value(self) -> tuple[Callable[..., Any], str, int]:
         generator = Generator()
         self._declare(generator)
@@ -82,17 +121,24 @@ class Program:
     def _compile_partials(self) -> tuple[Callable[..., Any], str, int]:
         generator = Generator()
         self._declare(generator)
+        self.present = [s for s in self.differentiable if not self.derivatives[s].is_zero]
+        expressions = [self.form.profile, *(self.derivatives[s] for s in self.present)]
+        results, kept = self._listed(generator, expressions)
+        return self._assemble("partials", generator, results, kept)
+
+    @staticmethod
+    def _listed(generator: Generator, expressions: Sequence[Expression]) -> tuple[list[str], set[str]]:
+        """The results that are (scalar, tile or None) of every expression, and the tiles to keep."""
         results: list[str] = []
         kept: set[str] = set()
-        self.present = [s for s in self.differentiable if not self.derivatives[s].is_zero]
-        for expression in (self.form.profile, *(self.derivatives[s] for s in self.present)):
+        for expression in expressions:
             if expression.pairwise:
                 scalar, name = generator.scaled(expression)
                 results += [scalar, name]
                 kept.add(name)
             else:
                 results += [generator.scalar(expression), "None"]
-        return self._assemble("partials", generator, results, kept)
+        return results, kept
 
     def _declare(self, generator: Generator) -> None:
         for symbol in (*self.statistics, *self.scalars):
