@@ -7,7 +7,7 @@ import torch
 from scipy.special import gammaincinv
 
 from flashgp import kernels
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DerivativeError, DomainError
 from flashgp.kernels.random_features import Draw, gamma_quantile
 from kernels.plain_formulas import plain
 from pairwise.pair_cases import CASES, Case
@@ -195,3 +195,13 @@ def test_draws_of_many_columns() -> None:
 def test_a_count_that_is_refused(count: object) -> None:
     with pytest.raises(DomainError, match="`count` must be a whole number, 2 or more"):
         kernels.RBF().features(count, generator(0))  # type: ignore[arg-type]
+
+
+def test_a_second_derivative_by_the_shape_is_refused() -> None:
+    """It was 0: the slope of the quantile is known at one shape only."""
+    shape = torch.tensor([1.3], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(
+        gamma_quantile(shape, torch.tensor([0.2, 0.7], dtype=torch.float64)).sum(), shape, create_graph=True
+    )
+    with pytest.raises(DerivativeError, match="no second ones"):
+        torch.autograd.grad(slope.sum(), shape)

@@ -54,10 +54,10 @@ class DomainError(FlashGPError, ValueError):
 class DerivativeError(FlashGPError, NotImplementedError):
     """A derivative of this order, or of so many rows, is not to be had here; it is never given as zero.
 
-    Fields: order, of the derivative by all that it is taken by; rows, of the covariance matrix.
+    Fields: order, of the derivative by all that it is taken by; rows, of the covariance matrix, or None.
     """
 
-    def __init__(self, message: str, *, order: int, rows: int) -> None:
+    def __init__(self, message: str, *, order: int, rows: int | None = None) -> None:
         super().__init__(message)
         self.order = order
         self.rows = rows

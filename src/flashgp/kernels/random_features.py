@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from flashgp.foundations.checks import check_points
+from flashgp.foundations.errors import DerivativeError
 from flashgp.foundations.form import broadcast_batch
 
 __all__ = ["Draw", "RandomFeatures", "Term", "fourier", "gamma_quantile", "multiplied"]
@@ -178,18 +179,33 @@ class _GammaQuantile(torch.autograd.Function):
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         from scipy.special import gammainc, gammaln
 
-        shape, value = (t.cpu().numpy() for t in ctx.saved_tensors)
+        shape, value = (t.detach().cpu().numpy() for t in ctx.saved_tensors)
         step = numpy.cbrt(numpy.finfo(numpy.float64).eps) * shape  # balances rounding and truncation
         slope = (gammainc(shape + step, value) - gammainc(shape - step, value)) / (2.0 * step)
         positive = numpy.maximum(value, numpy.finfo(numpy.float64).tiny)
         density = numpy.exp((shape - 1.0) * numpy.log(positive) - positive - gammaln(shape))
         moved = numpy.divide(-slope, density, out=numpy.zeros_like(value), where=density > 0.0)
-        product = gradient * torch.from_numpy(moved).to(gradient.device)
+        product = gradient * _GammaSlope.apply(ctx.saved_tensors[0], torch.from_numpy(moved).to(gradient.device))
         return product.sum_to_size(ctx.saved_tensors[0].shape), None
+
+
+class _GammaSlope(torch.autograd.Function):
+    """The slope of the quantile, which is known at one shape: it has no derivative, and none in silence."""
+
+    @staticmethod
+    def forward(ctx: Any, shape: Tensor, slope: Tensor) -> Tensor:
+        return slope.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        raise DerivativeError(
+            "random features of RationalQuadratic have first derivatives by `scale_mixture`, and no second ones; take "
+            "differences of the first, or keep it fixed",
+            order=2,
+        )
 
 
 def gamma_quantile(

@@ -13,6 +13,7 @@ __all__ = ["as_whole", "event_sum", "halves", "mapped", "padded", "placed", "who
 
 
 def halves(given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Tensors, and what there is of each."""
     count = len(given) // 2
     return list(given[:count]), list(given[count:])
 
@@ -31,6 +32,7 @@ def as_whole(gradient: Tensor | None, tensor: Tensor, event: int, batch: torch.S
 
 
 def event_sum(product: Tensor, event: int) -> Tensor:
+    """Summed over all dimensions that are not of the batch."""
     return product.flatten(-event).sum(-1) if event else product
 
 
