@@ -635,3 +635,11 @@ def test_an_update_replaces_the_sentence_of_an_update_in_a_file_from_before_even
     assert str(posterior.report.events[0]) == "update: 2 rows appended and 0 dropped"
     kinds = [event.kind for event in posterior.append(x[:2] + 1.0, x[:2, 0]).report.events]
     assert kinds == [EventKind.NOTE, EventKind.UPDATED]
+
+
+def test_no_rows_of_an_expanded_tensor_are_saved(tmp_path: Path) -> None:
+    """Nothing, with a stride of 0, is contiguous too."""
+    x = points(0)
+    for gp in (fgp.GP(fgp.kernels.Matern()), fgp.GP(fgp.kernels.Matern(), fgp.means.Linear(torch.ones(D)))):
+        posterior = gp.condition(x, x.new_zeros(1).expand(0))
+        assert_same(posterior, fgp.load(saved(posterior, tmp_path / "none.safetensors")), points(2))

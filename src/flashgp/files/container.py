@@ -98,7 +98,8 @@ def stacked(entries: Sequence[Entry]) -> Entry:
 
 def _bytes(tensor: Tensor) -> Bytes:
     """The memory of a contiguous tensor on the CPU."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    # An expanded tensor without entries is contiguous too, with a stride of 0.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def _pieces(data: Bytes) -> Iterator[Bytes]:
