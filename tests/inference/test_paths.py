@@ -299,3 +299,8 @@ def test_what_fits_is_counted_in_functions_of_all_outputs(set_free_memory: Calla
     set_free_memory(needed // 100)
     with pytest.raises(MemoryBudgetError, match="free; free some memory"):
         paths.draw_paths(post.state, 64, 1024, 0, unchecked_bytes=0)
+
+
+def test_a_batch_of_no_models_has_paths() -> None:
+    post = gp_of(K.Matern()).condition(torch.zeros(0, 4, 1, dtype=F64), torch.zeros(0, 4, dtype=F64))
+    assert post.paths(3, features=8, seed=0)(torch.zeros(0, 2, 1, dtype=F64)).shape == (3, 0, 2)

@@ -190,8 +190,10 @@ def representers(state: AnyState, targets: Tensor, tolerance: float = TOLERANCE)
 
 def _bound(state: AnyState, targets: Tensor, relative: float | None) -> float | None:
     """How far the relative residual of a solve can move a path at the training rows, eq. (M-37); None without noise."""
+    if relative is None or targets.numel() == 0:
+        return None
     smallest = float(state.noise.detach().min())
-    if relative is None or not smallest > 0.0 or targets.numel() == 0:
+    if not smallest > 0.0:
         return None
     one = state.parts[0] if isinstance(state, OutputStates) else state
     largest = float(one.prior_covariance(one.rows).diagonal().detach().max())
