@@ -205,3 +205,18 @@ def test_a_second_derivative_by_the_shape_is_refused() -> None:
     )
     with pytest.raises(DerivativeError, match="no second ones"):
         torch.autograd.grad(slope.sum(), shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_draws_do_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    wanted = Draw(16, seed=3).uniform(2)
+    try:
+        torch.set_default_dtype(torch.float64)
+        exact = Draw(16, seed=3).uniform(2)
+        torch.set_default_dtype(dtype)
+        found = Draw(16, seed=3).uniform(2)
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found, exact)
+    assert torch.equal(wanted, exact)
