@@ -139,7 +139,8 @@ def evaluate_mean(
     A foreign module runs in the dtype of its own parameters; a trailing dimension of one is dropped for one output.
     Raises: ShapeError naming what the module returned.
     """
-    if isinstance(mean, tuple(REGISTRY.values())):
+    known = isinstance(mean, tuple(REGISTRY.values()))
+    if known:
         value = mean(x)
     else:
         dtype = next((p.dtype for p in mean.parameters() if p.is_floating_point()), torch.float64)
@@ -157,7 +158,9 @@ def evaluate_mean(
                 "return one value per row"
             )
         return value
-    if value.shape[-2:] in ((n, outputs), (n, 1)):
+    # (*batch, n) may look like (n, outputs): for a mean that follows the points, the number of dimensions decides.
+    of_outputs = getattr(mean, "outputs", None) is not None if known else value.dim() >= x.dim()
+    if value.shape[-2:] in ((n, outputs), (n, 1)) and (of_outputs or value.shape[-1:] != (n,)):
         return value
     if value.shape[-1:] == (n,):
         return value.unsqueeze(-1)

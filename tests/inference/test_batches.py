@@ -155,3 +155,25 @@ def test_log_prob_of_outputs_in_a_batch(shape: tuple[int, ...], shared: bool) ->
     new = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
     wanted = torch.distributions.Normal(found.mean, found.observation_variance.sqrt()).log_prob(new)
     assert relative(found.log_prob(new), wanted) < 1e-12
+
+
+class Bowl(torch.nn.Module):
+    """A mean by row, (*batch, n)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().sum(-1)
+
+
+@pytest.mark.parametrize("mean", [Bowl(), fgp.means.Linear(torch.tensor([0.5, -1.0]), 0.3)])
+def test_a_mean_by_row_of_as_many_models_as_rows_is_not_one_by_output(mean: torch.nn.Module) -> None:
+    """Two models of two rows and two outputs: (batch, n) has the shape of (n, outputs)."""
+    x, _ = data(4)
+    x, y = x.reshape(2, 2, 2), torch.arange(8, dtype=F64).reshape(2, 2, 2)
+    gp = fgp.GP(fgp.kernels.Matern(), mean, outputs=2)
+    together, x_test = gp.condition(x, y), x.flip(1) + 0.5
+    assert torch.equal(gp.mean_at(x)[..., 0], mean(x).to(F64))
+    for member in range(2):
+        alone = gp.condition(x[member], y[member])
+        assert relative(together.predict(x_test).mean[member], alone.predict(x_test[member]).mean) < 1e-13
+        evidence = alone.log_marginal_likelihood()
+        assert relative(together.log_marginal_likelihood()[member], evidence) < 1e-13
