@@ -195,3 +195,12 @@ def test_every_parameter_object_once() -> None:
     tree = nn.ModuleDict({"a": nn.ModuleDict({"x": shared}), "b": nn.ModuleDict({"y": Parameter(2.0), "z": shared})})
     assert [name for name, _ in named_parameter_objects(tree)] == ["a.x", "b.y"]
     assert shared().item() == 1.0
+
+
+def test_a_parameter_that_is_used_again_keeps_its_bits() -> None:
+    domain = Domain(0.0, 1.0)
+    for value in (0.21036647491838456, 0.415708324714125, 0.4146924673325306):  # there and back loses a bit
+        parameter = as_parameter(value, domain, "share")
+        raw = parameter.raw.detach().clone()
+        as_parameter(parameter, domain, "share")
+        assert torch.equal(parameter.raw, raw)

@@ -1,6 +1,7 @@
 """CONTRACTS' case 18: whatever torch modes the user has on, results are the same, and the modes are left alone."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -197,3 +198,15 @@ def test_what_was_made_in_inference_mode_lasts() -> None:
     gp.log_marginal_likelihood(x_inside, y_inside).backward()
     assert all(p.grad is not None for p in gp.parameters())
     assert fgp.fit(gp, x_inside, y_inside, max_iterations=2).history
+
+
+def test_a_copy_that_was_made_in_inference_mode_learns_on() -> None:
+    x, y = data(6)
+    likelihood = fgp.likelihoods.Gaussian(0.1, row_weight=torch.ones(6))
+    post = fgp.GP(fgp.kernels.Matern(), likelihood=likelihood).condition(x, y)
+    with torch.inference_mode():
+        copied = copy.deepcopy(post)
+    noise = post.gp.likelihood.noise_variance.raw.clone()
+    wanted = post.drop([0]).predict(x).mean
+    assert torch.equal(copied.drop([0]).predict(x).mean, wanted)
+    assert torch.equal(post.gp.likelihood.noise_variance.raw, noise)

@@ -160,11 +160,15 @@ class Parameter(nn.Module):
                 self.raw = nn.Parameter(raw.clone(), requires_grad=self.raw.requires_grad)
 
     def settle(self, domain: Domain, event_dim: int, name: str) -> "Parameter":
-        """Take the domain and event dimensions of the place it is used in; called by the owner, once per place."""
-        value = self.value.detach()
-        if not self._constrained_by_user:
-            self.domain = domain
+        """Take the domain and event dimensions of the place it is used in; called by the owner, once per place.
+
+        The numbers stay to the last bit where the domain does: a posterior of fewer rows shares them.
+        """
         self.event_dim = max(self.event_dim, event_dim)
+        if self._constrained_by_user or self.domain == domain:
+            return self
+        value = self.value.detach()
+        self.domain = domain
         self._store(value, name)
         return self
 
