@@ -19,7 +19,7 @@ install := $(python) -m pip install --quiet --disable-pip-version-check -c const
 torch_source := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
 package := $(install) --no-build-isolation --editable
 
-.PHONY: demo stream-demo control-demo test lint types format bench uci claims gpu-check tables clean
+.PHONY: demo stream-demo control-demo test hunt lint types format bench uci claims gpu-check tables clean
 
 demo: $(VENV)/.demo
 	mkdir -p demo
@@ -64,6 +64,13 @@ CLAIM ?= training_step fit_plan continuity conditioning preconditioners budget m
 	small_tables
 claims: $(VENV)/.bench
 	for claim in $(CLAIM); do $(python) benchmark/claim_$$claim.py $(OPTIONS) || failed=1; done; exit $${failed:-0}
+
+# Random cases against plain references, for some minutes: make hunt MINUTES=10 START=0 KINDS=posterior,operator,chain
+MINUTES ?= 10
+START ?= 0
+KINDS ?=
+hunt: $(VENV)/.dev
+	FLASHGP_PROFILE=built-in $(python) tests/hunt/run.py --minutes $(MINUTES) --start $(START) $(if $(KINDS),--kinds $(KINDS))
 
 # On a machine with a GPU and no network: its own Python (PYTHON=...) with torch and triton, and this source tree.
 gpu-check:

@@ -1,0 +1,32 @@
+"""Every name that the repr of a case needs."""
+
+import torch
+
+from hunt.cases import Noise, OperatorCase, Points, PosteriorCase
+from hunt.chains import ChainCase
+from hunt.specs import (
+    Categorical,
+    Constant,
+    Coregionalization,
+    Cosine,
+    Custom,
+    Each,
+    Linear,
+    Matern,
+    Mean,
+    Periodic,
+    Polynomial,
+    Product,
+    RationalQuadratic,
+    Scaled,
+    SpectralMixture,
+    SquaredExponential,
+    Sum,
+    Warped,
+)
+
+__all__ = [
+    "Categorical", "ChainCase", "Constant", "Coregionalization", "Cosine", "Custom", "Each", "Linear", "Matern", "Mean",
+    "Noise", "OperatorCase", "Periodic", "Points", "Polynomial", "PosteriorCase", "Product", "RationalQuadratic",
+    "Scaled", "SpectralMixture", "SquaredExponential", "Sum", "Warped", "torch",
+]  # fmt: skip
