@@ -177,3 +177,29 @@ def test_a_mean_by_row_of_as_many_models_as_rows_is_not_one_by_output(mean: torc
         assert relative(together.predict(x_test).mean[member], alone.predict(x_test[member]).mean) < 1e-13
         evidence = alone.log_marginal_likelihood()
         assert relative(together.log_marginal_likelihood()[member], evidence) < 1e-13
+
+
+def test_a_batch_of_targets_or_means_beside_one_matrix() -> None:
+    """Of the value and its gradient, where only y, only the mean or a chain of it has the batch."""
+    x, y = data(6)
+    targets = torch.stack([y, 2.0 * y, y - 1.0])
+    gp = with_mean(torch.tensor([0.0, 1.0, -2.0]))
+    alone = [with_mean(torch.tensor(value)) for value in (0.0, 1.0, -2.0)]
+    wanted = torch.stack([one.log_marginal_likelihood(x, y) for one in alone])
+    assert relative(gp.log_marginal_likelihood(x, y), wanted) < 1e-13
+    chains = alone[0].log_marginal_likelihood(x, y, theta={"mean.value.raw": gp.mean.value.raw.detach()})
+    assert relative(chains, wanted) < 1e-13
+    with torch.no_grad():
+        assert relative(gp.log_marginal_likelihood(x, y), wanted) < 1e-13
+    together = alone[0].log_marginal_likelihood(x, targets)
+    each = torch.stack([alone[0].log_marginal_likelihood(x, one) for one in targets])
+    assert relative(together, each) < 1e-13
+    parameters = list(alone[0].parameters())
+    for found, gradient in zip(
+        torch.autograd.grad(together.sum(), parameters), torch.autograd.grad(each.sum(), parameters), strict=True
+    ):
+        assert relative(found, gradient) < 1e-12
+
+
+def with_mean(value: torch.Tensor) -> fgp.GP:
+    return fgp.GP(fgp.kernels.Matern(), fgp.means.Constant(value), fgp.likelihoods.Gaussian(0.3))

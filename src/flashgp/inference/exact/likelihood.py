@@ -143,6 +143,8 @@ def log_marginal_likelihood(
     Raises: NotPositiveDefiniteError with the failing batch indices.
     Cost: n^3 flops with the gradient (n^3 / 3 without), one n x n buffer and one tile.
     """
+    # A batch of targets or means beside one covariance matrix is a batch of systems.
+    noise = noise.expand(*broadcast_batch(noise.shape[:-1], residual.shape[:-2]), noise.shape[-1])
     tensors = (residual, noise, *rows.tensors, *theta)
     if not is_followed(tensors) and not has_tangent(tensors):
         return value_and_gradients(settings, form, rows, tensors, [False] * len(tensors))[0]
