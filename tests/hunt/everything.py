@@ -4,6 +4,7 @@ import torch
 
 from hunt.cases import Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import ChainCase
+from hunt.gradients import GradientCase
 from hunt.specs import (
     Categorical,
     Constant,
@@ -26,7 +27,29 @@ from hunt.specs import (
 )
 
 __all__ = [
-    "Categorical", "ChainCase", "Constant", "Coregionalization", "Cosine", "Custom", "Each", "Linear", "Matern", "Mean",
-    "Noise", "OperatorCase", "Periodic", "Points", "Polynomial", "PosteriorCase", "Product", "RationalQuadratic",
-    "Scaled", "SpectralMixture", "SquaredExponential", "Sum", "Warped", "torch",
-]  # fmt: skip
+    "Categorical",
+    "ChainCase",
+    "Constant",
+    "Coregionalization",
+    "Cosine",
+    "Custom",
+    "Each",
+    "GradientCase",
+    "Linear",
+    "Matern",
+    "Mean",
+    "Noise",
+    "OperatorCase",
+    "Periodic",
+    "Points",
+    "Polynomial",
+    "PosteriorCase",
+    "Product",
+    "RationalQuadratic",
+    "Scaled",
+    "SpectralMixture",
+    "SquaredExponential",
+    "Sum",
+    "Warped",
+    "torch",
+]

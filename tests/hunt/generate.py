@@ -9,6 +9,7 @@ import torch
 from hunt import specs
 from hunt.cases import SHAPES, Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import OPERATIONS, UPDATES, ChainCase
+from hunt.gradients import GradientCase
 from hunt.layouts import CONTEXTS, LAYOUTS, WAYS
 
 EXTRAS = (
@@ -254,7 +255,23 @@ def chain_case(seed: int) -> ChainCase:
     )  # fmt: skip
 
 
-KINDS = {"posterior": posterior_case, "operator": operator_case, "chain": chain_case}
+def gradient_case(seed: int) -> GradientCase:
+    r = Random(seed)
+    p = Points(
+        seed, r.integer(1, 3), tuple(r.integer(1, 4) for _ in range(r.mostly(0, 1))), r.mostly("normal", *SHAPES)
+    )
+    of = r.of("evidence", "evidence", "joint", "product", "prediction")
+    outputs = r.mostly(None, 1, 2, often=0.8) if of != "product" else None
+    y_scale = r.mostly(1.0, 1e-4, 1e4)
+    along = {"product": ("kernel", "x"), "prediction": ("x",)}.get(of, ("kernel", "kernel", "noise", "mean", "x", "y"))
+    return GradientCase(
+        Kernels(r, p, custom=0.01).scaled(y_scale**2, r.integer(0, 3)), p, r.integer(1, 12), of, r.of(*along),
+        r.of("backward", "theta", "functional"), mean_of(r, p, outputs, y_scale), noise_of(r, y_scale, True), outputs,
+        y_scale,
+    )  # fmt: skip
+
+
+KINDS = {"posterior": posterior_case, "operator": operator_case, "chain": chain_case, "gradient": gradient_case}
 
 
 def case_of(kind: str, seed: int) -> Any:

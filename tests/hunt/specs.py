@@ -205,7 +205,8 @@ class Maker:
         number = self.number(value, per_column)
         if not self.priors:
             return number
-        prior = torch.distributions.LogNormal(LOG_MEAN, LOG_SD) if positive else torch.distributions.Normal(0.2, 1.5)
+        kind, place, spread = ("LogNormal", LOG_MEAN, LOG_SD) if positive else ("Normal", 0.2, 1.5)
+        prior = getattr(torch.distributions, kind)(*torch.tensor([place, spread], dtype=torch.float64))
         return fgp.Parameter(torch.as_tensor(number, dtype=torch.float64), prior=prior)
 
     def kernel(self, spec: Spec, path: str = "") -> fgp.kernels.Kernel:

@@ -16,7 +16,7 @@ from hunt.reference import Data, NotDefiniteError, Reference, cholesky, covarian
 from hunt.rounding import EPS, LD, Rounded
 from hunt.shrink import shrunk
 
-SHORT = {"posterior": range(16), "operator": range(20), "chain": range(3)}
+SHORT = {"posterior": range(16), "operator": range(20), "chain": range(3), "gradient": range(12)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
