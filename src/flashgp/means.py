@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.foundations.parameters import Domain, Parameter, as_parameter, number_tensor
 
 __all__ = ["REGISTRY", "Constant", "Linear", "Zero"]
 
@@ -46,9 +47,9 @@ class Constant(nn.Module):
 
     def __init__(self, value: Numeric = 0.0, outputs: int | None = None) -> None:
         super().__init__()
-        self.outputs = outputs
+        self.outputs = outputs = None if outputs is None else check_count(outputs, "outputs", 1)
         if outputs is not None and not isinstance(value, Parameter):
-            value = torch.as_tensor(value, dtype=torch.float64)
+            value = number_tensor(value, "value")
             if value.shape[-1:] != (outputs,):
                 value = value.unsqueeze(-1).expand(*value.shape, outputs)
         self.value = as_parameter(value, Domain(), "value", event_dim=0 if outputs is None else 1)
@@ -84,8 +85,10 @@ class Linear(nn.Module):
     def __init__(self, slope: Numeric, intercept: Numeric = 0.0) -> None:
         super().__init__()
         if not isinstance(slope, Parameter):
-            slope = torch.as_tensor(slope, dtype=torch.float64)
+            slope = number_tensor(slope, "slope")
             slope = slope[None] if slope.dim() == 0 else slope
+        elif slope.raw.dim() == 0:
+            raise ShapeError("`slope` must have one entry per column of x, got a number; pass Parameter(torch.ones(d))")
         self.slope = as_parameter(slope, Domain(), "slope", event_dim=1)
         self.intercept = as_parameter(intercept, Domain(), "intercept")
 

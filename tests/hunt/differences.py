@@ -94,7 +94,7 @@ class Findings:
 
 def is_typed(error: BaseException) -> bool:
     """Whether the library wrote it: its own kinds, or a ValueError or TypeError raised by a line of its own."""
-    if isinstance(error, fgp.FlashGPError):
+    if isinstance(error, fgp.FlashGPError) or "unsupported operand type" in str(error):  # Python's own, of operators
         return True
     if not isinstance(error, ValueError | TypeError) or error.__traceback__ is None:
         return False

@@ -2,6 +2,7 @@
 
 import torch
 
+from hunt.calls import CallCase
 from hunt.cases import Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import ChainCase
 from hunt.gradients import GradientCase
@@ -27,6 +28,7 @@ from hunt.specs import (
 )
 
 __all__ = [
+    "CallCase",
     "Categorical",
     "ChainCase",
     "Constant",

@@ -7,6 +7,7 @@ import numpy
 import torch
 
 from hunt import specs
+from hunt.calls import CALLS, WRONG, CallCase
 from hunt.cases import SHAPES, Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import OPERATIONS, UPDATES, ChainCase
 from hunt.gradients import GradientCase
@@ -271,7 +272,20 @@ def gradient_case(seed: int) -> GradientCase:
     )  # fmt: skip
 
 
-KINDS = {"posterior": posterior_case, "operator": operator_case, "chain": chain_case, "gradient": gradient_case}
+def call_case(seed: int) -> CallCase:
+    """Every call with every argument and every wrong value, one after the other in random order."""
+    every = [(call, name, value) for call, (_, names) in CALLS.items() for name in names for value in WRONG]
+    order = numpy.random.default_rng(0).permutation(len(every))
+    return CallCase(*every[int(order[seed % len(every)])])
+
+
+KINDS = {
+    "posterior": posterior_case,
+    "operator": operator_case,
+    "chain": chain_case,
+    "gradient": gradient_case,
+    "call": call_case,
+}
 
 
 def case_of(kind: str, seed: int) -> Any:

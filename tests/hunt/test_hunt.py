@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hunt import specs
+from hunt.calls import CALLS, CallCase
 from hunt.cases import Noise, Points, PosteriorCase
 from hunt.differences import Findings, is_typed
 from hunt.generate import KINDS, case_of
@@ -16,7 +17,7 @@ from hunt.reference import Data, NotDefiniteError, Reference, cholesky, covarian
 from hunt.rounding import EPS, LD, Rounded
 from hunt.shrink import shrunk
 
-SHORT = {"posterior": range(16), "operator": range(20), "chain": range(3), "gradient": range(12)}
+SHORT = {"posterior": range(16), "operator": range(20), "chain": range(3), "gradient": range(12), "call": range(60)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -34,6 +35,55 @@ def test_a_case_is_its_seed_and_its_repr_runs() -> None:
             case = case_of(kind, seed)
             assert case == case_of(kind, seed)
             assert eval(repr(case), names) == case
+
+
+RAW_ONCE = [
+    ("SquaredExponential", "active_dims", "nan"),
+    ("Cosine", "active_dims", "numpy bool"),
+    ("RationalQuadratic", "lengthscale", "ragged"),
+    ("Periodic", "lengthscale", "sparse"),
+    ("Matern", "nu", "vector"),
+    ("SpectralMixture", "scales", "empty text"),
+    ("SpectralMixture.from_data", "seed", "vector"),
+    ("Coregionalization", "count", "true"),
+    ("Constant mean", "outputs", "inf"),
+    ("Linear mean", "slope", "parameter"),
+    ("Linear mean", "slope", "object"),
+    ("Gaussian", "noise_variance", "masked array"),
+    ("Parameter", "trainable", "scalar tensor"),
+    ("condition", "x", "masked array"),
+    ("evidence", "theta", "zero"),
+    ("evidence", "jitter", "array of objects"),
+    ("evidence", "dtype", "minus one"),
+    ("condition", "solver", "ragged"),
+    ("condition", "differentiable", "none"),
+    ("condition", "deterministic", "cube"),
+    ("condition", "device", "masked array"),
+    ("predict", "variance", "masked array"),
+    ("sample", "seed", "scalar tensor"),
+    ("sample", "count", "many"),
+    ("sample", "observed", "other matrix"),
+    ("paths", "seed", "range"),
+    ("with_noise", "v", "type"),
+    ("to_dense", "dtype", "empty tensor"),
+    ("save", "metadata", "nan"),
+    ("load", "path", "nan tensor"),
+    ("solve_triangular", "upper", "inf"),
+    ("fit", "jitter", "text"),
+    ("fit", "progress", "integers"),
+]
+
+
+@pytest.mark.parametrize(("call", "argument", "value"), RAW_ONCE)
+def test_a_wrong_argument_is_named(call: str, argument: str, value: str) -> None:
+    found = CallCase(call, argument, value).check()
+    assert found.differences == {}
+    assert found.refused == ["a wrong argument"]
+
+
+def test_calls_that_are_right_are_answered() -> None:
+    for call in CALLS.keys() - {"load", "save"}:
+        assert CallCase(call).check().differences == {}, call
 
 
 # -- running error analysis ------------------------------------------------------------------------------------------

@@ -28,7 +28,16 @@ from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.json_values import json_fields, parse_json, refused
 
-__all__ = ["Container", "Entry", "lower_triangle", "open_container", "stacked", "stored", "write_container"]
+__all__ = [
+    "Container",
+    "Entry",
+    "file_path",
+    "lower_triangle",
+    "open_container",
+    "stacked",
+    "stored",
+    "write_container",
+]
 
 FORMAT = "flashgp"
 FORMAT_VERSION = 5
@@ -104,6 +113,16 @@ def _bytes(tensor: Tensor) -> Bytes:
 
 def _pieces(data: Bytes) -> Iterator[Bytes]:
     return (data[start : start + PIECE_BYTES] for start in range(0, data.size, PIECE_BYTES))
+
+
+def file_path(path: Any) -> str:
+    """The name of a file. Raises: DomainError for what is none."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise DomainError(
+            f"`path` must be the name of a file, got {type(path).__name__}; for example 'model.safetensors'"
+        ) from None
 
 
 # -- writing ------------------------------------------------------------------------------------------------------

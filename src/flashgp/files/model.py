@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from flashgp import __version__
-from flashgp.files.container import lower_triangle, open_container, stacked, stored, write_container
+from flashgp.files.container import file_path, lower_triangle, open_container, stacked, stored, write_container
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild, with_noise_of_outputs
 from flashgp.files.modules import code_marks, warn_of_other_code
 from flashgp.files.report_fields import json_report, report_json
@@ -126,7 +126,9 @@ def save(
     keys = list(description["modules"])
     if keys:
         config["code"] = code_marks(posterior.gp, keys)
-    write_container(os.fspath(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
+    if not isinstance(metadata, Mapping):
+        raise DomainError(f"`metadata` must be a mapping of JSON values, got {type(metadata).__name__}; pass a dict")
+    write_container(file_path(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))
     if keys:
         warn(
             f"the code of {', '.join(map(repr, keys))} is not stored in a model file, only its parameters and buffers: "
@@ -179,7 +181,7 @@ def load(
         1
     """
     target = chosen_device(device, torch.zeros(0))
-    with open_container(os.fspath(path)) as container:
+    with open_container(file_path(path)) as container:
         since = ("solves",) * (container.version > 1) + ("learned",) * (container.version > 2)
         if isinstance(container.config, dict) and "code" in container.config:  # where there are foreign modules
             since += ("code",)
@@ -251,6 +253,6 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises: ModelFileError as `load`, for all that the header shows.
     """
-    with open_container(os.fspath(path)) as container:
+    with open_container(file_path(path)) as container:
         metadata: dict[str, Any] = container.metadata
         return metadata

@@ -1,6 +1,7 @@
 """Argument checks at the public door: each is made once and names the argument, what arrived and what to do."""
 
 import math
+import numbers
 import operator
 from typing import Any
 
@@ -11,7 +12,19 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.transforms import is_transformed
 
-__all__ = ["as_float_tensor", "check_count", "check_finite", "check_points", "check_targets", "promotions"]
+__all__ = [
+    "as_float_tensor",
+    "check_count",
+    "check_device",
+    "check_dtype",
+    "check_finite",
+    "check_flag",
+    "check_jitter",
+    "check_points",
+    "check_seed",
+    "check_targets",
+    "promotions",
+]
 
 _PROMOTED = (torch.float16, torch.bfloat16)
 
@@ -51,6 +64,11 @@ def promotions(**values: Any) -> list[Event]:
 def _from_array(value: Any, name: str) -> Tensor:
     import numpy
 
+    if isinstance(value, numpy.ma.MaskedArray) and numpy.ma.is_masked(value):
+        raise DomainError(
+            f"`{name}` must not be masked, got {numpy.ma.count_masked(value)} masked entries; "
+            "drop such rows or fill them in"
+        )
     try:
         array = numpy.asarray(value)
         if array.dtype == object or array.dtype.kind in "USmM":
@@ -71,11 +89,53 @@ def check_count(value: Any, name: str, least: int) -> int:
         count = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         count = least - 1
-    if count < least:
+    if not least <= count < 2**62:
         raise DomainError(
             f"`{name}` must be a whole number, {least} or more, got {value!r}; for example {max(least, 1)}"
         )
     return count
+
+
+def check_seed(value: Any, name: str = "seed") -> int:
+    """A whole number of less than 62 bits, which generators and files take. Raises: DomainError."""
+    try:
+        seed = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        seed = None
+    if seed is None or not abs(seed) < 2**62:
+        raise DomainError(f"`{name}` must be a whole number below 2^62, got {value!r}; for example 0")
+    return seed
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """True or False, Python's or NumPy's. Raises: DomainError."""
+    if isinstance(value, bool) or (type(value).__name__ in ("bool", "bool_") and type(value).__module__ == "numpy"):
+        return bool(value)
+    raise DomainError(f"`{name}` must be True or False, got {value!r}; pass one of these")
+
+
+def check_dtype(value: Any) -> torch.dtype | None:
+    """None, torch.float64 or torch.float32. Raises: DomainError."""
+    if value is None or (isinstance(value, torch.dtype) and value in (torch.float64, torch.float32)):
+        return value
+    raise DomainError(f"`dtype` must be torch.float64, torch.float32 or None, got {value!r}; leave it out")
+
+
+def check_device(value: Any) -> Any:
+    """None, or what may name a device. Raises: DomainError."""
+    if value is None or isinstance(value, str | int | torch.device):
+        return value
+    raise DomainError(f"`device` must be None, 'auto' or a torch device, got {value!r}; for example 'cpu'")
+
+
+def check_jitter(value: Any) -> float | None:
+    """None, or a finite number that is not negative. Raises: DomainError."""
+    if value is None:
+        return None
+    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    if not (math.isfinite(number) and number >= 0.0):
+        raise DomainError(f"`jitter` must be a finite number >= 0, relative to the mean diagonal, got {value!r}")
+    return number
 
 
 def check_finite(tensor: Tensor, name: str) -> None:

@@ -22,6 +22,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from flashgp.foundations.checks import check_flag
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.threads import single_thread
 
@@ -50,7 +51,7 @@ def is_deterministic() -> bool:
 @contextmanager
 def deterministically(wanted: bool = True) -> Iterator[None]:
     """Within the block results depend neither on the number of threads nor on measurements; no change if not wanted."""
-    if not wanted or _here.inside:
+    if not check_flag(wanted, "deterministic") or _here.inside:
         yield
         return
     with single_thread():

@@ -18,7 +18,15 @@ from torch.distributions import Distribution, constraints
 
 from flashgp.foundations.errors import DomainError, ShapeError
 
-__all__ = ["Domain", "Parameter", "ParameterEntry", "as_parameter", "named_parameter_objects"]
+__all__ = [
+    "Domain",
+    "Parameter",
+    "ParameterEntry",
+    "as_parameter",
+    "dimensions_of",
+    "named_parameter_objects",
+    "number_tensor",
+]
 
 PARAMETER_DTYPE = torch.float64
 
@@ -139,12 +147,14 @@ class Parameter(nn.Module):
                 f"`prior` must be a torch.distributions.Distribution, got {type(prior).__name__}; "
                 "for example torch.distributions.LogNormal(0.0, 1.0)"
             )
+        if not isinstance(trainable, bool | numpy.bool_):
+            raise DomainError(f"`trainable` must be True or False, got {trainable!r}; pass one of these")
         self.prior = prior
         self.event_dim = 0
         self.held = False
         self._constrained_by_user = constraint is not None
         self.domain = Domain.of(constraint)
-        self.raw = nn.Parameter(torch.empty_like(tensor), requires_grad=trainable)
+        self.raw = nn.Parameter(torch.empty_like(tensor), requires_grad=bool(trainable))
         self._store(tensor)
 
     def _store(self, value: Tensor, name: str = "value") -> None:
@@ -335,14 +345,32 @@ def as_parameter(value: "float | Tensor | Parameter", domain: Domain, name: str,
     """
     if isinstance(value, Parameter):
         return value.settle(domain, event_dim, name)
-    try:
-        tensor = _as_parameter_tensor(value)
-    except (DomainError, ShapeError) as error:
-        raise type(error)(str(error).replace("`value`", f"`{name}`", 1)) from None
+    tensor = number_tensor(value, name)
     if not domain.contains(tensor):
         raise DomainError(f"`{name}` must be finite and {domain}, got {_brief(tensor)}; give a value inside the domain")
     parameter = Parameter(tensor)
     return parameter.settle(domain, event_dim, name)
+
+
+def number_tensor(value: Any, name: str) -> Tensor:
+    """A numeric argument as a float64 tensor of its own. Raises: DomainError, ShapeError for what is none."""
+    try:
+        return _as_parameter_tensor(value)
+    except (DomainError, ShapeError) as error:
+        raise type(error)(str(error).replace("`value`", f"`{name}`", 1)) from None
+
+
+def dimensions_of(value: "float | Tensor | Parameter", name: str) -> int:
+    """How many dimensions a numeric argument has. Raises: DomainError for what is no number, tensor or Parameter."""
+    if isinstance(value, Parameter):
+        return value.raw.dim()
+    try:
+        return int(numpy.ndim(value))
+    except ValueError as error:  # rows of different lengths
+        raise DomainError(
+            f"`{name}` must be a number, a tensor or a flashgp.Parameter, got {type(value).__name__} ({error}); pass "
+            "one of these"
+        ) from None
 
 
 def named_parameter_objects(module: nn.Module) -> Iterator[tuple[str, Parameter]]:
@@ -357,6 +385,8 @@ def _sum_event(tensor: Tensor, event_dim: int) -> Tensor:
 
 
 def _as_parameter_tensor(value: Any) -> Tensor:
+    if isinstance(value, numpy.ma.MaskedArray) and numpy.ma.is_masked(value):
+        raise DomainError("`value` must not be masked, got a masked array; pass its numbers")
     try:
         # A Python float is 64 bits: torch would round it to its default dtype, float32.
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(numpy.array(value, order="C"))
@@ -364,6 +394,8 @@ def _as_parameter_tensor(value: Any) -> Tensor:
         raise DomainError(
             f"`value` must be a number, a tensor or a flashgp.Parameter, got {type(value).__name__}; pass one of these"
         ) from None
+    if tensor.layout != torch.strided:
+        raise DomainError(f"`value` must be dense, got layout {tensor.layout}; pass its to_dense()")
     if tensor.is_complex():
         raise DomainError(f"`value` must be real, got dtype {tensor.dtype}; pass its real part")
     if tensor.numel() == 0:

@@ -7,7 +7,16 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from flashgp.foundations.checks import check_count, check_points, check_targets
+from flashgp.foundations.checks import (
+    check_count,
+    check_device,
+    check_dtype,
+    check_flag,
+    check_jitter,
+    check_points,
+    check_seed,
+    check_targets,
+)
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
@@ -137,16 +146,16 @@ class GP(Prior):
         from flashgp.inference.posterior import Posterior
 
         settings = ConditionSettings(
-            SolveSettings(seed, deterministic, tolerance),
+            SolveSettings(check_seed(seed), deterministic, tolerance),
             solver=solver,
             deadline=Deadline.after(time_limit),
             memory=memory,
             plan=plan,
             progress=progress,
-            device=device,
-            dtype=dtype,
-            jitter=jitter,
-            differentiable=differentiable,
+            device=check_device(device),
+            dtype=check_dtype(dtype),
+            jitter=check_jitter(jitter),
+            differentiable=check_flag(differentiable, "differentiable"),
         )
         return Posterior(condition(self, x, y, settings))
 
@@ -182,6 +191,7 @@ class GP(Prior):
         """
         x = check_points(x, "x")
         y = check_targets(y, "y", x, self.outputs)
+        dtype, jitter = check_dtype(dtype), check_jitter(jitter)
         if theta is not None:
 
             def at(gp: GP) -> Tensor:

@@ -350,7 +350,7 @@ def _check_time_limit(time_limit: float | None) -> None:
 
 def _routes(solver: str | None, factored: bool) -> Sequence[str]:
     """The routes that may be chosen. Raises: DomainError."""
-    if solver is not None and solver not in SOLVER_ROUTES:
+    if solver is not None and not (isinstance(solver, str) and solver in SOLVER_ROUTES):
         raise DomainError(
             f"`solver` must be one of {', '.join(SOLVER_ROUTES)}, got {solver!r}; pass one of them, or leave it out"
         )

@@ -52,6 +52,11 @@ class Prior(nn.Module):
 
     def at(self, theta: Mapping[str, Tensor], x: Tensor, y: Tensor, function: "Callable[[Self], Tensor]") -> Tensor:
         """What a function of the prior gives at other unconstrained values; their chain dimensions come first."""
+        if not isinstance(theta, Mapping):
+            raise DomainError(
+                f"`theta` must be a mapping from parameter names to tensors, got {type(theta).__name__}; for example "
+                "dict(gp.named_parameters())"
+            )
         known = dict(self.named_parameters())
         owners = {id(parameter.raw): parameter for _, parameter in named_parameter_objects(self)}
         batches = [x.dim() - 2, y.dim() - (1 if self.outputs is None else 2)]
@@ -61,6 +66,11 @@ class Prior(nn.Module):
             if name not in known:
                 raise DomainError(
                     f"`theta` names {name!r}, which is not a parameter; choose from {', '.join(sorted(known))}"
+                )
+            if not isinstance(value, Tensor):
+                raise DomainError(
+                    f"`theta[{name!r}]` must be a tensor, got {type(value).__name__}; use torch.tensor(..., "
+                    "dtype=torch.float64)"
                 )
             shape = known[name].shape
             chains = value.dim() - len(shape)

@@ -21,7 +21,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.lazy_import import lazy_import
-from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.foundations.parameters import Domain, Parameter, as_parameter, dimensions_of
 from flashgp.foundations.tokens import token_of
 from flashgp.foundations.transforms import same_numbers
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
@@ -322,7 +322,7 @@ class Leaf(Kernel):
     def _parameter(self, value: Numeric, name: str, domain: Domain, event_dim: int | None = 0) -> Parameter:
         """A constrained parameter; event_dim None means per column when `value` has a dimension, else one for all."""
         if event_dim is None:
-            event_dim = 1 if numpy.ndim(value.raw if isinstance(value, Parameter) else value) else 0
+            event_dim = min(dimensions_of(value, name), 1)
         return as_parameter(value, domain, name, event_dim=event_dim)
 
     def select(self, x: Tensor) -> Tensor:
@@ -539,8 +539,13 @@ def as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:
     """Column numbers as a checked tuple; DomainError for what is none, or names a column twice."""
     if active_dims is None:
         return None
-    dims = (active_dims,) if isinstance(active_dims, int) else tuple(active_dims)
-    if not dims or not all(isinstance(i, int) and not isinstance(i, bool) for i in dims) or len(set(dims)) != len(dims):
+    try:
+        given = list(active_dims) if numpy.iterable(active_dims) else [active_dims]
+        whole = not any(isinstance(i, bool | numpy.bool_) for i in given)
+        dims = tuple(operator.index(i) for i in given) if whole else ()
+    except TypeError:
+        dims = ()
+    if not dims or len(set(dims)) != len(dims):
         raise DomainError(
             f"`active_dims` must be distinct column numbers, at least one, got {active_dims!r}; for example [0, 2]"
         )

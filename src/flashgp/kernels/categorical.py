@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, exp, match, number, parameter, product, row_scalar
 from flashgp.foundations.form import broadcast_batch
@@ -143,9 +144,7 @@ class Coregionalization(Leaf):
         active_dims: Sequence[int] | int | None = None,
     ) -> None:
         super().__init__(active_dims)
-        if not isinstance(count, int) or not isinstance(rank, int) or count < 1 or rank < 1:
-            raise DomainError(f"`count` and `rank` must be positive integers, got {count!r} and {rank!r}")
-        self.count, self.rank = count, rank
+        self.count, self.rank = count, rank = check_count(count, "count", 1), check_count(rank, "rank", 1)
         if factor is None:
             # The columns differ, or all would stay equal under any gradient step; zero would be a saddle point.
             tasks, ranks = torch.arange(count)[:, None], torch.arange(rank)[None, :]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -14,7 +13,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, opaque
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction, over_batch
-from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.foundations.parameters import Domain, Parameter, as_parameter, dimensions_of
 from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.tracing.checks import check_symmetry, random_pairs, some_values
 from flashgp.kernels.tracing.trace import Fusion, Untraceable, trace
@@ -75,8 +74,7 @@ class Custom(Leaf):
         for name, value in parameters.items():
             if hasattr(type(self), name) or name in vars(self) or name.startswith("_"):
                 raise DomainError(f"`function` must not name a parameter {name!r}, a name kernels use; rename it")
-            dims = value.raw.dim() if isinstance(value, Parameter) else numpy.ndim(value)
-            setattr(self, name, as_parameter(value, Domain(), name, event_dim=dims))
+            setattr(self, name, as_parameter(value, Domain(), name, event_dim=dimensions_of(value, name)))
         self.columns = self._given_columns(columns)
         self._traces: dict[tuple[int, frozenset[str]], Fusion | str] = _Traces()
         self._settled: dict[frozenset[str], tuple[int, Fusion | str, Form]] = _Traces()

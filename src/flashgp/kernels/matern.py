@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class Matern(Stationary):
         self, nu: float = 2.5, lengthscale: Numeric = 1.0, active_dims: Sequence[int] | int | None = None
     ) -> None:
         super().__init__(lengthscale, active_dims)
-        if nu not in (0.5, 1.5, 2.5):
+        if numpy.ndim(nu) != 0 or nu not in (0.5, 1.5, 2.5):
             raise DomainError(f"`nu` must be 0.5, 1.5 or 2.5, got {nu!r}; use SquaredExponential for nu = infinity")
         self.nu = float(nu)
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.checks import check_points, check_seed, check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, exp, number, parameter, product, squared_distance
-from flashgp.foundations.parameters import Domain, Parameter
+from flashgp.foundations.parameters import Domain, Parameter, number_tensor
 from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
 from flashgp.kernels.spectrum import mixture_of, spectrum_of
@@ -55,8 +55,8 @@ class SpectralMixture(Leaf):
     ) -> None:
         super().__init__(active_dims)
         self.weights = self._parameter(weights, "weights", Domain(lower=0.0), event_dim=1)  # type: ignore[arg-type]
-        self.means = self._parameter(_as_rows(means), "means", Domain(), event_dim=2)
-        self.scales = self._parameter(_as_rows(scales), "scales", Domain(lower=0.0), event_dim=2)
+        self.means = self._parameter(_as_rows(means, "means"), "means", Domain(), event_dim=2)
+        self.scales = self._parameter(_as_rows(scales, "scales"), "scales", Domain(lower=0.0), event_dim=2)
         shape = tuple(self.weights.raw.shape[-1:])
         for name in ("means", "scales"):
             own = tuple(getattr(self, name).raw.shape)
@@ -90,6 +90,7 @@ class SpectralMixture(Leaf):
         """
         if not isinstance(components, int) or isinstance(components, bool) or not 1 <= components <= MAX_COMPONENTS:
             raise DomainError(f"`components` must be 1 to {MAX_COMPONENTS}, got {components!r}; for example 4")
+        seed = check_seed(seed)
         x = check_points(x, "x")
         if x.dim() != 2 or x.shape[0] < 2:
             raise ShapeError(f"`x` must have shape (n, d) with at least 2 rows, got {tuple(x.shape)}; pass one table")
@@ -158,9 +159,9 @@ class SpectralMixture(Leaf):
         return self.weights.value.unbind(-1)
 
 
-def _as_rows(value: Numeric | Sequence[float]) -> Numeric:
+def _as_rows(value: Numeric | Sequence[float], name: str) -> Numeric:
     """(Q,) of one column as (Q, 1)."""
     if isinstance(value, Parameter):
         return value
-    tensor = torch.as_tensor(value, dtype=torch.float64)
+    tensor = number_tensor(value, name)
     return tensor.unsqueeze(-1) if tensor.dim() == 1 else tensor

@@ -5,6 +5,7 @@ Of several outputs each has a noise variance of its own, unless they are told to
 
 import copy
 import math
+import numbers
 from typing import Any, Self
 
 import numpy
@@ -409,7 +410,7 @@ def _log_normal(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _is_zero(value: Numeric) -> bool:
-    return not isinstance(value, Parameter | Tensor) and value == 0
+    return isinstance(value, numbers.Real) and value == 0
 
 
 def _for_each(value: Numeric, outputs: int | None) -> Numeric:

@@ -13,7 +13,7 @@ from jaxtyping import Inexact
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from flashgp.foundations.checks import check_finite
+from flashgp.foundations.checks import check_finite, check_flag
 from flashgp.foundations.errors import (
     ConvergenceError,
     DomainError,
@@ -138,6 +138,8 @@ def solve_triangular(
         tensor([[1.],
                 [2.]])
     """
+    upper, left = check_flag(upper, "upper"), check_flag(left, "left")
+    unitriangular = check_flag(unitriangular, "unitriangular")
     solve = functools.partial(torch.linalg.solve_triangular, upper=upper, left=left, unitriangular=unitriangular)
     try:
         return run("triangular", solve, (A, B), device, crossover, left)

@@ -147,7 +147,7 @@ class CovarianceOperator(LinearOperator):
     @deterministic_where(lambda self, *_, **__: self.options.deterministic)
     def to_dense(self, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch n m"]:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
-        dtype = check_floating(dtype or self.dtype)
+        dtype = check_floating(self.dtype if dtype is None else dtype)
         compute = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         if dtype == compute or autograd.followed(self._products):
             return autograd.block(self._products, compute).to(dtype)

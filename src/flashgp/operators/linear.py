@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from flashgp.foundations.checks import as_float_tensor
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.report import Report
@@ -153,11 +154,13 @@ class LinearOperator(ABC):
             return NotImplemented
         return SumOperator(self, other)
 
-    def with_noise(self, variance: Tensor | float) -> "SumOperator":
+    def with_noise(self, variance: Any) -> "SumOperator":
         """self + diag(variance), for a number or (*batch, n) variances, not negative; a square operator."""
         n, m = self.shape[-2:]
         if n != m:
             raise ShapeError(f"`with_noise` needs a square operator, got shape {tuple(self.shape)}")
+        if not isinstance(variance, Tensor | int | float):
+            variance = as_float_tensor(variance, "variance")
         values = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
         if not _is_mapped(values) and not bool(((values >= 0) & values.isfinite()).all()):
             raise DomainError(f"`variance` must be finite and not negative, got {variance!r}; correct it")

@@ -105,7 +105,7 @@ class VariancePrice:
 
 def check_variance(variance: Any) -> str:
     """Raises: DomainError for a way to variances that does not exist."""
-    if variance not in VARIANCES:
+    if not isinstance(variance, str) or variance not in VARIANCES:
         raise DomainError(
             f"`variance` must be one of {', '.join(VARIANCES)}, got {variance!r}; leave it out to have one chosen"
         )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from flashgp.foundations.checks import check_count, check_targets
+from flashgp.foundations.checks import check_count, check_flag, check_targets
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
@@ -153,7 +153,7 @@ class Prediction:
 
         Without a seed one integer is drawn from torch's default generator. Cost: n_test^3 / 3 flops.
         """
-        count = check_count(count, "count", 0)
+        count, observed = check_count(count, "count", 0), check_flag(observed, "observed")
         mean = self.mean.double()
         mean = mean if self._outputs is not None else mean.unsqueeze(-1)
         generator = torch.Generator(device=mean.device).manual_seed(draw_seed(seed))

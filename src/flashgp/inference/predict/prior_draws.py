@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flashgp import linalg
+from flashgp.foundations.checks import check_seed
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
@@ -143,7 +144,7 @@ class PivotedDraws(PriorDraws):
 
 def draw_seed(seed: int | None) -> int:
     """The seed itself, or one integer of torch's default generator."""
-    return int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
+    return int(torch.randint(2**63 - 1, ()).item()) if seed is None else check_seed(seed)
 
 
 def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flashgp.foundations.checks import check_device, check_dtype, check_jitter
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.settings import TimeSettings
@@ -88,6 +89,10 @@ class FitOptions:
         )  # fmt: skip
 
     def __post_init__(self) -> None:
+        check_device(self.device)
+        check_dtype(self.dtype)
+        check_jitter(self.jitter)
+
         def whole(value: Any, smallest: int) -> bool:
             return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
 

@@ -54,7 +54,7 @@ def shown_progress(
 ) -> Iterator[Callable[[Progress], None] | None]:
     """The callback of a fit: the one given, none for False, for None a bar where a terminal or a notebook shows it."""
     if progress is not None:
-        yield progress or None
+        yield None if progress is False else progress
         return
     from rich.console import Console
 
