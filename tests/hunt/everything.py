@@ -6,6 +6,7 @@ from hunt.calls import CallCase
 from hunt.cases import Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import ChainCase
 from hunt.gradients import GradientCase
+from hunt.pieces import FitCase, LikelihoodCase, LinalgCase, StreamCase
 from hunt.specs import (
     Categorical,
     Constant,
@@ -36,7 +37,10 @@ __all__ = [
     "Cosine",
     "Custom",
     "Each",
+    "FitCase",
     "GradientCase",
+    "LikelihoodCase",
+    "LinalgCase",
     "Linear",
     "Matern",
     "Mean",
@@ -51,6 +55,7 @@ __all__ = [
     "Scaled",
     "SpectralMixture",
     "SquaredExponential",
+    "StreamCase",
     "Sum",
     "Warped",
     "torch",

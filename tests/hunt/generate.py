@@ -12,6 +12,7 @@ from hunt.cases import SHAPES, Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import OPERATIONS, UPDATES, ChainCase
 from hunt.gradients import GradientCase
 from hunt.layouts import CONTEXTS, LAYOUTS, WAYS
+from hunt.pieces import FitCase, LikelihoodCase, LinalgCase, StreamCase
 
 EXTRAS = (
     "log_marginal_likelihood", "leave_one_out", "representer_weights", "covariance", "joint_log_prob", "log_prob",
@@ -279,12 +280,48 @@ def call_case(seed: int) -> CallCase:
     return CallCase(*every[int(order[seed % len(every)])])
 
 
+def likelihood_case(seed: int) -> LikelihoodCase:
+    r = Random(seed)
+    p, outputs, scale = points(r, seed, False), r.mostly(None, 1, 2), r.mostly(1.0, 1e-100, 1e100, 1e4)
+    noise = short(scale**2 * r.log_uniform(1e-4, 10.0))
+    return LikelihoodCase(p, r.integer(0, 6), noise, mean_of(r, p, outputs, 1.0), outputs, scale)
+
+
+def linalg_case(seed: int) -> LinalgCase:
+    r = Random(seed)
+    batch = r.mostly((), (2,), (0,), (2, 3))
+    n = r.mostly(r.integer(1, 20), 0)
+    return LinalgCase(seed, n, r.integer(1, 6), r.mostly(1.0, 1e-100, 1e100), r.mostly("float64", "float32"), batch)
+
+
+def stream_case(seed: int) -> StreamCase:
+    r = Random(seed)
+    p = points(r, seed, False)
+    return StreamCase(
+        Kernels(r, p, custom=0.01).scaled(1.0, r.integer(0, 2)), p, r.mostly(r.integer(1, 8), 0), r.integer(5, 40),
+        r.mostly(r.integer(1, 15), None), r.mostly(1, 2, 5), Noise(r.log_uniform(1e-3, 1.0)),
+    )  # fmt: skip
+
+
+def fit_case(seed: int) -> FitCase:
+    r = Random(seed)
+    p = Points(seed, r.integer(1, 2), (), r.mostly("normal", *SHAPES))
+    return FitCase(
+        Kernels(r, p, custom=0.0).scaled(1.0, r.integer(0, 1)), p, r.integer(1, 12), r.integer(1, 5),
+        Noise(r.log_uniform(1e-3, 1.0)), r.mostly(None, 2),
+    )  # fmt: skip
+
+
 KINDS = {
     "posterior": posterior_case,
     "operator": operator_case,
     "chain": chain_case,
     "gradient": gradient_case,
     "call": call_case,
+    "likelihood": likelihood_case,
+    "linalg": linalg_case,
+    "stream": stream_case,
+    "fit": fit_case,
 }
 
 

@@ -17,7 +17,17 @@ from hunt.reference import Data, NotDefiniteError, Reference, cholesky, covarian
 from hunt.rounding import EPS, LD, Rounded
 from hunt.shrink import shrunk
 
-SHORT = {"posterior": range(16), "operator": range(20), "chain": range(3), "gradient": range(12), "call": range(60)}
+SHORT = {
+    "posterior": range(16),
+    "operator": range(20),
+    "chain": range(3),
+    "gradient": range(12),
+    "call": range(60),
+    "likelihood": range(20),
+    "linalg": range(20),
+    "stream": range(3),
+    "fit": range(2),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
