@@ -464,3 +464,22 @@ def test_numbers_from_outside_are_read_when_the_kernel_is_made(monkeypatch: pyte
     monkeypatch.setitem(globals(), "RATE", 3.0)
     for kernel, rate in ((before, 1.0), (Custom(_of_number, columns=1), 3.0)):
         assert float(kernel.operator(x).to_dense()[0, 1]) == pytest.approx(math.exp(-rate), rel=1e-14)
+
+
+def test_a_gradient_leaves_the_row_scalars_of_one_column_as_they_are() -> None:
+    """The derivative of a(x) a(x') by a(x') is a(x) itself: not a tile whose memory has served."""
+
+    def varying(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return (1.0 + x.sum() ** 2) * (1.0 + z.sum() ** 2) + x @ z
+
+    k = kernels.Custom(varying, columns=2)
+    x = torch.tensor([[0.3, -1.2], [0.7, 0.1], [-0.4, 2.0]], dtype=torch.float64, requires_grad=True)
+    for one in (x.detach()[:1] + 0.5, x.detach()[:2] - 0.2):
+        for left, right in ((x, one), (one, x)):
+            K = k(left, right)
+            kept = [scalar.detach().clone() for scalar in K.problem.rows.scalars]
+            (found,) = torch.autograd.grad(K.to_dense().square().sum(), x)
+            assert all(torch.equal(a, b) for a, b in zip(kept, K.problem.rows.scalars, strict=True))
+            a, b = (1.0 + side.sum(-1).square() for side in (left, right))
+            (wanted,) = torch.autograd.grad((a[:, None] * b + left @ right.mT).square().sum(), x)
+            assert torch.allclose(found, wanted, rtol=1e-13, atol=0.0)

@@ -43,8 +43,9 @@ class Accumulator:
             elif id(partial.tile) in products:
                 weighted = products[id(partial.tile)]
             else:
-                # The tile has served: its memory takes the product, since fresh pages would cost as much again.
-                own = partial.tile.shape == weight.shape
+                # The tile has served: its memory takes the product, since fresh pages would cost as much again. One row
+                # or column may be a row scalar itself, which is not the tile's.
+                own = partial.tile.shape == weight.shape and min(weight.shape[-2:]) > 1
                 weighted = products[id(partial.tile)] = partial.tile.mul_(weight) if own else weight * partial.tile
             symbol, scalar = partial.symbol, partial.scalar
             if symbol.kind == "parameter":
