@@ -301,6 +301,7 @@ def test_what_fits_is_counted_in_functions_of_all_outputs(set_free_memory: Calla
         paths.draw_paths(post.state, 64, 1024, 0, unchecked_bytes=0)
 
 
-def test_a_batch_of_no_models_has_paths() -> None:
-    post = gp_of(K.Matern()).condition(torch.zeros(0, 4, 1, dtype=F64), torch.zeros(0, 4, dtype=F64))
+@pytest.mark.parametrize("kernel", [K.Matern(), K.Custom(lambda x, z: torch.minimum(x.exp(), z.exp()).sum())])
+def test_a_batch_of_no_models_has_paths(kernel: K.Kernel) -> None:
+    post = gp_of(kernel).condition(torch.zeros(0, 4, 1, dtype=F64), torch.zeros(0, 4, dtype=F64))
     assert post.paths(3, features=8, seed=0)(torch.zeros(0, 2, 1, dtype=F64)).shape == (3, 0, 2)

@@ -130,7 +130,7 @@ class PivotedDraws(PriorDraws):
         return prior_covariance(self.prior, self.prior.kernel.rows(x), self.rows) @ self.coefficients
 
     def missing(self, x: Tensor) -> float:
-        if x.shape[-2] == 0:
+        if x.numel() == 0:
             return 0.0
         with torch.no_grad():
             rows = self.prior.kernel.rows(x[..., :: max(1, x.shape[-2] // 64), :].detach())

@@ -207,5 +207,5 @@ def common_pivots(
         diagonal = (diagonal - left.square()).clamp_min(0.0)
         diagonal[..., pivot] = 0.0
         pivots.append(pivot)
-    residual = float((diagonal.sum(-1) / total).max())
-    return torch.tensor(pivots, device=diagonal.device), factor[..., : len(pivots)], residual
+    residual = float((diagonal.sum(-1) / total).max()) if total.numel() else 0.0
+    return torch.tensor(pivots, dtype=torch.int64, device=diagonal.device), factor[..., : len(pivots)], residual
