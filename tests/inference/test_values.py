@@ -302,3 +302,10 @@ def test_sparse_rows_are_refused() -> None:
     x, y = data(10, 2)
     with pytest.raises(fgp.DomainError, match="dense"):
         model(2).condition(x.to_sparse(), y)
+
+
+def test_leave_one_out_of_no_rows_has_the_dtype_of_x() -> None:
+    x, y = data(4)
+    for few in (0, 3):
+        post = fgp.GP(fgp.kernels.Matern()).condition(x[:few].float(), y[:few])
+        assert {part.dtype for part in vars(post.leave_one_out()).values()} == {torch.float32}

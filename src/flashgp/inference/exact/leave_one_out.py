@@ -39,7 +39,7 @@ def leave_one_out(state: AnyState) -> LeaveOneOut:
         )
         return LeaveOneOut(mean, variance, log_prob)
     if not state.count:
-        empty = state.y.new_zeros(state.y.shape)
+        empty = state.y.new_zeros(state.y.shape, dtype=state.result_dtype)
         return LeaveOneOut(empty, empty, empty)
     if state.factor is None:
         raise DomainError(
