@@ -69,7 +69,8 @@ class ChainCase:
         rng = numpy.random.default_rng([self.points.seed, 9])
         table = self._rows(self.n, 0)
         post: Any = None
-        with found.watched("condition"), context(self.context):
+        refusals = () if self._tells(table) else (fgp.NotPositiveDefiniteError,)
+        with found.watched("condition", refusals), context(self.context):
             likelihood = fgp.likelihoods.Gaussian(self.noise.variance, table.variances, table.weights)
             gp = fgp.GP(specs.Maker().kernel(self.kernel), self.mean.build(self.outputs), likelihood, self.outputs)
             post = gp.condition(
@@ -188,7 +189,7 @@ class ChainCase:
             means.append(without_axis(r.predict_mean(x_test), self.outputs))
             variance = r.predict_variance(x_test)
             variance = Rounded(numpy.maximum(variance.value, 0.0), variance.error)
-            variances.append(variance if self.outputs is None else variance[:, None])
+            variances.append(without_axis(stacked([variance] * r.p, -1), self.outputs))
         found.compare("fantasy mean", p.mean, stacked(means), dtype=result_dtype(self.dtype))
         found.compare("fantasy variance", p.variance, stacked(variances), dtype=result_dtype(self.dtype))
 

@@ -205,8 +205,9 @@ class GradientCase:
                 slope = slope + Rounded(part.value.reshape(-1), part.error.reshape(-1)).sum()
         if self.noise.variance is not None:  # without a prior it still has a Jacobian
             raw = numpy.log(LD(self.noise.variance))
-            total = total + Rounded(raw, abs(raw) + 1)
-            slope = slope + (1.0 if self.along == "noise" else 0.0)
+            count = self.outputs or 1  # each output has its own
+            total = total + count * Rounded(raw, abs(raw) + 1)
+            slope = slope + (count if self.along == "noise" else 0.0)
         return total, slope
 
     # -- the library --------------------------------------------------------------------------------------------------
@@ -277,7 +278,8 @@ class GradientCase:
             case "kernel":
                 return [(maker.made[key].raw, torch.as_tensor(step)) for key, step in along.items()]
             case "noise":
-                return [(gp.likelihood.noise_variance.raw, torch.ones((), dtype=torch.float64))]
+                raw = gp.likelihood.noise_variance.raw
+                return [(raw, torch.ones_like(raw))]
             case "mean":
                 value = gp.mean.value if self.mean.kind == "constant" else gp.mean.intercept
                 return [(value.raw, torch.as_tensor(along))]

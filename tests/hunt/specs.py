@@ -201,13 +201,13 @@ class Maker:
             return torch.tensor(value, dtype=torch.float64)
         return value
 
-    def parameter(self, value: Value, positive: bool, per_column: bool = False) -> Any:
+    def parameter(self, value: Value, positive: bool, per_column: bool = False, constraint: Any = None) -> Any:
         number = self.number(value, per_column)
-        if not self.priors:
+        if not self.priors and constraint is None:
             return number
         kind, place, spread = ("LogNormal", LOG_MEAN, LOG_SD) if positive else ("Normal", 0.2, 1.5)
         prior = getattr(torch.distributions, kind)(*torch.tensor([place, spread], dtype=torch.float64))
-        return fgp.Parameter(torch.as_tensor(number, dtype=torch.float64), prior=prior)
+        return fgp.Parameter(torch.as_tensor(number, dtype=torch.float64), constraint, prior if self.priors else None)
 
     def kernel(self, spec: Spec, path: str = "") -> fgp.kernels.Kernel:
         parts = [self.kernel(part, f"{path}{i}") for i, part in enumerate(spec.parts())]
@@ -216,7 +216,9 @@ class Maker:
             columned = name in ("lengthscale", "period", "frequency") or (
                 name == "variance" and isinstance(spec, Linear | Polynomial)
             )
-            values[name] = self.parameter(getattr(spec, name), name in spec.positive, columned)
+            value = getattr(spec, name)
+            plain = isinstance(spec, Custom)
+            values[name] = value if plain else self.parameter(value, name in spec.positive, columned)
         match spec:
             case Sum():
                 out: Any = parts[0] + parts[1]
@@ -228,12 +230,8 @@ class Maker:
                 out = fgp.kernels.Warped(Sines(), parts[0], spec.dims)
             case Custom():
                 columns = None if spec.dims else spec.columns
-                out = fgp.kernels.Custom(FUNCTIONS[spec.name], spec.dims, columns, **values)
-                if not self.priors:
-                    out = fgp.kernels.Custom(
-                        FUNCTIONS[spec.name], spec.dims, columns,
-                        scale=fgp.Parameter(values["scale"], torch.distributions.constraints.positive),
-                    )  # fmt: skip
+                scale = self.parameter(values["scale"], True, constraint=torch.distributions.constraints.positive)
+                out = fgp.kernels.Custom(FUNCTIONS[spec.name], spec.dims, columns, scale=scale)
             case Coregionalization():
                 out = fgp.kernels.Coregionalization(
                     spec.count, len(spec.factor[0]), values["factor"], values["diagonal"], spec.dims
