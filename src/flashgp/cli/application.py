@@ -26,6 +26,7 @@ from flashgp.foundations.processors import parse_cores
 from flashgp.kernel_expression import GRAMMAR
 
 from .console import Console
+from .given_once import Command, Group
 from .options import (
     BenchOptions,
     CommonOptions,
@@ -47,6 +48,7 @@ _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 application = typer.Typer(
     name="flashgp",
+    cls=Group,
     help="Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor, bench, profile.",
     no_args_is_help=True,
     add_completion=False,
@@ -132,7 +134,7 @@ class _Profiling:
         return profiled
 
 
-profile = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_HELP_OPTIONS)
+profile = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, context_settings=_HELP_OPTIONS)
 for _name, _options, _work, _epilog in (
     ("fit", FitOptions, "fitting:run_fit", GRAMMAR),
     ("predict", PredictOptions, "predicting:run_predict", None),
@@ -142,9 +144,9 @@ for _name, _options, _work, _epilog in (
     ("doctor", DoctorOptions, "doctoring:run_doctor", None),
     ("bench", BenchOptions, "benching:run_bench", None),
 ):
-    application.command(_name, epilog=_epilog)(_command(_options, _work))
+    application.command(_name, cls=Command, epilog=_epilog)(_command(_options, _work))
     if _name in ("fit", "predict", "update"):
-        profile.command(_name, epilog=_epilog)(_command(_options, _work))
+        profile.command(_name, cls=Command, epilog=_epilog)(_command(_options, _work))
 application.add_typer(profile, name="profile")
 
 
