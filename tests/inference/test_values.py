@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import pytest
@@ -154,21 +155,33 @@ def test_densities_and_quantiles_by_scipy() -> None:
     numpy.testing.assert_allclose(found.log_prob(y_test), each.logpdf(y_test.numpy()), rtol=1e-12)
     joint = scipy.stats.multivariate_normal(mean, covariance).logpdf(y_test.numpy())
     assert float(found.joint_log_prob(y_test)) == pytest.approx(joint, rel=1e-11)
-    for q in (1e-6, 0.025, 0.5, 0.9):
+    for q in (1e-300, 1e-20, 1e-6, 0.025, 0.5, 0.9, math.nextafter(1.0, 0.0)):
         numpy.testing.assert_allclose(found.quantile(q), each.ppf(q), rtol=1e-11)
+    narrow, wide = found.interval(math.nextafter(1.0, 0.0))
+    numpy.testing.assert_allclose(wide - narrow, 2 * each.ppf(math.nextafter(1.0, 0.0)) - 2 * mean, rtol=0.02)
     low, high = found.interval(0.9)
     numpy.testing.assert_allclose(low, each.ppf(0.05), rtol=1e-11)
     numpy.testing.assert_allclose(high, each.ppf(0.95), rtol=1e-11)
 
 
-@pytest.mark.parametrize("q", [0.0, 1.0, -0.1, math.nan])
-def test_a_quantile_that_is_none(q: float) -> None:
+@pytest.mark.parametrize(
+    "q", [0.0, 1.0, -0.1, math.nan, "0.5", None, torch.tensor([0.1, 0.9]), numpy.array([0.1, 0.9]), torch.ones(1)]
+)
+def test_a_quantile_that_is_none(q: Any) -> None:
     x, y = data(3)
     found = model().condition(x, y).predict(x)
-    with pytest.raises(fgp.DomainError, match=r"`q` must be between 0 and 1"):
-        found.quantile(q)
-    with pytest.raises(fgp.DomainError, match=r"`level` must be between 0 and 1"):
+    for quantile in (found.quantile, lik.Gaussian().predictive(y, y.square()).quantile):
+        with pytest.raises(fgp.DomainError, match=r"`q` must be one number between 0 and 1"):
+            quantile(q)
+    with pytest.raises(fgp.DomainError, match=r"`level` must be one number between 0 and 1"):
         found.interval(q)
+
+
+def test_the_number_of_a_quantile_may_be_an_array_without_axes() -> None:
+    x, y = data(3)
+    found = model().condition(x, y).predict(x)
+    for q in (torch.tensor(0.9, dtype=torch.float64), numpy.float64(0.9), numpy.array(0.9)):
+        assert torch.equal(found.quantile(q), found.quantile(0.9))
 
 
 def test_likelihood_densities() -> None:

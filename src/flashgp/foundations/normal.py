@@ -1,18 +1,37 @@
-"""The standard normal distribution: log(2 pi) and central intervals."""
+"""The standard normal distribution: log(2 pi), quantiles and central intervals."""
 
 import math
 from statistics import NormalDist
+from typing import Any
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["LOG_2PI", "QUANTILE_975", "half_width"]
+__all__ = ["LOG_2PI", "QUANTILE_975", "check_probability", "half_width", "standard_quantile"]
 
 LOG_2PI = math.log(2.0 * math.pi)
 QUANTILE_975 = 1.959963984540054  # half the width of the central 95 % interval, in standard deviations
 
 
+def check_probability(value: Any, argument: str) -> float:
+    """One number strictly between 0 and 1, Python's, NumPy's or torch's. Raises: DomainError."""
+    shape, number = tuple(getattr(value, "shape", ())), math.nan
+    if not shape and not isinstance(value, str | bytes):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            number = math.nan
+    if not 0.0 < number < 1.0:
+        got = f"{type(value).__name__} of shape {shape}" if shape else repr(value)
+        example = 0.975 if argument == "q" else 0.95
+        raise DomainError(f"`{argument}` must be one number between 0 and 1, got {got}; for example {example}")
+    return number
+
+
+def standard_quantile(q: float) -> float:
+    """The q-quantile of the standard normal distribution, to rounding far into both tails. Raises: DomainError."""
+    return NormalDist().inv_cdf(check_probability(q, "q"))
+
+
 def half_width(level: float, argument: str = "level") -> float:
     """Half the width of the central interval of that probability, in standard deviations. Raises: DomainError."""
-    if not 0.0 < level < 1.0:
-        raise DomainError(f"`{argument}` must be between 0 and 1, got {level!r}; for example 0.95")
-    return NormalDist().inv_cdf(0.5 + level / 2)
+    return -standard_quantile((1.0 - check_probability(level, argument)) / 2.0)

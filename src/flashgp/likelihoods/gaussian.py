@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_count, check_finite
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.normal import LOG_2PI
+from flashgp.foundations.normal import LOG_2PI, standard_quantile
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.likelihoods.base import Likelihood, LinearNoise, PredictiveDistribution, Sites
 
@@ -394,8 +394,7 @@ class Normal(PredictiveDistribution):
         self.mean, self.variance = mean, variance
 
     def quantile(self, q: float) -> Tensor:
-        standard = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * q - 1.0, dtype=torch.float64)))
-        return self.mean + standard * self.variance.sqrt()
+        return self.mean + standard_quantile(q) * self.variance.sqrt()
 
     def log_prob(self, y: Tensor) -> Tensor:
         return _log_normal(y, self.mean, self.variance)

@@ -3,6 +3,8 @@
 It asks a predictor for the latent function and the likelihood for observations, and keeps what it was told.
 """
 
+import math
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -11,7 +13,7 @@ from flashgp.foundations.checks import check_count, check_flag, check_targets
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.normal import LOG_2PI
+from flashgp.foundations.normal import LOG_2PI, check_probability
 from flashgp.foundations.report import Report
 from flashgp.inference.predict.predictor import Predictor, Variance
 from flashgp.inference.predict.prior_draws import draw_seed
@@ -19,6 +21,8 @@ from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping
 
 __all__ = ["Prediction"]
+
+LARGEST_PROBABILITY = math.nextafter(1.0, 0.0)
 
 
 class Prediction:
@@ -93,15 +97,12 @@ class Prediction:
 
     def quantile(self, q: float) -> Float[Tensor, "*shape"]:
         """The q-quantile of a new observation, 0 < q < 1."""
-        if not 0.0 < q < 1.0:
-            raise DomainError(f"`q` must be between 0 and 1, got {q!r}; for example 0.975")
-        return self._of_observations(self._observations().quantile(q))
+        return self._of_observations(self._observations().quantile(check_probability(q, "q")))
 
     def interval(self, level: float = 0.95) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """The central interval that holds a new observation with that probability."""
-        if not 0.0 < level < 1.0:
-            raise DomainError(f"`level` must be between 0 and 1, got {level!r}; for example 0.95")
-        return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
+        tail = (1.0 - check_probability(level, "level")) / 2.0
+        return self.quantile(tail), self.quantile(min(1.0 - tail, LARGEST_PROBABILITY))
 
     def log_prob(self, y: Tensor) -> Float[Tensor, "*shape"]:
         """log density of each new observation on its own, nats, y's shape, eq. (M-43)."""
