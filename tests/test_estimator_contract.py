@@ -183,6 +183,14 @@ def test_random_state() -> None:
     assert len(set(firsts)) == 3
     state = np.random.get_state()[1].copy()  # noqa: NPY002 - the global generator must not move
     quick(random_state=np.random.RandomState(3)).fit(x, y)
+    first, again = (quick(random_state=np.random.default_rng(3)).fit(x, y) for _ in range(2))
+    assert [e.theta for e in first.history_] == [e.theta for e in again.history_]
+    drawn = [first.sample_y(x[:3], random_state=np.random.default_rng(seed)) for seed in (1, 1, 2)]
+    assert (drawn[0] == drawn[1]).all()
+    assert (drawn[0] != drawn[2]).all()
+    for wrong in ("a", -1, 0.5):
+        with pytest.raises(fgp.DomainError, match="`random_state` must be"):
+            quick(random_state=wrong).fit(x, y)
     assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
 
 

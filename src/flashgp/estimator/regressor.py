@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["GPRegressor"]
 
 Array = npt.NDArray[np.floating[Any]]
+RandomState = int | np.random.RandomState | np.random.Generator | None
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _DEFAULT_SEED = 0
@@ -103,7 +104,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         dtype: None or "float64"; "float32" factors in float32 and corrects the mean in float64 to `tolerance`.
         tolerance: of the mean, in standard deviations of an observation.
         jitter: as `GP.condition`.
-        random_state: of the random starts; None is the fixed seed of `flashgp.fit`, not numpy's global generator.
+        random_state: of the random starts, as in scikit-learn, or a numpy.random.Generator; None is the fixed seed of
+            `flashgp.fit`, not numpy's global generator.
         deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
 
     Attributes:
@@ -148,7 +150,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         dtype: str | torch.dtype | None = None,
         tolerance: float = 1e-3,
         jitter: float | None = None,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
         deterministic: bool = False,
     ) -> None:
         self.kernel = kernel
@@ -407,22 +409,20 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         each = answers.distributions(prediction, latent)
         return each[0] if answers.outputs is None else each
 
-    def sample_y(
-        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0, latent: bool = False
-    ) -> Array:
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: RandomState = 0, latent: bool = False) -> Array:
         """Joint samples of new observations at X (of the function, with `latent`), in the units of y.
 
         Args:
             X: shape (n_test, d), finite.
             n_samples: how many.
-            random_state: their seed, as in scikit-learn.
+            random_state: their seed, as in scikit-learn, or a numpy.random.Generator.
             latent: of the function without observation noise.
 
         Returns:
             Shape (n_test, n_samples), or (n_test, p, n_samples) when y had columns.
         Cost: n_test^3 / 3 flops.
         """
-        seed = int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+        seed = _drawn_seed(random_state)
         prediction, answers = self._at(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
         return np.ascontiguousarray(np.moveaxis(answers(drawn, inverse=True), 0, -1))
@@ -550,7 +550,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _seed(self) -> int:
         if self.random_state is None:
             return _DEFAULT_SEED
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        return _drawn_seed(self.random_state)
 
 
 def _unit_of_variances(scale: npt.NDArray[np.float64]) -> float:
@@ -566,3 +566,17 @@ def _unit_of_variances(scale: npt.NDArray[np.float64]) -> float:
 def _gaussian(gp: Prior) -> Gaussian:
     assert isinstance(gp.likelihood, Gaussian)
     return gp.likelihood
+
+
+def _drawn_seed(random_state: RandomState) -> int:
+    """A seed drawn from what scikit-learn or NumPy takes for one. Raises: DomainError."""
+    most = np.iinfo(np.int32).max
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(most))
+    try:
+        return int(check_random_state(random_state).randint(most))
+    except ValueError:
+        raise DomainError(
+            f"`random_state` must be a whole number from 0 to {2**32 - 1}, a numpy.random.Generator, a RandomState or "
+            f"None, got {random_state!r}; for example 0"
+        ) from None
