@@ -64,6 +64,7 @@ class Obstacle(StrEnum):
     NOT_HALVED = "the residual has not halved within the window"
     DRIFTED = "the true residual does not follow the recurrence"
     INDEFINITE = "the matrix does not look positive definite"
+    OVERFLOWED = "numbers overflow"
     NO_GAIN = "neither preconditioner gained anything"
 
 

@@ -97,12 +97,14 @@ class NumpyPairs:
         The pullback gives gradients in the order of `Rows.tensors`, then by theta, eqs. (M-24) to (M-26); None for no
         dependence.
         """
-        statistics, sides = self._inputs(rows, rows)
-        scalar, tile, *partials = numpy_partials(self._form)(*statistics, *sides, *self._theta, True)
+        with numpy.errstate(all="ignore"):
+            statistics, sides = self._inputs(rows, rows)
+            scalar, tile, *partials = numpy_partials(self._form)(*statistics, *sides, *self._theta, True)
         matrix = numpy.full((rows.length, rows.length), scalar) if tile is None else tile * scalar
         return matrix, lambda slope: self._pull(rows, partials, slope)
 
     @profiled("pairwise products")
+    @numpy.errstate(all="ignore")
     def _pull(self, rows: RowArrays, partials: Sequence[Any], slope: Array) -> list[Any]:
         form, count = self._form, len(self._form.statistics)
         total: list[Any] = [None] * (count + form.scalar_count + form.parameter_count)
@@ -145,7 +147,8 @@ class NumpyPairs:
 def _pulled_distance(weighted: Array, feature: Array) -> Array:
     """sum_j c_ij (u_i - u_j), eq. (M-24), around the mean: an offset would take the digits of the difference."""
     feature = feature - feature.mean(0)
-    if feature.shape[1] * float(numpy.abs(feature).max(initial=0.0)) ** 2 <= FAR_SQUARED[torch.float64]:
+    largest = float(numpy.abs(feature).max(initial=0.0))
+    if feature.shape[1] * largest * largest <= FAR_SQUARED[torch.float64]:
         part: Array = weighted.sum(1)[:, None] * feature - _product(weighted, feature)
         return part
     columns = [(weighted * (column[:, None] - column)).sum(1) for column in feature.T]

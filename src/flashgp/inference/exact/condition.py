@@ -27,6 +27,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
+from flashgp.inference.extent import check_extent
 from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.plan import (
     PlanSettings,
@@ -130,6 +131,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
         else:
             points, sites = replicates.x, replicates.likelihood.sites(replicates.y, prior.outputs)
         rows = prior.kernel.rows(points)
+        check_extent(prior.kernel.form, rows, "x")
         theta = tuple(t.to(target) for t in prior.kernel.theta())
         residual = prior.residual(points, sites.targets)
         whole = _Job(direct, prior, plan, rows, theta, y, replicates, residual, sites.variance, solve, report)

@@ -23,6 +23,7 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.extent import check_answer, check_extent
 from flashgp.inference.numpy_prior import TITLE
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.few_points import FewPoints
@@ -143,6 +144,10 @@ class ExactPredictor(Predictor):
         alone = points if points <= FEW_POINTS and not self._x.is_cuda else ONE_THREAD_ROWS + 1
         with one_thread(alone), torch.set_grad_enabled(self.wants_graph(self._x)):
             rows = self._rows or state.prior.kernel.rows(self._x)
+            if self._mean is None:
+                check_extent(state.prior.kernel.form, rows, "x_test")
+                if self._bound_moves:
+                    check_answer(state.prior_covariance(rows).diagonal().unsqueeze(-1), "x_test")
             # A graph that is kept would be gone for the variance after a backward pass from the mean.
             self._rows = rows if points <= FEW_POINTS and not self.wants_graph(self._x) else None
             if self._mean is None:
@@ -152,6 +157,7 @@ class ExactPredictor(Predictor):
                 shape = self._mean.shape
                 self._variance = self._variances().marginal(rows).mapped(lambda part: part.expand(shape))
                 workspace.adopt(self._variance.value)
+            check_answer(self._mean, "x_test")
         elapsed = time.perf_counter() - started - (workspace.compile_seconds - compiled)
         self.report.seconds = (self.report.seconds or 0.0) + elapsed
         self.report.compile_seconds = workspace.compile_seconds or None
@@ -177,6 +183,9 @@ class ExactPredictor(Predictor):
             prior, explained = self._few.variance()
             left = self._variances().left(prior, explained, torch.float64)
             self._variance = Variance(left.expand(self._mean.shape))
+            check_answer(self._variance.value, "x_test")
+        else:
+            check_answer(self._mean, "x_test")
         return True
 
     def _variances(self) -> PosteriorVariance:

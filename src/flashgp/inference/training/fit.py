@@ -33,6 +33,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.extent import check_extent
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import PlanSettings, RowCounts, check_plan, conditioning_plan, planned_device
 from flashgp.inference.prior import Prior
@@ -93,6 +94,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     except NotPositiveDefiniteError:
         with contextlib.suppress(OSError):  # what failed need not be evaluated again
             recorder.evaluations.write()
+        check_extent(prior.kernel.form, prior.kernel.rows(problem.x.cpu()), "x")
         raise
     report = Report(events=promoted)
     _report_search(report, recorder, trained, options)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.prior import Prior
 from flashgp.kernels import Kernel, Sum, Warped
@@ -37,6 +38,9 @@ LENGTHSCALE_PRIOR = (math.sqrt(2.0), math.sqrt(3.0))
 VARIANCE_PRIOR_SD = 2.0
 NOISE_PRIOR = (-4.0, 2.0)
 RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of the variance of y
+SMALLEST, LARGEST = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
+# Of variances, with room for bounds.
+SMALLEST_VARIANCE, LARGEST_VARIANCE = SMALLEST * RANGE_FACTOR, LARGEST / RANGE_FACTOR
 
 
 @dataclass(frozen=True)
@@ -54,23 +58,36 @@ class DataFacts:
     def of(cls, x: Tensor, y: Tensor, outputs: int | None, counts: Tensor | None = None) -> "DataFacts":
         """Of data (*batch, n, d); counts, (n,): how often each row of one table stands there, None for once."""
         flat = x.detach().double().reshape(-1, x.shape[-1])
-        spread = _variance(flat, counts).sqrt() if flat.shape[0] else torch.ones(x.shape[-1], dtype=torch.float64)
-        largest = flat.abs().amax(dim=0) if flat.shape[0] else spread
+        largest = flat.abs().amax(dim=0) if flat.shape[0] else torch.ones(x.shape[-1], dtype=torch.float64)
+        unit = _power_of_two_below(largest)  # squares neither overflow nor underflow
+        spread = _variance(flat / unit, counts).sqrt() * unit if flat.shape[0] else largest
         # A column that is constant up to rounding has no scale: its own size, or 1, is as good as any.
         constant = spread <= 1e3 * torch.finfo(torch.float64).eps * largest
         spread = torch.where(constant, torch.where(largest > 0, largest, 1.0), spread)
         targets = y.detach().double()
         columns = targets.unsqueeze(-1) if outputs is None else targets
-        mean = _mean(columns, counts) if targets.numel() else torch.zeros(())
-        mean = mean.squeeze(-1) if outputs is None and targets.numel() else mean
-        every = _variance(columns, counts) if targets.numel() else torch.ones(columns.shape[-1], dtype=torch.float64)
-        variance, variances = float(every.mean()), every.reshape(-1, columns.shape[-1]).mean(0).to("cpu")
-        size = float(targets.abs().max()) if targets.numel() else 1.0
-        if not variance > (1e3 * torch.finfo(torch.float64).eps * size) ** 2:
-            variance = 1.0 if size == 0 else size * size * 1e-6  # a constant target has no scale of its own
-        negligible = (1e3 * torch.finfo(torch.float64).eps) ** 2 * variance
-        variances = torch.where(variances > negligible, variances, variance)
-        return cls(spread.to("cpu"), mean.to("cpu"), variance, x.shape[-2], variances)
+        if not targets.numel():
+            ones = torch.ones(columns.shape[-1], dtype=torch.float64)
+            return cls(spread.to("cpu"), torch.zeros(()), 1.0, x.shape[-2], ones)
+        size = targets.abs().max()
+        unit = _power_of_two_below(size)
+        columns = columns / unit
+        mean = _mean(columns, counts) * unit
+        mean = mean.squeeze(-1) if outputs is None else mean
+        every = _variance(columns, counts)
+        reduced, relative = float(every.mean()), float(size / unit)
+        if not reduced > (1e3 * torch.finfo(torch.float64).eps * relative) ** 2:
+            reduced = 1.0 if relative == 0 else relative * relative * 1e-6  # a constant target has no scale of its own
+        variances = every.reshape(-1, columns.shape[-1]).mean(0).to("cpu")
+        negligible = (1e3 * torch.finfo(torch.float64).eps) ** 2 * reduced
+        variances = torch.where(variances > negligible, variances, reduced)
+        square = float(unit) * float(unit)
+        return cls(spread.to("cpu"), mean.to("cpu"), reduced * square, x.shape[-2], variances * square)
+
+
+def _power_of_two_below(size: Tensor) -> Tensor:
+    """The largest power of two up to a size, which rounds nothing as a divisor; 1 for 0."""
+    return torch.where(size > 0, torch.ldexp(torch.ones_like(size), size.frexp().exponent - 1), 1.0)
 
 
 def _mean(columns: Tensor, counts: Tensor | None) -> Tensor:
@@ -173,6 +190,11 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
     shape = parameter.raw.shape
     ones = torch.ones(shape, dtype=torch.float64)
     spread, v, width = place.spread, facts.variance, VARIANCE_PRIOR_SD * place.terms
+    if role in ("output_variance", "slope_variance", "noise_variance") and not _is_held(v):
+        raise DomainError(
+            f"`y` must have a variance that float64 holds, {SMALLEST_VARIANCE:.0e} to {LARGEST_VARIANCE:.0e}, got "
+            f"{v:.3g}; divide y by its standard deviation"
+        )
     match role:
         case "input_scale" if spread is not None:
             d = spread.shape[-1]
@@ -195,8 +217,8 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             d = spread.shape[-1]
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
             if type(owner).__name__ == "Polynomial":  # a weight of columns inside a power, not of y
-                return _bounded(ones / (scale.square() * d), None)
-            start = ones * v / (scale.square() * d * place.terms)
+                return _bounded(ones * _slope_variance(1.0, scale) / d, None)
+            start = ones * _slope_variance(v, scale) / (d * place.terms)
             return _bounded(start, (start.log(), width))
         case "noise_variance":
             shift, sd = NOISE_PRIOR
@@ -205,7 +227,7 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
                 low, high = 1e-10 * float(each.min()), 1e4 * float(each.max())
                 return RoleStart(0.1 * each, (each.log() + shift, sd), low, high)
             start = ones * (0.1 * v)
-            return RoleStart(start, (ones * (math.log(v) + shift), sd), 1e-10 * v, 1e4 * v)
+            return RoleStart(start, (ones * (math.log(v) + shift), sd), max(1e-10 * v, SMALLEST), 1e4 * v)
         case "output_mean":
             mean = facts.mean
             start = ones * (mean if mean.shape == shape or mean.dim() == 0 else mean.mean())
@@ -216,9 +238,26 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
     return None
 
 
+def _slope_variance(v: float, scale: Tensor) -> Tensor:
+    """v over the scale of x squared. Raises: DomainError where it is no float64 number."""
+    ratio = math.sqrt(v) / scale  # the square of either may be none
+    if not all(map(_is_held, ratio.square().reshape(-1).tolist())):
+        raise DomainError(
+            "`x` and `y` must be of scales between which a slope has a variance that float64 holds, got standard "
+            f"deviations of {float(scale.min()):.2g} to {float(scale.max()):.2g} of the columns of x; divide them by "
+            "their own, and y by its own"
+        )
+    return ratio.square()
+
+
+def _is_held(variance: float) -> bool:
+    return SMALLEST_VARIANCE <= variance <= LARGEST_VARIANCE
+
+
 def _power_of_two(scale: Tensor) -> Tensor:
     return scale.log2().round().exp2()
 
 
 def _bounded(start: Tensor, prior: tuple[Tensor, float] | None) -> RoleStart:
-    return RoleStart(start, prior, float(start.min()) / RANGE_FACTOR, float(start.max()) * RANGE_FACTOR)
+    low, high = float(start.min()) / RANGE_FACTOR, min(float(start.max()), LARGEST / RANGE_FACTOR) * RANGE_FACTOR
+    return RoleStart(start, prior, max(low, SMALLEST), high)

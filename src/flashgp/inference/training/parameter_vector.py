@@ -15,6 +15,7 @@ __all__ = ["ParameterVector", "Slot"]
 
 Array = numpy.ndarray
 SAME_START = 1e-3  # of the spread of random starts: vectors so close are one start
+LOGARITHMS = (math.log(torch.finfo(torch.float64).tiny), math.log(torch.finfo(torch.float64).max))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +45,11 @@ class Slot:
         return self.owner.domain.raw(value).reshape(-1).numpy() if self.owner.domain.contains(value) else None
 
     def bounds(self) -> tuple[float, float]:
-        """What the data think possible, infinite for none."""
-        if self.owner is None or self.role is None or not self.positive:
+        """What the data think possible; without their word, what float64 holds of a logarithm, infinite for others."""
+        if self.owner is None or not self.positive:
             return -math.inf, math.inf
+        if self.role is None:
+            return LOGARITHMS
         floor, lower, upper = self.owner.domain.lower, self.role.lower, self.role.upper
         # The domain may begin above the data's idea of a lower bound: then a hair above its beginning.
         low = math.log(lower - floor if lower > floor else 1e-12 * upper)

@@ -1,7 +1,6 @@
 """The generated program of a form over NumPy arrays: the same text, started sooner than over torch tensors."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy
 
 from flashgp.foundations.form import Form
 from flashgp.pairwise.program.program import program_of
-from flashgp.pairwise.program.tile_code import ELEMENTARY
+from flashgp.pairwise.program.tile_code import ELEMENTARY, RUNTIME
 
 __all__ = ["numpy_partials", "numpy_value"]
 
@@ -34,7 +33,7 @@ def _times(x: Array, y: Array, own: bool) -> Array:
 
 
 def _elementary(name: str) -> Callable[..., Any]:
-    of_float, of_array = getattr(math, name), getattr(numpy, name)
+    of_float, of_array = RUNTIME[f"_{name}"], getattr(numpy, name)
     return lambda x, own=False: of_float(x) if isinstance(x, float) else of_array(x, out=x if own else None)
 
 
@@ -52,6 +51,7 @@ def _inverse_at(x: Array, power: int, own: bool) -> Array:
 
 
 _RUNTIME = {
+    "_raised": RUNTIME["_raised"],
     **{f.__name__: f for f in (_scale, _axpy, _shift, _times, _sqrt, _power, _inverse_at)},
     **{f"_{name}": _elementary(name) for name in ELEMENTARY},
 }

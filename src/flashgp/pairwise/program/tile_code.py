@@ -53,9 +53,22 @@ def _elementary(name: str) -> Callable[..., Any]:
     of_float, of_tile, in_place = getattr(math, name), getattr(torch, name), getattr(torch, f"{name}_")
 
     def evaluate(x: Any, own: bool = False) -> Any:
-        return of_float(x) if isinstance(x, float) else in_place(x) if own else of_tile(x)
+        if not isinstance(x, float):
+            return in_place(x) if own else of_tile(x)
+        try:
+            return of_float(x)
+        except (ArithmeticError, ValueError):  # infinity or NaN, as of a tile
+            return of_tile(torch.tensor(x, dtype=torch.float64)).item()
 
     return evaluate
+
+
+def _raised(x: Any, power: int) -> Any:
+    """A power of a number, infinity where Python would raise, or of tiles."""
+    try:
+        return x**power
+    except ArithmeticError:
+        return (torch.tensor(x, dtype=torch.float64) ** power).item()
 
 
 def _sqrt(x: Tensor, own: bool) -> Tensor:
@@ -75,7 +88,7 @@ def _inverse_at(x: Tensor, power: int, own: bool) -> Tensor:
 
 ELEMENTARY = ("exp", "log1p", "cos", "sin")
 RUNTIME: dict[str, Callable[..., Any]] = {
-    **{f.__name__: f for f in (_scale, _axpy, _shift, _times, _sqrt, _power, _inverse_at)},
+    **{f.__name__: f for f in (_scale, _axpy, _shift, _times, _sqrt, _power, _inverse_at, _raised)},
     **{f"_{name}": _elementary(name) for name in ELEMENTARY},
 }
 
@@ -126,12 +139,11 @@ class Generator:
                 case Surd(radicand):
                     value *= math.sqrt(radicand) ** power
                 case Symbol(_, index):
-                    parts.append(f"p{index}" + (f"**{power}" if power != 1 else ""))
+                    parts.append(_power_text(f"p{index}", power))
                 case Function(name, argument):
-                    text = f"_{name}({self.scalar(argument)})"
-                    parts.append(text + (f"**{power}" if power != 1 else ""))
+                    parts.append(_power_text(f"_{name}({self.scalar(argument)})", power))
                 case _:
-                    parts.append(f"{self.scalar(atom)}**{power}")
+                    parts.append(_power_text(self.scalar(atom), power))
         if not parts:
             return repr(value)
         return "*".join(parts if value == 1.0 else [repr(value), *parts])
@@ -225,6 +237,10 @@ class Generator:
         if power < 0:
             return self.emit((r, power), "_inverse_at", [r], [str(-power)], in_place=False)
         return r if power == 1 else self._multiply(r, self.distance_power(symbol, index, power - 1))
+
+
+def _power_text(base: str, power: int) -> str:
+    return base if power == 1 else f"_raised({base}, {power})"
 
 
 def _pairwise(atom: Atom) -> bool:

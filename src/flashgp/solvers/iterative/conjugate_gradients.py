@@ -213,6 +213,11 @@ class _Run:
         V = preconditioner.half_solve_transposed(S)
         AV = product(self.method.system, V, self.dtype)
         progress.passes += 1.0
+        if self.dtype != F64 and not bool(AV.isfinite().all()):  # rows too far apart for float32
+            self.dtype = F64
+            progress.note(EventKind.FLOAT64_PRODUCTS, obstacle=Obstacle.OVERFLOWED, iteration=progress.iterations + 1)
+            AV = product(self.method.system, V, self.dtype)
+            progress.passes += 1.0
         check_residual(progress.name, progress.iterations + 1, AV, "a product with the covariance matrix")
         directions = _Directions(S, preconditioner.half_solve(AV), self.space)
         if not directions.positive:
