@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,54 @@ def test_before_fit_the_prior_answers() -> None:
     assert not hasattr(model, "n_features_in_")
     with pytest.raises(NotFittedError):
         model.log_marginal_likelihood()
+
+
+# -- labels and identifiers ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["a", "b"], [True, False], np.array(["a", "b"], object), np.array([True, 1.0], object), pd.Series(["a", "b"]),
+        pd.Series([True, False]), pd.Series(["a", "b"], dtype="category"), pl.Series([True, False]),
+        pl.Series(["a", "b"]), pd.DataFrame({"u": [1.0, 2.0], "v": ["a", "b"]}),
+    ],
+)  # fmt: skip
+def test_labels_are_refused(labels: Any) -> None:
+    """They became 0 and 1, or an error of scikit-learn."""
+    with pytest.raises(fgp.DomainError, match=r"`y` must hold numbers, got .*classification, which is not here yet"):
+        quick().fit([[0.0], [1.0]], labels)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-2.5, 1e6)])
+def test_a_target_of_two_values_is_named(low: float, high: float) -> None:
+    x = np.linspace(0.0, 1.0, 12)[:, None]
+    y = np.where(np.arange(12) % 3 == 0, low, high)
+    with pytest.warns(fgp.FlashGPWarning, match=r"The target has 2 values, .* looks like classification"):
+        model = quick().fit(x, y)
+    (event,) = (e for e in model.report_.events if e.kind is fgp.EventKind.TWO_VALUES)
+    assert (event.fields["low"], event.fields["high"]) == (low, high)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in (y + np.arange(12) // 11, np.full(12, low)):
+            assert not [e for e in quick().fit(x, other).report_.events if e.kind is fgp.EventKind.TWO_VALUES]
+        quick().fit(x[:4], y[:4])
+
+
+@pytest.mark.parametrize("kind", ["array", "list", "pandas", "polars", "object"])
+def test_whole_numbers_that_float64_merges_are_refused(kind: str) -> None:
+    ids = [10**17 + i for i in range(4)]
+    x = {
+        "array": lambda: np.stack([np.arange(4), np.array(ids)], axis=1),
+        "list": lambda: [[i, one] for i, one in enumerate(ids)],
+        "pandas": lambda: pd.DataFrame({"a": range(4), "b": ids}),
+        "polars": lambda: pl.DataFrame({"a": range(4), "b": ids}),
+        "object": lambda: np.array([[i, one] for i, one in enumerate(ids)], object),
+    }[kind]()
+    place = "row 1 and column 'b'" if kind in ("pandas", "polars") else "row 1 and column 1"
+    with pytest.raises(fgp.DomainError, match=f"`X` must hold .* got 100000000000000001 at {place}"):
+        quick().fit(x, [1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(fgp.DomainError, match=r"`y` must hold .* got 100000000000000001 at row 1"):
+        quick().fit(np.arange(4.0)[:, None], ids)
+    model = quick().fit(np.arange(8.0).reshape(4, 2), [1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(fgp.DomainError, match="`X` must hold"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scikit-learn, about names
+        model.predict(x)

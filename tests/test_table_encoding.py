@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
-from flashgp.table import Encoding, Table, read_table
+from flashgp.table import Encoding, Table, read_table, table_of
 
 TEXT = """\
 city,day,open,size,constant,price
@@ -334,3 +334,56 @@ def test_any_json_is_an_encoding_or_a_model_file_error(key, value):
     except ModelFileError:
         return
     assert Encoding.from_json(encoding.to_json()) == encoding
+
+
+# --- whole numbers that float64 merges, and labels
+
+
+def test_identifiers_that_float64_merges_are_refused_by_name_until_dropped(read):
+    rows = "".join(f"{10**17 + i},{i % 7},{i}\n" for i in range(20))
+    table = read("id,x,y\n" + rows)
+    with pytest.raises(DomainError, match=r"'id' \(100000000000000001 at row 2 \(line 3\).*subtract one.*--drop id"):
+        Encoding.learn(table, "y")
+    assert [c.name for c in Encoding.learn(table, "y", drop=["id"]).inputs] == ["x"]
+    with pytest.raises(DomainError, match=r"`target` must be a numeric column, got 'id' \(100000000000000001 at row 2"):
+        Encoding.learn(table, "id")
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64", "decimal128(38, 0)", "text"])
+def test_so_are_those_of_typed_files_and_frames(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow")
+    values = [None, *(2**60 + 64 * i for i in range(299))]
+    if kind == "text":
+        (tmp_path / "t.csv").write_text(
+            "id,y\n" + "".join(f"{'' if v is None else v},{i}\n" for i, v in enumerate(values))
+        )
+        table = read_table(tmp_path / "t.csv")
+    else:
+        types = {"int64": pyarrow.int64(), "uint64": pyarrow.uint64()}
+        column = pyarrow.array(values, types.get(kind, pyarrow.decimal128(38, 0)))
+        table = table_of(pyarrow.table({"id": column, "y": list(range(300))}))
+    with pytest.raises(DomainError, match=r"'id' \(1152921504606847040 at row"):
+        Encoding.learn(table, "y", missing="drop")
+
+
+def test_large_numbers_that_float64_holds_are_numbers(read):
+    encoding = Encoding.learn(
+        read("a,b,y\n100000000000000000,1e300,1\n100000000000000016,2e300,2\n-9007199254740994,0.1,3\n"), "y"
+    )
+    assert [c.name for c in encoding.inputs] == ["a", "b"]
+
+
+def test_new_rows_are_refused_too(read):
+    encoding = Encoding.learn(read("a,y\n1,1\n2,2\n"), "y")
+    with pytest.raises(DomainError, match=r"column 'a' .* got 100000000000000001 at row 1 \(line 2\)"):
+        encoding.apply(read("a\n100000000000000001\n"), need_target=False)
+
+
+@pytest.mark.parametrize("labels", [["yes", "no"], ["true", "false"]])
+def test_a_target_of_labels_looks_like_classification(read, labels):
+    table = read("x,label\n" + "".join(f"{i},{labels[i % 2]}\n" for i in range(30)))
+    with pytest.raises(DomainError, match=r"`target` .* got 'label' .*looks like classification and is not here yet"):
+        Encoding.learn(table, "label")
+    numbers = Encoding.learn(read("x,label\n1,5\n2,6\n3,7\n"), "label")
+    with pytest.raises(DomainError, match=r"column 'label' .* must hold values of kind number"):
+        numbers.apply(table, need_target=True)

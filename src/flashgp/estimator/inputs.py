@@ -12,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
+from flashgp.estimator.refusals import NOT_NUMBERS, refuse_inexact, refuse_labels
 from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.table import FrameEncoding, table_of
 
 __all__ = ["points", "training_rows"]
 
 Array = npt.NDArray[np.float64]
-
-# Columns of a frame that are no numbers even if one could force them into one.
-_NOT_NUMBERS = (nw.String, nw.Categorical, nw.Enum, nw.Datetime, nw.Date, nw.Duration, nw.Time)
 
 
 def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_] | None]:
@@ -32,6 +30,7 @@ def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floati
         category that the training data have not, or a column that is missing.
     """
     array: npt.NDArray[np.floating]
+    refuse_inexact(X, "X")
     encoding = getattr(estimator, "encoding_", None)
     if encoding is not None:
         array = encoding.numbers(table_of(X, "X"), estimator.unseen)
@@ -65,6 +64,9 @@ def training_rows(
     views of the caller's.
     Raises: ValueError as scikit-learn's checks do; ShapeError, DomainError naming the row and column.
     """
+    refuse_labels(y)
+    for name, values in (("X", X), ("y", y)):
+        refuse_inexact(values, name)
     of_y = {"dtype": np.float64, "ensure_all_finite": False, "ensure_2d": False}
     estimator.encoding_ = None
     if _text_columns(X):
@@ -161,5 +163,5 @@ def _text_columns(X: Any) -> str:
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame):
         return ""
-    names = [f"{name!r} ({dtype})" for name, dtype in frame.schema.items() if isinstance(dtype, _NOT_NUMBERS)]
+    names = [f"{name!r} ({dtype})" for name, dtype in frame.schema.items() if isinstance(dtype, NOT_NUMBERS)]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

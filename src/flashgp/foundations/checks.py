@@ -3,6 +3,7 @@
 import math
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.exact_integers import first_inexact
 from flashgp.foundations.transforms import is_transformed
 
 __all__ = [
@@ -47,8 +49,27 @@ def as_float_tensor(value: Any, name: str) -> Tensor:
     if value.dtype in _PROMOTED:
         return value.to(torch.float32)
     if not value.is_floating_point():
+        _refuse_inexact(value, name)
         return value.to(torch.float64)
     return value
+
+
+def _refuse_inexact(value: Tensor, name: str) -> None:
+    """DomainError naming the first whole number that float64 does not hold."""
+    if value.dtype not in (torch.int64, torch.uint64) or value.is_meta or is_transformed(value):
+        return
+    found = first_inexact(value.numpy(force=True))
+    if found is not None:
+        index, number = found
+        raise DomainError(
+            f"`{name}` must hold whole numbers that float64 holds, got {number} at {_place(index)}, which it merges "
+            f"with its neighbours; subtract one number first, as in {name} - {name}.min(), or pass .double() to round"
+        )
+
+
+def _place(index: Sequence[int]) -> str:
+    labels = ("row", "column")[: len(index)] if len(index) in (1, 2) else ()
+    return " and ".join(map("{} {}".format, labels, index)) if labels else f"index {tuple(index)}"
 
 
 def promotions(**values: Any) -> list[Event]:
@@ -151,12 +172,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
         return
     place = bad[0].tolist()
     value = tensor.detach()[tuple(place)].item()
-    labels = ("row", "column") if tensor.dim() == 2 else ("row",) if tensor.dim() == 1 else ()
-    where = (
-        " and ".join(f"{label} {index}" for label, index in zip(labels, place, strict=True))
-        if labels
-        else f"index {tuple(place)}"
-    )
+    where = _place(place)
     text = "NaN" if value != value else "inf" if value > 0 else "-inf"
     count = bad.shape[0]
     others = f" ({count} such entries)" if count > 1 else ""

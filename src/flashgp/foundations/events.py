@@ -194,6 +194,10 @@ class EventKind(Enum):
     PRIOR_MISSING = "Up to {share:.0%} of the prior variance is missing at the last points."
 
     # training
+    TWO_VALUES = (
+        "The target has 2 values, {low:g} and {high:g}: this looks like classification, which is not here yet. What is "
+        "predicted is a number on a line."
+    )
     TARGET_TRANSFORMED = (
         "The target is modelled on another scale, {transform}: [on {rows:n row} it gains {gain:.3g} nats of evidence "
         "and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}|no other was tried]"

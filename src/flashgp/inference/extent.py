@@ -5,6 +5,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.transforms import is_transformed
 
 __all__ = ["check_answer", "check_extent"]
 
@@ -43,4 +44,4 @@ def check_answer(values: Tensor, name: str) -> None:
 
 
 def _hidden(values: Tensor) -> bool:
-    return values.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(values)
+    return values.is_meta or is_transformed(values)

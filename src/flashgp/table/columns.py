@@ -32,6 +32,7 @@ class Column:
         values: shape (rows,), float64, NaN where missing; a code into `levels` for a category, all NaN for "other".
         levels: sorted and distinct, of a category.
         stored_as: the type in the file.
+        inexact: the first row with a whole number that float64 does not hold, and that number; None where all are held.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Column:
     values: npt.NDArray[np.float64]
     levels: tuple[str, ...] = ()
     stored_as: str = "text"
+    inexact: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)

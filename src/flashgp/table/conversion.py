@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..foundations.errors import BackendUnavailableError, ShapeError
+from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
 from .columns import Column, Table, checked_names, quoted
 
 __all__ = [
@@ -32,6 +33,7 @@ DECIMAL_COMMA = r"^[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 # Cells that mean "no value", after stripping and case folding. "none" is absent on purpose: it is a common level.
 MISSING = ("", "?", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{16,400}", re.ASCII)
 _EPOCH = datetime(1970, 1, 1)
 _DAY = timedelta(days=1)
 _MICROSECONDS_PER_DAY = 86_400_000_000
@@ -82,7 +84,9 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
     given, present = given_cells(pyarrow, cells)
     numbers = _numbers(pyarrow, given, decimal)
     if numbers is not None:
-        return Column(name, "number", _spread(present, numbers))
+        inexact = _inexact_text(given, numbers)
+        place = None if inexact is None else (int(np.flatnonzero(present)[inexact[0]]), inexact[1])
+        return Column(name, "number", _spread(present, numbers), inexact=place)
     coded = given.combine_chunks().dictionary_encode()
     codes, levels = np.asarray(coded.indices), coded.dictionary.to_pylist()
     if {level.lower() for level in levels} <= {"true", "false"}:
@@ -112,7 +116,8 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any, *, dates_as_text: bool
     if types.is_boolean(kind):
         return Column(name, "boolean", _floats(pyarrow, data.cast("uint8")), stored_as=stored_as)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
-        return Column(name, "number", _floats(pyarrow, data), stored_as=stored_as)
+        values = _floats(pyarrow, data)
+        return Column(name, "number", values, stored_as=stored_as, inexact=_inexact_stored(pyarrow, data, values))
     if types.is_timestamp(kind) or types.is_date(kind):
         # Microseconds as the datetime module has; finer digits are cut, as they are from text.
         moments = compute.cast(data, pyarrow.timestamp("us", getattr(kind, "tz", None)), safe=False)
@@ -199,5 +204,25 @@ def _spread(present: npt.NDArray[np.bool_], values: Any) -> Array:
 
 
 def _floats(pyarrow: Any, data: Any) -> Array:
-    """float64 with NaN for null; integers beyond 2**53 are rounded, as they are from text."""
+    """float64 with NaN for null."""
     return np.array(pyarrow.compute.cast(data, pyarrow.float64(), safe=False).to_numpy(), np.float64)
+
+
+def _inexact_text(given: Any, numbers: Array) -> tuple[int, int] | None:
+    """The first cell that is a whole number which float64 does not hold: its position, and the number."""
+    for position in np.flatnonzero(np.abs(numbers) >= LARGEST_EXACT).tolist():
+        cell = given[position].as_py()
+        if _WHOLE.fullmatch(cell) and (found := first_inexact(np.array([int(cell)], object))) is not None:
+            return position, found[1]
+    return None
+
+
+def _inexact_stored(pyarrow: Any, data: Any, values: Array) -> tuple[int, int] | None:
+    """Likewise of integers and decimals of a typed file."""
+    if not pyarrow.types.is_integer(data.type) and not pyarrow.types.is_decimal(data.type):
+        return None
+    for row in np.flatnonzero(np.abs(values) >= LARGEST_EXACT).tolist():
+        value = data[row].as_py()
+        if value == int(value) and (found := first_inexact(np.array([int(value)], object))) is not None:
+            return row, found[1]
+    return None

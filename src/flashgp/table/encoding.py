@@ -14,7 +14,7 @@ import numpy.typing as npt
 from flashgp.foundations.json_values import json_count, json_fields, json_flag, json_list, json_text, refused
 
 from ..foundations.errors import DomainError, ShapeError
-from .columns import Kind, Table, listed, quoted
+from .columns import Table, listed, quoted
 from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of
 from .matching import converted, is_constant, kept_rows, kind_note, unusable_reason
 
@@ -88,7 +88,7 @@ class Encoding:
                 f"`drop` must not contain the target, got {quoted(table.names[target_index])}; choose another target."
             )
         goal = table.columns[target_index]
-        if goal.kind not in ("number", "boolean"):
+        if goal.kind != "number" or goal.inexact is not None:
             raise DomainError(
                 f"`target` must be a numeric column, got {quoted(goal.name)} "
                 f"({unusable_reason(table, goal, 'target') or goal.kind}); choose another column or correct its values."
@@ -146,9 +146,7 @@ class Encoding:
         positions, target_index, notes = self._matched(table, need_target)
         columns = as_learned(table, positions, self.inputs, unseen, notes)
         if target_index is not None:
-            goal = table.columns[target_index]
-            kind: Kind = "boolean" if goal.kind == "boolean" else "number"
-            columns.append(converted(table, goal, kind, (), unseen, notes))
+            columns.append(converted(table, table.columns[target_index], "number", (), unseen, notes))
         rows, row_notes = kept_rows(table, columns, missing or self.missing)
         y = None if target_index is None else columns.pop().values[rows]
         x = np.empty((len(rows), len(columns)))

@@ -19,20 +19,33 @@ __all__ = ["converted", "is_constant", "kept_rows", "kind_note", "unusable_reaso
 # Text with more levels than this, distinct in more than this share of its rows, is an identifier or prose.
 _FEW_LEVELS = 20
 _DISTINCT_SHARE = 0.5
+CLASSIFICATION = "which looks like classification and is not here yet"
 
 
 def unusable_reason(table: Table, column: Column, role: Literal["input", "target"] = "input") -> str | None:
     """Why a column cannot be an input (or, being text, a target); None if it can."""
     if column.kind == "other":
         return f"stored as {quoted(column.stored_as)}"
+    if column.inexact is not None:
+        return f"{inexact_words(table, column)}: subtract one number from the whole column"
     if column.kind == "date" and role == "target":
         return "dates"
+    if column.kind == "boolean" and role == "target":
+        return f"true or false, {CLASSIFICATION}"
     if column.kind != "category":
         return None
     given = int(np.count_nonzero(~np.isnan(column.values)))
     if role == "input" and (len(column.levels) <= _FEW_LEVELS or len(column.levels) <= _DISTINCT_SHARE * given):
         return None
-    return f"text with {len(column.levels)} distinct values in {given} rows{_number_hint(table, column)}"
+    labels = f", {CLASSIFICATION}" if role == "target" and len(column.levels) <= _FEW_LEVELS else ""
+    return f"text with {len(column.levels)} distinct values in {given} rows{_number_hint(table, column)}{labels}"
+
+
+def inexact_words(table: Table, column: Column) -> str:
+    """What is wrong with whole numbers that float64 does not hold."""
+    assert column.inexact is not None
+    row, value = column.inexact
+    return f"{value} at {table.where(row)}, a whole number that 64-bit floats merge with its neighbours"
 
 
 def kind_note(column: Column) -> str | None:
@@ -115,6 +128,11 @@ def converted(
     """
     if column.kind != "other" and np.isnan(column.values).all():
         return column
+    if column.inexact is not None:
+        raise DomainError(
+            f"column {quoted(column.name)} of {quoted(table.path)} must hold numbers that float64 holds, got "
+            f"{inexact_words(table, column)}; correct it, or subtract one number from the whole column and fit again."
+        )
     if kind == "category" and column.kind in ("category", "number", "boolean"):
         return _recoded(table, column, levels, unseen, notes)
     if kind == column.kind:
