@@ -1,5 +1,9 @@
 """Bad input on the command line: one plain sentence, exit code 2, nothing half-written."""
 
+import pickle
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 pytest.importorskip("typer")
@@ -32,3 +36,121 @@ def test_both_names_of_an_option_are_one() -> None:
     assert "--target/-t" in run("fit", "t.csv", "--target", "price", "-t", "rent", code=2).stderr
     assert "--json" in run("profile", "--json", "--json", "fit", "t.csv", "-t", "y", code=2).stderr
     run("fit", "t.csv", "-t", "y", "--header", "--no-header", code=2)
+
+
+# -- files, columns and values ------------------------------------------------------------------------------------
+GOOD = "size,city,sold,price\n" + "".join(
+    f"{60 + 7 * i},{('Ulm', 'Bonn')[i % 2]},{('true', 'false')[i % 3 > 0]},{200 + 11 * i - 40 * (i % 2)}\n"
+    for i in range(12)
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "good.csv").write_text(GOOD)
+    run("fit", folder / "good.csv", "-t", "price", "--starts", 1, "--quiet", "-o", folder / "model")
+    return folder / "model"
+
+
+FITS = {
+    "empty": ("", "must have at least one row, got an empty file"),
+    "blank": (" \n\n", "got only blanks"),
+    "header alone": ("size,price\n", "must have at least one row of data"),
+    "one row": ("size,price\n1,2\n", "must have an input that varies"),
+    "an empty column of two": ("size,price\n,1\n,2\n", "column 'size' has no values: left out"),
+    "an empty target": ("size,price\n1,\n2,\n", "column 'price'"),
+    "an infinite value": ("size,price\n1,2\ninf,3\n3,4\n", "got inf at row 2 (line 3), column 'size'"),
+    "a missing value": ("size,price\n1,2\n,3\n3,4\n", "the first at row 2 (line 3), column 'size'"),
+    "a target of two kinds": (
+        "size,price\n1,2\n2,about 3\n3,4\n",
+        "2 are numbers, the first that is not is 'about 3' at row 2",
+    ),
+    "a target of text": ("size,price\n1,low\n2,high\n3,low\n", "'price' (text with 2 distinct values"),
+    "a target of dates": ("size,price\n1,2020-01-01\n2,2020-01-02\n", "'price' (dates)"),
+    "a target of booleans": ("size,price\n1,true\n2,false\n3,true\n", "'price' (true or false, which looks like"),
+    "identifiers": ("size,price\n100000000000000001,1\n100000000000000002,2\n", "'size' (100000000000000001 at row 1"),
+    "a ragged row": ("size,price\n1,2\n3\n", "got 1 in row 3 of the file"),
+    "two columns of a name": ("size,size,price\n1,2,3\n", "column names"),
+    "no target": ("size,cost\n1,2\n2,3\n", "`target` must name a column"),
+}
+
+
+@pytest.mark.parametrize("case", FITS)
+def test_a_table_that_cannot_be_fitted(tmp_path: Path, case: str) -> None:
+    text, said = FITS[case]
+    (tmp_path / "t.csv").write_text(text)
+    outputs = ("-o", tmp_path / "m", "--report", tmp_path / "r.html", "--checkpoint", tmp_path / "c")
+    result = run("fit", tmp_path / "t.csv", "-t", "price", *outputs, code=2)
+    one_sentence(result, said)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+PREDICTIONS = {
+    "a column missing": ("size,sold\n70,true\n", "missing 'city'"),
+    "a column renamed": ("size,town,sold\n70,Ulm,true\n", "missing 'city'"),
+    "text for numbers": ("size,city,sold\nbig,Ulm,true\n", "column 'size' of"),
+    "some text for numbers": ("size,city,sold\n70,Ulm,true\nbig,Ulm,true\n", "the first that is not is 'big' at row 2"),
+    "numbers for booleans": ("size,city,sold\n70,Ulm,7\n", "column 'sold' of"),
+    "dates for categories": ("size,city,sold\n70,2020-01-01,true\n", "column 'city' of"),
+    "an unseen category": ("size,city,sold\n70,Ulm,true\n70,Paris,true\n", "got 'Paris' at row 2 (line 3)"),
+    "a missing value": ("size,city,sold\n70,,true\n", "column 'city'"),
+    "an infinite value": ("size,city,sold\n-inf,Ulm,true\n", "got -inf at row 1 (line 2), column 'size'"),
+    "an all-missing column": ("size,city,sold\n,Ulm,true\n,Bonn,true\n", "column 'size'"),
+    "an empty table": ("", "got an empty file"),
+    "no rows": ("size,city,sold\n", "must have at least one row of data"),
+    "a zip": ("PK\x03\x04", "got a zip archive"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["predict", "update"])
+@pytest.mark.parametrize("case", PREDICTIONS)
+def test_a_table_that_does_not_fit_the_model(model: Path, tmp_path: Path, case: str, command: str) -> None:
+    text, said = PREDICTIONS[case]
+    if command == "update":
+        head, *rows = text.splitlines() or [""]
+        text = (
+            "".join(f"{line}\n" for line in (f"{head},price", *(f"{row},300" for row in rows))) if "," in text else text
+        )
+    (tmp_path / "t.csv").write_text(text)
+    before = model.read_bytes()
+    one_sentence(run(command, model, tmp_path / "t.csv", "--out", tmp_path / "out.csv", code=2), said)
+    assert model.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_columns_in_another_order_or_of_a_lenient_type_are_matched(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("size,city,sold\n70,Ulm,true\n90,Bonn,false\n")
+    (tmp_path / "b.csv").write_text("extra,sold,city,size\nx,1,Ulm,70.0\ny,0,Bonn,9e1\n")
+    for name in "ab":
+        run("predict", model, tmp_path / f"{name}.csv", "--std", "-o", tmp_path / f"{name}.out.csv")
+    assert (tmp_path / "a.out.csv").read_bytes() == (tmp_path / "b.out.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "kind", ["a table", "nothing", "text", "cut short", "another version", "a folder", "absent", "Python"]
+)
+def test_a_file_that_is_not_a_model(model: Path, tmp_path: Path, kind: str) -> None:
+    path, table, whole = tmp_path / "m", model.parent / "good.csv", model.read_bytes()
+    content = {
+        "a table": table.read_bytes(), "nothing": b"", "text": b"hello", "cut short": whole[:-100],
+        "another version": whole.replace(b'"format"', b'"formas"', 1).replace(b"flashgp-", b"flashgq-", 1),
+        "Python": pickle.dumps({"a": 1}),
+    }  # fmt: skip
+    if kind == "a folder":
+        path.mkdir()
+    elif kind != "absent":
+        path.write_bytes(content[kind])
+    for command in ("predict", "update"):
+        result = run(command, path, table, "--out", tmp_path / "p.csv", code=2)
+        one_sentence(result, str(path)[:20])
+        assert not (tmp_path / "p.csv").exists()
+
+
+def one_sentence(result: Any, said: str) -> None:
+    """One line of error that says it, with something to do."""
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert len(errors[0]) > len("error: ")

@@ -74,7 +74,7 @@ def test_bad_usage_and_what_this_machine_has_not() -> None:
     assert "--cores" in run("doctor", "--cores", "a-b", code=2).stderr
     assert "not both" in run("doctor", "--cores", "0", "--numa", 0, code=2).stderr
     run("doctor", "--threads", 0, code=2)
-    failed = run("plan", "--rows", 10, "--columns", 2, "--cores", "65000", "--json", code=1)
+    failed = run("plan", "--rows", 10, "--columns", 2, "--cores", "65000", "--json", code=2)
     assert json.loads(failed.stdout)["error"]["type"] in ("DomainError", "BackendUnavailableError")
     if hasattr(os, "sched_getaffinity"):
         assert f"may use, {core_text(own_cores() or ())}" in failed.stderr

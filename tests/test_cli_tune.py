@@ -49,7 +49,7 @@ def folder(profiles: Path, tmp_path: Path) -> Path:
 
 
 def test_a_part_is_measured_again(folder: Path) -> None:
-    assert "there is none yet" in run("tune", "--only", "exp", code=1).stderr
+    assert "there is none yet" in run("tune", "--only", "exp", code=2).stderr
     keep_profile(measured_profile())
     said = json.loads(run("tune", "--only", "exp,call", "--only", "copy", "--json").stdout)
     found = MachineProfile.from_json(profile_path().read_text())
@@ -155,10 +155,10 @@ def test_what_is_no_profile_is_named(folder: Path) -> None:
     bad.write_text("{}")
     for name in (bad, folder / "none.json", folder):
         assert f"`--show` takes machine profiles that `flashgp tune` wrote, got '{name}'" in run(
-            "tune", "--show", name, code=1
+            "tune", "--show", name, code=2
         ).stderr  # fmt: skip
-    assert "must end in .png or .html" in run("tune", "--show", "--out", folder / "a.txt", code=1).stderr
-    assert "does not exist" in run("tune", "--show", "--out", folder / "no" / "a.png", code=1).stderr
+    assert "must end in .png or .html" in run("tune", "--show", "--out", folder / "a.txt", code=2).stderr
+    assert "does not exist" in run("tune", "--show", "--out", folder / "no" / "a.png", code=2).stderr
     for wrong in ((bad,), ("--show", "--only", "qr")):
         run("tune", *wrong, code=2)
 

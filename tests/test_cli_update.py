@@ -97,15 +97,15 @@ def test_bad_rows(folder: Path) -> None:
     before = (folder / "m.safetensors").read_bytes()
     x, z, site, y = columns(5)
     write(folder / "rows.csv", HEAD[:3], [x, z, site])
-    assert "'y'" in update(folder, code=1).output
+    assert "'y'" in update(folder, code=2).output
     write(folder / "rows.csv", HEAD, [x, z, ["c"] * 5, y])
-    assert "c" in update(folder, code=1).output
+    assert "c" in update(folder, code=2).output
     write(folder / "rows.csv", HEAD, [x, z, site, [1.0, "", 3.0, 4.0, 5.0]])
-    assert "--missing" in update(folder, code=1).output or "missing" in update(folder, code=1).output
+    assert "--missing" in update(folder, code=2).output or "missing" in update(folder, code=2).output
     assert (folder / "m.safetensors").read_bytes() == before
     said = json.loads(update(folder, "--missing", "drop", "--json").stdout)
     assert said["rows_learned"] == 4
-    assert "`ROWS` must differ" in run("update", folder / "m.safetensors", folder / "m.safetensors", code=1).output
+    assert "`ROWS` must differ" in run("update", folder / "m.safetensors", folder / "m.safetensors", code=2).output
 
 
 @pytest.mark.parametrize("options", [{"dtype": torch.float32}, {"solver": "cg"}], ids=["refined", "iterations"])

@@ -196,8 +196,8 @@ def test_quiet_is_quiet(folder: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("--trace", "t.json", "--coarse", "fit", "x.csv", "--target", "y"), 2, "that --coarse leaves out"),
-        (("--trace", "/no/such/folder/t.json", "fit", "x.csv", "--target", "y"), 1, "`--trace` must be a file"),
-        (("fit", "missing.csv", "--target", "y"), 1, "missing.csv"),
+        (("--trace", "/no/such/folder/t.json", "fit", "x.csv", "--target", "y"), 2, "`--trace` must be a file"),
+        (("fit", "missing.csv", "--target", "y"), 2, "missing.csv"),
         (("fit", "x.csv"), 2, "--target"),
         (("nothing",), 2, "nothing"),
     ],

@@ -423,8 +423,8 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     assert more["rows_now"] == 180
     assert TableModel.load(tmp_path / "n.safetensors").scaling == model.scaling
     bad = written("bad.csv", np.where(np.arange(90) == 4, 0.0, y))
-    assert "at row 5" in run("update", model_path, bad, code=1).stderr.replace("\n", " ")
-    assert "at row 5" in run("fit", bad, "-t", "count", "--target-transform", "log", code=1).stderr.replace("\n", " ")
+    assert "at row 5" in run("update", model_path, bad, code=2).stderr.replace("\n", " ")
+    assert "at row 5" in run("fit", bad, "-t", "count", "--target-transform", "log", code=2).stderr.replace("\n", " ")
     run("fit", path, "-t", "count", "--target-transform", "sqrt", code=2)
 
 
@@ -517,5 +517,5 @@ def test_a_target_without_a_logarithm_is_named_by_its_row_before_others_were_dro
     np.savetxt(tmp_path / "t.csv", np.c_[x, y], delimiter=",", header="x,y", comments="")
     command = ["fit", str(tmp_path / "t.csv"), "-t", "y", "--target-transform", "log", "--missing", "drop", "--json"]
     told = CliRunner().invoke(application, command)
-    assert told.exit_code == 1
+    assert told.exit_code == 2
     assert "got -1 at row 21" in told.output, "rows of tables count from 1"

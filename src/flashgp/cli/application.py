@@ -1,8 +1,8 @@
 """The commands. What each can be asked for is in options.py, what they do in fitting, predicting, updating, planning,
 tuning, doctoring and benching; here is what they share: where they run, their profile, exit codes.
 
-Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage, 130
-interrupted with nothing written.
+Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage or bad
+input, 130 interrupted with nothing written.
 
 A command imports what it runs when it runs, so that the others answer sooner.
 """
@@ -43,6 +43,7 @@ __all__ = ["application", "main", "placed"]
 
 Work = Callable[[Console], dict[str, Any]]
 
+_BAD_INPUT = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
@@ -210,7 +211,8 @@ def _run(
     profiling: _Profiling | None,
     began: float,
 ) -> None:
-    """Do the work where it was placed; a failure that was foreseen is one clear message and exit code 1."""
+    """Do the work where it was placed; a failure that was foreseen is one clear message and exit code 1, or 2 where
+    what was given is to blame."""
     as_json = common.as_json
     if profiling is not None:
         as_json, work = as_json or profiling.json, profiling.around(work)
@@ -230,4 +232,4 @@ def _run(
         if common.debug:
             raise
         console.error(error)
-        raise typer.Exit(1) from None
+        raise typer.Exit(_BAD_INPUT if isinstance(error, ValueError) else 1) from None
