@@ -501,8 +501,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             empty = torch.zeros(0, X.shape[1], dtype=torch.float64)
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
             units = Units.identity(X.shape[1])
-        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.x.device)
-        answers = Answers(units, posterior.gp.outputs, X.dtype, present)
+        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.state.x.device)
+        answers = Answers(units, posterior.state.prior.outputs, X.dtype, present)
         return posterior.predict(x_test, variance=variance), answers
 
     def _prior(self, columns: int, outputs: int | None) -> GP:

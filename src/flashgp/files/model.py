@@ -97,12 +97,13 @@ def save(
             f"`model` must be a Posterior, a Fit, a TableModel or a GPRegressor, got {type(model).__name__}; pass what "
             "gp.condition(x, y) or a fit returned"
         )
-    trains = set(posterior.gp.trainable_names())
-    description, tensors = describe(posterior.gp, {name: name in trains for name, _ in posterior.gp.named_parameters()})
-    tensors |= {name: getattr(posterior.state, name) for name in STORED}
-    if posterior.replicates is not None:
-        tensors["group"] = posterior.replicates.group
-    factors, each = _factors(posterior), posterior.gp.separate
+    state, prior = posterior.state, posterior.state.prior
+    trains = set(prior.trainable_names())
+    description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})
+    tensors |= {name: getattr(state, name) for name in STORED}
+    if state.replicates is not None:
+        tensors["group"] = state.replicates.group
+    factors, each = _factors(posterior), prior.separate
     attempts = [float(value) for factor in factors for value in factor.attempts]
     if factors:
         tensors["jitter"] = torch.stack([factor.jitter for factor in factors]) if each else factors[0].jitter
@@ -112,7 +113,7 @@ def save(
     if factors:
         triangles = [lower_triangle(factor.lower) for factor in factors]
         entries["factor"] = stacked(triangles) if each else triangles[0]
-    settings, online = posterior.state.settings, posterior.state.online
+    settings, online = state.settings, state.online
     config = {
         **description,
         "attempts": attempts,
@@ -125,7 +126,7 @@ def save(
     }
     keys = list(description["modules"])
     if keys:
-        config["code"] = code_marks(posterior.gp, keys)
+        config["code"] = code_marks(prior, keys)
     if not isinstance(metadata, Mapping):
         raise DomainError(f"`metadata` must be a mapping of JSON values, got {type(metadata).__name__}; pass a dict")
     write_container(file_path(path), entries, strict_json(config, "model"), strict_json(dict(metadata), "metadata"))

@@ -311,7 +311,7 @@ def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion,
     # Outputs with noise of their own come one after the other.
     columns = size.outputs // prior.factors
     product = ProductProblem(prior.kernel.form, n_test, size.n, features, t=columns, batch=size.batch)
-    results = 8 * RESULTS * n_test * size.batch * size.outputs
+    results = 8 * n_test * size.batch * (RESULTS * size.outputs + rows.d)  # beside a copy of the points
     product_plan = plan_product(
         product, resources, route=settings.route, backend=settings.backend,
         beside=OtherWork(results, price.peak_bytes, price.seconds),

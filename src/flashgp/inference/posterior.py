@@ -3,6 +3,7 @@
 With K^ = K + noise and r = y - m(x): representer_weights = K^-1 r, eq. (M-30). The posterior owns a detached copy of
 the prior, so changing parameters afterwards changes nothing here."""
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,9 @@ class Posterior:
     and residual are theirs, in that order (inference/replicates.py). state: the value behind it, which the functions of
     inference take and return. units: of x and y in words, where they are not the user's own.
 
+    It keeps copies of what it is given and gives copies: writing into either changes no answer. `factor` and `state`
+    alone are what it computes with, to be read only. With `differentiable` the parameters are the GP's own.
+
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
         >>> post = fgp.GP(fgp.kernels.Matern()).condition(x, torch.sin(x[:, 0]))
@@ -53,6 +57,7 @@ class Posterior:
     def __init__(self, state: AnyState, units: str = "") -> None:
         self.state = state
         self.units = units
+        self._gp: Prior | None = None
 
     def in_units(self, units: str) -> "Posterior":
         """The same posterior, whose text names the units of x and y."""
@@ -60,22 +65,25 @@ class Posterior:
 
     @property
     def gp(self) -> Prior:
-        """The prior, whose parameters nothing changes any more: the GP that was conditioned, as it was."""
-        return self.state.prior
+        """The GP that was conditioned, as it was; a copy, made when first asked for."""
+        if self._gp is None:
+            self._gp = self.state.prior if self.state.differentiable else copy.deepcopy(self.state.prior)
+        return self._gp
 
     @property
     def x(self) -> Tensor:
         """Training inputs, (*batch, n, d)."""
-        return self.state.x
+        return self.state.x.clone()
 
     @property
     def y(self) -> Tensor:
         """Training targets, (*batch, n) or (*batch, n, outputs)."""
-        return self.state.y
+        return self.state.y.clone()
 
     @property
     def factor(self) -> TriangularFactor | None:
-        """The Cholesky factor of K + noise; None without data, or where iterative solves made the weights.
+        """The Cholesky factor of K + noise; None without data, or where iterative solves made the weights. To be
+        read: it is no copy, which would take n^2 numbers.
 
         Raises: DomainError where outputs have noise of their own, and with it a factor each.
         """
@@ -98,7 +106,7 @@ class Posterior:
     @property
     def residual(self) -> Float64[Tensor, "*batch u p"]:
         """y - m(x) of the distinct rows, (*batch, u, outputs or 1)."""
-        return self.state.residual
+        return self.state.residual.clone()
 
     @property
     def report(self) -> Report:
@@ -113,12 +121,12 @@ class Posterior:
     @property
     def replicates(self) -> Replicates | None:
         """The distinct rows that repeated rows of x were joined into; None where no row repeats."""
-        return self.state.replicates
+        return None if self.state.replicates is None else self.state.replicates.copied()
 
     @property
     def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
         """K^-1 (y - m), (*batch, u, outputs or 1), float64; after an update n^2 flops when they are first asked for."""
-        return self.state.representer_weights
+        return self.state.representer_weights.clone()
 
     @property
     def count(self) -> int:
@@ -133,13 +141,13 @@ class Posterior:
     @property
     def points(self) -> Float[Tensor, "*batch u d"]:
         """The distinct training inputs, (*batch, u, d), in the order of the weights."""
-        return self.state.points
+        return self.state.points.clone()
 
     @property
     def noise(self) -> Float64[Tensor, "*batch rows"]:
         """The noise variance of each distinct row, with the jitter of the system that was solved, (*batch, u or 1);
         where outputs have noise of their own (*batch, u or 1, outputs)."""
-        return self.state.noise
+        return self.state.noise.clone()
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -157,8 +165,8 @@ class Posterior:
     ) -> Prediction:
         """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
 
-        Lazy: x_test is read when something is asked for, and must be what it was until then. From 1e7 pairs of training
-        and test rows on it follows a plan, which its report carries.
+        Lazy: work begins when something is asked for. From 1e7 pairs of training and test rows on it follows a plan,
+        which its report carries.
 
         Args:
             x_test: (*batch, n_test, d).
@@ -290,8 +298,8 @@ class Posterior:
 
     def __repr__(self) -> str:
         units = f", of {self.units}" if self.units else ""
-        return f"Posterior of {self.count:,} rows{units}\n{self.gp!r}\n{self.report}"
+        return f"Posterior of {self.count:,} rows{units}\n{self.state.prior!r}\n{self.report}"
 
     def _repr_html_(self) -> str:
         units = f"<p>Posterior of {self.units}</p>" if self.units else ""
-        return f"{units}{self.gp._repr_html_()}{self.report._repr_html_()}"
+        return f"{units}{self.state.prior._repr_html_()}{self.report._repr_html_()}"

@@ -13,6 +13,7 @@ equal x stay as they are. So do a batch of tables, and noise-free rows of equal 
 each other. Noise-free rows that agree are one observation: there is no density C_g, and none is counted.
 """
 
+import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,6 +46,11 @@ class Replicates:
         """Those of one output, as `Prior.output`."""
         likelihood = self.likelihood.output(index, live=live)
         return replace(self, y=self.y[..., index].contiguous(), likelihood=likelihood)
+
+    def copied(self) -> "Replicates":
+        """With tensors of its own."""
+        x, y, group, share = (t.clone() for t in (self.x, self.y, self.group, self.share))
+        return Replicates(x, y, copy.deepcopy(self.likelihood), group, share)
 
     def of_every_row(self, y: Tensor, weights: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
         """Representer weights and the diagonal of K^-1 of the whole table from those of its distinct rows, eq. (M-88).

@@ -14,7 +14,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministically
-from flashgp.foundations.errors import MemoryBudgetError, ShapeError
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
@@ -35,7 +35,7 @@ from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["UPDATE", "Cache", "State", "UpdateState", "continued"]
+__all__ = ["UPDATE", "Cache", "State", "UpdateState", "continued", "versions_of"]
 
 F64 = torch.float64
 UPDATE = "update"  # the stage of the events of a report that the next update replaces
@@ -103,7 +103,8 @@ class State:
     outputs or 1); factor, of K + noise (None without data, or where solves made the weights); weights, or whitened,
     L^-1 of the residual, each None where it is computed when asked for. theta, the kernel's parameters; solver, what
     solves go by where there is no float64 factor, None to make it when asked for; settings of solves; online, what
-    happened since conditioning; differentiable, whether gradients to parameters, x and y are kept; report.
+    happened since conditioning; differentiable, whether gradients to parameters, x and y are kept; versions, then those
+    of the parameters, which are the GP's own; report.
     """
 
     prior: Prior
@@ -121,6 +122,7 @@ class State:
     settings: SolveSettings = field(default_factory=SolveSettings)
     online: UpdateState = field(default_factory=UpdateState)
     differentiable: bool = False
+    versions: tuple[int, ...] = ()
     cache: Cache = field(default_factory=Cache, init=False, repr=False)
 
     # -- sizes ----------------------------------------------------------------------------------------------------
@@ -175,6 +177,11 @@ class State:
 
     def checked_points(self, x: Any, name: str) -> Tensor:
         """Points that answers are asked at, (*batch, n_test, d). Raises: ShapeError, DomainError."""
+        if self.versions and self.versions != versions_of(self.prior):
+            raise DomainError(
+                "`gp` of a differentiable posterior must have the parameters that it was conditioned with, got some "
+                "that were changed since; condition again"
+            )
         x = check_points(x, name, like=self.x)
         try:
             broadcast_batch(x.shape[:-2], self.batch_shape)
@@ -288,6 +295,11 @@ class State:
             )
             self.cache.numpy_prior = (NumpyPrior.of(self.prior, self.theta, self.x) if served else None,)
         return self.cache.numpy_prior[0]
+
+
+def versions_of(prior: Prior) -> tuple[int, ...]:
+    """How often torch has seen each parameter written to."""
+    return tuple(parameter._version for parameter in prior.parameters())
 
 
 def continued(state: State, online: UpdateState) -> State:

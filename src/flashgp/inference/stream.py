@@ -220,33 +220,34 @@ class Stream:
     # -- work ---------------------------------------------------------------------------------------------------------
     def _rows_of(self, x: Any, y: Any) -> tuple[Tensor, Tensor | None]:
         """(k, d) and (k,) or (k, outputs), checked, so that nothing is predicted of what cannot be learned."""
-        posterior = self.posterior
-        x = in_dtype_of(x, "x", posterior.x).detach()
+        state = self.posterior.state
+        x = in_dtype_of(x, "x", state.x).detach()
         if x.dim() not in (1, 2):
             raise ShapeError(f"`x` must be one row (d,) or a table (k, d), got {tuple(x.shape)}; give one table")
-        x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=posterior.x)
+        x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=state.x)
         if y is None:
             return x, None
-        y = in_dtype_of(y, "y", posterior.y).detach()
-        if len(x) == 1 and y.dim() == posterior.y.dim() - 1:
+        y = in_dtype_of(y, "y", state.y).detach()
+        if len(x) == 1 and y.dim() == state.y.dim() - 1:
             y = y.unsqueeze(0)
-        return x, check_targets(y, "y", x, posterior.gp.outputs).clone()  # it is in the step that is returned
+        return x, check_targets(y, "y", x, state.prior.outputs).clone()  # it is in the step that is returned
 
     @staticmethod
     def _noise(posterior: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
         """Variance of each row's noise, (k,), or (k, outputs or 1). Raises: as `Posterior.append`, for what does not
         fit k rows."""
-        prior, device = posterior.gp, posterior.x.device
+        state = posterior.state
+        prior, device = state.prior, state.x.device
         noise = prior.additive_noise(device)
         if row_variance is not None or row_weight is not None or not prior.likelihood.rows_alike:
             none = torch.zeros(0, dtype=torch.int64)
             rows = prior.likelihood.rows(none).extended(0, k, row_variance, row_weight)
-            y = posterior.y.new_zeros(k, *posterior.y.shape[1:])
+            y = state.y.new_zeros(k, *state.y.shape[1:])
             noise = rows.sites(y, prior.outputs).variance
         if prior.separate:
             return noise.detach().expand(k, prior.factors)
         noise = noise.detach().expand(k)
-        return noise if posterior.gp.outputs is None else noise.unsqueeze(-1)
+        return noise if prior.outputs is None else noise.unsqueeze(-1)
 
     def _learned(self, posterior: Posterior, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> Posterior:
         """The posterior with these rows, and without the oldest ones that have no place beside them."""

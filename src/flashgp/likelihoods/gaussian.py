@@ -80,8 +80,9 @@ class Gaussian(Likelihood):
                 _for_each(noise_variance, self.outputs), Domain(lower=0.0), "noise_variance",
                 event_dim=0 if self.outputs is None else 1,
             )  # fmt: skip
-        self.register_buffer("row_variance", _per_row(row_variance, "row_variance", smallest=0.0))
-        self.register_buffer("row_weight", _per_row(row_weight, "row_weight", smallest=math.ulp(0.0)))
+        for name, rows, smallest in (("row_variance", row_variance, 0.0), ("row_weight", row_weight, math.ulp(0.0))):
+            rows = _per_row(rows, name, smallest)
+            self.register_buffer(name, None if rows is None else rows.clone())  # what the caller does with theirs
 
     def for_outputs(self, outputs: int | None) -> "Gaussian":
         """The same with a noise variance for each output of a GP, unless they share one.

@@ -41,7 +41,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.solves import Solves
-from flashgp.inference.state import State
+from flashgp.inference.state import State, versions_of
 from flashgp.inference.threads import FreeCores
 from flashgp.kernels.warped import autocast_events
 from flashgp.operators.covariance import CovarianceOperator
@@ -180,6 +180,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
         state = State(
             job.prior, x, job.y, rows, theta, job.residual, factor, job.report, weights, replicates=job.replicates,
             solver=solves, settings=solve, differentiable=differentiable,
+            versions=versions_of(job.prior) if differentiable else (),
         )  # fmt: skip
         states.append(state)
     if prior.separate:

@@ -66,10 +66,20 @@ class Fantasies:
         whitened: Float64[Tensor, "n p"],
         scores: Float64[Tensor, "*s members q p"],
     ) -> None:
-        self._state, self.x, self.y = state, x, y
+        self._state, self._x, self._y = state, x, y
         self._half, self._place = half, place  # (L^-1 K_oF)^T of the distinct points, (u, n); which of them each row is
         self._lower = lower  # C_b, (B, q, q)
         self._whitened, self._scores = whitened, scores  # z, (n, p); u_b, (*s, B, q, p)
+
+    @property
+    def x(self) -> Float[Tensor, "*b q d"]:
+        """The rows of every member; a copy."""
+        return self._x.clone()
+
+    @property
+    def y(self) -> Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"]:
+        """Their targets; a copy."""
+        return self._y.clone()
 
     @autocast_disabled
     @deterministic_where(lambda self, x_test: self._state.settings.deterministic)
@@ -81,7 +91,7 @@ class Fantasies:
         """
         state = self._state
         x_test = check_points(x_test, "x_test", like=state.x)
-        batch, d = self.x.shape[:-2], self.x.shape[-1]
+        batch, d = self._x.shape[:-2], self._x.shape[-1]
         if x_test.dim() != 2 and x_test.shape[:-2] != batch:
             raise ShapeError(
                 f"`x_test` must have shape (m, {d}), or {(*batch, 'm', d)} with points of each member, got "
@@ -90,7 +100,7 @@ class Fantasies:
         shared, m = x_test.dim() == 2, x_test.shape[-2]
         members = batch.numel()
         graph = torch.is_grad_enabled() and (
-            state.differentiable or any(t.requires_grad for t in (x_test, self.x, self._scores, self._lower))
+            state.differentiable or any(t.requires_grad for t in (x_test, self._x, self._scores, self._lower))
         )
         with torch.set_grad_enabled(graph):
             points = x_test if shared else x_test.reshape(members, m, d)
@@ -117,7 +127,7 @@ class Fantasies:
     def _strips(self, members: int, m: int, shared: bool, graph: bool) -> Iterator[tuple[slice, slice]]:
         """(members, test points) that fit a strip's memory; everything at once where a graph keeps it all anyway."""
         everything = slice(0, members), slice(0, m)
-        q, n = self.x.shape[-2], self._state.distinct
+        q, n = self._x.shape[-2], self._state.distinct
         numbers = max(1, self._state.settings.online.strip_bytes // 8)
         if graph or not members or not m:
             yield everything
@@ -133,7 +143,7 @@ class Fantasies:
     def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
         """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
         state = self._state
-        x, lower = self.x.reshape(-1, *self.x.shape[-2:])[mine], self._lower[mine]
+        x, lower = self._x.reshape(-1, *self._x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
         rows = state.prior.kernel.rows(points)
         between = state.prior_covariance(state.prior.kernel.rows(x), rows).to_dense()
@@ -156,11 +166,11 @@ class Fantasies:
     def _halves(self, mine: slice) -> Tensor:
         """S_b^T of some members, (B, q, n)."""
         assert self._half is not None
-        return _of_members(self._half, self._place, self.x.shape[-2], mine)
+        return _of_members(self._half, self._place, self._x.shape[-2], mine)
 
     def __repr__(self) -> str:
-        shape = " x ".join(map(str, (*self.y.shape[: self.y.dim() - (2 if self._state.prior.outputs else 1)],)))
-        return f"Fantasies: {shape or '1'} of {self.x.shape[-2]:,} rows beside {self._state.count:,}"
+        shape = " x ".join(map(str, (*self._y.shape[: self._y.dim() - (2 if self._state.prior.outputs else 1)],)))
+        return f"Fantasies: {shape or '1'} of {self._x.shape[-2]:,} rows beside {self._state.count:,}"
 
 
 class OutputFantasies(Fantasies):

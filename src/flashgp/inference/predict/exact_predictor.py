@@ -119,7 +119,7 @@ class ExactPredictor(Predictor):
     def _moved_to(self, x: Tensor) -> "ExactPredictor":
         if x is not self._x:
             self.forget()
-            self._x = x
+            self._x = self._workspace.adopt(x)
         return self
 
     @autocast_disabled
@@ -249,8 +249,9 @@ def predict(
     deterministic = deterministic or state.settings.deterministic
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
     x_test = state.checked_points(x_test, "x_test")
-    with deterministically(deterministic):
-        x_test = contiguous_copy(x_test)
+    # Read when something is asked for, which may be where gradients are wanted, although they are not here.
+    with deterministically(deterministic), torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
+        x_test = contiguous_copy(x_test) if deterministic else x_test.clone()
     variance = check_variance(variance)
     parts = state.parts if isinstance(state, OutputStates) else (state,)
     planners = planners_of(state, x_test, plan, memory, deterministic)

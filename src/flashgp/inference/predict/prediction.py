@@ -174,8 +174,8 @@ class Prediction:
 
     # -- work ---------------------------------------------------------------------------------------------------
     def _given(self, values: Tensor) -> Tensor:
-        """Values (*batch, n_test, outputs or 1) the way the user wants them."""
-        return (values if self._outputs is not None else values.squeeze(-1)).to(self._x.dtype)
+        """Values (*batch, n_test, outputs or 1) the way the user wants them; a copy, since they are kept."""
+        return (values if self._outputs is not None else values.squeeze(-1)).to(self._x.dtype, copy=True)
 
     def _observations(self, dims: int = 0) -> PredictiveDistribution:
         """New observations, (*batch, n_test), with outputs (outputs, *batch, n_test) of so many dimensions at least."""
