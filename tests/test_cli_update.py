@@ -88,7 +88,7 @@ def test_what_fails_on_the_way_leaves_the_old_file(folder: Path, monkeypatch: py
         raise OSError("the power went")
 
     monkeypatch.setattr("os.replace", fail)
-    assert "the power went" in update(folder, code=1).output
+    assert "the power went" in update(folder, code=2).output
     assert model.read_bytes() == before
     assert sorted(p.name for p in folder.iterdir()) == ["m.safetensors", "rows.csv", "table.csv"]
 

@@ -151,7 +151,7 @@ def test_predictions_are_distributions_of_the_target(transform: Any) -> None:
     assert alone.observed is alone.scores is None
     with pytest.raises(fgp.ShapeError, match="one value for each of 25 rows, got none; pass the column 'price'"):
         alone.log_prob()
-    with pytest.raises(fgp.DomainError, match="`q` must be between 0 and 1"):
+    with pytest.raises(fgp.DomainError, match="`q` must be one number between 0 and 1"):
         alone.quantile(1.5)
 
 

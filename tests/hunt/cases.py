@@ -229,7 +229,7 @@ class PosteriorCase:
                 "mean": without_axis(mean, self.outputs),
                 "variance": without_axis(stacked([variance] * p, -1), self.outputs),
                 "observed": without_axis(stacked([noisy] * p, -1), self.outputs),
-                "covariance": joint if self.outputs is None else stacked([joint] * p),
+                "covariance": joint if self.outputs in (None, 1) else stacked([joint] * p),
             }
             if "log_marginal_likelihood" in answers or "evidence" in answers:
                 out["log_marginal_likelihood"] = out["evidence"] = r.log_marginal_likelihood()

@@ -90,7 +90,7 @@ REFUSED: list[tuple[str, object, type[FlashGPError], list[str]]] = [
     ("a scaled number", lambda: kernels.Scaled(2.0), DomainError, ["`kernel`", "float"]),
     ("a warped number", lambda: kernels.Warped(nn.Identity(), 2.0), DomainError, ["`kernel`", "float"]),
     ("a warp by a function", lambda: kernels.Warped(torch.tanh, kernels.RBF()), DomainError, ["`module`", "Module"]),
-    ("no tasks", lambda: kernels.Coregionalization(0), DomainError, ["`count`", "positive", "0"]),
+    ("no tasks", lambda: kernels.Coregionalization(0), DomainError, ["`count`", "1 or more", "0"]),
     ("a text diagonal", lambda: kernels.Coregionalization(2, diagonal="a"), DomainError, ["`diagonal`", "str"]),
     ("negative diagonal", lambda: kernels.Coregionalization(2, 1, None, -0.1), DomainError, ["`diagonal`", "positive"]),
     (

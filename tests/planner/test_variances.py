@@ -43,7 +43,7 @@ def test_bytes_and_seconds_of_exact_solves(route: str) -> None:
     assert found.seconds - mean.seconds == pytest.approx(10 * (solving + exact))
     own = 8 * n * 13 * 64 + product_bytes + 8 * (n + n_test) * 3
     assert own > mean.peak_bytes
-    assert found.peak_bytes == own + 8 * 12 * n_test
+    assert found.peak_bytes == own + 8 * (12 + 3) * n_test
     assert found.notes[0] == "variance by solves, 64 points at a time"
     fewer = plan(n, n_test, variance="exact", conditioned=route, passes=10)
     assert (fewer.seconds < found.seconds) == (route != "refined")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import overload
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -214,6 +215,7 @@ def plan(
         >>> plan.fit_seconds_low < plan.fit_seconds < plan.fit_seconds_high, plan.largest_fit.rows > 1000
         (True, True)
     """
+    d = int(d) if isinstance(d, numpy.integer) else d
     rows = RowCounts(n, d, distinct, check_count(batch, "batch", 1))
     _check_time_limit(time_limit)
     if n_test is not None and (time_limit is not None or starts is not None):

@@ -69,9 +69,9 @@ def _uniform(columns: int, pairs: int, seed: int) -> Tensor:
         points = torch.rand(columns, pairs, generator=generator, dtype=torch.float64)
         return points.clamp_min(SOBOL_STEP / 2)
     engine = SobolEngine(columns, scramble=True, seed=seed)
-    first = engine.quasi.to(torch.float64) * SOBOL_STEP
+    first = (engine.quasi.to(torch.float32) * SOBOL_STEP).double()
     points = engine.draw(pairs, dtype=torch.float64)
-    points[0] = first  # torch's own is rounded to the default dtype, where float16 overflows
+    points[0] = first  # torch rounds it to the default dtype, float32 for most; float16 overflows
     points += SOBOL_STEP / 2
     # The order is random: two parts must not meet frequency by frequency in the order that both have in common.
     return points[torch.randperm(pairs, generator=generator)].mT.contiguous()

@@ -8,6 +8,7 @@ import pytest
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.workspace import Workspace
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature
@@ -86,6 +87,7 @@ class Quadratic:
     """A made-up objective of which only gradients are known: a parabola around a minimum."""
 
     rows, probes, factors, cost_power = 400, PROBES, Factors.NONE, 2
+    problem = SimpleNamespace(direct=SimpleNamespace(workspace=Workspace()))
     parameters = SimpleNamespace(
         bounds=lambda: (-FAR, FAR),
         units=lambda: numpy.ones(P),

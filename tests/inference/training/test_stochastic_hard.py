@@ -105,7 +105,8 @@ def test_a_nan_inside_a_solve_stops_it_and_says_where(route: str) -> None:
     wrong = r"met a number that is not finite in iteration .* at row 7, column 0"
     with broken_products(120, row=7) as products, pytest.raises(ConvergenceError, match=wrong):
         prior().condition(x, y, plan=plan)
-    assert products.count == 1
+    once = route in ("direct", "refined")
+    assert products.count == (1 if once else 2), "once more in float64, where float32 may have overflowed"
 
 
 def test_a_nan_in_a_batch_names_its_member() -> None:

@@ -178,8 +178,8 @@ class OutputFantasies(Fantasies):
 
     def __init__(self, state: OutputStates, each: Sequence[Fantasies]) -> None:
         self._states, self._each = state, each
-        self._state, self.x = state.parts[0], each[0].x
-        self.y = torch.stack([one.y for one in each], dim=-1)
+        self._state, self._x = state.parts[0], each[0]._x
+        self._y = torch.stack([one._y for one in each], dim=-1)
 
     def predict(self, x_test: Any) -> FantasyPrediction:
         parts = [one.predict(x_test) for one in self._each]
