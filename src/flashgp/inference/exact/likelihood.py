@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
+from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Parameter, ParameterEntry, named_parameter_objects
 from flashgp.foundations.transforms import has_tangent, is_followed, is_transformed
@@ -29,7 +30,6 @@ from flashgp.inference.exact.derivatives import Curvature, Evaluation, different
 from flashgp.inference.exact.small import SmallLikelihood, SmallModel, small_likelihood
 from flashgp.inference.prior import Prior, conflicting
 from flashgp.inference.threads import one_thread
-from flashgp.operators.second_order import second_order
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, NumpyPairs, RowArrays
 from flashgp.pairwise.problem import PairProblem
@@ -297,6 +297,9 @@ class _Curvature:
     def __init__(self, settings: DirectSettings, form: Form, rows: Rows, tensors: Sequence[Tensor]) -> None:
         settings = replace(settings, dtype=torch.float64, jitters=[])
         residual, noise, rows, theta = _parts(rows, tensors)
+        lazy_import("flashgp.operators.second_order")
+        from flashgp.operators.second_order import second_order  # by few, and operators take time to load
+
         problem = PairProblem(form, theta, rows)
         factor = factorise_covariance(settings, form, theta, rows, noise)
         self._weights = factor.solve(residual.double().expand(*factor.lower.shape[:-2], *residual.shape[-2:]))
