@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import Any, overload
 
 import numpy
 import torch
@@ -215,7 +215,8 @@ def plan(
         >>> plan.fit_seconds_low < plan.fit_seconds < plan.fit_seconds_high, plan.largest_fit.rows > 1000
         (True, True)
     """
-    d = int(d) if isinstance(d, numpy.integer) else d
+    columns: Any = d
+    d = int(columns) if isinstance(columns, numpy.integer) else columns  # which text cannot hold
     rows = RowCounts(n, d, distinct, check_count(batch, "batch", 1))
     _check_time_limit(time_limit)
     if n_test is not None and (time_limit is not None or starts is not None):
