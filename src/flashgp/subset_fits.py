@@ -15,8 +15,8 @@ from torch import Tensor
 from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.exact.condition import condition
-from flashgp.inference.exact.leave_one_out import leave_one_out
 from flashgp.inference.output_states import AnyState
+from flashgp.inference.predict.leave_one_out import leave_one_out
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.fit import fit_prior

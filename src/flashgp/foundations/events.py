@@ -116,6 +116,11 @@ class EventKind(Enum):
         "[{factor_only:if} of the factor only: mean and variance are those without it] (relative steps tried: "
         "{tried:list}). More noise, or fewer repeated rows, avoids this."
     )
+    ROUNDED = (
+        "Rounding in {dtype} may move means by {share:.1e} standard deviations of an observation, and variances by as "
+        "much of themselves: prior variances reach {largest:.1e}, and the smallest pivot is {pivot:.1e}. Scale the "
+        "inputs or add noise."
+    )
     ROUTE_FAILED = (
         "{route}: [{error}|ended after {iterations:n iteration} ({reason})]. A float64 Cholesky factor of all rows "
         "takes over, in {bytes:bytes}."
@@ -181,6 +186,10 @@ class EventKind(Enum):
     VARIANCE_NEGATIVE = (
         "A computed variance was {worst:.2e}, below zero by more than rounding; it is given as 0. Use float64, or more "
         "noise."
+    )
+    LEFT_OUT = (
+        "Leave-one-out [by the float32 factor, off by at most {share:.1e} of its variances at {rows} of the rows.|by "
+        "solves, its variances too large by at most {share:.1e} of themselves.]"
     )
     JOINT_JITTER = "A jitter of {jitter:.2e} was added to factorise the joint covariance."
     RANDOM_FEATURES = (

@@ -174,6 +174,8 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
             factor = solves = None
             return _of_part(prior, x, y, settings, slow, tried)
         _report_jitter(job.report, job.direct, factor, certain=solves is not None)
+        if factor is not None and solves is None and not job.direct.jitters:
+            _report_rounding(job, factor)
         ready = ready if solves is None else solves.system.tiles
         job.report.backend, job.report.peak_bytes = workspace.backend, workspace.peak_bytes
         job.report.seconds = time.perf_counter() - began - (workspace.compile_seconds - compiled)
@@ -393,6 +395,25 @@ def _solve_with_graph(job: _Job) -> tuple[Factor, Tensor]:
     direct.jitters += factor.attempts
     weights = torch.cholesky_solve(job.residual.to(matrix.dtype), factor.lower).double()
     return factor, weights
+
+
+def _report_rounding(job: _Job, factor: Factor) -> None:
+    """What the rounding of the matrix may do to all that comes from its factor, eq. (M-147), above the tolerance."""
+    if not factor.lower.numel() or not float(job.noise.detach().min()) > 0.0:
+        return
+    problem = PairProblem(job.prior.kernel.form, job.theta, job.rows).detached()
+    largest = job.direct.backend.diagonal(problem, dtype=torch.float64).detach().amax(-1)
+    pivot = factor.lower.detach().diagonal(dim1=-2, dim2=-1).double().square().amin(-1)
+    shares = math.sqrt(job.rows.count) * torch.finfo(factor.dtype).eps * largest / pivot
+    share = float(shares.max())
+    if share > job.solve.tolerance:
+        event = Event(
+            EventKind.ROUNDED,
+            dtype=str(factor.dtype).removeprefix("torch."), share=share, largest=float(largest.max()),
+            pivot=float(pivot.min()),
+        )  # fmt: skip
+        job.report.events.append(event)
+        warn(str(event))
 
 
 def _report_jitter(report: Report, settings: DirectSettings, factor: Factor | None, certain: bool) -> None:

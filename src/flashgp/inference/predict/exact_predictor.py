@@ -18,6 +18,7 @@ from flashgp.foundations.checks import promotions
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where, deterministically
 from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
@@ -55,6 +56,7 @@ class ExactPredictor(Predictor):
         self._x = state.x  # until points are given
         self._mean: Tensor | None = None
         self._variance: Variance | None = None
+        self._joint_dtype = torch.float64  # of the computation of the last joint covariance
         self._limit: int | None = None  # bytes that solves may take
         self._room = 0  # bytes, for wider strips than the least
         self._rows: Rows | None = None  # of a few points, from the mean to the variance; likewise K_sx
@@ -66,7 +68,7 @@ class ExactPredictor(Predictor):
         self.report = Report(
             route=condition.route, device=str(state.x.device), dtype=condition.dtype,
             error_bound=condition.error_bound, jitter=condition.jitter, seconds=0.0,
-            events=[EVENT] if self.deterministic else [],
+            events=[*([EVENT] if self.deterministic else []), *of_kind(condition.events, EventKind.ROUNDED)],
         )  # fmt: skip
 
     # -- what predictions ask --------------------------------------------------------------------------------------
@@ -97,16 +99,15 @@ class ExactPredictor(Predictor):
                 available_bytes=free,
             )
         with torch.set_grad_enabled(self.wants_graph(x)):
-            joint = self._variances().joint(self._state.prior.kernel.rows(self._x))
+            joint, self._joint_dtype = self._variances().joint(self._state.prior.kernel.rows(self._x))
             return joint.expand(*broadcast_batch(joint.shape[:-2], state.batch_shape), n, n)
 
     def rounding(self, x: Tensor) -> Tensor:
-        """That of the prior's entries, which the covariance is a difference of."""
+        """That of the prior's entries, which the last covariance is a difference of, in what it was computed in."""
         state = self._state
         with torch.no_grad():
             prior = state.prior_covariance(state.prior.kernel.rows(x)).diagonal().mean(-1)
-        dtype = torch.float64 if state.factor is None else state.factor.dtype  # what a sample's jitter may hide
-        return (state.distinct + x.shape[-2]) * torch.finfo(dtype).eps * prior.detach()
+        return (state.distinct + x.shape[-2]) * torch.finfo(self._joint_dtype).eps * prior.detach()
 
     def paths(self, count: int, features: int, seed: int | None) -> Paths:
         return draw_paths(self._state, count, features, seed)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_flag, check_targets
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI, check_probability
 from flashgp.foundations.report import Report
@@ -123,6 +123,11 @@ class Prediction:
         error = y - self.mean.double()
         error = error if self._outputs is not None else error.unsqueeze(-1)
         factor = self._joint_factor(observed=True)
+        if bool((factor.jitter > 0).any()):
+            warn(
+                f"the joint covariance of these observations was not positive definite; a jitter of "
+                f"{float(factor.jitter.max()):.2e} was added to it, and the density is that of so much more noise"
+            )
         n, p = error.shape[-2:]
         if self._predictor.separate:  # (*batch, outputs, n_test, 1)
             solved, log_determinant = (

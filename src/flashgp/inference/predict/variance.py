@@ -112,28 +112,30 @@ class PosteriorVariance:
             return self._by_samples(prior)
         return Variance(self.left(prior, self._explained_by_solves(solves, rows, prior), F64))
 
-    def joint(self, rows: Rows) -> Tensor:
-        """Of the points with each other, (*batch, n_test, n_test)."""
+    def joint(self, rows: Rows) -> tuple[Tensor, torch.dtype]:
+        """Of the points with each other, (*batch, n_test, n_test), and the dtype that it was computed in."""
         state, n, solves = self.state, self.x.shape[-2], self.state.solves
         if solves is not None and self.x.dim() > 2:  # one system: one member after the other
             members = self.x.flatten(0, -3)
-            joint = torch.empty((len(members), n, n), dtype=F64, device=self.x.device)
+            joint, dtype = torch.empty((len(members), n, n), dtype=F64, device=self.x.device), F64
             for i, x in enumerate(members):
-                joint[i] = self._at(x).joint(state.prior.kernel.rows(x))
-            return joint.unflatten(0, self.x.shape[:-2])
+                joint[i], of_member = self._at(x).joint(state.prior.kernel.rows(x))
+                dtype = dtype if of_member == F64 else of_member
+            return joint.unflatten(0, self.x.shape[:-2]), dtype
         prior = state.prior_covariance(rows).to_dense()
         if not state.count or not n:
-            return prior
+            return prior, F64
         if solves is not None:
             diagonal = prior.detach().diagonal()
             if self._factor_gives_way(solves, rows, diagonal, "solves"):
                 part = explained_jointly(solves, self._cross_to(rows), diagonal)
                 self._note_shortfall(part, diagonal, part.value.detach().diagonal())
-                return prior - part.value
+                return prior - part.value, F64
         step = strip_points(state.distinct, room=self.room, strip_bytes=self.options.variances.strip_bytes)
         halves = [self._half_solve(rows.part(s, s + step)).double() for s in range(0, n, step)]
         half = halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
-        return prior - half.mT @ half
+        assert state.factor is not None
+        return prior - half.mT @ half, state.factor.dtype
 
     def left(self, prior: Tensor, explained: Tensor, dtype: torch.dtype) -> Tensor:
         """What is left of the prior variance, (*batch, n_test, 1); dtype: what the explained one was computed in."""

@@ -7,7 +7,7 @@ until that is below SHARE of the variance. variance.py chooses between these and
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from flashgp.inference.solves import Solves
 from flashgp.planner.variances import SOLVED_POINTS
 from flashgp.solvers.contract import Goal
 
-__all__ = ["FLOOR", "SHARE", "Explained", "explained", "explained_jointly", "strips"]
+__all__ = ["FLOOR", "SHARE", "Explained", "explained", "explained_jointly", "precisions", "strips"]
 
 SHARE = 0.01  # of a variance, that its error may be
 FIRST_SHARE = 1e-3  # of the prior variance, that the first solve may be off by, while the variance is not known
+PRECISION_SHARE = 1e-3  # of an entry of the diagonal of A^-1, that its error may be
 ROUNDS = 4
 FLOOR = 1e-12  # of the prior variance: below that, a variance is rounding
 log = logging.getLogger("flashgp.predict")
@@ -44,7 +45,7 @@ def strips(count: int) -> Iterator[tuple[int, int]]:
 
 def explained(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
     """diag(C^T A^-1 C), (m,), for C = K(x, x_*) of shape (n, m), float64, and the prior variances (m,), eq. (M-101)."""
-    z, product, error = _solved(solves, cross.detach(), prior.detach())
+    z, product, error = _solved_for_variance(solves, cross.detach(), prior.detach())
     return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)
 
 
@@ -56,23 +57,56 @@ def explained_jointly(solves: Solves, cross: Tensor, prior: Tensor) -> Explained
     """
     z, product, error = torch.empty_like(cross), torch.empty_like(cross), torch.empty_like(prior)
     for a, b in strips(cross.shape[1]):
-        z[:, a:b], product[:, a:b], error[a:b] = _solved(solves, cross[:, a:b].detach(), prior[a:b].detach())
+        z[:, a:b], product[:, a:b], error[a:b] = _solved_for_variance(
+            solves, cross[:, a:b].detach(), prior[a:b].detach()
+        )
     once = cross.mT @ z
     return Explained(torch.addmm(once + once.mT, z.mT, product, alpha=-1.0), error)
 
 
-def _solved(solves: Solves, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """z ~ A^-1 C, A z, and bounds of the shortfall of each column: solved again while they exceed SHARE."""
+def precisions(solves: Solves, rows: Tensor, guess: Tensor) -> Explained:
+    """The diagonal of A^-1 at some rows, (m,), eq. (M-101) for columns of the identity; guess, (m,), of the same.
+
+    Where rounding of a float32 factor ends the solve of a block without certain values, its halves are solved, each
+    column alone in the end.
+    """
+    columns = torch.zeros(solves.system.count, len(rows), dtype=torch.float64, device=rows.device)
+    columns[rows, torch.arange(len(rows), device=rows.device)] = 1.0
+    z, product, error = _solved(
+        solves, columns, PRECISION_SHARE * float(guess.min()), lambda value, _: PRECISION_SHARE * value
+    )
+    value = 2.0 * (columns * z).sum(0) - (z * product).sum(0)
+    if len(rows) == 1 or bool((error <= SHARE * value).all()):
+        return Explained(value, error)
+    first, second = (precisions(solves, *half) for half in zip(rows.chunk(2), guess.chunk(2), strict=True))
+    return Explained(torch.cat((first.value, second.value)), torch.cat((first.error, second.error)))
+
+
+def _solved_for_variance(solves: Solves, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Until what the columns explain of the prior variances is certain to SHARE of what is left."""
     largest = float(prior.max())
-    share, start = FIRST_SHARE * largest, None
+
+    def allowed(value: Tensor, error: Tensor) -> Tensor:
+        return SHARE * (prior - value - error).clamp_min(FLOOR * largest)
+
+    return _solved(solves, cross, FIRST_SHARE * largest, allowed)
+
+
+def _solved(
+    solves: Solves, cross: Tensor, first: float, allowed: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """z ~ A^-1 C, A z, and bounds of the shortfall of each column: solved again while they exceed what is allowed.
+
+    Args: first, what the first solve may fall short by; allowed, of the values diag(C^T A^-1 C) and their errors.
+    """
+    share, start = first, None
     for last in range(ROUNDS - 1, -1, -1):
         solution = solves.solve(cross, Goal(FLOOR, math.sqrt(share)), start=start)
         z, error = solution.value, solution.energy_bound.square()
         product = solves.system.multiply(z)
-        variance = prior - 2.0 * (cross * z).sum(0) + (z * product).sum(0)
-        allowed = SHARE * (variance - error).clamp_min(FLOOR * largest)
-        if not last or solution.stopped is not StopReason.GOAL or bool((error <= allowed).all()):
+        most = allowed(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)
+        if not last or solution.stopped is not StopReason.GOAL or bool((error <= most).all()):
             break
-        # At most an eighth of the last: the variance itself becomes smaller as the solve gets better.
-        share, start = min(share / 8.0, float(allowed[error > allowed].min())), z
+        # At most an eighth of the last: what is allowed may become smaller as the solve gets better.
+        share, start = min(share / 8.0, float(most[error > most].min())), z
     return z, product, error

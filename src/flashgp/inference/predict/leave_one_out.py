@@ -1,0 +1,134 @@
+"""Leave-one-out: every training row predicted from all the others, without refitting, eqs. (M-39) and (M-40).
+
+The diagonal of K^-1 comes from the factor. That of a float32 factor is corrected by solves where these are cheap, and
+compared with them at some rows elsewhere: beside large covariances its rounding may exceed the noise.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.events import Event, EventKind, of_kind
+from flashgp.foundations.normal import LOG_2PI
+from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.predict.plan import price_of
+from flashgp.inference.predict.variance_solves import SHARE, precisions, strips
+from flashgp.inference.replicates import Replicates
+from flashgp.inference.state import State
+from flashgp.pairwise.torch.tiles import tile_rows
+from flashgp.planner.variances import CORRECTION_SECONDS
+from flashgp.solvers.direct.cholesky import TriangularFactor
+
+__all__ = ["LeaveOneOut", "leave_one_out"]
+
+COMPARED_ROWS = 16
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Predictions of every training row from all the others, eqs. (M-39) and (M-40).
+
+    Fields: mean (*batch, n[, outputs]); variance of the observation, the same shape; log_prob of the observed y.
+    """
+
+    mean: Float[Tensor, "*shape"]
+    variance: Float[Tensor, "*shape"]
+    log_prob: Float[Tensor, "*shape"]
+
+
+@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECONDS) -> LeaveOneOut:
+    """See `Posterior.leave_one_out`; correction_seconds, by the machine's rates, that correcting a float32 factor may
+    take."""
+    if isinstance(state, OutputStates):
+        each = [leave_one_out(part, correction_seconds) for part in state.parts]
+        mean, variance, log_prob = (
+            torch.stack([getattr(one, name) for one in each], dim=-1) for name in ("mean", "variance", "log_prob")
+        )
+        told = state.report.events
+        told += [e for part in state.parts for e in of_kind(part.report.events, EventKind.LEFT_OUT) if e not in told]
+        return LeaveOneOut(mean, variance, log_prob)
+    if not state.count:
+        empty = state.y.new_zeros(state.y.shape, dtype=state.result_dtype)
+        return LeaveOneOut(empty, empty, empty)
+    if state.factor is None:
+        raise DomainError(
+            f"`leave_one_out` needs a factor of all {state.distinct:,} rows, got a posterior by iterative solves; "
+            "condition with a larger memory=, or with dtype=torch.float32, which takes half of what float64 takes"
+        )
+    outputs = state.prior.outputs
+    y = state.prior.sites(state.y).targets.to(torch.float64)
+    y = y if outputs is not None else y.unsqueeze(-1)
+    precision = _inverse_diagonal(state.factor)
+    if state.solves is not None:
+        precision = _corrected(state, precision, correction_seconds)
+    parts = _left_out(precision, state.representer_weights, y, state.replicates)
+    shaped = (part if outputs is not None else part.squeeze(-1) for part in parts)
+    return LeaveOneOut(*(part.to(state.result_dtype) for part in shaped))
+
+
+def _corrected(state: State, precision: Float64[Tensor, "u"], correction_seconds: float) -> Float64[Tensor, "u"]:
+    """The diagonal of K^-1 by solves, or the float32 factor's own where these would take long, which is then compared.
+
+    An event says how far off it may be, and a warning where that is more than SHARE. What no solve could say anything
+    about stays the factor's own.
+    """
+    solves, n = state.solves, state.distinct
+    assert solves is not None
+    dense = price_of(state, n, "exact", state.settings.deterministic).seconds <= correction_seconds
+    rows = torch.arange(n) if dense else torch.linspace(0, n - 1, min(COMPARED_ROWS, n)).round().long().unique()
+    rows = rows.to(precision.device)
+    least = 1.0 / (solves.system.diagonal() + solves.system.noise)  # (K^-1)_ii is at least that
+    guess = torch.maximum(precision, least).nan_to_num(nan=0.0)
+    parts = [precisions(solves, rows[a:b], guess[rows[a:b]]) for a, b in strips(len(rows))]
+    value, short = (torch.cat([getattr(part, name) for part in parts]) for name in ("value", "error"))
+    share = float((short / value).max())
+    if not dense:
+        share = max(share, float((precision[rows] / value - 1.0).abs().nan_to_num(nan=torch.inf).max()))
+    event = Event(EventKind.LEFT_OUT, share=share, rows=None if dense else len(rows))
+    if event not in state.report.events:
+        state.report.events.append(event)
+        if not share <= SHARE:
+            warn(f"{event} Condition with dtype=torch.float64, or with more noise")
+    return torch.where(short < value, value, precision) if dense else precision
+
+
+def _left_out(
+    precision: Float64[Tensor, "*batch u"],
+    weights: Float64[Tensor, "*batch u p"],
+    y: Float64[Tensor, "*points n p"],
+    replicates: Replicates | None,
+) -> tuple[Float64[Tensor, "*batch n p"], Float64[Tensor, "*batch n p"], Float64[Tensor, "*batch n p"]]:
+    """(mean, variance, log density) of y (*batch, n, p), of its shape, from the diagonal of K^-1 and the weights.
+
+    With replicates these are of the distinct rows, eq. (M-88). Source: Rasmussen & Williams (2006), section 5.4.2.
+    """
+    if replicates is not None:
+        weights, precision = replicates.of_every_row(y if replicates.y.dim() == 2 else y[:, 0], weights, precision)
+    precision = precision.unsqueeze(-1)
+    error = weights / precision
+    variance = (1.0 / precision).expand_as(error)
+    log_prob = -0.5 * (weights * error - precision.log() + LOG_2PI)
+    return y - error, variance, log_prob
+
+
+def _inverse_diagonal(factor: TriangularFactor) -> Tensor:
+    """The diagonal of K^-1 by strips of L^-1, (*batch, n), float64. Cost: n^3 / 3 flops, one strip."""
+    lower = factor.lower
+    n = lower.shape[-1]
+    step = tile_rows(n, lower.shape[:-2].numel(), lower.device)
+    parts = []
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        # Columns start..stop of L^-1 are zero above `start`: only the trailing block is solved.
+        strip = torch.zeros(n - start, stop - start, dtype=lower.dtype, device=lower.device)
+        strip.diagonal().fill_(1.0)
+        solved = torch.linalg.solve_triangular(
+            lower[..., start:, start:], strip.expand(*lower.shape[:-2], *strip.shape), upper=False
+        )
+        parts.append(solved.square().sum(-2))
+    return torch.cat(parts, dim=-1).double()
