@@ -326,6 +326,19 @@ class Trend(torch.nn.Module):
         return x[..., :1] * self.slopes
 
 
+@pytest.mark.parametrize("name", ["likelihood.noise_variance.raw", "mean.value.raw", "kernel.kernel.lengthscale.raw"])
+@pytest.mark.parametrize("output", [0, 1])
+def test_a_differentiable_posterior_knows_that_parameters_of_an_output_have_changed(name: str, output: int) -> None:
+    x, y = table()
+    gp = together()
+    post = gp.condition(x, y, differentiable=True)
+    with torch.no_grad():
+        dict(gp.named_parameters())[name].add_(0.3)
+    for changed in (post, post.by_output[output]):
+        with pytest.raises(DomainError, match="changed since; condition again"):
+            changed.predict(x[:3])
+
+
 @pytest.mark.parametrize("mean", [fgp.means.Zero, lambda: fgp.means.Linear(torch.ones(2)), Trend])
 def test_means_of_every_kind(mean: Callable[[], torch.nn.Module]) -> None:
     x, y = table(30)

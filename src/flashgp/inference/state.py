@@ -18,6 +18,7 @@ from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeErro
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.parameters import ParameterEntry, named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import NumpyPrior
@@ -298,8 +299,9 @@ class State:
 
 
 def versions_of(prior: Prior) -> tuple[int, ...]:
-    """How often torch has seen each parameter written to."""
-    return tuple(parameter._version for parameter in prior.parameters())
+    """How often torch has seen each parameter written to; of one output also those that it has an entry of."""
+    entries = (one.raw for _, one in named_parameter_objects(prior) if isinstance(one, ParameterEntry))
+    return tuple(tensor._version for tensor in (*prior.parameters(), *entries))
 
 
 def continued(state: State, online: UpdateState) -> State:
