@@ -451,6 +451,34 @@ def test_wrong_rows_leave_the_posterior_as_it_is() -> None:
     agree(post.append(x[:2] + 0.2, y[:2]), model().condition(torch.cat([x, x[:2] + 0.2]), torch.cat([y, y[:2]])))
 
 
+@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize("batched", ["y", "row_variance"])
+def test_a_batch_of_models_is_refused_whatever_the_noise_of_the_new_rows(batched: str, outputs: int | None) -> None:
+    x, y = data(6)
+    y = y if outputs is None else torch.stack([y, 2.0 * y], dim=-1)
+    more = 0.1 + torch.rand(3, 2, generator=torch.Generator().manual_seed(1), dtype=F64)[:, 0]
+    known = torch.full((2, 6), 0.1, dtype=F64) if batched == "row_variance" else None
+    gp = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(0.1, row_variance=known), outputs=outputs)
+    post = gp.condition(x, y if batched == "row_variance" else torch.stack([y, 2.0 * y]))
+    assert post.batch_shape == (2,)
+    for rows in ({}, {"row_variance": more}, {"row_weight": more}, {"row_variance": more.expand(2, 3)}):
+        for update in (post.append, post.slide, lambda *new, **kw: post.replace([0, 1, 2], *new, **kw)):
+            with pytest.raises(DomainError, match="must be of one table, got a batch of shape"):
+                update(x[:3] + 0.2, y[:3], **rows)
+
+
+@pytest.mark.parametrize("name", ["row_variance", "row_weight"])
+def test_the_likelihood_of_a_batch_takes_more_rows(name: str) -> None:
+    known, more = torch.arange(1.0, 9.0, dtype=F64).reshape(2, 4), torch.arange(1.0, 7.0, dtype=F64).reshape(2, 3)
+    likelihood = fgp.likelihoods.Gaussian(0.1, **{name: known})
+    for given in (more, more[0]):
+        longer = likelihood.extended(4, 3, **{name: given})
+        assert torch.equal(getattr(longer, name), torch.cat([known, given.expand(2, 3)], dim=-1))
+    for wrong in (more.expand(3, 2, 3), more[:, :2], torch.cat([more, more])):
+        with pytest.raises(ShapeError, match="must have one entry per new row"):
+            likelihood.extended(4, 3, **{name: wrong})
+
+
 def test_a_duplicate_without_noise_is_refused() -> None:
     x, y = data(20)
     gp = fgp.GP(fgp.kernels.Matern(nu=0.5), likelihood=fgp.likelihoods.Gaussian(0.0))

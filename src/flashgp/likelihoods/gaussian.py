@@ -172,6 +172,7 @@ class Gaussian(Likelihood):
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
         """The same likelihood for `more` rows after the n there are; parameters are shared.
 
+        Args: row_variance, row_weight: (more,), or (*batch, more) with the batch of those of the rows before.
         Raises: ShapeError, DomainError for row tensors that do not fit, or that are missing where the rows before have
             variances of their own.
         """
@@ -187,14 +188,15 @@ class Gaussian(Likelihood):
                     "`row_variance` must be given for the new rows, since the rows before have variances of their own; "
                     "pass zeros for none"
                 )
-            if new is not None and new.shape != (more,):
+            before = torch.full((n,), neutral, dtype=torch.float64) if before is None else before
+            new = torch.full((more,), neutral, dtype=torch.float64) if new is None else new
+            if new.shape not in ((more,), (*before.shape[:-1], more)):
                 raise ShapeError(
                     f"`{name}` must have one entry per new row ({more}), got shape {tuple(new.shape)}; pass it for the "
                     "new rows only"
                 )
-            before = torch.full((n,), neutral, dtype=torch.float64) if before is None else before
-            new = torch.full((more,), neutral, dtype=torch.float64) if new is None else new
-            setattr(longer, name, torch.cat([before, new.to(before.device)]))
+            new = new.to(before.device).expand(*before.shape[:-1], more)
+            setattr(longer, name, torch.cat([before, new], dim=-1))
         return longer
 
     def with_rows(self, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":

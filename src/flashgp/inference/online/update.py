@@ -70,13 +70,11 @@ class _NewRows:
 # -- what users call, behind the methods of Posterior -------------------------------------------------------------
 def append(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> AnyState:
     """See `Posterior.append`."""
-    if isinstance(state, OutputStates):
-        new = _checked(state, x, y, row_variance, row_weight)
-        return _each_output(state, None, new) if len(new) else state
-    if row_variance is None and row_weight is None and (one := appended_row(state, x, y)) is not None:
+    alike = row_variance is None and row_weight is None
+    if alike and isinstance(state, State) and (one := appended_row(state, x, y)) is not None:
         return one
     new = _checked(state, x, y, row_variance, row_weight)
-    return _updated(state, None, new) if len(new) else state
+    return _each_output(state, None, new) if len(new) else state
 
 
 def drop(state: AnyState, indices: Any) -> AnyState:
@@ -108,9 +106,9 @@ def slide(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -
 
 def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> AnyState:
     """The update of a state, or of the state of each output; where one fails nothing has changed."""
+    check_updatable(state)
     if not isinstance(state, OutputStates):
         return _updated(state, gone, new)
-    check_updatable(state)
     kept = None if gone is None else _remaining(gone, state.count)
     plain = new is None or (new.row_variance is None and new.row_weight is None)
 
@@ -131,6 +129,7 @@ def _checked(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any
 
     Raises: ShapeError, DomainError.
     """
+    check_updatable(state)  # before shapes, which of a batch would not fit either
     x, y = (in_dtype_of(value, name, before) for value, name, before in ((x, "x", state.x), (y, "y", state.y)))
     x = check_points(x, "x", like=state.x)
     if x.dim() != 2:
@@ -196,7 +195,6 @@ def check_updatable(state: AnyState) -> None:
 @torch.no_grad()
 def _updated(state: State, gone: Tensor | None, new: _NewRows | None) -> State:
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
-    check_updatable(state)
     most = max(0 if part is None else len(part) for part in (gone, new))
     few = state.x.device.type == "cpu" and most <= state.settings.online.few_rows
     few = few and state.float64_factor is not None  # solves keep all cores busy
