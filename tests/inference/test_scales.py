@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.inference.extent import check_answer
 from inference.plain_gp import F64, relative
 
 k, lik = fgp.kernels, fgp.likelihoods
@@ -99,6 +100,15 @@ def test_a_covariance_that_overflows_is_refused() -> None:
         post = fgp.GP(k.Polynomial(2)).condition(x, y, solver=solver)
         with pytest.raises(fgp.DomainError, match="`x_test` must be points at which covariances are float64 numbers"):
             post.predict(x * 1e150).variance  # noqa: B018 - computed when asked for
+
+
+def test_answers_whose_sum_alone_overflows_are_given() -> None:
+    answers = torch.full((2, 3, 1), 1e308, dtype=F64)
+    check_answer(answers, "x_test")
+    answers[1, 2] = torch.inf
+    with pytest.raises(fgp.DomainError, match="without mean or variance at row 2"):
+        check_answer(answers, "x_test")
+    check_answer(answers[:0], "x_test")
 
 
 # -- parameters that leave float64 --------------------------------------------------------------------------------

@@ -180,13 +180,12 @@ class ExactPredictor(Predictor):
                 return False
         if self._mean is None:
             self._mean = self._few.mean()
+            check_answer(self._mean, "x_test")
         if variance:
             prior, explained = self._few.variance()
             left = self._variances().left(prior, explained, torch.float64)
             self._variance = Variance(left.expand(self._mean.shape))
             check_answer(self._variance.value, "x_test")
-        else:
-            check_answer(self._mean, "x_test")
         return True
 
     def _variances(self) -> PosteriorVariance:
