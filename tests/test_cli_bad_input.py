@@ -144,6 +144,9 @@ def test_a_file_that_is_not_a_model(model: Path, tmp_path: Path, kind: str) -> N
     for command in ("predict", "update"):
         result = run(command, path, table, "--out", tmp_path / "p.csv", code=2)
         one_sentence(result, str(path)[:20])
+        if kind in ("a table", "nothing", "text", "Python"):
+            one_sentence(result, f"{str(path)!r} is no model file of FlashGP, it ")
+            one_sentence(result, f"the order is: flashgp {command} MODEL ")
         assert not (tmp_path / "p.csv").exists()
 
 

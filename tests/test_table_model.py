@@ -108,6 +108,8 @@ def test_files_save_and_load_both_ways(model: fgp.TableModel, folder: Path, tmp_
     assert isinstance(fgp.load(tmp_path / "standardised"), fgp.Posterior)
     with pytest.raises(fgp.ModelFileError, match="does not know a table's columns"):
         fgp.TableModel.load(tmp_path / "standardised")
+    with pytest.raises(fgp.DomainError, match="`path` must be the name of a file, got int"):
+        fgp.TableModel.load(3)
 
 
 def test_the_posterior_says_that_it_is_standardised(model: fgp.TableModel, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 
 from flashgp.foundations.normal import half_width
 from flashgp.table import read_table, require_format, write_predictions
-from flashgp.table_model import TableModel, TablePrediction
+from flashgp.table_model import TablePrediction
 
 from .console import Console
+from .models import read_model
 from .options import PredictOptions
 from .paths import require_distinct, require_writable
 
@@ -24,7 +25,7 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     require_distinct({"MODEL": options.model, "TABLE": options.table, "--out": options.out})
     require_format(options.out, "--out")
     require_writable(options.out, "--out")
-    model = TableModel.load(options.model)
+    model = read_model(options.model, "predict MODEL TABLE")
     table = read_table(
         options.table, header=model.encoding.header, delimiter=options.delimiter, decimal=options.decimal
     )

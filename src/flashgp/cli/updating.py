@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from flashgp.table import read_table
-from flashgp.table_model import TableModel
 
 from .console import Console
+from .models import read_model
 from .options import UpdateOptions
 from .paths import require_distinct, require_writable
 
@@ -24,7 +24,7 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     if options.out is not None:
         require_distinct({"ROWS": options.rows, "--out": out})
     require_writable(out, "--out" if options.out is not None else "MODEL")
-    model = TableModel.load(options.model)
+    model = read_model(options.model, "update MODEL ROWS")
     before, header = model.posterior, model.encoding.header
     table = read_table(options.rows, header=header, delimiter=options.delimiter, decimal=options.decimal)
     with console.stages() as stage:

@@ -280,19 +280,24 @@ def open_container(path: str) -> Iterator[Container]:
             file = stack.enter_context(open(path, "rb"))
             start = file.read(8)
             size, length = os.fstat(file.fileno()).st_size, int.from_bytes(start, "little")
-            sized = len(start) == 8 and 2 <= length <= min(MAX_HEADER_BYTES, size - 8)
-            text = file.read(length) if sized else b""
+            ours = len(start) == 8 and 2 <= length <= MAX_HEADER_BYTES
+            text = file.read(length) if ours and length <= size - 8 else b""
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             reason = getattr(error, "strerror", None) or str(error)
             raise ModelFileError(
                 f"`path` must be a file that can be read, got {path!r} ({reason}); check it"
             ) from error
+        if not ours:
+            begin = f"begins with {start.decode('ascii', 'backslashreplace')!r}" if start else "is empty"
+            raise ModelFileError(
+                f"{path!r} is no model file of FlashGP, it {begin}; pass a file that `flashgp fit` or flashgp.save "
+                "wrote",
+                foreign=True,
+            )
         try:
-            if not sized:
+            if not text:
                 raise ModelFileError(
-                    "the file must begin with the length of a header that it holds, at most "
-                    f"{MAX_HEADER_BYTES:,} bytes, got {start!r} ({size:,} bytes in all); it is truncated or another "
-                    "kind of file, save the model again"
+                    f"the file is truncated, got {size:,} bytes of more than {length:,}; save the model again"
                 )
             yield _container(file, path, parse_json(text, "header"))
         except ModelFileError as error:

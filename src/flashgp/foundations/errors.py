@@ -64,7 +64,14 @@ class DerivativeError(FlashGPError, NotImplementedError):
 
 
 class ModelFileError(FlashGPError, ValueError):
-    """A model file is truncated, foreign, hostile, or of an unknown version; nothing of it was used."""
+    """A model file is truncated, foreign, hostile, or of an unknown version; nothing of it was used.
+
+    Fields: foreign (whether it is another kind of file, from its first bytes).
+    """
+
+    def __init__(self, message: str, *, foreign: bool = False) -> None:
+        super().__init__(message)
+        self.foreign = foreign
 
 
 class NotPositiveDefiniteError(FlashGPError, ArithmeticError):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from flashgp.files import load, load_metadata, save
+from flashgp.files.container import file_path
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
@@ -360,7 +361,7 @@ class TableModel:
             ModelFileError: for another file, or a model that does not know a table's columns.
         Cost: one pass over the file.
         """
-        name = os.fspath(path)
+        name = file_path(path)
         data: Any = load_metadata(path).get(TABLE_KEY)
         if not isinstance(data, dict) or sorted(data) != sorted(_FIELDS) or not isinstance(data["kernel"], str):
             raise ModelFileError(
