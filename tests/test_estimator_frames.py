@@ -77,6 +77,37 @@ def test_bad_frames_are_refused_by_column_and_row(model: fgp.GPRegressor, change
         model.predict(change(pd.DataFrame(inputs(4, seed=1))))
 
 
+MIXED = pd.Series([None, "x", 1.5, "y"], dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "said"),
+    [
+        (
+            pd.DataFrame({"size": range(4), "city": MIXED}),
+            range(4),
+            "column 'city' of 'X' .* 'x' at row 1 and 1.5 at row 2",
+        ),
+        (
+            pd.DataFrame([[1.0, 2.0]] * 4, columns=["size", "size"]),
+            range(4),
+            "'X' must differ, got 'size' for columns 1",
+        ),
+        (pd.DataFrame({"size": range(4)}), pd.Series(list("abcd")), "`y` must hold numbers, got text"),
+        (pd.DataFrame({"size": range(4)}), pd.Series([None] * 4, dtype=object), "`y` must be finite, got NaN at row 0"),
+        (
+            pd.DataFrame({"size": [0.0, np.inf, 1.0, 2.0]}),
+            range(4),
+            r"got inf at row 1 and column 0 \('size'\); correct it",
+        ),
+    ],
+    ids=["two kinds of values", "a name twice", "a target of text", "a target without values", "infinity"],
+)
+def test_frames_that_cannot_be_learned_name_the_column(X: pd.DataFrame, y: Any, said: str) -> None:
+    with pytest.raises(fgp.FlashGPError, match=said):
+        fgp.GPRegressor().fit(X, y)
+
+
 def test_frames_that_cannot_be_learned_leave_the_model_as_it_was(model: fgp.GPRegressor) -> None:
     table, price = pd.DataFrame(inputs()), houses()["price"]
     before = model.predict(table)

@@ -574,7 +574,7 @@ def test_every_bit_of_the_first_bytes_is_found(path: Path, genuine: bytes) -> No
             data = bytearray(genuine)
             data[place] ^= 1 << bit
             path.write_bytes(data)
-            with pytest.raises(fgp.ModelFileError, match="is refused|is no model file"):
+            with pytest.raises(fgp.ModelFileError, match=r"is refused|is no model file"):
                 fgp.load(path)
 
 
@@ -592,7 +592,7 @@ def test_truncated_files_are_found(path: Path, genuine: bytes) -> None:
     choose = random.Random(7)
     for length in [*range(20), *(choose.randrange(len(genuine)) for _ in range(100)), len(genuine) - 1]:
         path.write_bytes(genuine[:length])
-        with pytest.raises(fgp.ModelFileError, match="is refused|is no model file"):
+        with pytest.raises(fgp.ModelFileError, match=r"is refused|is no model file"):
             fgp.load(path)
 
 

@@ -243,8 +243,8 @@ def test_a_kernel_over_the_inputs() -> None:
         (lambda t: t.to_numpy(), r"`table` must be a frame .*got ndarray; for arrays use flashgp.GPRegressor"),
         (lambda t: 3, r"`table` must be a frame .*got int"),
         (lambda t: {**t, "size": [1.0]}, r"one length each, got .*length"),
-        (lambda t: {**t, "city": ["Ulm", 3, "Ulm", "Ulm"]}, r"got .*'city'"),
-        (lambda t: t.assign(city=["Ulm", 3, "Ulm", "Ulm"]), r"got .*city"),
+        (lambda t: {**t, "city": ["Ulm", 3, "Ulm", "Ulm"]}, r"column 'city' .* got 'Ulm' at row 0 and 3 at row 1"),
+        (lambda t: t.assign(city=["Ulm", 3, "Ulm", "Ulm"]), r"column 'city' .* got 'Ulm' at row 0 and 3 at row 1"),
         (lambda t: "absent.csv", r"No such file"),
     ],
 )  # fmt: skip
@@ -311,3 +311,27 @@ def test_json_of_an_older_model_still_loads(folder: Path) -> None:
     data = load_metadata(folder / "m")["flashgp.table"]
     assert sorted(data) == ["encoding", "kernel", "scaling"]
     assert json.loads(json.dumps(data["encoding"]))["version"] == 1
+
+
+MIXED = [None, 1.5, "x", 2.5]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"size": [1.0, 2.0, 3.0, 4.0], "price": MIXED},
+        {"size": [1.0, 2.0, 3.0, 4.0], "price": np.array(MIXED, dtype=object)},
+        pd.DataFrame({"size": [1.0, 2.0, 3.0, 4.0], "price": pd.Series(MIXED, dtype=object)}),
+    ],
+    ids=["list", "array", "frame"],
+)
+def test_a_target_of_two_kinds_of_values_is_named_with_two_rows(table: Any) -> None:
+    said = "column 'price' of 'table' must hold one kind of values, got 1.5 at row 1 and 'x' at row 2"
+    with pytest.raises(fgp.DomainError, match=said):
+        fgp.TableModel().fit(table, target="price")
+
+
+def test_a_frame_with_a_name_twice_is_refused() -> None:
+    frame = pd.DataFrame([[1.0, 2.0]] * 4, columns=["size", "size"])
+    with pytest.raises(fgp.ShapeError, match="'table' must differ, got 'size' for columns 1 and 2; rename"):
+        fgp.TableModel().fit(frame, target="size")

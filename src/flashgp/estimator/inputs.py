@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
-from flashgp.estimator.refusals import NOT_NUMBERS, refuse_inexact, refuse_labels
+from flashgp.estimator.refusals import NOT_NUMBERS, refuse_inexact, refuse_labels, refuse_repeated_columns
 from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.table import FrameEncoding, table_of
 
@@ -30,6 +30,7 @@ def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floati
         category that the training data have not, or a column that is missing.
     """
     array: npt.NDArray[np.floating]
+    refuse_repeated_columns(X, "X")
     refuse_inexact(X, "X")
     encoding = getattr(estimator, "encoding_", None)
     if encoding is not None:
@@ -64,6 +65,8 @@ def training_rows(
     views of the caller's.
     Raises: ValueError as scikit-learn's checks do; ShapeError, DomainError naming the row and column.
     """
+    for name, values in (("X", X), ("y", y)):
+        refuse_repeated_columns(values, name)
     refuse_labels(y)
     for name, values in (("X", X), ("y", y)):
         refuse_inexact(values, name)
@@ -140,7 +143,7 @@ def _without_missing(X: npt.NDArray[np.floating], y: Array, weight: Array | None
 
 
 def _refuse_non_finite(array: npt.NDArray[np.floating], name: str, columns: Any, advice: str) -> None:
-    """DomainError naming the first row and column that holds a NaN or an infinity."""
+    """DomainError naming the first row and column that holds a NaN or an infinity. Args: advice: for a NaN."""
     # The sum is finite unless an entry is not, or it overflows.
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(array.sum(dtype=np.float64)):
@@ -155,6 +158,7 @@ def _refuse_non_finite(array: npt.NDArray[np.floating], name: str, columns: Any,
     if len(place) > 1:
         where += f" and column {place[1]}" + ("" if columns is None else f" ({str(columns[place[1]])!r})")
     others = f" ({len(bad)} such entries)" if len(bad) > 1 else ""
+    advice = advice if np.isnan(value) else "correct it"
     raise DomainError(f"`{name}` must be finite, got {text} at {where}{others}; {advice}")
 
 
@@ -163,5 +167,9 @@ def _text_columns(X: Any) -> str:
     frame = nw.from_native(X, eager_only=True, pass_through=True)
     if not isinstance(frame, nw.DataFrame):
         return ""
-    names = [f"{name!r} ({dtype})" for name, dtype in frame.schema.items() if isinstance(dtype, NOT_NUMBERS)]
+    names = [
+        f"{name!r} ({dtype})"
+        for name, dtype in frame.schema.items()
+        if isinstance(dtype, NOT_NUMBERS) or (dtype == nw.Object and any(isinstance(v, str) for v in frame[name]))
+    ]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,5 +1,6 @@
 """Targets and inputs that are refused before scikit-learn makes float64 of them: labels, and numbers that it merges."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import narwhals.stable.v2 as nw
@@ -7,8 +8,9 @@ import numpy as np
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.exact_integers import first_inexact
+from flashgp.table.columns import checked_names
 
-__all__ = ["NOT_NUMBERS", "refuse_inexact", "refuse_labels"]
+__all__ = ["NOT_NUMBERS", "refuse_inexact", "refuse_labels", "refuse_repeated_columns"]
 
 # Columns of a frame that are no numbers even if one could force them into one.
 NOT_NUMBERS = (nw.String, nw.Categorical, nw.Enum, nw.Datetime, nw.Date, nw.Duration, nw.Time)
@@ -16,12 +18,20 @@ _LARGE = (nw.Int64, nw.UInt64, nw.Int128, nw.UInt128)
 _LABELS = (str, bytes, bool, np.bool_)
 
 
+def refuse_repeated_columns(frame: Any, name: str) -> None:
+    """ShapeError naming two columns of one name."""
+    if not isinstance(frame, Mapping) and hasattr(frame, "columns"):
+        checked_names([str(column) for column in frame.columns], name)
+
+
 def refuse_labels(y: Any) -> None:
-    """DomainError for targets of text, categories or booleans."""
+    """DomainError for targets of text, categories or booleans; a column without any value is none of them."""
     native = nw.from_native(y, eager_only=True, pass_through=True, allow_series=True)
     if isinstance(native, nw.DataFrame | nw.Series):
-        kinds = [native.dtype] if isinstance(native, nw.Series) else list(native.schema.values())
-        found = next((str(kind) for kind in kinds if isinstance(kind, (*NOT_NUMBERS, nw.Boolean))), None)
+        series = [native] if isinstance(native, nw.Series) else list(native.iter_columns())
+        kinds = [column.dtype for column in series if column.null_count() < len(column)]
+        label = next((kind for kind in kinds if isinstance(kind, (*NOT_NUMBERS, nw.Boolean))), None)
+        found = None if label is None else "text" if label == nw.String else str(label)
         array = native.to_numpy() if found is None and nw.Object in kinds else np.empty(0)
     else:
         array, found = np.asarray(y) if not hasattr(y, "toarray") else np.empty(0), None

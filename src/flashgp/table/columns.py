@@ -123,6 +123,6 @@ def checked_names(names: Sequence[str], path: str) -> None:
         if name in first:
             raise ShapeError(
                 f"column names of {quoted(path)} must differ, got {quoted(name)} for columns {first[name] + 1} and "
-                f"{index + 1}; rename one of them, or read the file with header=False if its first row is data."
+                f"{index + 1}; rename one of them, or read a file whose first row is data with header=False."
             )
         first[name] = index

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from ..foundations.errors import DomainError, FlashGPError
-from .columns import Table
+from .columns import Table, checked_names, quoted
 from .conversion import require_pyarrow, table_from_arrow
 from .reading import read_table
 
@@ -41,11 +42,14 @@ def table_of(data: Any, name: str = "table", *, header: bool | None = None) -> T
     if isinstance(data, str | os.PathLike):
         return read_table(data, header=header)
     pyarrow = require_pyarrow(name)
+    if _of_pandas(data):
+        checked_names([str(column) for column in data.columns], name)
     try:
         return table_from_arrow(pyarrow, _arrow(pyarrow, data, name), name, first_row=0)
     except FlashGPError:
         raise
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        _refuse_mixed(data, name)
         got = " ".join(map(str, error.args))[:_SHOWN_CHARACTERS]
         raise DomainError(
             f"`{name}` must hold columns of one kind of values and one length each, got {got!r}; convert the column to "
@@ -53,9 +57,31 @@ def table_of(data: Any, name: str = "table", *, header: bool | None = None) -> T
         ) from None
 
 
+def _of_pandas(data: Any) -> bool:
+    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
+
+
+def _refuse_mixed(data: Any, name: str) -> None:
+    """DomainError naming the first column of Python's values that holds several kinds, and two rows that differ."""
+    for label, column in data.items() if _of_pandas(data) or isinstance(data, Mapping) else ():
+        listed = isinstance(column, list | tuple) or getattr(column, "dtype", None) == np.dtype(object)
+        given = [(row, cell) for row, cell in enumerate(column if listed else ()) if cell is not None and cell == cell]
+        for row, cell in given[1:]:
+            if isinstance(cell, Real) is not isinstance(given[0][1], Real):
+                raise DomainError(
+                    f"column {quoted(str(label))} of {quoted(name)} must hold one kind of values, got "
+                    f"{_shown(given[0][1])} at row {given[0][0]} and {_shown(cell)} at row {row}; convert the column "
+                    "to numbers or to text"
+                )
+
+
+def _shown(cell: Any) -> str:
+    return f"{float(cell):g}" if isinstance(cell, Real) else repr(cell)[:_SHOWN_CHARACTERS]
+
+
 def _arrow(pyarrow: Any, data: Any, name: str) -> Any:
     """The data as an Arrow table. Raises: what Arrow raises; DomainError for what is no table."""
-    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+    if _of_pandas(data):
         return pyarrow.Table.from_pandas(data, preserve_index=False)
     if isinstance(data, Mapping):
         return pyarrow.table({str(key): _cells(pyarrow, key, column) for key, column in data.items()})
