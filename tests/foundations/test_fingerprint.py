@@ -298,3 +298,13 @@ def test_files_of_the_users_own_are_read(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setitem(sys.modules, "own", module)
         marks[f"{body} in the body"] = mark(defined("def f(x):\n    import own\n    return own.g(x)"))
     assert len(set(marks.values())) == 4
+
+
+def test_defaults_of_arguments_by_keyword_alone_count() -> None:
+    def scaled(by: float) -> Any:
+        def function(x: float, *, factor: float = by) -> float:
+            return factor * x
+
+        return function
+
+    assert fingerprint(f=scaled(2.0)) == fingerprint(f=scaled(2.0)) != fingerprint(f=scaled(3.0))

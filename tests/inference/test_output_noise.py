@@ -11,7 +11,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.files import container
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.inference.output_states import OutputStates
+from flashgp.inference.output_states import OutputStates, joined_report
 
 F64 = torch.float64
 NOISE = torch.tensor([0.05, 30.0], dtype=F64)
@@ -563,3 +563,10 @@ def test_a_file_that_lies_about_the_noise_is_refused(change: str, value: Any, tm
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
     with pytest.raises(fgp.ModelFileError, match="is refused"):
         fgp.load(path)
+
+
+def test_errors_of_independent_outputs_add_in_squares() -> None:
+    x, y = table(20)
+    reports = [part.report for part in together().condition(x, y).by_output]
+    reports[0].standard_error, reports[1].standard_error = 3.0, 4.0
+    assert joined_report(reports).standard_error == pytest.approx(5.0)

@@ -291,6 +291,26 @@ def test_vmap_over_parameters() -> None:
     assert relative(hessian(lambda a: vmap(value)(a).sum())(several)[1, :, 1], wanted[1]) < 1e-10
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_vmap_over_parameters_beside_a_batch_of_tables(size: int) -> None:
+    """A parameter that is mapped and none of the batch must meet the batch behind the mapped dimension."""
+    tables = [data(7, 2, seed) for seed in (0, 1)]
+    x, y = (torch.stack(parts) for parts in zip(*tables, strict=True))
+    gp = fgp.GP(1.3 * k.Matern(), m.Constant(0.2))
+    of_batch, of_each = by_parameters(gp, x, y), [by_parameters(gp, *one) for one in tables]
+    weights = torch.tensor([1.0, -0.4], dtype=F64)
+
+    def value(flat: Tensor) -> Tensor:
+        return of_batch(flat) @ weights
+
+    def one_by_one(flat: Tensor) -> Tensor:
+        return sum(weight * one(flat) for weight, one in zip(weights, of_each, strict=True))
+
+    several = flat_of(gp) + 0.1 * torch.arange(size, dtype=F64)[:, None]
+    for ask, most in ((lambda f: f, 1e-12), (grad, 1e-11), (hessian, 1e-10)):
+        assert relative(vmap(ask(value))(several), torch.stack([ask(one_by_one)(a) for a in several])) < most
+
+
 def test_vmap_over_targets_and_points() -> None:
     gp, x, y = small()
     several = torch.stack([y, y.roll(1)])
