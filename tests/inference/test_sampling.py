@@ -91,3 +91,18 @@ def test_counts() -> None:
     assert found.sample().shape == (1, 4)
     with pytest.raises(fgp.DomainError, match="`count` must be a whole number, 0 or more"):
         found.sample(-1)
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_samples_of_what_is_certain_are_the_mean(outputs: int | None) -> None:
+    """A line through 0 has no variance there; beside it, in a batch, points that have one are sampled as always."""
+    x, y = data(4, 1)
+    y = y if outputs is None else torch.stack([y, -y], -1)
+    posterior = fgp.GP(2.0 * fgp.kernels.Linear(), fgp.means.Constant(0.5), outputs=outputs).condition(x, y)
+    nothing = posterior.predict(torch.zeros(3, 1, dtype=F64))
+    assert torch.equal(nothing.sample(2, seed=1), nothing.mean.expand(2, *nothing.mean.shape))
+    assert bool((nothing.sample(2, observed=True, seed=1) != nothing.mean).all())
+    both = torch.stack([torch.zeros(1, 1, dtype=F64), torch.ones(1, 1, dtype=F64)])
+    samples = posterior.predict(both).sample(2, seed=1)
+    assert torch.equal(samples[:, 0], posterior.predict(both).mean[0].expand(2, *samples.shape[2:]))
+    assert bool((samples[:, 1] != posterior.predict(both).mean[1]).all())

@@ -122,7 +122,7 @@ class Prediction:
         y = check_targets(y, "y", self._x, self._outputs).double()
         error = y - self.mean.double()
         error = error if self._outputs is not None else error.unsqueeze(-1)
-        factor = self._joint_factor(observed=True)
+        factor = self._joint_factor(self._joint(observed=True))
         if bool((factor.jitter > 0).any()):
             warn(
                 f"the joint covariance of these observations was not positive definite; a jitter of "
@@ -166,12 +166,12 @@ class Prediction:
         if mean.shape[-2] == 0:
             return self._given(mean.expand(count, *mean.shape))
         added = observed and self._likelihood.additive_noise(mean.device) is not None
-        factor = self._joint_factor(observed=added)
+        root = self._joint_root(observed=added)
         normal = torch.randn((count, *mean.shape), generator=generator, dtype=torch.float64, device=mean.device)
         if self._predictor.separate:  # of each output its own factor
-            values = mean + (factor.lower @ normal.mT.unsqueeze(-1)).squeeze(-1).mT
+            values = mean + (root @ normal.mT.unsqueeze(-1)).squeeze(-1).mT
         else:
-            values = mean + factor.lower @ normal
+            values = mean + root @ normal
         if observed and not added:
             latent = values.movedim(-1, 0)
             values = self._likelihood.predictive(latent, torch.zeros_like(latent)).sample(generator).movedim(0, -1)
@@ -215,9 +215,18 @@ class Prediction:
             return joint + torch.diag_embed(noise.unsqueeze(-1).expand(*joint.shape[:-1]))
 
     @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
-    def _joint_factor(self, *, observed: bool) -> Factor:
-        """The factor of the joint covariance."""
+    def _joint_root(self, *, observed: bool) -> Tensor:
+        """L with L L^T the joint covariance: its lower factor, or 0 where it is exactly 0, as at x = 0 of a slope."""
         joint = self._joint(observed=observed)
+        certain = (joint == 0).all(-1).all(-1)[..., None, None]
+        if not bool(certain.any()):
+            return self._joint_factor(joint).lower
+        one = torch.eye(joint.shape[-1], dtype=joint.dtype, device=joint.device)
+        return torch.where(certain, 0.0, self._joint_factor(torch.where(certain, one, joint)).lower)
+
+    @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
+    def _joint_factor(self, joint: Tensor) -> Factor:
+        """The factor of a joint covariance."""
         factor = factorise_keeping(joint, rounding=self._predictor.rounding(self._x).expand(joint.shape[:-2]))
         if bool((factor.jitter > 0).any()):
             self.report.events.append(Event(EventKind.JOINT_JITTER, jitter=float(factor.jitter.max())))
