@@ -527,3 +527,14 @@ def test_a_jitter_beside_a_plan_without_a_factor_is_refused_before_training() ->
     with pytest.raises(DomainError, match="jitter"):
         fgp.fit(gp, x, x[:, 0], plan=plan, jitter=1e-8, progress=seen.append)
     assert not seen
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_given_values_are_the_start_wherever_the_data_would_put_bounds(scale: float) -> None:
+    """Of one row y has no variance, and bounds around a guess of it are far from the given values."""
+    gp = fgp.GP(scale * k.Matern(2.5, 0.4), m.Constant(), lik.Gaussian(0.1 * scale))
+    x, y = torch.ones(1, 1, dtype=F64), torch.full((1,), -0.36, dtype=F64)
+    fit = fgp.fit(gp, x, y, initial="given", priors="given", max_iterations=1)
+    assert fit.history[0].theta == pytest.approx(torch.cat([p.detach().reshape(-1) for p in gp.parameters()]).tolist())
+    before, after = (float(one.log_joint(x, y).detach()) for one in (gp, fit.gp))
+    assert after >= before - 1e-12 * (1 + abs(before))

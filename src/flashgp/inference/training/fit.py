@@ -161,7 +161,10 @@ def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Pla
     direct = DirectSettings(
         TorchTiles(), dtype, options.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
-    return Problem(prior, x, y, direct, role_starts(prior, facts), options.priors == "weak")
+    roles = role_starts(prior, facts)
+    if options.initial == "given":  # a search that begins elsewhere may end below the values it was given
+        roles = {parameter: role.containing(parameter.value.detach()) for parameter, role in roles.items()}
+    return Problem(prior, x, y, direct, roles, options.priors == "weak")
 
 
 def _interrupted_message(checkpoint: Path | None) -> str:

@@ -116,6 +116,11 @@ class RoleStart:
     unit: Tensor | None = None
     input_scale: bool = False
 
+    def containing(self, value: Tensor) -> "RoleStart":
+        """With bounds as wide as it takes to contain a value too."""
+        low, high = float(value.min()), float(value.max())
+        return dataclasses.replace(self, lower=min(self.lower, low), upper=max(self.upper, high))
+
 
 @dataclass(frozen=True)
 class Place:
