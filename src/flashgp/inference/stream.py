@@ -265,7 +265,8 @@ class Stream:
     def _score(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
         # Few numbers: NumPy's calls start sooner than torch's.
         predicted, spread, wanted = (t.cpu().numpy() for t in (mean, variance, y))
-        squares = numpy.square(wanted - predicted)
+        with numpy.errstate(over="ignore"):  # then the metrics are infinite
+            squares = numpy.square(wanted - predicted)
         self._rows += len(wanted)
         outputs = 1 if wanted.ndim == 1 else wanted.shape[-1]
         self._squares += float(squares.sum()) / outputs

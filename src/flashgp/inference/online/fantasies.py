@@ -152,7 +152,7 @@ class Fantasies:
         if self._half is not None:
             flat = points.reshape(-1, points.shape[-1])
             half = _solved(state, state.prior.kernel.rows(flat))  # (points, n)
-            half = half.reshape(*points.shape[:-1], -1)
+            half = half.reshape(*points.shape[:-1], half.shape[-1])
             variance = variance - half.square().sum(-1)
             mean = half @ self._whitened
             if points.dim() == 2 and self._place is not None:
@@ -225,6 +225,8 @@ def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | No
             'with dtype=torch.float64, or solver="cholesky" and a larger memory='
         )
     outputs, batch, (q, d) = state.prior.outputs, x.shape[:-2], x.shape[-2:]
+    if q == 0:
+        raise ShapeError(f"`x` must have at least one row of each member, got shape {tuple(x.shape)}; pass one")
     if y is not None:
         y = check_targets(in_dtype_of(y, "y", state.y), "y", x, outputs).clone()
         tail = 1 if outputs is None else 2

@@ -161,7 +161,11 @@ def _backward_error(wrong: Any, size: Any) -> float:
 
 def _relative_residual(error: Any, residual: Any) -> float | None:
     """An estimate of |r - L z| / |r| from some rows of r - L z."""
-    whole = float((residual * residual).sum())
+    with numpy.errstate(over="ignore"):
+        whole = float((residual * residual).sum())
+    if whole == math.inf:  # squares beyond float64
+        unit = float(abs(residual).max())
+        return _relative_residual(error / unit, residual / unit) if unit < math.inf else math.inf
     return (len(residual) / len(error) * float((error * error).sum()) / whole) ** 0.5 if whole > 0.0 else None
 
 
