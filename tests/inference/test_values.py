@@ -165,8 +165,10 @@ def test_densities_and_quantiles_by_scipy() -> None:
 
 
 @pytest.mark.parametrize(
-    "q", [0.0, 1.0, -0.1, math.nan, "0.5", None, torch.tensor([0.1, 0.9]), numpy.array([0.1, 0.9]), torch.ones(1)]
-)
+    "q",
+    [0.0, 1.0, -0.1, math.nan, "0.5", None, 10**400, torch.Tensor, torch.tensor([0.1, 0.9]), numpy.array([0.1, 0.9]),
+     torch.ones(1)],
+)  # fmt: skip
 def test_a_quantile_that_is_none(q: Any) -> None:
     x, y = data(3)
     found = model().condition(x, y).predict(x)

@@ -153,7 +153,10 @@ def check_jitter(value: Any) -> float | None:
     """None, or a finite number that is not negative. Raises: DomainError."""
     if value is None:
         return None
-    number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    except OverflowError:  # a whole number beyond float64
+        number = math.inf
     if not (math.isfinite(number) and number >= 0.0):
         raise DomainError(f"`jitter` must be a finite number >= 0, relative to the mean diagonal, got {value!r}")
     return number

@@ -14,14 +14,16 @@ QUANTILE_975 = 1.959963984540054  # half the width of the central 95 % interval,
 
 def check_probability(value: Any, argument: str) -> float:
     """One number strictly between 0 and 1, Python's, NumPy's or torch's. Raises: DomainError."""
-    shape, number = tuple(getattr(value, "shape", ())), math.nan
+    shape, number = getattr(value, "shape", ()), math.nan
+    if not isinstance(shape, tuple):  # of something that is no array
+        shape = ()
     if not shape and not isinstance(value, str | bytes):
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             number = math.nan
     if not 0.0 < number < 1.0:
-        got = f"{type(value).__name__} of shape {shape}" if shape else repr(value)
+        got = f"{type(value).__name__} of shape {tuple(shape)}" if shape else repr(value)
         example = 0.975 if argument == "q" else 0.95
         raise DomainError(f"`{argument}` must be one number between 0 and 1, got {got}; for example {example}")
     return number

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from flashgp.foundations.checks import check_jitter
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
 from flashgp.inference.gp import GP
@@ -114,8 +115,8 @@ def fit(
     deadline = Deadline.after(time_limit)
     with shown_progress(progress) as callback:
         options = FitOptions(
-            starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance, jitter, seed,
-            deterministic, checkpoint, callback, settings or FitSettings(),
+            starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,
+            check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(),
         )  # fmt: skip
         return fit_as(gp, x, y, options)
 

@@ -61,7 +61,7 @@ def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
         return accelerator() or torch.device("cpu")
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise DomainError(
             f"`device` must be None, 'auto' or a torch device, got {device!r} ({error}); for example 'cpu'"
         ) from None

@@ -72,6 +72,11 @@ class Prior(nn.Module):
                     f"`theta[{name!r}]` must be a tensor, got {type(value).__name__}; use torch.tensor(..., "
                     "dtype=torch.float64)"
                 )
+            if value.is_complex() or value.layout != torch.strided:
+                raise DomainError(
+                    f"`theta[{name!r}]` must be real and dense, got dtype {value.dtype} and layout {value.layout}; "
+                    "pass its .real or .to_dense()"
+                )
             shape = known[name].shape
             chains = value.dim() - len(shape)
             if chains < 0 or value.shape[chains:] != shape:

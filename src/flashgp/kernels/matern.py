@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -43,7 +42,7 @@ class Matern(Stationary):
         self, nu: float = 2.5, lengthscale: Numeric = 1.0, active_dims: Sequence[int] | int | None = None
     ) -> None:
         super().__init__(lengthscale, active_dims)
-        if numpy.ndim(nu) != 0 or nu not in (0.5, 1.5, 2.5):
+        if getattr(nu, "ndim", 0) != 0 or nu not in (0.5, 1.5, 2.5):
             raise DomainError(f"`nu` must be 0.5, 1.5 or 2.5, got {nu!r}; use SquaredExponential for nu = infinity")
         self.nu = float(nu)
 

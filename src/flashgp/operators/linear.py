@@ -161,6 +161,11 @@ class LinearOperator(ABC):
             raise ShapeError(f"`with_noise` needs a square operator, got shape {tuple(self.shape)}")
         if not isinstance(variance, Tensor | int | float):
             variance = as_float_tensor(variance, "variance")
+        if isinstance(variance, Tensor) and (variance.is_complex() or variance.layout != torch.strided):
+            raise DomainError(
+                f"`variance` must be real and dense, got dtype {variance.dtype} and layout {variance.layout}; pass its "
+                ".real or .to_dense()"
+            )
         values = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
         if not _is_mapped(values) and not bool(((values >= 0) & values.isfinite()).all()):
             raise DomainError(f"`variance` must be finite and not negative, got {variance!r}; correct it")

@@ -99,10 +99,13 @@ class FitOptions:
         def positive(value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
+        def one_of(value: Any, *names: str) -> bool:
+            return isinstance(value, str) and value in names
+
         for name, holds, wanted in (
             ("starts", self.starts is None or whole(self.starts, 1), "None or a positive integer"),
-            ("initial", self.initial in ("data", "given"), "'data' or 'given'"),
-            ("priors", self.priors in ("weak", "given"), "'weak' or 'given'"),
+            ("initial", one_of(self.initial, "data", "given"), "'data' or 'given'"),
+            ("priors", one_of(self.priors, "weak", "given"), "'weak' or 'given'"),
             ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
             ("tolerance", positive(self.tolerance), "positive, in standard deviations of an observation"),
             ("seed", whole(self.seed, 0), "0 or a positive integer"),
