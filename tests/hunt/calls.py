@@ -265,6 +265,8 @@ class CallCase:
         before = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads())
         with found.watched(self.call):
             function(**given)
+        if self.argument == "progress" and callable(given["progress"]):
+            found.differences.pop(f"raw error in {self.call}", None)  # of the function that was passed, as it is
         refused = [name for name in found.differences if name.startswith("refused")]
         for name in refused:
             text = found.differences.pop(name)

@@ -218,6 +218,7 @@ class PosteriorCase:
         new = new.reshape(count, *new.shape[len(self.batch) :])
         tolerance = dict(self.options).get("tolerance", 1e-3)
         rough = dict(self.options).get("dtype") is torch.float32 or dict(self.options).get("solver") == "cg"
+        shared = self.outputs in (None, 1) or self.noise.variance is None  # each output with noise of its own has one
         wanted: dict[str, list[Rounded]] = {}
         for r, points, fresh in zip(references, z, new, strict=True):
             mean = r.predict_mean(points)
@@ -229,7 +230,7 @@ class PosteriorCase:
                 "mean": without_axis(mean, self.outputs),
                 "variance": without_axis(stacked([variance] * p, -1), self.outputs),
                 "observed": without_axis(stacked([noisy] * p, -1), self.outputs),
-                "covariance": joint if self.outputs in (None, 1) else stacked([joint] * p),
+                "covariance": joint if shared else stacked([joint] * p),
             }
             if "log_marginal_likelihood" in answers or "evidence" in answers:
                 out["log_marginal_likelihood"] = out["evidence"] = r.log_marginal_likelihood()
