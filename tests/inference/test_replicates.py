@@ -258,6 +258,30 @@ def test_no_noise() -> None:
     assert model(mixed).condition(x, torch.where(PLACES == 3, y, agreeing)).distinct == 7
 
 
+@pytest.mark.parametrize("least", [2.0**-1000, 2.0**-1040, 2.0**1000])
+def test_known_variances_join_where_their_reciprocals_are_beyond_float64(least: float) -> None:
+    """Means, shares and, in units of the smallest, variances are those of a table in other units."""
+    x, y = table()
+    known = 1.0 + (PLACES % 3).double() + torch.arange(12) % 2
+    gps = [model(lik.Gaussian(None, row_variance=known * unit)) for unit in (1.0, least)]
+    one, other = (join(gp, x, y, equal_rows(gp, x, y)) for gp in gps)
+    assert torch.equal(one.y, other.y)
+    assert torch.equal(one.share, other.share)
+    assert relative(other.likelihood.row_variance / least, one.likelihood.row_variance) < 1e-9
+    assert torch.equal(one.likelihood.offset, other.likelihood.offset)
+    assert gps[1].condition(x, y).distinct == 7
+
+
+def test_beside_a_row_that_is_sure_another_tells_nothing() -> None:
+    x = torch.zeros(2, 1, dtype=F64)
+    gp = fgp.GP(k.Matern(), likelihood=lik.Gaussian(None, row_variance=torch.tensor([1e300, 1e-300], dtype=F64)))
+    posterior = gp.condition(x, torch.tensor([5.0, 1.0], dtype=F64))
+    assert (posterior.distinct, float(posterior.predict(x[:1]).mean)) == (1, 1.0)
+    assert float(posterior.log_marginal_likelihood()) == pytest.approx(  # of N(y_1; 0, 1) and N(y_0; y_1, 1e300)
+        -0.5 * (1.0 + 2 * math.log(2 * math.pi) + 300 * math.log(10)), rel=1e-14
+    )
+
+
 def test_a_repetition_of_a_weight() -> None:
     """A row that stands there w times, and a table with w such rows: the same bits of matrix, weights and factor."""
     x, y = data(5)

@@ -249,10 +249,16 @@ class Gaussian(Likelihood):
         known = None if self.row_variance is None else self.row_variance.to(device)
         ones = torch.ones(n, dtype=torch.float64, device=device)
         precision = ones if self.row_weight is None else self.row_weight.to(device)  # 1 / s_i, up to a factor
-        if self.noise_variance is None:
-            precision = ones if known is None else torch.where(known > 0, 1.0 / known, 1.0)
+        least, positive = None, ones if known is None else torch.where(known > 0, known, 1.0)
+        if self.noise_variance is None:  # relative to the surest of the group: a reciprocal may be beyond float64
+            least = positive.new_full((u,), math.inf).scatter_reduce_(0, group, positive, "amin")
+            precision = least[group] / positive
         total = summed(precision)
         share = precision / total[group]
+        log_share = share.log()
+        if least is not None:  # of shares that float64 does not hold, too
+            held = share >= torch.finfo(torch.float64).tiny
+            log_share = torch.where(held, log_share, least[group].log() - positive.log() - total[group].log())
         # Around a member of each group, so that the mean of equal targets is that target.
         targets = y.to(torch.float64).reshape(n, -1)
         anchor = targets[first]
@@ -261,14 +267,16 @@ class Gaussian(Likelihood):
         squares = (targets - mean[group]).square()
         squares = squares.sum(-1, keepdim=True) if self.outputs is None else squares
         scatter = summed(share.unsqueeze(-1) * squares)  # (u, outputs or 1)
-        offset = summed(-share.log())
+        offset = summed(-log_share)
         if isinstance(self, ReplicatedGaussian):
             excess = self.excess.to(device)
             repeats = repeats + summed(excess)
-            offset = offset + summed(self.offset.to(device) - excess * share.log())
+            offset = offset + summed(self.offset.to(device) - excess * log_share)
             scatter = scatter + summed(share.unsqueeze(-1) * self.scatter.to(device).reshape(n, -1))
         scatter = scatter if self.outputs is not None else scatter.squeeze(-1)
         row_variance = None if known is None else known[first] * share[first]
+        if known is not None and least is not None:
+            row_variance = torch.where(known[first] > 0, least / total, 0.0)
         if self.noise_variance is None:  # what has no noise is seen once
             noisy = torch.zeros_like(repeats) if row_variance is None else (row_variance > 0).double()
             repeats, offset, scatter = noisy * repeats, noisy * offset, noisy * scatter
