@@ -55,14 +55,22 @@ def test_no_test_rows(outputs: int | None) -> None:
     assert found.joint_log_prob(y[:0]) == 0.0
 
 
-def test_an_empty_batch() -> None:
-    gp = model()
+@pytest.mark.parametrize(
+    "kernel", [None, k.Custom(lambda x, z, scale: torch.minimum(scale * x.exp(), scale * z.exp()).sum(), scale=0.7)]
+)
+def test_an_empty_batch(kernel: k.Kernel | None) -> None:
+    """Of a formula, and of a function that goes pair by pair."""
+    gp = model() if kernel is None else fgp.GP(kernel)
     posterior = gp.condition(torch.zeros(0, 5, 2, dtype=F64), torch.zeros(0, 5, dtype=F64))
     found = posterior.predict(data(3)[0])
     assert found.mean.shape == (0, 3)
     assert found.variance.shape == (0, 3)
     assert posterior.log_marginal_likelihood().shape == (0,)
-    assert gp.log_marginal_likelihood(torch.zeros(0, 5, 2, dtype=F64), torch.zeros(0, 5, dtype=F64)).shape == (0,)
+    values = gp.log_marginal_likelihood(torch.zeros(0, 5, 2, dtype=F64), torch.zeros(0, 5, dtype=F64))
+    assert values.shape == (0,)
+    values.sum().backward()
+    assert all(p.grad is None or not bool(p.grad.any()) for p in gp.parameters())
+    assert gp.kernel(torch.zeros(0, 5, 2, dtype=F64)).diagonal().shape == (0, 5)
 
 
 def test_one_row_by_hand() -> None:

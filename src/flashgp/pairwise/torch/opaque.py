@@ -79,6 +79,8 @@ def tiles(
     def make(i: slice, j: slice) -> Tensor:
         x, z = left[..., i, :], right[..., j, :]
         shape = (x.shape[-2], z.shape[-2])
+        if not batch.numel():  # no pairs: vmap takes none
+            return left.new_zeros((*batch, *shape), dtype=dtype)
         if numbers * shape[0] * shape[1] <= PIECE_NUMBERS:
             return function.pairs(x, z, values).to(dtype)
         out = torch.empty((*batch, *shape), dtype=dtype, device=left.device)
@@ -92,8 +94,10 @@ def tiles(
 def diagonal(function: PairFunction, theta: Sequence[Tensor], x: Tensor) -> Tensor:
     """o(x_i, x_i), (*batch, n), some rows at a time; x (*batch, n, d)."""
     values = function.parameters(theta)
-    numbers = function.numbers(x.shape[-1]) * _batch(function, x, x, values).numel()
-    step = max(1, PIECE_NUMBERS // max(1, numbers))
+    batch = _batch(function, x, x, values)
+    if not batch.numel():
+        return x.new_zeros((*batch, x.shape[-2]))
+    step = max(1, PIECE_NUMBERS // max(1, function.numbers(x.shape[-1]) * batch.numel()))
     return torch.cat([function.diagonal(part, values) for part in x.split(step, -2)], -1)
 
 
@@ -112,6 +116,8 @@ def pullback(
     weights = weights.to(x.dtype).expand(*batch, x.shape[-2], z.shape[-2])
     to_x, to_z = torch.zeros_like(x), torch.zeros_like(z)
     to_values = [torch.zeros_like(v) for v in values]
+    if not batch.numel():
+        return to_x, to_z, list(function.flat(to_values))
     numbers = function.numbers(x.shape[-1]) * batch.numel() * GRADIENT_SHARE
 
     def every(u: Tensor, v: Tensor, *own: Tensor) -> Tensor:
