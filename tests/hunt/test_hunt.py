@@ -52,6 +52,7 @@ RAW_ONCE = [
     ("SquaredExponential", "active_dims", "nan"),
     ("Cosine", "active_dims", "numpy bool"),
     ("RationalQuadratic", "lengthscale", "ragged"),
+    ("RationalQuadratic", "scale_mixture", "tiny"),
     ("Periodic", "lengthscale", "sparse"),
     ("Matern", "nu", "vector"),
     ("Matern", "nu", "ragged"),

@@ -224,3 +224,8 @@ def test_refinement_of_zero() -> None:
     solution, relative, steps = refine(*solver(A, 1e-3), torch.zeros(4, 1, dtype=F64), 1e-6)
     assert torch.equal(solution, torch.zeros(4, 1, dtype=F64))
     assert (relative, steps) == (0.0, 0)
+
+
+def test_a_covariance_that_is_not_a_number_is_no_matter_of_noise() -> None:
+    with pytest.raises(NotPositiveDefiniteError, match="not a number: check the hyperparameters and the rows"):
+        factorise(lambda: torch.full((2, 2), math.nan, dtype=F64))

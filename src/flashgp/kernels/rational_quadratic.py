@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.expression import Expression, exp, log1p, parameter, squared_distance
 from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.base import Numeric
@@ -20,6 +21,7 @@ class RationalQuadratic(Stationary):
         scale_mixture: positive number or (*batch,); large values approach the squared exponential.
         lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
         active_dims: the columns of x it acts on; None for all.
+    Raises: DomainError for a scale_mixture that is not positive, or below 5.6e-309, of which float64 has no reciprocal.
     Source: Rasmussen & Williams (2006), eq. 4.19. Computed as exp(-a log1p(q / (2 a))), accurate for large a.
 
     Example:
@@ -39,6 +41,12 @@ class RationalQuadratic(Stationary):
     ) -> None:
         super().__init__(lengthscale, active_dims)
         self.scale_mixture = self._parameter(scale_mixture, "scale_mixture", Domain(lower=0.0))
+        mixture = self.scale_mixture.value.detach()
+        if not bool(mixture.reciprocal().isfinite().all()):
+            raise DomainError(
+                f"`scale_mixture` must have a reciprocal that float64 holds, got {float(mixture.min()):g}; give a "
+                "larger one, at least 5.6e-309"
+            )
 
     @property
     def profile(self) -> Expression:

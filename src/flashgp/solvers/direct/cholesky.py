@@ -186,6 +186,8 @@ def _failure(
     where = f" in batch member {', '.join(map(str, indices))}" if indices else ""
     if not repair:
         advice = "rows repeat with different targets and no noise: pass noise_variance > 0, or jitter="
+    elif math.isnan(pivot):
+        advice = "a covariance there is not a number: check the hyperparameters and the rows, rather than the noise"
     elif refused:
         advice = refused
     else:
