@@ -11,8 +11,8 @@ import flashgp as fgp
 from hunt import specs
 from hunt.cases import ANY_NOISE, ANY_POINTS, Noise, Points, columns, targets
 from hunt.differences import Findings
-from hunt.reference import Data, NotDefiniteError, Reference, covariance, prior_mean, sizes
-from hunt.rounding import EPS, LD, Rounded
+from hunt.reference import PI, Data, NotDefiniteError, Reference, covariance, prior_mean, sines, sizes
+from hunt.rounding import EPS, LD, Rounded, rounded
 
 STEP = LD(2.0**-9)
 # Central differences of eighth and sixth order, and of steps twice as long: their difference says how far the first may
@@ -125,13 +125,18 @@ class GradientCase:
     def _wanted(self, x: Any, y: Any, z: Any, variances: Any, weights: Any, along: Any) -> tuple[Rounded, Rounded, Any]:
         """Value, slope, and how far off the difference quotient may be."""
         moves_x = along if self.along == "x" else 0.0
+        lost = 0.0
+        if self.of != "prediction" and self.along in ("kernel", "x"):
+            lost = cancelled(lambda h: features(self._moved(along, h), x + h * moves_x))
         if self.of == "product":
             U, V = self._sides()
             C = covariance(self.kernel, x, x)
             W = U @ V.T
             d, off = derivative(lambda h: covariance(self._moved(along, h), x + h * moves_x, x + h * moves_x).value)
             value = Rounded((W * C.value).sum(), (abs(W) * (C.error + (self.n + 4) * abs(C.value))).sum())
-            error = (abs(W) * _slope_error(C, d, sizes(C.value))).sum() + self.n**2 * (abs(W) * abs(d)).sum() * 0.1
+            error = (abs(W) * _slope_error(C, d, sizes(C.value), lost)).sum() + self.n**2 * (
+                abs(W) * abs(d)
+            ).sum() * 0.1
             return value, Rounded((W * d).sum(), error), (abs(W) * off).sum()
         noise = self.noise.of_rows(self.n, variances, weights)
         r = Reference(Data(self.kernel, self.mean, x, columns(y, self.outputs), noise, self.noise.of_new()))
@@ -154,7 +159,7 @@ class GradientCase:
             dr = columns(along, self.outputs)
         S = r.alpha @ r.alpha.T - r.p * r.P
         slope = (S * d).sum() / 2 - (r.alpha * dr).sum()
-        d_error = _slope_error(C, d, sizes(r.A)) if self.along in ("kernel", "x") else 4 * abs(d)
+        d_error = _slope_error(C, d, sizes(r.A), lost) if self.along in ("kernel", "x") else 4 * abs(d)
         PFP = abs(r.P) @ r.F @ abs(r.P)
         error = (abs(r.alpha) * (abs(d) @ r.d_alpha)).sum() + r.p * (abs(d) * PFP).sum() / 2
         error = error + ((abs(r.alpha) @ abs(r.alpha).T + r.p * abs(r.P)) * (d_error + self.n * abs(d))).sum() / 2
@@ -177,7 +182,8 @@ class GradientCase:
         square = self.y_scale**-1.0
         slope = square * (dm.sum() + (d @ r.alpha).sum()) + square**2 * r.p * (d_own.sum() - 2 * (W * d).sum())
         scale = numpy.sqrt(prior.value.diagonal())[:, None] * numpy.sqrt(r.A.diagonal())[None, :]
-        d_error = _slope_error(K, d, scale) + 2 * abs(d)
+        lost = cancelled(lambda h: features(self.kernel, numpy.concatenate([z + h * along, x])))
+        d_error = _slope_error(K, d, scale, lost) + 2 * abs(d)
         own_error = _slope_error(prior, numpy.diag(d_own), sizes(prior.value)).diagonal()
         error = square * ((d_error @ abs(r.alpha)).sum() + (abs(d) @ r.d_alpha).sum() + 8 * abs(dm).sum())
         dW = (K.error + abs(W) @ r.F) @ abs(r.P) + (r.p + self.n) * abs(W)
@@ -289,12 +295,49 @@ class GradientCase:
         return []
 
 
-def _slope_error(C: Rounded, d: numpy.ndarray, scale: numpy.ndarray) -> numpy.ndarray:
-    """Of a derivative's entries: as much as those of the matrix themselves, relative to the largest."""
+FAR_SQUARED = 1e-9 / EPS  # from where on (M-24) sums differences
+STEEPEST = 1.5  # |dg/dq| at 0 of Matern-3/2, relative to its variance; of the others it is less
+
+
+def features(spec: specs.Spec, x: Any) -> list[numpy.ndarray]:
+    """Those whose squared distances smooth kernels are of, one array for each."""
+    if isinstance(spec, specs.Sum | specs.Product | specs.Scaled):
+        return [u for part in spec.parts() for u in features(part, x)]
+    x = numpy.asarray(x, LD)
+    x = x if getattr(spec, "dims", None) is None else x[:, list(spec.dims)]
+    match spec:
+        case specs.Warped():
+            return features(spec.kernel, sines(rounded(x)).value)
+        case specs.Periodic():
+            angle = 2 * PI * x / numpy.asarray(spec.period, LD)
+            return [
+                numpy.concatenate(
+                    [w / numpy.asarray(spec.lengthscale, LD) for w in (numpy.cos(angle), numpy.sin(angle))], -1
+                )
+            ]
+        case specs.SpectralMixture():
+            return [2 * PI * x * numpy.asarray(scale, LD) for scale in spec.scales]
+        case specs.SquaredExponential() | specs.RationalQuadratic() | specs.Matern():
+            return [] if getattr(spec, "nu", 2.5) == 0.5 else [x / numpy.asarray(spec.lengthscale, LD)]
+    return []
+
+
+def cancelled(of: Callable[[Any], list[numpy.ndarray]]) -> float:
+    """What the difference of two sums of (M-24) may lose, in units of EPS, weights and variances; of: features."""
+    lost = 0.0
+    for u, ahead, behind in zip(of(LD(0)), of(STEP), of(-STEP), strict=True):
+        radius = ((u - u.mean(0)) ** 2).sum(-1).max(initial=0.0)
+        if radius <= FAR_SQUARED:
+            lost += 8 * STEEPEST * numpy.sqrt(radius * (((ahead - behind) / (2 * STEP)) ** 2).sum(-1).max(initial=0.0))
+    return lost
+
+
+def _slope_error(C: Rounded, d: numpy.ndarray, scale: numpy.ndarray, lost: float = 0.0) -> numpy.ndarray:
+    """Of a derivative's entries: as much as those of the matrix themselves, relative to the largest; `cancelled`."""
     with numpy.errstate(all="ignore"):
         relative = numpy.where(scale > 0, abs(d) / scale, 0.0).max(initial=0.0)
         share = numpy.where(scale > 0, C.error / scale, 0.0)
-    return (share + 16) * relative * scale
+    return ((share + 16) * relative + lost) * scale
 
 
 __all__ = ["GradientCase"]
