@@ -101,6 +101,17 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ShapeError,
         "`B` has batch shape",
     ),
+    "a sparse A": (lambda: linalg.qr(matrix(3, 3).to_sparse()), DomainError, "`A` must be dense"),
+    "a sparse B": (
+        lambda: linalg.solve_triangular(definite(3), matrix(3, 2).to_sparse(), upper=True),
+        DomainError,
+        "`B` must be dense",
+    ),
+    "a complex B, of which torch takes the real part": (
+        lambda: linalg.solve_triangular(definite(3), matrix(3, 2) * 1j, upper=True),
+        DomainError,
+        "`B` must be real like `A`",
+    ),
     "nan in cholesky": (
         lambda: linalg.cholesky(torch.full((2, 2), float("nan"))),
         DomainError,

@@ -130,7 +130,7 @@ def solve_triangular(
         A: shape (*batch, n, n), one triangle of which is read; B: (*batch, n, t), or (*batch, t, n) with left=False.
         device: as of `qr`; crossover: the rows of A from which the accelerator is taken.
     Returns: X, shape of B. A zero on the diagonal gives infinities, as torch does.
-    Raises: as `qr`. Cost: n^2 t flops, and what is carried.
+    Raises: as `qr`; DomainError for a complex B beside a real A. Cost: n^2 t flops, and what is carried.
 
     Example:
         >>> L = torch.tensor([[2.0, 0.0], [1.0, 2.0]])
@@ -140,6 +140,8 @@ def solve_triangular(
     """
     upper, left = check_flag(upper, "upper"), check_flag(left, "left")
     unitriangular = check_flag(unitriangular, "unitriangular")
+    if isinstance(A, Tensor) and isinstance(B, Tensor) and B.is_complex() and not A.is_complex():  # torch casts it
+        raise DomainError(f"`B` must be real like `A`, got {B.dtype}; pass A.to({B.dtype})")
     solve = functools.partial(torch.linalg.solve_triangular, upper=upper, left=left, unitriangular=unitriangular)
     try:
         return run("triangular", solve, (A, B), device, crossover, left)
@@ -159,14 +161,21 @@ def _check_matrix(error: Exception, A: Any, *, square: bool) -> None:
         raise DomainError(f"`A` must be a tensor, got {type(A).__name__}; convert it with torch.as_tensor(...)")
     if A.dtype not in DTYPES:
         raise DomainError(f"`A` must be float32 or float64, got {A.dtype}; convert it with .to(torch.float64)")
+    _check_dense(A, "A")
     if A.dim() < 2 or (square and A.shape[-1] != A.shape[-2]):
         advice = "as many rows as columns" if square else "A[:, None] for one column"
         raise ShapeError(f"`A` must have shape {wanted}, got {tuple(A.shape)}; pass {advice}")
 
 
+def _check_dense(tensor: Tensor, name: str) -> None:
+    if tensor.layout != torch.strided:
+        raise DomainError(f"`{name}` must be dense, got layout {tensor.layout}; convert it with .to_dense()")
+
+
 def _check_right(A: Tensor, B: Any, left: bool) -> None:
     if not isinstance(B, Tensor):
         raise DomainError(f"`B` must be a tensor, got {type(B).__name__}; convert it with torch.as_tensor(...)")
+    _check_dense(B, "B")
     wanted = "(*batch, n, t)" if left else "(*batch, t, n)"
     n = A.shape[-1]
     if B.dim() < 2 or B.shape[-2 if left else -1] != n:
