@@ -28,6 +28,7 @@ __version__ = "0.1.0"
 # Names that bring heavier modules along are imported when first used.
 _LATE = {
     "GPRegressor": ("flashgp.estimator", "GPRegressor"),
+    "Importance": ("flashgp.inference.predict.importance", "Importance"),
     "Plan": ("flashgp.planner.plan", "Plan"),
     "Posterior": ("flashgp.inference.posterior", "Posterior"),
     "Stream": ("flashgp.inference.stream", "Stream"),
@@ -57,6 +58,7 @@ __all__ = [
     "FlashGPError",
     "FlashGPWarning",
     "GPRegressor",
+    "Importance",
     "MemoryBudgetError",
     "ModelFileError",
     "NotPositiveDefiniteError",
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from flashgp.inference.fit import fit
     from flashgp.inference.plan import plan
     from flashgp.inference.posterior import Posterior
+    from flashgp.inference.predict.importance import Importance
     from flashgp.inference.stream import Stream
     from flashgp.model_files import load, save
     from flashgp.planner.plan import Plan

@@ -134,6 +134,11 @@ class Scaling:
         return WarpedNormal(np.asarray(self.mean(mean), np.float64), np.asarray(self.std(std), np.float64),
                             self.transform)  # fmt: skip
 
+    def mean_of(self, mean: Any, std: Any) -> Any:
+        """The mean of y where its standardised value is normal, eq. (M-142); of float64 tensors or arrays, (..., 1)."""
+        found = self.predictive(*(np.asarray(value) for value in (mean, std))).mean
+        return mean.new_tensor(found) if hasattr(mean, "new_tensor") else found
+
     def mean(self, mean: Any) -> Any:
         """A standardised mean to units of T(y), which are those of y without a transform."""
         return mean * self.y_scale + self.y_shift

@@ -89,6 +89,11 @@ class Units:
         """Whether any output has a transform."""
         return not all(transform.identity for transform in self.transforms)
 
+    def mean_of(self, mean: Tensor, std: Tensor) -> Tensor:
+        """The mean of y where its standardised values are normal, eq. (M-142); float64, (..., p)."""
+        each = (scaling.mean_of(mean[..., j], std[..., j]) for j, scaling in enumerate(self.scalings()))
+        return torch.stack(list(each), dim=-1)
+
     def scalings(self) -> tuple[Scaling, ...]:
         """As values that print and are kept in files, one for each output."""
         shift, scale = tuple(self.x.offset.tolist()), tuple(self.x.scale.tolist())

@@ -5,6 +5,7 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 """
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from flashgp.foundations.events import Event
 from flashgp.inference.exact.restore import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
@@ -426,6 +428,42 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         prediction, answers = self._at(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
         return np.ascontiguousarray(np.moveaxis(answers(drawn, inverse=True), 0, -1))
+
+    def importance(
+        self,
+        groups: Mapping[str, int | Sequence[int]] | None = None,
+        *,
+        rows: int | None = None,
+        permutations: int | None = None,
+        seed: int = 0,
+    ) -> Importance:
+        """How much worse held-out training rows are predicted where one column of X is permuted among them.
+
+        Args:
+            groups: names with the columns of X, from 0, that are permuted together, such as those of one category that
+                was encoded before; every column by itself by default, under its name in a frame.
+            rows, permutations, seed: as `Posterior.importance`.
+
+        Returns:
+            A `flashgp.Importance`, with `rmse` in units of y; of several outputs, of each.
+
+        Raises:
+            NotFittedError: before `fit`.
+            DomainError: as `Posterior.importance`.
+        Cost: as `Posterior.importance`.
+
+        Example:
+            >>> X = np.random.default_rng(0).uniform(size=(60, 2))
+            >>> found = fgp.GPRegressor().fit(X, np.sin(6.0 * X[:, 0])).importance()
+            >>> found.names[found.order[0]]
+            'x1'
+        """
+        if not hasattr(self, "posterior_"):
+            raise NotFittedError("call `fit` first: the importance is of a fitted model")
+        if groups is None and hasattr(self, "feature_names_in_"):
+            groups = {str(name): j for j, name in enumerate(self.feature_names_in_)}
+        settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
+        return importance(self.posterior_.state, groups, settings, self._units.mean_of)
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False
