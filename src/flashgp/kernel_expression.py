@@ -23,6 +23,7 @@ import torch
 from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.parameters import Parameter
+from flashgp.kernels.base import LENGTH_ROLES
 from flashgp.kernels.squared_exponential import Stationary
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRAMMAR",
-    "LENGTH_ROLES",
     "NAMES",
     "BuiltKernel",
     "KernelColumns",
@@ -67,7 +67,6 @@ _ONE_COLUMN = ("Coregionalization", "SpectralMixture")
 _SETTINGS = ("nu", "degree", "count", "rank")  # chosen, not fitted
 _PER_COMPONENT = ("weights", "means", "scales")  # lists with an entry per component of a mixture, on one column
 _PER_COLUMN = ("lengthscale", "period", "frequency", "variance")  # lists with an entry per column
-LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 _START_ROLES = ("input_scale", "output_variance", "slope_variance")  # `fit` would start these from the data
 
 

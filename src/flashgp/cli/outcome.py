@@ -91,7 +91,7 @@ def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console
         left_out=prepared.test is None,
         observed=observed,
         predicted=predicted,
-        parameters=parameter_rows(result.gp, prepared.names, scaling, prepared.encoding.target),
+        parameters=parameter_rows(result.gp, prepared.names, scaling, prepared.encoding.target, result.priors),
         seconds=time.perf_counter() - asked.began,
         notes=console.notes,
         warnings=console.warnings,

@@ -1,7 +1,8 @@
 """fit: the parameters of a GP from data; what searches is inference/training."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -11,6 +12,8 @@ from flashgp.foundations.checks import check_jitter
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
 from flashgp.inference.gp import GP
+from flashgp.inference.output_states import OutputStates
+from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import HistoryEntry, Progress
@@ -23,19 +26,59 @@ __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as"]
 
 @dataclass
 class Fit:
-    """The result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short."""
+    """The result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short.
+
+    Fields: priors, those that the fit was under, by path and entry of the parameter, in words; log_prior, their log
+    density, nats, None where another objective was asked for; columns, names of those of x, x1, x2, ... for None.
+    """
 
     gp: GP
     posterior: Posterior
     history: list[HistoryEntry]
     report: Report
     interrupted: bool = False
+    priors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    log_prior: float | None = None
+    columns: tuple[str, ...] | None = None
+
+    def rows(self) -> list[NumberRow]:
+        """Every number of the model with the column that it belongs to and the prior that it was fitted under."""
+        names = self.columns or tuple(f"x{j + 1}" for j in range(self.posterior.state.x.shape[-1]))
+        return number_rows(self.gp, names, self.priors)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """(name, text): the log marginal likelihood, the priors, and their sum, which was maximised."""
+        state = self.posterior.state
+        parts = state.parts if isinstance(state, OutputStates) else (state,)
+        evidence = None
+        if not state.by_solves or all(part.cache.likelihood_parts is not None for part in parts):
+            evidence = float(self.posterior.log_marginal_likelihood().sum())
+        lines = [("log marginal likelihood", f"{evidence:.6g} nats")]
+        if evidence is None:
+            lines = [("log marginal likelihood", "posterior.log_marginal_likelihood() estimates it")]
+        if self.log_prior is None:
+            return [*lines, ("maximised", "another objective than the log joint")]
+        joint = "" if evidence is None else f"{evidence + self.log_prior:.6g} nats: "
+        return [
+            *lines, ("log prior", f"{self.log_prior:.6g} nats"),
+            ("maximised", f"{joint}the sum of both, the log joint of the targets and the parameters"),
+        ]  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"Fit after {len(self.history)} evaluations\n{self.gp!r}\n{self.report}"
+        pairs = [f"{name:<24} {text}" for name, text in self.summary()]
+        title = f"Fit of {self.posterior.count:,} rows after {len(self.history):,} evaluations"
+        table = repr(self.gp) if self.gp.kernel.batch_shape else f"{self.gp.title}\n{table_text(self.rows())}"
+        return "\n".join([title, *pairs, table, str(self.report)])
 
     def _repr_html_(self) -> str:
-        return f"{self.gp._repr_html_()}{self.report._repr_html_()}"
+        def line(cells: Sequence[str], tag: str = "td") -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        pairs = "".join(line(pair) for pair in self.summary())
+        table = self.gp._repr_html_()
+        if not self.gp.kernel.batch_shape:
+            table = f"<table>{line(HEAD, 'th')}{''.join(line(cells) for cells in row_cells(self.rows()))}</table>"
+        return f"<table>{pairs}</table>{table}{self.report._repr_html_()}"
 
 
 def fit(
@@ -124,4 +167,7 @@ def fit(
 def fit_as(gp: GP, x: Any, y: Any, options: FitOptions) -> Fit:
     """`fit` with its arguments as a value, such as a deadline of a call that began before. Raises: as `fit`."""
     fitted = fit_prior(gp, x, y, options)
-    return Fit(cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted)
+    return Fit(
+        cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted,
+        fitted.priors, fitted.log_prior,
+    )  # fmt: skip

@@ -237,13 +237,17 @@ class Prior(nn.Module):
             rows.append((name, text, domain, _prior_text(parameter)))
         return rows
 
+    @property
+    def title(self) -> str:
+        """What it is in one line."""
+        parts = f"kernel={_outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood={self.likelihood.name}"
+        return f"GP({parts})" if self.outputs is None else f"GP({parts}, outputs={self.outputs})"
+
     def __repr__(self) -> str:
         rows = [("parameter", "value", "domain", "prior"), *self.describe()]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        title = f"GP(kernel={_outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood={self.likelihood.name}"
-        title += f", outputs={self.outputs})" if self.outputs is not None else ")"
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([title, *lines])
+        return "\n".join([self.title, *lines])
 
     def _repr_html_(self) -> str:
         body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in self.describe())

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flashgp.operators import CovarianceOperator, SkippingOperator
 
 __all__ = [
+    "LENGTH_ROLES",
     "Constant",
     "Kernel",
     "Leaf",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 Numeric = float | Tensor | Parameter
+LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 
 
 class Kernel(nn.Module, ABC):

@@ -20,6 +20,7 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
+from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.kernels import Kernel
@@ -435,10 +436,15 @@ class TableModel:
         transform, kinds = self.scaling.transform, [f"{c.name} ({c.kind})" for c in self.encoding.inputs[:12]]
         more = len(self.inputs) - len(kinds)
         how = "" if transform.identity else f", modelled as {transform}"
-        return (
+        post, training = self.posterior, self.training
+        pairs = [] if training is None else [f"{name:<24} {text}" for name, text in training.summary()]
+        numbers = number_rows(post.state.prior, self.inputs, None if training is None else training.priors)
+        return "\n".join([
             f"TableModel of {self.target!r}{how} from {', '.join(kinds)}{f' and {more:,} more' * bool(more)}; "
-            f"{self.posterior.count:,} rows\n{self.posterior!r}"
-        )
+            f"{post.count:,} rows",
+            f"Posterior of {post.units}", *pairs, post.state.prior.title,
+            table_text(numbers, priors=training is not None), str(post.report),
+        ])  # fmt: skip
 
     def _require(self, what: str) -> _Learned:
         if self._fitted is None:

@@ -42,7 +42,7 @@ from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
-from flashgp.inference.training.objective import Problem
+from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.inference.training.train import Trained, train
@@ -54,13 +54,19 @@ __all__ = ["Fitted", "fit_prior"]
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit found: a new prior, its state on all rows, the history, the report; interrupted if cut short."""
+    """What a fit found: a new prior, its state on all rows, the history, the report; interrupted if cut short.
+
+    Fields: priors, those in force, by path and entry, in words; log_prior, theirs, nats, None where another objective
+    was minimised.
+    """
 
     prior: Prior
     state: AnyState
     history: list[HistoryEntry]
     report: Report
     interrupted: bool
+    priors: dict[str, list[str]]
+    log_prior: float | None
 
 
 @outside_inference_mode
@@ -112,7 +118,10 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     report.events += interrupts[:1]
     interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
     _report_answer(report, recorder, state, plan, problem.direct.workspace)
-    return Fitted(prior, state, recorder.history, report, interrupted)
+    objective = trained.objective
+    in_force = priors_in_force(objective.parameters, weak=problem.weak)
+    log_prior = objective.log_prior(trained.theta) if type(objective) is LogJoint else None
+    return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
 
 
 def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: FitOptions) -> Plan:

@@ -24,13 +24,14 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, ParameterEntry
 from flashgp.inference.exact.likelihood import DirectSettings, value_and_gradients
 from flashgp.inference.exact.small import SmallModel
+from flashgp.inference.parameter_rows import prior_texts
 from flashgp.inference.prior import Prior
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Factors
 from flashgp.inference.training.initial import RoleStart
 from flashgp.inference.training.parameter_vector import ParameterVector
 
-__all__ = ["Estimate", "Evaluation", "LogJoint", "Objective", "ParameterPriors", "Problem"]
+__all__ = ["Estimate", "Evaluation", "LogJoint", "Objective", "ParameterPriors", "Problem", "priors_in_force"]
 
 Array = numpy.ndarray
 
@@ -205,6 +206,25 @@ class ParameterPriors:
         return total, gradient
 
 
+def priors_in_force(parameters: ParameterVector, *, weak: bool) -> dict[str, list[str]]:
+    """The prior of each entry of every Parameter that a fit changes, by its path, in words, weak ones too."""
+    found: dict[str, list[str]] = {}
+    for slot in parameters.slots:
+        if slot.owner is None:
+            continue
+        path = slot.name.removesuffix(".raw")
+        found[path] = prior_texts(slot.owner)
+        given, role = slot.owner.prior, slot.role if weak else None
+        if given is None and role is not None and role.log_prior is not None and slot.owner.domain.kind == "positive":
+            means, sd = role.log_prior
+            what = path.rpartition(".")[2]
+            found[path] = [
+                f"log {what} ~ Normal({round(mean, 9) + 0.0:.3g}, {sd:.3g}), weak"
+                for mean in means.reshape(-1).tolist()
+            ]
+    return found
+
+
 class LogJoint(Objective):
     """Minus the log joint of a prior and data, eq. (M-38), with its closed-form gradient.
 
@@ -221,6 +241,11 @@ class LogJoint(Objective):
         if self._small is None:
             load_autograd()
         self._has_beyond = prior.log_scale(problem.y) is not None
+
+    def log_prior(self, theta: Array) -> float:
+        """The log density of all priors at a vector that the parameters have, nats."""
+        general = sum(float(owner.log_prior().sum().detach()) for owner in self.priors.general)
+        return self.priors.value_and_gradient(theta)[0] + general
 
     def __call__(self, theta: Array) -> Evaluation:
         with one_thread(self.rows):
