@@ -137,6 +137,30 @@ def test_figures_are_those_of_the_rows_held_out(folder: Path) -> None:
     assert math.isclose(said["standardised_nll"], said["nll"] - np.log(scale))
 
 
+def test_inputs_are_ranked_by_importance(folder: Path) -> None:
+    """Not by one over a lengthscale, which categories have in other units and noise may have too."""
+    said = json.loads((folder / "fit.json").read_text())["importance"]
+    assert [entry["input"] for entry in said] == ["x", "site", NASTY]
+    assert said[0]["rmse"] > 20.0, "in units of the target: the sine's spread is 30"
+    for entry in said:
+        low, high = entry["rmse_95"]
+        assert low <= entry["rmse"] <= high
+    page = (folder / "report.html").read_text()
+    assert "Importance: how much worse rows are predicted" in page
+    assert "1 / lengthscale" not in page
+    assert page.index("Along x") < page.index("Along &lt;script")
+
+
+def test_what_is_maximised_and_the_priors_are_shown(folder: Path) -> None:
+    said = json.loads((folder / "fit.json").read_text())
+    by = {(row["name"], row["of"]): row["prior"] for row in said["parameters"]}
+    assert by["Matern lengthscale", "x"].startswith("log lengthscale ~ Normal(")
+    assert by["noise standard deviation", "y"].startswith("log noise_variance ~ Normal(-4, 2), weak")
+    page = (folder / "report.html").read_text()
+    assert "the fit maximises the sum of both" in page
+    assert "log noise_variance ~ Normal(-4, 2), weak" in page
+
+
 def test_parameters_name_columns_in_their_units(folder: Path) -> None:
     said = json.loads((folder / "fit.json").read_text())["parameters"]
     model = TableModel.load(folder / "model.safetensors")

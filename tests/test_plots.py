@@ -67,12 +67,12 @@ PLOTS: dict[str, Callable[..., Any]] = {
     "posterior_1d": lambda **o: plots.posterior_1d(posterior(), **o),
     "predicted_observed": lambda **o: plots.predicted_observed(*data(50), **o),
     "calibration": lambda **o: plots.calibration(*data(50), **o),
+    "importance": lambda **o: plots.importance(posterior(2).importance(), **o),
     "latency": lambda **o: plots.latency(steps(30), **o),
     "machine_bandwidths": lambda **o: plots.machine_bandwidths({"one": machine(1.0)}, **o),
     "machine_rates": lambda **o: plots.machine_rates({"one": machine(1e-9)}, **o),
     "prequential_error": lambda **o: plots.prequential_error(steps(30), **o),
     "pit_histogram": lambda **o: plots.pit_histogram(*data(50), **o),
-    "relevance": lambda **o: plots.relevance(posterior(2).gp, **o),
     "training_trace": lambda **o: plots.training_trace(history(1, 1), **o),
 }
 
@@ -233,39 +233,36 @@ def test_predictions_of_another_length_or_kind_are_refused() -> None:
         plots.pit_histogram(*data(3), bins=0)
 
 
-# -- parameters ---------------------------------------------------------------------------------------------------
-def test_relevance_names_columns_most_relevant_first() -> None:
-    kernel = (
-        2.0
-        * fgp.kernels.Matern(2.5, torch.tensor([4.0, 0.5]), active_dims=[2, 0])
-        * fgp.kernels.Categorical(torch.tensor([1.0]), active_dims=[1])
-    )
-    ax = plots.relevance(fgp.GP(kernel), ["$age^2$", "colour", "<b>"], unit="per year")
+# -- importance ---------------------------------------------------------------------------------------------------
+def important(rmse: list[float], names: list[str]) -> fgp.Importance:
+    values = torch.tensor(rmse, dtype=torch.float64)
+    return fgp.Importance(tuple(names), values, 0.1 * values.abs(), values, values.abs(), 10, 20, 1)
+
+
+def test_importance_names_columns_the_most_important_first() -> None:
+    ax = plots.importance(important([0.5, -0.01, 2.0], ["$age^2$", "colour", "<b>"]), unit="MPa")
     labels = [t.get_text() for t in ax.get_yticklabels()][::-1]
-    assert labels == ["$age^2$ · Matern", "colour · Categorical", "<b> · Matern"]
-    assert [round(patch.get_width(), 6) for patch in ax.patches] == [0.25, 2.0, 1.0]
-    assert "1 / lengthscale, per year" in texts(ax)
-    assert "drop of log correlation" in texts(ax)
+    assert labels == ["<b>", "$age^2$", "colour"]
+    assert [round(patch.get_width(), 6) for patch in ax.patches] == [-0.01, 0.5, 2.0]
+    assert "RMSE grows by, MPa; 95% intervals" in texts(ax)
+    segments = ax.collections[0].get_segments()
+    assert segments[2][:, 0] == pytest.approx([2.0 - 1.959964 * 0.2, 2.0 + 1.959964 * 0.2])
     rendered(ax)  # "$age^2$" is a name, not mathematics
 
 
-def test_a_wide_range_is_logarithmic_and_many_columns_are_cut() -> None:
-    ax = plots.relevance(fgp.GP(fgp.kernels.RBF(torch.logspace(-2, 3, 1_000))))
-    assert ax.get_xscale() == "linear"  # the 25 most relevant lie close together
-    assert "the 25 most relevant of 1,000" in texts(ax)
-    ax = plots.relevance(fgp.GP(fgp.kernels.RBF(torch.tensor([1e-8, 1.0, 1e8]))))
-    assert ax.get_xscale() == "log"
-    assert "(log scale)" in ax.get_xlabel()
+def test_many_columns_are_cut() -> None:
+    ax = plots.importance(important([*range(1_000)], [f"c{j}" for j in range(1_000)]))
+    assert "the 25 most important of 1,000" in texts(ax)
+    assert ax.get_yticklabels()[-1].get_text() == "c999"
     rendered(ax)
 
 
-def test_what_has_no_lengthscale_says_so() -> None:
-    assert "no lengthscale" in texts(plots.relevance(fgp.GP(fgp.kernels.Linear())))
-    assert [t.get_text() for t in plots.relevance(fgp.GP(fgp.kernels.RBF(2.0))).get_yticklabels()] == ["all columns"]
-    with pytest.raises(ShapeError, match="one model"):
-        plots.relevance(fgp.GP(fgp.kernels.RBF(torch.ones(2, 3))))
-    with pytest.raises(ShapeError, match="`names`"):
-        plots.relevance(fgp.GP(fgp.kernels.RBF(torch.ones(3))), ["a"])
+def test_importance_is_of_one_output() -> None:
+    both = fgp.Importance(("a",), *([torch.zeros(1, 2, dtype=torch.float64)] * 4), 10, 20, 1)
+    with pytest.raises(ShapeError, match="one output"):
+        plots.importance(both)
+    with pytest.raises(DomainError, match="`level`"):
+        plots.importance(important([1.0], ["a"]), level=95.0)
 
 
 # -- training -----------------------------------------------------------------------------------------------------

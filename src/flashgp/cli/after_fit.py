@@ -12,6 +12,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference import plan as plans
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.importance import ImportanceSettings
 from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.settings import TimeSettings
 from flashgp.planner.plan import FACTORED
@@ -53,6 +54,7 @@ class AfterFit:
                 prepared.gp, plan.n, plan.d, n_test=len(prepared.test), distinct=plan.distinct,
                 device=plan.device, conditioned=plan.route,
             ).seconds  # fmt: skip
+        seconds += importance_seconds(prepared, plan.n)
         if plan.route not in FACTORED:
             seconds += self.evidence * plan.seconds
         elif prepared.test is None:
@@ -77,6 +79,10 @@ class AfterFit:
         few = posterior.count <= self.time.min_rows
         return few or not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
 
+    def has_time_for_importance(self, prepared: PreparedTable, rows: int, deadline: Deadline) -> bool:
+        """Of the importance of inputs, for a posterior of so many rows."""
+        return not self.time.late(deadline, importance_seconds(prepared, rows))
+
     def has_time_for_evidence(self, posterior: Posterior, deadline: Deadline) -> bool:
         by_solves = posterior.state.by_solves
         return not by_solves or not self.time.late(deadline, self.evidence * (posterior.report.seconds or 0.0))
@@ -90,3 +96,12 @@ def prediction_seconds(posterior: Posterior, rows: int) -> float:
     points = torch.empty(rows, posterior.x.shape[-1], dtype=torch.float64, device=posterior.x.device)
     planners = planners_of(posterior.state, points, None, None, deterministic=False)
     return sum(planner(True).seconds for planner in planners if planner is not None)
+
+
+def importance_seconds(prepared: PreparedTable, rows: int) -> float:
+    """What the importance of all inputs takes for a posterior of so many rows, by the plan of its predictions."""
+    settings, inputs = ImportanceSettings(), len(prepared.names)
+    held, permutations, parts = settings.sizes(rows, inputs)
+    others = min(settings.others, max(1, rows - held // parts))
+    points = held * permutations * (1 + inputs) // parts
+    return parts * plans.plan(prepared.gp, others, inputs, n_test=points, device=prepared.plan.device).seconds

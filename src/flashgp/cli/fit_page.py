@@ -12,14 +12,14 @@ from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
 
 from .after_fit import AFTER_FIT
-from .outcome import FitOutcome, evidence_text, happened
+from .outcome import FitOutcome, evidence_text, happened, maximised
 from .parameters import parameter_table
 from .prepared import plan_summary
 
 __all__ = ["fit_page"]
 
 _MAX_PARAMETERS = 200
-_SLICES, _POINTS = 2, 300  # functions along the most relevant inputs, at so many points
+_SLICES, _POINTS = 2, 300  # functions along the most important inputs, at so many points
 _PACKAGES = ("torch", "numpy", "scipy", "matplotlib")
 
 
@@ -93,7 +93,7 @@ def _quality(outcome: FitOutcome) -> Section:
 def _functions(outcome: FitOutcome) -> Section:
     prepared = outcome.prepared
     post = outcome.fit.posterior
-    wanted = _most_relevant(outcome)
+    wanted = _most_important(outcome)
     parts = [
         Figure.of(
             plots.posterior_1d(
@@ -109,25 +109,32 @@ def _functions(outcome: FitOutcome) -> Section:
         for column in wanted
         if AFTER_FIT.scored(post, _POINTS, outcome.asked.deadline) == _POINTS
     ]
-    relevance = Figure.of(
-        plots.relevance(outcome.fit.gp, prepared.names, unit="per standard deviation of the column"),
-        "Relevance: how fast the function may change along each input.",
-    )
     missing = [Notes(["The time limit left no time to draw the function along every input."])]
-    return Section("What has the model learned?", [relevance, *parts, *(missing if len(parts) < len(wanted) else [])])
+    return Section(
+        "What has the model learned?", [*_importance(outcome), *parts, *(missing if len(parts) < len(wanted) else [])]
+    )
 
 
-def _most_relevant(outcome: FitOutcome) -> list[int]:
-    """Numeric inputs of the shortest lengthscales."""
-    names = outcome.prepared.names
-    codes = outcome.prepared.encoding.category_positions
-    scales = {
-        row.of: row.value
-        for row in sorted(outcome.parameters, key=lambda row: -row.value)
-        if row.in_units is not None and row.path.endswith("lengthscale")
-    }
-    real = [j for j in range(len(names)) if j not in codes]
-    return sorted(real, key=lambda j: scales.get(names[j], float("inf")))[:_SLICES]
+def _importance(outcome: FitOutcome) -> list[Notes | Figure | PageTable]:
+    found, target = outcome.importance, outcome.prepared.encoding.target
+    if found is None:
+        return []
+    how = (
+        f"Importance: the values of one input are exchanged between {found.rows:,} rows, which are predicted from "
+        f"{found.others:,} others with the same parameters. Inputs that say the same stand in for each other."
+    )
+    picture = Figure.of(
+        plots.importance(found, unit=f"in units of {target}"),
+        "Importance: how much worse rows are predicted without what an input says, with 95 % intervals.",
+    )
+    return [Notes([how]), picture]
+
+
+def _most_important(outcome: FitOutcome) -> list[int]:
+    """Numeric inputs, the most important first, in the order of the table where nothing says which."""
+    codes, found = outcome.prepared.encoding.category_positions, outcome.importance
+    order = range(len(outcome.prepared.names)) if found is None else found.order
+    return [j for j in order if j not in codes][:_SLICES]
 
 
 def _model(outcome: FitOutcome) -> Section:
@@ -143,6 +150,7 @@ def _model(outcome: FitOutcome) -> Section:
                     ("mean", "constant"),
                     ("likelihood", "Gaussian"),
                     ("log marginal likelihood", evidence_text(outcome)),
+                    *maximised(outcome),
                 ]
             ),
             PageTable(*parameter_table(shown)),

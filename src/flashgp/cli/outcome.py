@@ -1,6 +1,7 @@
 """What a fit came to: scores, parameters and figures, for people and as JSON."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.importance import Importance
 from flashgp.table_model import TableModel
 from flashgp.table_model.preparation import PreparedTable
 from flashgp.table_model.scores import Scores
@@ -23,10 +25,21 @@ from .console import Console
 from .options import FitOptions
 from .parameters import ParameterRow, parameter_rows, parameter_table
 
-__all__ = ["Asked", "FitOutcome", "evidence_text", "happened", "outcome_json", "outcome_of", "say_outcome"]
+__all__ = [
+    "Asked",
+    "FitOutcome",
+    "evidence_text",
+    "happened",
+    "importance_table",
+    "maximised",
+    "outcome_json",
+    "outcome_of",
+    "say_outcome",
+]
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
 _HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
+_MAX_INPUTS = 12  # of the importance, on a terminal
 _Numbers = npt.NDArray[np.float64]
 
 
@@ -48,6 +61,7 @@ class FitOutcome:
         scores: None where no rows are held out and there is no factor, or no time is left.
         evidence: log p(y | x) of the target in its units, nats; None where no time is left for it, or for all rows.
         left_out: whether they are leave-one-out.
+        importance: of the inputs; None of a single one, of one row, and where no time is left.
         observed, predicted: of the rows scored, in units of the target.
         parameters, seconds, notes, warnings: as shown.
     """
@@ -59,6 +73,7 @@ class FitOutcome:
     scores: Scores | None
     evidence: float | None
     left_out: bool
+    importance: Importance | None
     observed: _Numbers
     predicted: WarpedNormal
     parameters: list[ParameterRow]
@@ -89,6 +104,7 @@ def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console
         scores=Scores.of(observed, predicted, scaling.target_scale) if len(observed) else None,
         evidence=evidence,
         left_out=prepared.test is None,
+        importance=_importance(prepared, model, asked, console),
         observed=observed,
         predicted=predicted,
         parameters=parameter_rows(result.gp, prepared.names, scaling, prepared.encoding.target, result.priors),
@@ -111,6 +127,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         f"fitted in {seconds}, {counted(len(outcome.fit.history), 'evaluation')}",
         [
             ("log marginal likelihood", evidence_text(outcome)),
+            *maximised(outcome),
             *happened(report),
             ("time", dict(report.lines())["time"]),
             ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
@@ -120,6 +137,11 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
     if outcome.scores is not None:
         where = "leave-one-out" if outcome.left_out else "held out"
         console.pairs(f"{where}, {outcome.scores.rows:,} rows", outcome.scores.lines(outcome.prepared.encoding.target))
+    if outcome.importance is not None:
+        console.say(
+            f"inputs by importance: RMSE grows by so much where one is permuted among {outcome.importance.rows} rows"
+        )
+        console.table(*importance_table(outcome.importance))
     console.say("parameters")
     shown = outcome.parameters[:40]
     console.table(*parameter_table(shown))
@@ -154,11 +176,57 @@ def _scored_rows(
     return prepared.y[prepared.train], scaling.predictive(mean, deviation)
 
 
+def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> Importance | None:
+    """Of the inputs, where there are two and time for it: a note says so."""
+    rows = model.posterior.count
+    if rows < 2 or len(prepared.names) < 2:
+        return None
+    if not AFTER_FIT.has_time_for_importance(prepared, rows, asked.deadline):
+        console.note("the time limit left no time for the importance of inputs.")
+        return None
+    return model.importance(seed=asked.options.seed)
+
+
+def importance_table(found: Importance) -> tuple[Sequence[str], list[Sequence[str]], Sequence[int]]:
+    """Head, cells, and which columns are numbers; the most important inputs first."""
+    low, high = (end.tolist() for end in found.interval())
+    rmse, nats = found.rmse.tolist(), found.log_density.tolist()
+    cells: list[Sequence[str]] = [
+        (found.names[j], f"{rmse[j]:.3g}", f"{low[j]:.3g} to {high[j]:.3g}", f"{nats[j]:.3g}")
+        for j in found.order[:_MAX_INPUTS]
+    ]
+    if len(cells) < len(found.names):
+        cells.append((f"and {len(found.names) - len(cells):,} more", "", "", ""))
+    return ("input", "RMSE", "95 % interval", "nats a row"), cells, (1, 2, 3)
+
+
+def _importance_json(found: Importance | None) -> list[dict[str, Any]] | None:
+    if found is None:
+        return None
+    (low, high), (low_density, high_density) = found.interval(), found.log_density_interval()
+    return [
+        {
+            "input": found.names[j], "rmse": float(found.rmse[j]), "rmse_95": [float(low[j]), float(high[j])],
+            "log_density": float(found.log_density[j]),
+            "log_density_95": [float(low_density[j]), float(high_density[j])],
+        }
+        for j in found.order
+    ]  # fmt: skip
+
+
 def _log_evidence(prepared: PreparedTable, post: Posterior) -> float:
     """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141)."""
     standardised = float(post.log_marginal_likelihood())
     slopes = prepared.scaling.transform.log_slope(prepared.y[prepared.train])
     return standardised + post.count * float(prepared.scaling.log_density(0.0)) + float(slopes.sum())
+
+
+def maximised(outcome: FitOutcome) -> list[tuple[str, str]]:
+    """What the fit maximised beside the likelihood, in standard units."""
+    log_prior = outcome.fit.log_prior
+    if log_prior is None:
+        return []
+    return [("log prior", f"{log_prior:.4g} nats: the fit maximises the sum of both, under the priors below")]
 
 
 def evidence_text(outcome: FitOutcome) -> str:
@@ -192,6 +260,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,
         "held_out": None if outcome.left_out else scores,
         "leave_one_out": scores if outcome.left_out else None,
+        "importance": _importance_json(outcome.importance),
         "parameters": [row.to_json() for row in outcome.parameters],
         "evaluations": len(outcome.fit.history),
         "fit_seconds": report.seconds,

@@ -4,8 +4,8 @@ Each takes `ax=None`, draws, and returns the matplotlib Axes; nothing is shown. 
 that no global state knows (`ax.figure.savefig(...)` writes it). Needs matplotlib: pip install 'flashgp[plot]'.
 """
 
+from .importance import importance
 from .machine import machine_bandwidths, machine_rates
-from .parameters import relevance
 from .posterior import posterior_1d
 from .predictive import calibration, pit_histogram, predicted_observed
 from .stream import latency, prequential_error
@@ -13,6 +13,7 @@ from .training import training_trace
 
 __all__ = [
     "calibration",
+    "importance",
     "latency",
     "machine_bandwidths",
     "machine_rates",
@@ -20,6 +21,5 @@ __all__ = [
     "posterior_1d",
     "predicted_observed",
     "prequential_error",
-    "relevance",
     "training_trace",
 ]

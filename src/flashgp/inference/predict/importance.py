@@ -70,6 +70,14 @@ class ImportanceSettings:
             check_count(self.permutations, "permutations", 1)
         check_seed(self.seed)
 
+    def sizes(self, n: int, groups: int) -> tuple[int, int, int]:
+        """Rows held out of n, permutations, and how many parts are held out one after the other."""
+        affordable = max(self.least_rows, self.points // max(1, groups))
+        usual = min(max(self.min_rows, int(self.largest_part * n)), self.max_rows)
+        rows = min(n, self.rows or min(usual, affordable))
+        permutations = self.permutations or max(1, min(self.max_permutations, affordable // rows))
+        return rows, min(rows - 1, permutations), min(rows, math.ceil(rows / (self.largest_part * n)))
+
 
 @dataclass(frozen=True, eq=False)
 class Importance:
@@ -238,12 +246,8 @@ class _Split:
         group = torch.arange(n) if replicates is None else replicates.group.cpu()
         ranks = torch.randperm(int(group.max()) + 1, generator=generator)
         order = torch.argsort(ranks[group], stable=True)  # rows of equal x one after the other
-        affordable = max(settings.least_rows, settings.points // max(1, groups))
-        usual = min(max(settings.min_rows, int(settings.largest_part * n)), settings.max_rows)
-        m = min(n, settings.rows or min(usual, affordable))
+        m, count, parts = settings.sizes(n, groups)
         held = order[:m][torch.randperm(m, generator=generator)]
-        parts = min(m, math.ceil(m / (settings.largest_part * n)))
-        count = min(m - 1, settings.permutations or max(1, min(settings.max_permutations, affordable // m)))
         shifts = 1 + torch.randperm(m - 1, generator=generator)[:count]
         return cls(held, order, group, parts, tuple(shifts.tolist()), settings.others)
 

@@ -1,0 +1,67 @@
+"""Which inputs matter: how much worse held-out rows are predicted without each, as bars with intervals."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flashgp.foundations.errors import ShapeError
+
+from .axes import BLUE, GREY, INK, new_axes, note, percent, short, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from flashgp.inference.predict.importance import Importance
+
+__all__ = ["importance"]
+
+MAX_ROWS = 25
+
+
+def importance(found: "Importance", *, unit: str = "", level: float = 0.95, ax: "Axes | None" = None) -> "Axes":
+    """The permutation importance of every column in RMSE, eq. (M-152), the most important first, with intervals.
+
+    Args:
+        found: what `importance()` of a posterior, a TableModel or a GPRegressor with one output gave.
+        unit: of the target, for the axis.
+        level: probability of the intervals.
+        ax: axes to draw on; a new figure's by default.
+
+    Raises:
+        ShapeError: for several outputs.
+        DomainError: unless 0 < level < 1.
+        BackendUnavailableError: without matplotlib.
+    Cost: O(columns); at most 25 are drawn, and the plot says so.
+
+    Example:
+        >>> x = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> post = fgp.GP(fgp.kernels.RBF(torch.tensor([0.5, 9.0]))).condition(x, torch.sin(6.0 * x[:, 0]))
+        >>> ax = fgp.plots.importance(post.importance({"hour": 0, "age": 1}))
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['age', 'hour']
+    """
+    if found.rmse.dim() != 1:
+        raise ShapeError(
+            f"`found` must be of one output, got an importance of shape {tuple(found.rmse.shape)}; plot the posterior "
+            "of each output, post.by_output[j].importance()"
+        )
+    shown = found.order[:MAX_ROWS][::-1]
+    low, high = (end.numpy()[shown] for end in found.interval(level))
+    values = found.rmse.numpy()[shown]
+    ax = new_axes(ax, (5.4, max(2.2, 1.1 + 0.3 * len(shown))))
+    style(ax, f"RMSE grows by{f', {unit}' if unit else ''}; {percent(level)} intervals", "", grid="x")
+    heights = np.arange(len(shown))
+    ax.barh(heights, values, height=0.66, color=BLUE, alpha=0.85)
+    ax.errorbar(values, heights, xerr=[values - low, high - values], fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
+    ax.axvline(0.0, color=GREY, linewidth=0.9)
+    labels = short([found.names[j] for j in shown])
+    ax.set_yticks(heights)
+    for tick, text in zip(ax.set_yticklabels(labels), labels, strict=True):
+        tick.set_parse_math(False)
+        tick.set_text(text)
+    ax.set_ylim(-0.6, len(shown) - 0.4)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    if len(found.names) > len(shown):
+        note(ax, f"the {len(shown)} most important of {len(found.names):,}")
+    return ax
