@@ -19,6 +19,11 @@ def build(n: int, memory: str | int = "1TiB", **options: object) -> fgp.Plan:
     return conditioning_plan(FORM, n, memory=memory, **options)
 
 
+def without_float64_tiles(n: int, **options: object) -> fgp.Plan:
+    """Iterations that compute float64 products again each time, the price of the least memory."""
+    return build(n, build(n, route="recomputed", **options).peak_bytes - 1, route="recomputed", **options)
+
+
 def slow(cholesky: float) -> MachineProfile:
     """A machine that factors so many times slower than the built-in one."""
     cpu = dataclasses.replace(
@@ -41,12 +46,17 @@ def test_bytes_and_seconds_of_iterative_routes(n: int, outputs: int) -> None:
     rate = BUILT_IN.product_rate("torch", "cpu", torch.float32, True, 2, outputs)
     plan = build(n, route="recomputed", outputs=outputs)
     assert (plan.rank, plan.dtype, plan.backend) == (rank, "float32", "torch")
-    assert plan.peak_bytes == tiles + operands + own
+    panel = min(n, STORED_ROWS)
+    float64 = 8 * ((n * n + n * panel) // 2 + n * panel)
+    assert plan.peak_bytes == tiles + operands + own + float64
+    tight = build(n, plan.peak_bytes - 1, route="recomputed", outputs=outputs)
+    assert tight.peak_bytes == tiles + operands + own, "float64 products are computed again where tiles do not fit"
+    noted = [any("float32 products lead nowhere" in note for note in one.notes) for one in (plan, tight)]
+    assert noted == [True, False]
     assert plan.seconds == pytest.approx(100 * (n * n / rate + rates.call_seconds) + preparing)
     plan = build(n, route="stored", outputs=outputs)
-    panel = min(n, STORED_ROWS)
     kept = 4 * (n * n + n * panel) // 2
-    assert plan.peak_bytes == kept + 4 * panel * n + tiles + operands + own
+    assert plan.peak_bytes == kept + 4 * panel * n + tiles + operands + own + float64
     products = max(2 * n * n * outputs / rates.gemm_float32, kept / rates.copy_bytes) + rates.call_seconds
     assert plan.seconds == pytest.approx(100 * products + n * n / rates.block_pairs + rates.call_seconds + preparing)
     assert "100 passes over the pairs are assumed" in plan.notes[0]
@@ -79,12 +89,12 @@ def test_without_room_for_a_factor_iterations_answer() -> None:
     reasons = {other.route: other.reason for other in plan.alternatives}
     assert reasons["direct"].startswith("does not fit")
     assert reasons["refined"].startswith("does not fit")
-    least = build(20_000, route="recomputed").peak_bytes
+    least = without_float64_tiles(20_000).peak_bytes
     assert build(20_000, least).route == "recomputed"
 
 
 def test_short_memory_takes_columns_from_the_preconditioner() -> None:
-    full = build(50_000, route="recomputed")
+    full = without_float64_tiles(50_000)
     assert full.rank == 512
     short = build(50_000, full.peak_bytes - 1, route="recomputed")
     assert (short.rank, full.peak_bytes - short.peak_bytes) == (511, 24 * 50_000)
@@ -123,7 +133,7 @@ def test_what_joins_rows_is_in_the_budget_of_every_choice() -> None:
     tight = build(n, alone.training_bytes - 1, distinct=u)
     assert tight.training != "exact"
     assert tight.training_bytes <= tight.available_bytes
-    full = build(n, route="recomputed", distinct=u)
+    full = without_float64_tiles(n, distinct=u)
     short = build(n, full.peak_bytes - 1, route="recomputed", distinct=u)
     assert (short.rank, full.peak_bytes - short.peak_bytes) == (full.rank - 1, 24 * u)
 

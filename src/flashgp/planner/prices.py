@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.quantities import readable_bytes
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import DTYPES, Candidate
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem
-from flashgp.planner.products import product_prices
+from flashgp.planner.products import STORED_ROWS, product_prices, stored_bytes
 
 __all__ = ["PASSES", "VECTORS", "Priced", "factored_plan", "iterative_plans", "preconditioned", "products_of"]
 
@@ -81,10 +82,13 @@ def iterative_plans(priced: Priced, device: torch.device, available: int) -> lis
         rank, peak = preconditioned(
             priced, price.peak_bytes + kept, problem.columns, available, RANK_BUFFERS + problem.factors - 1
         )
+        tiles = stored_bytes(n, torch.float64) + 8 * n * min(n, STORED_ROWS)  # and a panel while it is made
+        fit = peak + tiles <= available
+        notes = (f"{readable_bytes(tiles)} of the peak are for solves that float32 products lead nowhere",)
         preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
         seconds = problem.factors * (price.seconds + preparing)
-        plan = _plan(priced, device, price.route, price.backend, peak, seconds)
-        plans.append(replace(plan, rank=rank))
+        plan = _plan(priced, device, price.route, price.backend, peak + fit * tiles, seconds)
+        plans.append(replace(plan, rank=rank, notes=notes if fit else ()))
     return plans
 
 

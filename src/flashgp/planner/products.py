@@ -225,9 +225,9 @@ def _plan_product(
     return replace(plan, notes=(*_prices(plan, candidates), *compiles, *plan.notes))
 
 
-def stored_bytes(n: int) -> int:
-    """Of the float32 tiles of a symmetric K of n points, (M-56)."""
-    return 4 * ((n * n + n * min(n, STORED_ROWS)) // 2)
+def stored_bytes(n: int, dtype: torch.dtype = torch.float32) -> int:
+    """Of the tiles of a symmetric K of n points, (M-56)."""
+    return dtype.itemsize * ((n * n + n * min(n, STORED_ROWS)) // 2)
 
 
 def product_prices(problem: ProductProblem, device: torch.device, profile: MachineProfile) -> list[Candidate]:

@@ -53,6 +53,7 @@ from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
 from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
+from flashgp.solvers.settings import DEFAULTS
 
 __all__ = ["condition"]
 
@@ -276,7 +277,9 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         )
         solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor, tiles=job.tiles)
         stopping = mean_goal(solves.system, job.solve.tolerance)
-        solution = _solve_in_time(job, solves, stopping, limits, asked)
+        patience = DEFAULTS.float64_patience if factor is None else 0
+        with solves.system.keeping_float64(patience):
+            solution = _solve_in_time(job, solves, stopping, limits, asked)
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:
         price = _float64_factor(plan)
         if price is None:
