@@ -21,7 +21,7 @@ class RationalQuadratic(Stationary):
         scale_mixture: positive number or (*batch,); large values approach the squared exponential.
         lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
         active_dims: the columns of x it acts on; None for all.
-    Raises: DomainError for a scale_mixture that is not positive, or below 5.6e-309, of which float64 has no reciprocal.
+    Raises: DomainError for a scale_mixture that is not positive, or a number below 5.6e-309, without a reciprocal.
     Source: Rasmussen & Williams (2006), eq. 4.19. Computed as exp(-a log1p(q / (2 a))), accurate for large a.
 
     Example:
@@ -42,7 +42,8 @@ class RationalQuadratic(Stationary):
         super().__init__(lengthscale, active_dims)
         self.scale_mixture = self._parameter(scale_mixture, "scale_mixture", Domain(lower=0.0))
         mixture = self.scale_mixture.value.detach()
-        if not bool(mixture.reciprocal().isfinite().all()):
+        given = not isinstance(scale_mixture, Parameter)  # a file fills its Parameters later
+        if given and not bool(mixture.reciprocal().isfinite().all()):
             raise DomainError(
                 f"`scale_mixture` must have a reciprocal that float64 holds, got {float(mixture.min()):g}; give a "
                 "larger one, at least 5.6e-309"
