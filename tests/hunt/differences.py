@@ -51,7 +51,7 @@ class Findings:
             return
         array, values, bound = (numpy.atleast_1d(part) for part in (array, values, bound))
         with numpy.errstate(all="ignore"):
-            beyond = abs(values) > torch.finfo(dtype).max
+            beyond = ~(abs(values) <= torch.finfo(dtype).max)  # and what extended precision does not hold either
             error = abs(array - values)
             share = numpy.where(error <= bound, error / numpy.where(bound > 0, bound, 1), numpy.inf)
             wrong = ~(error <= bound) & ~beyond

@@ -207,6 +207,10 @@ def test_a_number_beyond_its_bound_another_shape_and_another_dtype_are_differenc
     wanted = Rounded([1.0, 2.0], [10.0, 10.0])
     found.compare("right", torch.tensor([1.0, 2.0 + 15 * EPS], dtype=torch.float64), wanted)
     assert not found.differences
+    found.compare(
+        "beyond", torch.tensor([torch.inf, torch.nan], dtype=torch.float64), Rounded([1e300 * LD(1e300), LD("nan")])
+    )
+    assert found.differences == {}
     found.compare("number", torch.tensor([1.0, 2.0 + 25 * EPS], dtype=torch.float64), wanted)
     found.compare("nan", torch.tensor([1.0, torch.nan], dtype=torch.float64), wanted)
     found.compare("shape", torch.ones(3, dtype=torch.float64), wanted)
