@@ -38,14 +38,13 @@ from flashgp.solvers.preconditioners.candidate import (
 )
 from flashgp.solvers.preconditioners.full_scale import (
     FullScale,
-    _blocks_of_near_rows,
-    _neighbours,
-    _whitening,
     making_bytes,
 )
 from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.near_rows import blocks_of_near_rows, nearest_earlier_rows
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
+from flashgp.solvers.preconditioners.whitening import whitening
 from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, FullScaleSettings, LowRankSettings, SolveSettings
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 
@@ -124,8 +123,8 @@ def test_it_is_the_one_of_the_definition(rank: int, neighbours: int) -> None:
     """Eq. (M-121) against explicit inverses, with the blocks and neighbours that it found, one after the other."""
     system, settings = PlacedSystem(points(200, 3), 0.3, 0.1), FullScaleSettings(16, neighbours, batch_bytes=1)
     F = factor_of(system, rank)
-    blocks = _blocks_of_near_rows(system.x, settings.block, 0)
-    sets = zip(blocks, _neighbours(system.x, blocks, settings), strict=True)
+    blocks = blocks_of_near_rows(system.x, settings.block, 0)
+    sets = zip(blocks, nearest_earlier_rows(system.x, blocks, settings), strict=True)
     wanted = dense_reference(system, F, [(block[block >= 0], near[near >= 0]) for block, near in sets])
     found = FullScale(system, F.clone(), settings)
     assert torch.allclose(found.solve(torch.eye(200, dtype=F64)), wanted, rtol=1e-9, atol=1e-9 * float(wanted.max()))
@@ -158,7 +157,7 @@ def test_without_inducing_points_it_is_vecchia() -> None:
     diagonal = whitened(system, found).diagonal()
     assert torch.allclose(diagonal, torch.ones_like(diagonal), rtol=1e-10)
     W = found.half_solve(torch.eye(300, dtype=F64))
-    order = _blocks_of_near_rows(system.x, 1, 0)[:, 0]
+    order = blocks_of_near_rows(system.x, 1, 0)[:, 0]
     distance = torch.cdist(system.x[order], system.x[order])
     for place in (1, 3, 50, 299):
         nearest = order[distance[place, :place].argsort()[: min(6, place)]]
@@ -168,10 +167,10 @@ def test_without_inducing_points_it_is_vecchia() -> None:
 def test_neighbours_are_the_nearest_rows_of_earlier_blocks() -> None:
     """Against all distances where all blocks are looked at; and nearly so where a quarter of them is."""
     x = points(1000, 3)
-    blocks = _blocks_of_near_rows(x, 20, 0)
+    blocks = blocks_of_near_rows(x, 20, 0)
     for candidates, least in ((1000, 1.0), (250, 0.9)):
         shared = wanted = 0
-        for place, near in enumerate(_neighbours(x, blocks, FullScaleSettings(20, 30, candidates))):
+        for place, near in enumerate(nearest_earlier_rows(x, blocks, FullScaleSettings(20, 30, candidates))):
             earlier = blocks[:place].flatten()
             distance = torch.cdist(x[blocks[place]], x[earlier]).amin(0)
             exact = set(earlier[distance.argsort()[:30]].tolist())
@@ -181,7 +180,7 @@ def test_neighbours_are_the_nearest_rows_of_earlier_blocks() -> None:
 
 @pytest.mark.parametrize(("n", "size"), [(0, 4), (1, 4), (4, 4), (5, 4), (97, 8), (1000, 128)])
 def test_blocks_have_every_row_once_and_like_sizes(n: int, size: int) -> None:
-    blocks = _blocks_of_near_rows(points(n, 3), size, 0)
+    blocks = blocks_of_near_rows(points(n, 3), size, 0)
     assert sorted(blocks[blocks >= 0].tolist()) == list(range(n))
     sizes = (blocks >= 0).sum(1)
     assert len(blocks) == -(-n // size)
@@ -223,8 +222,11 @@ def test_a_block_that_is_not_positive_definite_has_fewer_neighbours() -> None:
     sets[2, 1, 0] = sets[2, 0, 1] = 2.0  # among the nearest
     sets[3, 11, 10] = sets[3, 10, 11] = 2.0  # in the block
     sets[:, 11, 2] = sets[:, 2, 11] = 0.5
-    weights, reduced = _whitening(sets, torch.ones(4, 12, dtype=torch.bool), 4)
-    assert reduced == 3
+    found = whitening(sets, torch.ones(4, 12, dtype=torch.bool), 4)
+    weights = found.weights
+    assert found.reduced == 3
+    assert found.known.sum(1).tolist() == [12, 8, 5, 4]
+    assert torch.allclose(torch.linalg.inv(found.lower)[:, 8:], weights)
     for i, kept in ((0, 8), (1, 4), (2, 0)):
         rows = [*range(kept), 8, 9, 10, 11]
         inverse = torch.linalg.inv(torch.linalg.cholesky(sets[i][rows][:, rows]))

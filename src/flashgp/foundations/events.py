@@ -131,6 +131,16 @@ class EventKind(Enum):
     )
     FLOAT64_TILES = "Float64 products followed: the covariance matrix is kept for them meanwhile, in {bytes:bytes}."
 
+    # approximations
+    FULL_SCALE = (
+        "Full scale: {inducing:n inducing point}, blocks of {block:n row} with {neighbours:n neighbour}, "
+        "{predicting:n neighbour} for a point that is predicted."
+    )
+    FEWER_NEIGHBOURS = (
+        "{blocks:n block} had fewer neighbours: with all of them rounding left no factor. More noise, or fewer "
+        "repeated rows, avoids this."
+    )
+
     # linear solves
     SOLVED = "Solve: {iterations:n iteration}, {passes:.3g} passes over the pairs."
     SOLVE_ENDED = (

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor
 
 from flashgp.foundations.checks import check_jitter
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
+from flashgp.inference.approximate_posterior import posterior_of
+from flashgp.inference.full_scale.fit import fit_full_scale
+from flashgp.inference.full_scale.sizes import Approximation, approximation_of
 from flashgp.inference.gp import GP
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.training.fit import fit_prior
+from flashgp.inference.training.fit import Fitted, fit_prior
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.progress_bar import shown_progress
@@ -102,6 +106,9 @@ def fit(
     checkpoint: str | Path | None = None,
     progress: Callable[[Progress], None] | Literal[False] | None = None,
     settings: FitSettings | None = None,
+    approximation: str | None = None,
+    inducing: int | str | Tensor = "auto",
+    neighbours: int | str = "auto",
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
@@ -137,6 +144,10 @@ def fit(
         progress: called after every evaluation; False for nothing. None for a bar after a second, where a terminal or a
             notebook shows it.
         settings: numbers that tune the search, and its objective (training/options.py).
+        approximation: None for exact inference at any size; "full_scale" for inducing points with block Vecchia on what
+            they leave, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs.
+        inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
+        neighbours: of an approximation, rows that each block is given; 0 for inducing points alone.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -161,13 +172,17 @@ def fit(
             starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,
             check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(),
         )  # fmt: skip
-        return fit_as(gp, x, y, options)
+        return fit_as(gp, x, y, options, approximation_of(approximation, inducing, neighbours))
 
 
-def fit_as(gp: GP, x: Any, y: Any, options: FitOptions) -> Fit:
+def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approximation | None = None) -> Fit:
     """`fit` with its arguments as a value, such as a deadline of a call that began before. Raises: as `fit`."""
-    fitted = fit_prior(gp, x, y, options)
+    fitted: Fitted[Any]
+    if approximation is None:
+        fitted = fit_prior(gp, x, y, options)
+    else:
+        fitted = fit_full_scale(gp, x, y, approximation, options)
     return Fit(
-        cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted,
+        cast(GP, fitted.prior), posterior_of(fitted.state), fitted.history, fitted.report, fitted.interrupted,
         fitted.priors, fitted.log_prior,
     )  # fmt: skip

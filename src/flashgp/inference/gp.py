@@ -22,6 +22,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
+from flashgp.inference.full_scale.sizes import approximation_of
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels.base import Kernel
@@ -108,6 +109,9 @@ class GP(Prior):
         dtype: torch.dtype | None = None,
         jitter: float | None = None,
         differentiable: bool = False,
+        approximation: str | None = None,
+        inducing: "int | str | Tensor" = "auto",
+        neighbours: int | str = "auto",
     ) -> "Posterior":
         """The posterior given rows x, (*batch, n, d), and targets y, (*batch, n) or (*batch, n, outputs).
 
@@ -137,13 +141,14 @@ class GP(Prior):
             dtype: torch.float64 for a float64 factor, torch.float32 for a float32 one whose weights float64 corrects.
             jitter: relative to the mean diagonal; None tries n eps times 1, 10, 100 after a failure, and says so.
             differentiable: keep gradients to parameters, x and y (an autograd graph over n x n matrices).
+            approximation, inducing, neighbours: as `fgp.fit`; an approximate posterior of these parameters, for which
+                solver, plan, jitter and differentiable do not exist.
         Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError.
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
         """
-        lazy_import("flashgp.inference.posterior")
-        from flashgp.inference.exact.condition import condition
-        from flashgp.inference.posterior import Posterior
+        lazy_import("flashgp.inference.approximate_posterior")
+        from flashgp.inference.approximate_posterior import posterior_given
 
         settings = ConditionSettings(
             SolveSettings(check_seed(seed), deterministic, tolerance),
@@ -157,7 +162,7 @@ class GP(Prior):
             jitter=check_jitter(jitter),
             differentiable=check_flag(differentiable, "differentiable"),
         )
-        return Posterior(condition(self, x, y, settings))
+        return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
 
     @autocast_disabled
     def log_marginal_likelihood(

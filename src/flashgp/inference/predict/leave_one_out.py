@@ -23,7 +23,7 @@ from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.variances import CORRECTION_SECONDS
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
-__all__ = ["LeaveOneOut", "leave_one_out"]
+__all__ = ["LeaveOneOut", "leave_one_out", "left_out_moments"]
 
 COMPARED_ROWS = 16
 
@@ -66,7 +66,7 @@ def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECOND
     precision = _inverse_diagonal(state.factor)
     if state.solves is not None:
         precision = _corrected(state, precision, correction_seconds)
-    parts = _left_out(precision, state.representer_weights, y, state.replicates)
+    parts = left_out_moments(precision, state.representer_weights, y, state.replicates)
     shaped = (part if outputs is not None else part.squeeze(-1) for part in parts)
     return LeaveOneOut(*(part.to(state.result_dtype) for part in shaped))
 
@@ -97,7 +97,7 @@ def _corrected(state: State, precision: Float64[Tensor, "u"], correction_seconds
     return torch.where(short < value, value, precision) if dense else precision
 
 
-def _left_out(
+def left_out_moments(
     precision: Float64[Tensor, "*batch u"],
     weights: Float64[Tensor, "*batch u p"],
     y: Float64[Tensor, "*points n p"],

@@ -7,9 +7,9 @@ evaluations is the checkpoint (docs/design.md, fit).
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,11 +49,13 @@ from flashgp.inference.training.train import Trained, train
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
-__all__ = ["Fitted", "fit_prior"]
+__all__ = ["Fitted", "fit_prior", "mark_of", "problem_of", "report_search"]
+
+S = TypeVar("S")  # a state of any kind
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(Generic[S]):
     """What a fit found: a new prior, its state on all rows, the history, the report; interrupted if cut short.
 
     Fields: priors, those in force, by path and entry, in words; log_prior, theirs, nats, None where another objective
@@ -61,7 +63,7 @@ class Fitted:
     """
 
     prior: Prior
-    state: AnyState
+    state: S
     history: list[HistoryEntry]
     report: Report
     interrupted: bool
@@ -72,7 +74,7 @@ class Fitted:
 @outside_inference_mode
 @autocast_disabled
 @deterministic_where(lambda prior, x, y, options: options.deterministic)
-def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
+def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnyState]:
     """See `flashgp.fit`."""
     began = time.perf_counter()
     settings, seed, deadline = options.settings, options.seed, options.deadline
@@ -82,9 +84,15 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
     x, y = contiguous_copy(x), contiguous_copy(y)
     group = equal_rows(prior, x, y)
     prior, plan = prior.released(), _plan(prior, x, y, group, options)
-    problem = _problem(prior, x, y, group, plan, options)
+    # Of the exact gradient's factor; estimated gradients round their products only.
+    dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
+    workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=deadline)
+    target = planned_device(plan, options.device, x)
+    problem = problem_of(
+        prior, x, y, group, target, DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace), options
+    )
     path = None if options.checkpoint is None else Path(options.checkpoint)
-    mark = "" if path is None else _mark(problem, plan, options)
+    mark = "" if path is None else mark_of(problem, options, (plan.dtype, plan.training))
     searching = deadline.before(settings.time.reserved(plan, deadline.left))
     log = EvaluationLog(path, mark, settings.seconds_between_writes)
     recorder = Recorder(log, options.progress, searching, began=began)
@@ -103,7 +111,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted:
         check_extent(prior.kernel.form, prior.kernel.rows(problem.x.cpu()), "x")
         raise
     report = Report(events=promoted)
-    _report_search(report, recorder, trained, options)
+    report_search(report, recorder, trained, options)
     interrupts: list[Event] = []
     conditioning = ConditionSettings(
         SolveSettings(seed, options.deterministic, options.tolerance), deadline=deadline, plan=plan,
@@ -154,22 +162,21 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
     return plan
 
 
-def _problem(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, plan: Plan, options: FitOptions) -> Problem:
-    """The distinct rows on their device, with the priors, bounds and starts that they suggest."""
-    target = planned_device(plan, options.device, x)
+def problem_of(
+    prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, target: torch.device, direct: DirectSettings,
+    options: FitOptions,
+) -> Problem:  # fmt: skip
+    """The distinct rows on their device, with the priors, bounds and starts that they suggest.
+
+    Args: group: of `equal_rows`; direct: how exact computations run, whose repair is set here.
+    """
     with profile_range("transfers"):
         x, y = x.detach().to(target), y.detach().to(target)
     facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
     if group is not None:
         replicates = join(prior, x, y, group.to(target))
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)
-    # Of the exact gradient's factor; estimated gradients round their products only.
-    dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
-    allowed = allowed_bytes(max(plan.training_bytes, plan.peak_bytes))
-    workspace = Workspace(allowed, deadline=options.deadline)
-    direct = DirectSettings(
-        TorchTiles(), dtype, options.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
-    )
+    direct = replace(direct, repair=lambda: prior.repairable(x, y))
     roles = role_starts(prior, facts)
     if options.initial == "given":  # a search that begins elsewhere may end below the values it was given
         roles = {parameter: role.containing(parameter.value.detach()) for parameter, role in roles.items()}
@@ -185,11 +192,11 @@ def _interrupted_message(checkpoint: Path | None) -> str:
     )
 
 
-def _mark(problem: Problem, plan: Plan, options: FitOptions) -> str:
-    """The fingerprint of data, model and options. Raises: DomainError for a model that has none."""
+def mark_of(problem: Problem, options: FitOptions, beside: tuple[Any, ...]) -> str:
+    """The fingerprint of data, model, options and what is beside them. Raises: DomainError for a model without one."""
     settings = (
         options.starts, options.initial, options.priors, options.max_iterations, options.seed, options.jitter,
-        options.deterministic, plan.dtype, plan.training,
+        options.deterministic, *beside,
     )  # fmt: skip
     try:
         return fingerprint(
@@ -202,7 +209,7 @@ def _mark(problem: Problem, plan: Plan, options: FitOptions) -> str:
         ) from None
 
 
-def _report_search(report: Report, recorder: Recorder, trained: Trained, options: FitOptions) -> None:
+def report_search(report: Report, recorder: Recorder, trained: Trained, options: FitOptions) -> None:
     """Write the checkpoint, and the events of the search into the report."""
     report.events += recorder.events
     if trained.stop is StopReason.INTERRUPT:

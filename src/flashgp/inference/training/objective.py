@@ -270,13 +270,16 @@ class LogJoint(Objective):
     def _by_autograd(self) -> tuple[float | None, Array]:
         """The log joint but for priors in closed form: autograd sees only the chain from parameters to the inputs of
         the likelihood (features, mean, noise)."""
-        problem = self.problem
         with torch.enable_grad():
-            residual, noise, rows, theta = problem.prior.likelihood_inputs(problem.x, problem.y)
+            residual, noise, rows, theta = self.likelihood_inputs()
             inputs = (residual, noise, *rows.tensors, *theta)
             value, slopes = self.likelihood(rows, [t.detach() for t in inputs], [t.requires_grad for t in inputs])
             total, gradient = self.pull(inputs, slopes)
         return None if value is None else total + value, gradient
+
+    def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
+        """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""
+        return self.problem.prior.likelihood_inputs(self.problem.x, self.problem.y)
 
     def likelihood(
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]

@@ -21,7 +21,7 @@ from flashgp.inference.training.stochastic import StochasticFit
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.planner.fit_stages import Search, fit_stages
 
-__all__ = ["Trained", "train"]
+__all__ = ["Trained", "best_found", "train"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def train(
         stop = StopReason.INTERRUPT
     except TimeUp:
         stop = StopReason.TIME
-    best = _best(recorder, estimated=estimated is not None)
+    best = best_found(recorder, estimated=estimated is not None)
     if best is None and (stop is StopReason.GOAL or (recorder.failures and stop is not StopReason.TIME)):
         raise NotPositiveDefiniteError(
             "no start of `fit` gave a positive definite covariance matrix in "
@@ -87,7 +87,7 @@ def train(
     return Trained(theta, objective, stop, estimated is not None, estimated is not None and estimated.rough_factors)
 
 
-def _best(recorder: Recorder, *, estimated: bool) -> numpy.ndarray | None:
+def best_found(recorder: Recorder, *, estimated: bool) -> numpy.ndarray | None:
     """The best vector of all rows by its value; else where the last finished stage ended; else the best of few rows."""
     best = None if estimated else recorder.best_of(Stage.ALL_ROWS)
     if best is None and recorder.reached is not None:

@@ -18,8 +18,10 @@ from torch import Tensor
 from flashgp import linalg
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.contract import System
+from flashgp.solvers.preconditioners.near_rows import neighbourhoods
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
+from flashgp.solvers.preconditioners.whitening import whitening
 from flashgp.solvers.settings import DEFAULTS, FullScaleSettings
 
 __all__ = ["FullScale", "making_bytes", "making_flops"]
@@ -69,8 +71,8 @@ class FullScale(Preconditioner):
         n, self.rank = factor.shape
         floor = max(n * EPS * float(system.diagonal().mean()), torch.finfo(F64).tiny) if n else 0.0
         noise = system.noise.clamp_min(floor)
-        blocks = _blocks_of_near_rows(points, settings.block, seed)
-        index = torch.cat([_neighbours(points, blocks, settings), blocks], 1)
+        near = neighbourhoods(points, settings, seed)
+        blocks, index = near.blocks, near.index
         known, inside = index >= 0, blocks >= 0
         index.clamp_(min=0)
         slots = inside.view(-1).nonzero()[:, 0]
@@ -86,8 +88,9 @@ class FullScale(Preconditioner):
             gathered = factor[index[part]]
             covariance = system.blocks(index[part]).baddbmm_(gathered, gathered.mT, alpha=-1.0)
             covariance.diagonal(dim1=-2, dim2=-1).add_(noise[index[part]])
-            weights, reduced = _whitening(covariance, known[part], block)
-            self.reduced += reduced
+            made = whitening(covariance, known[part], block)
+            weights = made.weights
+            self.reduced += made.reduced
             self._weights[part] = weights
             own = weights.diagonal(offset=width - block, dim1=-2, dim2=-1)
             self._log_determinant -= 2.0 * float(own[inside[part]].log().sum())
@@ -129,99 +132,3 @@ class FullScale(Preconditioner):
         """W^T v. Slots without a row have weights of 0."""
         parts = v.mT[:, self._rows].transpose(0, 1) @ self._weights
         return torch.zeros_like(v).index_add_(0, self._index.view(-1), parts.mT.flatten(0, 1))
-
-
-def _whitening(covariance: Tensor, known: Tensor, block: int) -> tuple[Tensor, int]:
-    """The last rows of the inverse Cholesky factors of covariances (s, w, w), (s, block, w), eq. (M-121).
-
-    Args:
-        known: (s, w), False for slots without a row; what precedes the last `block` are neighbours, nearest first.
-    Returns: the rows, 0 where nothing is known; how many sets were not positive definite with all neighbours. Those
-        have half as many, and again, at last none; rows that are not even so are whitened alone.
-    """
-    known, width = known.clone(), covariance.shape[-1]
-    weights = covariance.new_zeros(len(covariance), block, width)
-    left, kept, reduced = torch.arange(len(covariance), device=covariance.device), width - block, 0
-    own = torch.eye(width, dtype=F64, device=covariance.device)
-    while len(left):
-        pairs = known[left].unsqueeze(-1) & known[left].unsqueeze(-2)
-        factor, info = torch.linalg.cholesky_ex(torch.where(pairs, covariance[left], own))
-        rows = torch.linalg.solve_triangular(factor.mT, own[:, width - block :], upper=True).mT
-        sound = (info == 0) & rows.isfinite().flatten(1).all(1)
-        weights[left[sound]] = rows[sound]
-        left = left[~sound]
-        if not len(left):
-            break
-        reduced = max(reduced, len(left))
-        if not kept:
-            diagonal = covariance[left].diagonal(dim1=-2, dim2=-1)[:, width - block :]
-            alone = torch.diag_embed(diagonal.clamp_min(torch.finfo(F64).tiny).rsqrt())
-            weights[left, :, width - block :] = alone
-            break
-        kept //= 2
-        known[left, kept : width - block] = False
-    weights *= known.unsqueeze(1)
-    weights *= known[:, width - block :].unsqueeze(-1)
-    return weights, reduced
-
-
-def _blocks_of_near_rows(points: Tensor, size: int, seed: int) -> Tensor:
-    """Rows cut into blocks at quantiles of the coordinate that varies most, in a random order: (blocks, rows), -1 where
-    there is none. Cost: n log n for each of log2(n / size) levels."""
-    n = len(points)
-    count = -(-n // size)
-    parts = [(torch.arange(n, device=points.device), count)] if n else []
-    blocks: list[Tensor] = []
-    while parts:
-        rows, pieces = parts.pop()
-        if pieces == 1:
-            blocks.append(rows)
-            continue
-        here = points[rows]
-        rows = rows[here[:, int((here.amax(0) - here.amin(0)).argmax())].argsort(stable=True)]
-        first = pieces // 2
-        cut = len(rows) * first // pieces
-        parts += [(rows[cut:], pieces - first), (rows[:cut], first)]
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    shape = (count, max((len(rows) for rows in blocks), default=0))
-    members = torch.full(shape, -1, dtype=torch.int64, device=points.device)
-    for place, i in enumerate(order):
-        members[place, : len(blocks[i])] = blocks[i]
-    return members
-
-
-def _neighbours(points: Tensor, blocks: Tensor, settings: FullScaleSettings) -> Tensor:
-    """Rows of earlier blocks that are nearest to any row of a block, nearest first: (blocks, q), -1 where there are no
-    more.
-
-    Looked at are those of the earlier blocks whose centres are nearest, about `candidates` rows, so that no step takes
-    all pairs of rows. Cost: a distance of centres for each pair of blocks, n `candidates` distances of rows.
-    """
-    (count, size), d = blocks.shape, points.shape[1]
-    near = min(max(0, count - 1), max(1, -(-settings.candidates // max(1, size))))
-    wanted = min(settings.neighbours, near * size)
-    found = torch.full((count, wanted), -1, dtype=torch.int64, device=points.device)
-    if not wanted:
-        return found
-    inside = blocks >= 0
-    members = torch.where(inside.unsqueeze(-1), points[blocks.clamp(min=0)], 0.0)
-    centres = members.sum(1) / inside.sum(1, keepdim=True)
-    at_once = max(1, settings.batch_bytes // (8 * size * near * (size + d)))
-    for start in range(1, count, at_once):
-        part = slice(start, min(count, start + at_once))
-        between = torch.cdist(centres[part], centres[: part.stop])
-        later = torch.arange(part.stop, device=points.device) >= torch.arange(start, part.stop).to(blocks).unsqueeze(-1)
-        few = min(near, part.stop)
-        distance, nearest = between.masked_fill_(later, math.inf).topk(few, largest=False)
-        usable = distance.isfinite().unsqueeze(-1) & inside[nearest]
-        # From the block's own centre: nothing cancels.
-        own = (members[part] - centres[part].unsqueeze(1)).masked_fill(~inside[part].unsqueeze(-1), 0.0)
-        others = (members[nearest] - centres[part].unsqueeze(1).unsqueeze(1)).flatten(1, 2)
-        squares = own.square().sum(-1).masked_fill(~inside[part], math.inf)
-        least = torch.baddbmm(squares.unsqueeze(-1), own, others.mT, alpha=-2.0).amin(1).add_(others.square().sum(-1))
-        least.masked_fill_(~usable.flatten(1), math.inf)
-        taken = min(wanted, few * size)
-        distance, chosen = least.topk(taken, largest=False)
-        rows = blocks[nearest].flatten(1).gather(1, chosen)
-        found[part, :taken] = torch.where(distance.isfinite(), rows, -1)
-    return found

@@ -1,0 +1,151 @@
+"""ApproximatePosterior: a posterior by an approximation, behind the methods of every posterior."""
+
+from typing import Any, NoReturn
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.restore import with_prior as exact_with_prior
+from flashgp.inference.full_scale.condition import condition as condition_approximately
+from flashgp.inference.full_scale.left_out import leave_one_out, lost, representer_weights
+from flashgp.inference.full_scale.predictor import FullScalePaths, draw_paths, predict
+from flashgp.inference.full_scale.restore import with_prior as approximate_with_prior
+from flashgp.inference.full_scale.sizes import Approximation
+from flashgp.inference.full_scale.state import FullScaleState, Lost
+from flashgp.inference.output_states import AnyState
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings
+
+__all__ = ["ApproximatePosterior", "posterior_given", "posterior_of", "with_prior"]
+
+
+class ApproximatePosterior(Posterior):
+    """The posterior of the full-scale model: inducing points, and block Vecchia on what they leave, eq. (M-148).
+
+    Made by `fgp.fit` and `gp.condition` with approximation="full_scale"; linear in the rows. It answers what every
+    posterior answers, and says in `lost` what it loses against the exact one; no rows join or leave it.
+
+    Example:
+        >>> x = torch.linspace(0, 5, 200, dtype=torch.float64)[:, None]
+        >>> gp = fgp.GP(fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Gaussian(0.01))
+        >>> post = gp.condition(x, torch.sin(x[:, 0]), approximation="full_scale", inducing=20, neighbours=10)
+        >>> bool((post.predict(x[:4]).mean - torch.sin(x[:4, 0])).abs().max() < 0.02), post.lost.nats < 0.1
+        (True, True)
+    """
+
+    state: FullScaleState  # type: ignore[assignment]
+
+    def __init__(self, state: FullScaleState, units: str = "") -> None:
+        super().__init__(state, units)  # type: ignore[arg-type]
+        self._lost: Lost | None = None
+
+    def in_units(self, units: str) -> "ApproximatePosterior":
+        return ApproximatePosterior(self.state, units)
+
+    @property
+    def lost(self) -> Lost:
+        """Nats a row by which the approximation diverges from the exact model, an estimate with its standard error,
+        eq. (M-156). Cost: 32 factors of 8 times the neighbours, once."""
+        if self._lost is None:
+            self._lost = lost(self.state)
+        return self._lost
+
+    @property
+    def factor(self) -> None:
+        """None: there is no factor of all rows."""
+        return
+
+    @property
+    def representer_weights(self) -> Float64[Tensor, "u p"]:
+        """Q (y - m), Q the precision of the approximate model, (u, outputs or 1). Cost: a pass over the blocks."""
+        return representer_weights(self.state)
+
+    def predict(
+        self,
+        x_test: Any,
+        *,
+        variance: str = "auto",
+        plan: Any = None,
+        memory: str | int | None = None,
+        deterministic: bool = False,
+    ) -> Prediction:
+        """As `Posterior.predict`, each point from its own nearest rows, eq. (M-154); variances are never sampled.
+
+        Raises: DomainError beside that for a plan, or for variance="sampled".
+        Cost: for each point, with q neighbours and m inducing points, q^2 (2 m + q / 3) flops.
+        """
+        if variance not in ("auto", "exact") or plan is not None:
+            raise DomainError(
+                "`variance` and `plan` are of exact posteriors; an approximate one computes every variance, without a "
+                f"plan, got variance={variance!r}, plan={plan!r}; leave them out"
+            )
+        return predict(self.state, x_test, deterministic=deterministic)
+
+    def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> FullScalePaths:  # type: ignore[override]
+        """As `Posterior.paths`; inducing values are drawn exactly, what they leave from the prior, eq. (M-155)."""
+        return draw_paths(self.state, count, features, seed)
+
+    def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
+        """log p(y) of the approximate model, nats, eq. (M-148). Cost: none."""
+        return self.state.log_marginal_likelihood()
+
+    def leave_one_out(self) -> LeaveOneOut:
+        """As `Posterior.leave_one_out`, exact for the approximate model. Cost: a pass over the blocks, n m^2 flops."""
+        return leave_one_out(self.state)
+
+    # -- what it does not do ----------------------------------------------------------------------------------------
+    def append(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse("append")
+
+    def drop(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse("drop")
+
+    def slide(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse("slide")
+
+    def replace(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse("replace")
+
+    def fantasize(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse("fantasize")
+
+    def refine(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse("refine")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise DomainError(
+            f"`{name}` is of exact posteriors, got an approximate one of {self.count:,} rows; condition again on the "
+            "rows that count"
+        )
+
+
+def posterior_of(state: "AnyState | FullScaleState", units: str = "") -> Posterior:
+    """The facade of a state of any kind."""
+    return ApproximatePosterior(state, units) if isinstance(state, FullScaleState) else Posterior(state, units)
+
+
+def posterior_given(
+    prior: Prior, x: Any, y: Any, settings: ConditionSettings, approximation: Approximation | None = None
+) -> Posterior:
+    """`GP.condition` with its arguments as values. Raises: as it."""
+    if approximation is None:
+        return Posterior(condition(prior, x, y, settings))
+    return ApproximatePosterior(condition_approximately(prior, x, y, approximation, settings))
+
+
+def with_prior(posterior: Posterior, prior: Prior) -> Posterior:
+    """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
+    if isinstance(posterior, ApproximatePosterior):
+        return ApproximatePosterior(approximate_with_prior(posterior.state, prior), posterior.units)
+    return Posterior(exact_with_prior(posterior.state, prior), posterior.units)

@@ -1,0 +1,88 @@
+"""Conditioning by the full-scale approximation: layout at the given parameters, then one pass over the blocks."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points, check_targets, promotions
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.full_scale.factor import Basis, FullScaleFactor
+from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.sizes import Approximation, check_bytes, refuse_exact
+from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import equal_rows, join, joined_event
+from flashgp.inference.settings import ConditionSettings
+
+__all__ = ["ROUTE", "condition", "refuse_unfit"]
+
+ROUTE = "full scale"
+
+
+def refuse_unfit(prior: Prior, x: Tensor, y: Tensor) -> None:
+    """DomainError for models that the approximation is not made for."""
+    if prior.is_batch(x, y):
+        raise DomainError(
+            "`approximation` is of one table and one model, got a batch; fit its members one by one, or leave it out"
+        )
+    if prior.separate and prior.factors > 1:
+        raise DomainError(
+            f"`approximation` needs outputs that share their noise, got {prior.factors} with noise of their own; pass "
+            "Gaussian(shared=True), or fit a model for each output"
+        )
+
+
+@outside_inference_mode
+@autocast_disabled
+@deterministic_where(lambda prior, x, y, asked, settings: settings.solve.deterministic)
+@torch.no_grad()
+def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
+    """The state of a prior given data, by an approximation. Raises: as `GP.condition`."""
+    began = time.perf_counter()
+    refuse_exact(
+        solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
+        dtype=None if settings.dtype == torch.float64 else settings.dtype,
+    )  # fmt: skip
+    events = promotions(x=x, y=y)
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, prior.outputs)
+    x, y = contiguous_copy(x).detach().clone(), contiguous_copy(y).detach().clone()
+    refuse_unfit(prior, x, y)
+    sizes = asked.sizes(x.shape[-2])
+    group = equal_rows(prior, x, y)
+    prior = prior.held()
+    replicates, rows_prior, points, targets = None, prior, x, y
+    if group is not None:
+        replicates = join(prior, x, y, group)
+        if replicates.x.shape[0] < x.shape[0]:
+            events.append(joined_event(group))
+        rows_prior, points, targets = prior.with_likelihood(replicates.likelihood), replicates.x, replicates.y
+    predicted = check_bytes(len(points), sizes, settings.memory, x.device)
+    residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
+    theta = tuple(t.detach() for t in values)
+    layout = layout_of(prior, points, noise, sizes, settings.solve.seed, asked.points_like(x))
+    workspace = Workspace()
+    function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(layout.inducing), workspace)
+    factor = FullScaleFactor.of(function, rows, layout.near, residual, noise)
+    sums = factor.sums()
+    events += [EVENT] if settings.solve.deterministic else []
+    chosen = {"inducing": len(layout.inducing), "block": sizes.block, "neighbours": sizes.neighbours}
+    events.append(Event(EventKind.FULL_SCALE, **chosen, predicting=sizes.predicting))
+    if sums.reduced:
+        events.append(Event(EventKind.FEWER_NEIGHBOURS, blocks=sums.reduced))
+    report = Report(
+        route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=predicted,
+        peak_bytes=workspace.peak_bytes, seconds=time.perf_counter() - began, events=events,
+    )  # fmt: skip
+    state = FullScaleState(
+        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, settings.solve
+    )
+    state.__dict__["basis"] = factor.basis  # which predictions ask for
+    return state

@@ -1,0 +1,340 @@
+"""The full-scale factor of a covariance matrix, its log likelihood and the gradient of that, eqs. (M-148) to (M-150).
+
+    K + noise  ~  A A^T + (W^T W)^-1,   A = K_nz L_zz^-T,   W whitens each block given its neighbours under
+                                                            S = K - A A^T + noise
+
+With G the rows of W of one block over (neighbours, block), B = W A, M = I + B^T B and w = M^-1 B^T W r:
+
+    log p(y) = -1/2 [ p n log 2 pi - 2 p sum log W_ii + p log|M| + |W r|^2 - tr(w^T M w) ]
+
+Two passes over blocks: the first accumulates M and B^T W r, the second, with both known, the gradient. Between them
+nothing is kept but A and its gradient, so memory is linear in the rows.
+Sources: Sang & Huang (2012), A full scale approximation of covariance functions; Gyger, Furrer & Sigrist (2025),
+Vecchia-inducing-points full-scale approximations, arXiv 2507.05064, row by row; Katzfuss, Guinness, Gong & Zilber
+(2020) for blocks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.form import Form, Rows
+from flashgp.foundations.normal import LOG_2PI
+from flashgp.foundations.workspace import Workspace
+from flashgp.pairwise.backend import Backend, PairGradient
+from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.problem import PairProblem
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
+from flashgp.solvers.preconditioners.whitening import Whitening, whitening
+
+__all__ = ["Basis", "FullScaleFactor", "Gradients", "Sums", "gradients", "noise_floor"]
+
+F64 = torch.float64
+EPS = torch.finfo(F64).eps
+PAIRS = 2**18  # of the small matrices taken together: a tile of the portable backend
+FLOOR = 1e-8  # of K_zz, relative to its mean diagonal: as if inducing values were seen with so much noise
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """A = K_nz L_zz^-T, as a function of rows. Fields: form, theta; points, rows of the inducing points; lower, L_zz.
+
+    FLOOR is part of the model: K_zz + floor I is the covariance of inducing values that are seen with noise, so
+    A A^T <= K stays true, and points that nearly repeat cost nothing.
+    """
+
+    form: Form
+    theta: Sequence[Tensor]
+    points: Rows
+    lower: Tensor
+    workspace: Workspace
+
+    @classmethod
+    def of(cls, form: Form, theta: Sequence[Tensor], points: Rows, workspace: Workspace) -> "Basis":
+        """Raises: NotPositiveDefiniteError for a covariance of the points that has no factor."""
+        block = TorchTiles().block(PairProblem(form, theta, points), dtype=F64, workspace=workspace)
+        diagonal = block.diagonal()
+        diagonal += FLOOR * diagonal.mean() if len(diagonal) else 0.0
+        lower, info = torch.linalg.cholesky_ex(block)
+        if int(info):
+            raise NotPositiveDefiniteError(
+                f"the covariance of {points.count} inducing points must be positive semidefinite, but its Cholesky "
+                "factorisation failed; check that the covariance function is one"
+            )
+        return cls(form, theta, points, lower, workspace)
+
+    @property
+    def rank(self) -> int:
+        return self.points.count
+
+    def __call__(self, rows: Rows) -> Tensor:
+        """A of some rows, (count, m). Cost: count m evaluations, count m^2 flops."""
+        problem = PairProblem(self.form, self.theta, rows, self.points)
+        cross = CpuTiles().block(problem, dtype=F64, workspace=self.workspace)
+        if cross.numel():
+            torch.linalg.solve_triangular(self.lower.mT, cross, upper=True, left=False, out=cross)
+        return cross
+
+    def pull(self, rows: Rows, basis: Tensor, slope: Tensor) -> tuple[PairGradient, PairGradient]:
+        """From a gradient by A, overwritten, of a function of A A^T: by K_nz's rows, points and theta, and by those of
+        K_zz, eq. (M-150). Cost: as A, twice."""
+        inner = basis.mT @ slope
+        torch.linalg.solve_triangular(self.lower, slope, upper=False, left=False, out=slope)
+        cross = PairProblem(self.form, self.theta, rows, self.points)
+        by_cross = CpuTiles().block_gradient(cross, slope, workspace=self.workspace)
+        half = torch.linalg.solve_triangular(self.lower.mT, inner + inner.mT, upper=True)
+        whole = torch.linalg.solve_triangular(self.lower, half, upper=False, left=False)
+        own, weights = PairProblem(self.form, self.theta, self.points), -0.125 * (whole + whole.mT)
+        if self.rank:
+            weights.diagonal().add_(FLOOR * weights.diagonal().mean())
+        return by_cross, TorchTiles().block_gradient(own, weights, workspace=self.workspace)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the blocks, each with its neighbours, s sets of w rows.
+
+    Fields: index (s, w), rows; white, what whitens them under S; basis (s, w, m) and residual (s, w, p) there, 0 in
+    slots without a row.
+    """
+
+    index: Tensor
+    white: Whitening
+    basis: Tensor
+    residual: Tensor
+
+    @classmethod
+    def of(
+        cls, covariance: Tensor, index: Tensor, known: Tensor, block: int, basis: Tensor, residual: Tensor
+    ) -> "Part":
+        """From S, (s, w, w), its lower triangle."""
+        white = whitening(covariance, known, block)
+        if white.reduced or not bool(known.all()):
+            inside = white.known.unsqueeze(-1)
+            basis, residual = basis * inside, residual * inside
+        return cls(index, white, basis, residual)
+
+    @property
+    def weights(self) -> Tensor:
+        """G, (s, b, w)."""
+        return self.white.weights
+
+    @property
+    def log_determinants(self) -> Tensor:
+        """-2 sum log W_ii of each block, (s,)."""
+        diagonal = self.white.lower.diagonal(dim1=-2, dim2=-1)[:, -self.weights.shape[1] :]
+        return 2.0 * diagonal.log().sum(-1)  # 0 where there is no row
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What the first pass adds up over blocks. Fields: inner, the Cholesky factor of M = I + B^T B; projected, B^T W r,
+    (m, p); log_determinant, -2 sum log W_ii; squares, |W r|^2; reduced, blocks that lost neighbours."""
+
+    inner: Tensor
+    projected: Tensor
+    log_determinant: float = 0.0
+    squares: float = 0.0
+    reduced: int = 0
+
+    @classmethod
+    def none(cls, m: int, p: int, device: torch.device) -> "Sums":
+        """Of no blocks."""
+        return cls(torch.eye(m, dtype=F64, device=device), torch.zeros(m, p, dtype=F64, device=device))
+
+    @property
+    def weights(self) -> Tensor:
+        """w, the mean of the whitened inducing values, (m, p)."""
+        return torch.cholesky_solve(self.projected, self.inner)
+
+    def log_likelihood(self, n: int) -> float:
+        """log p(y) of n rows."""
+        p = self.projected.shape[1]
+        logs = self.log_determinant + 2.0 * float(self.inner.diagonal().log().sum())
+        explained = float((self.projected * self.weights).sum())
+        return -0.5 * (n * p * LOG_2PI + p * logs + self.squares - explained)
+
+
+@dataclass(eq=False)
+class FullScaleFactor:
+    """The factor of one covariance matrix, as its blocks are gone through; `sums` is its first pass, eq. (M-148).
+
+    Args:
+        form, theta, rows, points: the covariance function, training rows and inducing points.
+        near: blocks and neighbours.
+        residual: y minus the prior mean, (n, p), float64.
+        noise: variance of each row, (n or 1,), float64.
+        function: A as a function of rows.
+        basis: A of the training rows, (n, m).
+    Cost of a pass, with q + b rows of a set: n (q + b)^2 / b evaluations, n [(2 m + (q + b) / 3) (q + b)^2 / b + 4 m^2]
+        flops; 8 n m bytes.
+    """
+
+    form: Form
+    theta: Sequence[Tensor]
+    rows: Rows
+    near: Neighbourhoods
+    residual: Tensor
+    noise: Tensor
+    function: Basis
+    basis: Tensor
+    workspace: Workspace = field(default_factory=Workspace)
+
+    def __post_init__(self) -> None:
+        n = self.rows.count
+        floor = noise_floor(self.form, self.theta, self.rows)
+        self.clamped = (self.noise < floor).expand(n)
+        self.noise_of_rows = self.noise.clamp_min(floor).expand(n)
+
+    @classmethod
+    def of(
+        cls, function: Basis, rows: Rows, near: Neighbourhoods, residual: Tensor, noise: Tensor
+    ) -> "FullScaleFactor":
+        """With A of the rows computed here."""
+        form, theta, workspace = function.form, function.theta, function.workspace
+        return cls(form, theta, rows, near, residual, noise, function, function(rows), workspace)
+
+    def sums(self, before: Sums | None = None) -> Sums:
+        """The first pass, added to what other blocks have said before. Raises: NotPositiveDefiniteError."""
+        p = self.residual.shape[1]
+        start = before or Sums.none(self.function.rank, p, self.residual.device)
+        inner, projected = start.inner @ start.inner.mT, start.projected.clone()
+        logs, squares, reduced = start.log_determinant, start.squares, start.reduced
+        for part, _ in self.parts(taped=False):
+            here = (part.weights @ part.basis).flatten(0, 1)
+            right = (part.weights @ part.residual).flatten(0, 1)
+            inner.addmm_(here.mT, here)
+            projected.addmm_(here.mT, right)
+            logs += float(part.log_determinants.sum())
+            squares += float(right.square().sum())
+            reduced += part.white.reduced
+        factor, info = torch.linalg.cholesky_ex(inner)
+        if int(info):
+            raise NotPositiveDefiniteError("I + B^T B of the full-scale factor is not positive definite")
+        return Sums(factor, projected, logs, squares, reduced)
+
+    def parts(self, *, taped: bool) -> Iterator[tuple[Part, Callable[[Tensor], PairGradient] | None]]:
+        """The blocks, so many at a time; with `taped` also what pulls a gradient by the covariances of the sets."""
+        near, backend, index = self.near, TorchTiles(), self.near.index
+        width = index.shape[1]
+        step = max(1, PAIRS // max(1, width * width))
+        for start in range(0, len(index), step):
+            sets = index[start : start + step]
+            known, sets = sets >= 0, sets.clamp(min=0)
+            problem = PairProblem(self.form, self.theta, self.rows.sets(sets))
+            block, pull = _block(backend, problem, taped, self.workspace)
+            basis = self.basis[sets]
+            block = block.baddbmm(basis, basis.mT, alpha=-1.0) if taped else block.baddbmm_(basis, basis.mT, alpha=-1.0)
+            block.diagonal(dim1=-2, dim2=-1).add_(self.noise_of_rows[sets])
+            # The upper triangle is what a block has; a factor reads the lower one.
+            yield Part.of(block.mT, sets, known, near.block, basis, self.residual[sets]), pull
+
+
+def _block(
+    backend: Backend, problem: PairProblem, taped: bool, workspace: Workspace
+) -> tuple[Tensor, Callable[[Tensor], PairGradient] | None]:
+    if taped:
+        return backend.taped_block(problem, dtype=F64, workspace=workspace)
+    block = backend.block(problem, dtype=F64, workspace=workspace, upper=True)
+    return (block if block.dim() == 3 else block.expand(problem.shape)).contiguous(), None
+
+
+def noise_floor(form: Form, theta: Sequence[Tensor], rows: Rows) -> float:
+    """What noise rounding amounts to: smaller ones count as that."""
+    if not rows.count:
+        return 0.0
+    diagonal = TorchTiles().diagonal(PairProblem(form, theta, rows), dtype=F64)
+    return max(rows.count * EPS * float(diagonal.mean()), torch.finfo(F64).tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """By residual (n, p), noise (n,), tensors of the training rows, those of the inducing points, and theta."""
+
+    residual: Tensor
+    noise: Tensor
+    rows: list[Tensor | None]
+    points: list[Tensor | None]
+    theta: list[Tensor | None]
+
+
+def gradients(factor: FullScaleFactor, sums: Sums) -> Gradients:
+    """The gradient of the log likelihood of a factor: the second pass, eqs. (M-149) and (M-150).
+
+    Of one block, with h = r - A w, z = G h, Y = h z^T + p A M^-1 (G A)^T and R = S^-1 Y - 1/2 G^T (G Y) - p/2 G^T:
+
+        dS = 1/2 (R G + G^T R^T),   dA = G^T (z w^T - p G A M^-1 - R^T A) - R (G A),   dr = -G^T z
+
+    Cost: twice the first pass, and one of A.
+    """
+    residual, rows = factor.residual, factor.rows
+    (n, p), weights = residual.shape, sums.weights
+    by_basis, by_residual = torch.zeros_like(factor.basis), torch.zeros_like(residual)
+    by_noise = residual.new_zeros(n)
+    total = _Total(rows, factor.function.points, len(factor.theta))
+    for part, pull in factor.parts(taped=True):
+        assert pull is not None
+        g, a = part.weights, part.basis
+        h = part.residual - a @ weights
+        z, b = g @ h, g @ a
+        solved = _solved(b.flatten(0, 1), sums.inner).view_as(b)  # G A M^-1
+        y = h @ z.mT + p * (a @ solved.mT)
+        inside = g @ y
+        half = torch.linalg.solve_triangular(part.white.lower, y, upper=False)
+        r = torch.linalg.solve_triangular(part.white.lower.mT, half, upper=True)
+        inside.diagonal(dim1=-2, dim2=-1).add_(p)
+        r = r.baddbmm_(g.mT, inside, alpha=-0.5)
+        if part.white.reduced or not bool(part.white.known.all()):
+            r = r * part.white.known.unsqueeze(-1)
+        half = r @ g
+        slope = 0.5 * (half + half.mT)
+        gathered = z @ weights.mT - p * solved - r.mT @ a
+        by_basis.index_add_(0, part.index.view(-1), (g.mT @ gathered - r @ b).flatten(0, 1))
+        by_residual.index_add_(0, part.index.view(-1), -(g.mT @ z).flatten(0, 1))
+        by_noise.index_add_(0, part.index.view(-1), slope.diagonal(dim1=-2, dim2=-1).flatten())
+        total.add_sets(part.index, pull(slope))
+    across, own = factor.function.pull(rows, factor.basis, by_basis)
+    total.add(across.rows, across.cols, across.theta)
+    total.add([None] * len(across.rows), own.rows, own.theta)
+    by_noise = by_noise.masked_fill(factor.clamped, 0.0)
+    return Gradients(by_residual, by_noise, total.rows, total.points, total.theta)
+
+
+def _solved(v: Tensor, lower: Tensor) -> Tensor:
+    """v (L L^T)^-1, rows of v at a time."""
+    half = torch.linalg.solve_triangular(lower.mT, v, upper=True, left=False)
+    return torch.linalg.solve_triangular(lower, half, upper=False, left=False)
+
+
+class _Total:
+    """Sums of gradients by the tensors of rows and points, and by theta."""
+
+    def __init__(self, rows: Rows, points: Rows, parameters: int) -> None:
+        self.rows: list[Tensor | None] = [None] * len(rows.tensors)
+        self.points: list[Tensor | None] = [None] * len(points.tensors)
+        self.theta: list[Tensor | None] = [None] * parameters
+        self._like = rows.tensors
+
+    def add(
+        self, rows: Sequence[Tensor | None], points: Sequence[Tensor | None], theta: Sequence[Tensor | None]
+    ) -> None:
+        for totals, parts in ((self.rows, rows), (self.points, points), (self.theta, theta)):
+            for k, part in enumerate(parts):
+                if part is not None:
+                    total = totals[k]
+                    totals[k] = part.clone() if total is None else total + part
+
+    def add_sets(self, index: Tensor, found: PairGradient) -> None:
+        """What sets of rows, (s, w), say about these rows."""
+        for k, part in enumerate(found.rows):
+            if part is None:
+                continue
+            known = self.rows[k]
+            if known is None:
+                known = self.rows[k] = torch.zeros_like(self._like[k], dtype=F64)
+            known.index_add_(0, index.reshape(-1), part.expand(*index.shape, *known.shape[1:]).flatten(0, 1))
+        self.add([], [], [None if t is None else t.sum() for t in found.theta])

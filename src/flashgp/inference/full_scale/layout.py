@@ -1,0 +1,69 @@
+"""What a full-scale model is made of beside its parameters: inducing points, blocks of near rows, their neighbours.
+
+Inducing points are pivots of a partial Cholesky factor of a random part of the rows, eq. (M-77): the points that the
+others say least about. Rows are cut into blocks of near rows, each with the nearest rows of earlier blocks, (M-121).
+Source: Burt, Rasmussen & van der Wilk (2020), Convergence of sparse variational inference in Gaussian processes
+regression, for pivots as inducing points.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.inference.full_scale.sizes import Sizes
+from flashgp.inference.prior import Prior
+from flashgp.inference.system import CovarianceSystem
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourhoods
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
+from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
+
+__all__ = ["Layout", "layout_of", "scaled_points"]
+
+F64 = torch.float64
+PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
+# Pivots are taken while they say anything: what limits them are their number and rounding.
+PIVOTS = LowRankSettings(trace_share=1e-3, min_decay=0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Fields: inducing, the points (m, d); near, blocks and their neighbours among the rows; sizes, as asked for."""
+
+    inducing: Tensor
+    near: Neighbourhoods
+    sizes: Sizes
+
+
+def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:
+    """Points (n, k), float64, whose near ones tend to covary: the scaled inputs of all distances, or x itself where the
+    kernel has none."""
+    kinds = prior.kernel.form.statistics
+    found = [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance" and f.shape[-1]]
+    return torch.cat(found, dim=-1).detach().to(F64) if found else x.detach().to(F64)
+
+
+@torch.no_grad()
+def layout_of(prior: Prior, x: Tensor, noise: Tensor, sizes: Sizes, seed: int, points: Tensor | None = None) -> Layout:
+    """The layout of rows x, (n, d), at the parameters that the prior has now.
+
+    Args:
+        noise: variance of each row, (n or 1,).
+        points: inducing points (m, d) instead of chosen ones.
+    Cost: 20 m rows by m pivots, and n distances to 4,096 rows.
+    """
+    rows, theta = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()]
+    n, settings = x.shape[-2], FullScaleSettings(sizes.block, sizes.neighbours)
+    near = neighbourhoods(scaled_points(prior, rows, x), settings, seed)
+    if points is None:
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: PIVOT_SHARE * sizes.inducing]
+        part = order.sort().values.to(x.device)
+        operator = CovarianceOperator(PairProblem(prior.kernel.form, theta, rows.take(part)), F64)
+        system = CovarianceSystem(operator, noise.expand(n)[part])
+        limit = min(sizes.inducing, len(part))
+        pivots = partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots
+        points = x[part[pivots]]
+    return Layout(points, near, sizes)

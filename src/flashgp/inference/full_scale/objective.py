@@ -1,0 +1,57 @@
+"""The log joint with the likelihood of the full-scale model in place of the exact one: linear in the rows."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.foundations.lazy_import import load_autograd
+from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
+from flashgp.inference.full_scale.layout import Layout
+from flashgp.inference.training.objective import LogJoint, Problem
+
+__all__ = ["FullScaleLogJoint"]
+
+
+class FullScaleLogJoint(LogJoint):
+    """Minus the log joint of the full-scale model, eq. (M-148), with its gradient, eqs. (M-149) and (M-150).
+
+    Args:
+        problem: rows, prior and starts.
+        layout: inducing points, blocks and neighbours, which stay.
+    Cost: two passes over the blocks (factor.py).
+    """
+
+    def __init__(self, problem: Problem, layout: Layout) -> None:
+        super().__init__(problem)
+        load_autograd()
+        self._small = None
+        self.layout = layout
+
+    @property
+    def cost_power(self) -> int:
+        return 1
+
+    def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
+        """As of the exact likelihood, with the inducing points as rows behind the others."""
+        residual, noise, rows, theta = super().likelihood_inputs()
+        return residual, noise, rows.followed_by(self.problem.prior.kernel.rows(self.layout.inducing)), theta
+
+    def one_likelihood(
+        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: int
+    ) -> tuple[float | None, list[Tensor | None]]:
+        residual, noise, *rest = tensors
+        split, prior = len(rows.tensors), self.problem.prior
+        rows, theta, n = rows.rebuilt(rest[:split]), rest[split:], residual.shape[-2]
+        with torch.no_grad():
+            points, workspace = rows.part(n, rows.count), self.problem.direct.workspace
+            function = Basis.of(prior.kernel.form, theta, points, workspace)
+            factor = FullScaleFactor.of(function, rows.part(0, n), self.layout.near, residual, noise)
+            sums = factor.sums()
+            found = gradients(factor, sums)
+        by_rows = [
+            None if one is None or two is None else torch.cat([one, two])
+            for one, two in zip(found.rows, found.points, strict=True)
+        ]
+        return sums.log_likelihood(n), [found.residual, found.noise, *by_rows, *found.theta]

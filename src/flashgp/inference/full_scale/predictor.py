@@ -1,0 +1,296 @@
+"""Predictions of a full-scale posterior: each point from the inducing values and its own nearest rows, (M-154).
+
+With c the rows nearest to x, S their covariance that A leaves, with noise, k~ = k(c, x) - A_c a(x) and v = S^-1 k~:
+
+    mean(x)     = m(x) + v^T r_c + g^T w,                          g = a(x) - A_c^T v
+    variance(x) = s^2 + |L_M^-1 g|^2,                              s^2 = k(x, x) - |a|^2 - v^T k~
+    covariance  = g^T M^-1 g' + Cov(e - v^T (e_c + noise), e' - v'^T (e_c' + noise)),       e ~ GP(0, k - a^T a')
+
+A function of the point alone, so that what is said of one does not depend on the others asked about, and one Gaussian
+process: the errors of local predictors have the covariance that the prior gives them, whatever the set of points. With
+all rows as neighbours all of it is exact.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flashgp.foundations.checks import check_count, promotions
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import EVENT, deterministic_where
+from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.form import Rows
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.report import Report
+from flashgp.inference.full_scale.factor import PAIRS
+from flashgp.inference.full_scale.layout import scaled_points
+from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
+from flashgp.solvers.preconditioners.near_rows import nearest_rows
+
+__all__ = ["FullScalePaths", "FullScalePredictor", "draw_paths", "predict"]
+
+F64 = torch.float64
+UNCHECKED_BYTES = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """Of some points: shift, m(x) + v^T r_c, (s, p); inner, g, (s, m); own, s^2, (s,); where they are kept index, c,
+    and solved, v, (s, q)."""
+
+    shift: Tensor
+    inner: Tensor
+    own: Tensor
+    index: Tensor | None = None
+    solved: Tensor | None = None
+
+
+class FullScalePredictor(Predictor):
+    """What a state says of points. A new one for every prediction: it keeps what mean and variance share."""
+
+    def __init__(self, state: FullScaleState, *, deterministic: bool) -> None:
+        self._state, self.deterministic = state, deterministic
+        self._x: Tensor | None = None
+        self._parts: Local | None = None
+        self.report = Report(
+            route=state.report.route, device=str(state.x.device), dtype="float64", seconds=0.0,
+            events=[EVENT] if deterministic else [],
+        )  # fmt: skip
+
+    def mean(self, x: Tensor) -> Tensor:
+        local = self._local(x)
+        return local.shift + local.inner @ self._state.weights
+
+    def variance(self, x: Tensor) -> Variance:
+        local = self._local(x)
+        value = local.own + self._half(local.inner).square().sum(-1)
+        return Variance(value.unsqueeze(-1).expand(*value.shape, self._state.residual.shape[-1]))
+
+    @autocast_disabled
+    @deterministic_where(lambda self, x: self.deterministic)
+    def covariance(self, x: Tensor) -> Tensor:
+        n, state = x.shape[-2], self._state
+        needed = 8 * n * (4 * n + 2 * state.function.rank)
+        if needed > UNCHECKED_BYTES and needed > (free := available_bytes(x.device)):
+            raise MemoryBudgetError(
+                f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
+                f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
+                needed_bytes=needed,
+                available_bytes=free,
+            )
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            local = local_parts(state, x, state.residual, keep=True)
+            half = self._half(local.inner)
+            joint = half @ half.mT + _errors(state, x, local)
+            return joint - torch.diag_embed(joint.diagonal() - local.own - half.square().sum(-1))
+
+    def paths(self, count: int, features: int, seed: int | None) -> "FullScalePaths":
+        return draw_paths(self._state, count, features, seed)
+
+    def forget(self) -> None:
+        self._parts = None
+
+    # -- work ------------------------------------------------------------------------------------------------------
+    def _half(self, inner: Tensor) -> Tensor:
+        """L_M^-1 g, as rows."""
+        return torch.linalg.solve_triangular(self._state.sums.inner.mT, inner, upper=True, left=False)
+
+    @autocast_disabled
+    @deterministic_where(lambda self, x: self.deterministic)
+    def _local(self, x: Tensor) -> Local:
+        if x is not self._x or self._parts is None:
+            began = time.perf_counter()
+            with torch.set_grad_enabled(self.wants_graph(x)):
+                self._x, self._parts = x, local_parts(self._state, x, self._state.residual)
+            self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
+        return self._parts
+
+
+def _basis(state: FullScaleState, rows: Rows) -> Tensor:
+    """A of rows; where gradients are asked for, with their graph."""
+    function = state.function
+    if not torch.is_grad_enabled() or not rows.requires_grad:
+        return function(rows)
+    cross = CovarianceOperator(PairProblem(function.form, function.theta, rows, function.points), F64).to_dense()
+    return torch.linalg.solve_triangular(function.lower.mT, cross, upper=True, left=False)
+
+
+def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool = False) -> Local:
+    """What the predictions at points (n_test, d) are made of, some points at a time.
+
+    Args: targets: in place of r, (u, t); keep: whether v is kept, n_test q numbers.
+    Cost: for each point, with q neighbours, q^2 (2 m + q / 3) flops, q^2 / 2 evaluations and as many distances as
+        `nearest_rows` takes.
+    """
+    form, theta = state.prior.kernel.form, state.theta
+    rows, q = state.prior.kernel.rows(x), min(state.sizes.predicting, state.distinct)
+    with torch.no_grad():
+        training = scaled_points(state.prior, state.rows, state.points)
+        index = nearest_rows(scaled_points(state.prior, rows, x), training, state.layout.near.blocks, q)
+    basis, mean = _basis(state, rows), state.prior.mean_at(x)
+    diagonal = CovarianceOperator(PairProblem(form, theta, rows), F64).diagonal()
+    left = (diagonal - basis.square().sum(-1)).clamp_min(0.0)
+    step = max(1, 4 * PAIRS // max(1, q * q))
+    shifts, inners, explained, kept = [], [], [], []
+    every = torch.arange(len(x), device=x.device)
+    for part, own in zip(index.split(step), every.split(step), strict=True):
+        with torch.no_grad():
+            near, known = state.rows.sets(part), state.basis[part]
+            matrix = CovarianceOperator(PairProblem(form, theta, near), F64).to_dense()
+            matrix = matrix.expand(len(part), q, q).baddbmm(known, known.mT, alpha=-1.0)
+            matrix.diagonal(dim1=-2, dim2=-1).add_(state.noise_of_rows[part])
+            lower = _factor(matrix)
+        cross = CovarianceOperator(PairProblem(form, theta, near, rows.sets(own.unsqueeze(1))), F64).to_dense()
+        cross = cross.expand(len(part), q, 1) - known @ basis[own].unsqueeze(-1)
+        half = torch.linalg.solve_triangular(lower, cross, upper=False)
+        solved = torch.linalg.solve_triangular(lower.mT, half, upper=True).mT  # (s, 1, q)
+        shifts.append((solved @ targets[part]).squeeze(1))
+        inners.append(basis[own] - (solved @ known).squeeze(1))
+        explained.append(half.square().sum((-2, -1)))
+        if keep:
+            kept.append(solved.squeeze(1))
+    if not shifts:
+        return Local(mean.expand(0, targets.shape[1]), basis, left, index, left.new_zeros(0, q))
+    own_variance = (left - torch.cat(explained)).clamp_min(0.0)
+    shift = torch.cat(shifts)
+    shift = shift + mean.repeat(1, shift.shape[1] // mean.shape[1])
+    return Local(shift, torch.cat(inners), own_variance, index, torch.cat(kept) if keep else None)
+
+
+def _errors(state: FullScaleState, x: Tensor, local: Local) -> Tensor:
+    """The covariance of e - v^T (e_c + noise) at the points, (n_test, n_test), eq. (M-154).
+
+    Cost: u^2 evaluations and 2 u^2 n_test flops for u rows that are neighbours of any of the points.
+    """
+    form, theta, rows = state.prior.kernel.form, state.theta, state.prior.kernel.rows(x)
+    assert local.index is not None
+    assert local.solved is not None
+    used, place = local.index.unique(return_inverse=True)
+    v = torch.zeros(len(x), len(used), dtype=F64, device=x.device).scatter_add(1, place, local.solved)
+    near, known, basis = state.rows.take(used), state.basis[used], _basis(state, rows)
+    among = CovarianceOperator(PairProblem(form, theta, near), F64)
+    inside = v @ known
+    around = (among @ v.mT).mT - inside @ known.mT + v * state.noise_of_rows[used]
+    cross = CovarianceOperator(PairProblem(form, theta, rows, near), F64).to_dense() - basis @ known.mT
+    here = CovarianceOperator(PairProblem(form, theta, rows), F64).to_dense() - basis @ basis.mT
+    mixed = cross @ v.mT
+    joint = here - mixed - mixed.mT + around @ v.mT
+    return 0.5 * (joint + joint.mT)
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """Cholesky factors of sets; those that rounding leaves without one are of fewer, nearest rows."""
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    left, kept = info.nonzero()[:, 0], matrix.shape[-1]
+    own = torch.eye(kept, dtype=F64, device=matrix.device)
+    while len(left):
+        kept //= 2
+        inside = torch.arange(matrix.shape[-1], device=matrix.device) < kept
+        again = torch.where(inside.unsqueeze(-1) & inside, matrix[left], own * torch.finfo(F64).max ** 0.5)
+        lower[left], info = torch.linalg.cholesky_ex(again)
+        left = left[info > 0]
+    return lower
+
+
+class FullScalePaths:
+    """Posterior functions, made by `post.paths(count)`; each call evaluates the same functions, eq. (M-155).
+
+    Fields: count; prior_error of the draw of the prior, eq. (M-95); report.
+    """
+
+    def __init__(self, state: FullScaleState, draw: "_Draw", count: int, report: Report) -> None:
+        self.count, self.report = count, report
+        self._state, self._draw = state, draw
+
+    @property
+    def prior_error(self) -> float | None:
+        """Root mean square of the error of k relative to the variances; of pivots, the missing share."""
+        return self._draw.prior.error
+
+    @autocast_disabled
+    @deterministic_where(lambda self, _: self._state.settings.deterministic)
+    def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
+        """The functions at points x, (n_test, d): (count, n_test[, outputs]), in x's dtype; differentiable in x.
+
+        Raises: ShapeError, DomainError for points that do not fit.
+        """
+        state = self._state
+        x = state.checked_points(x, "x")
+        outputs = state.prior.outputs
+        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
+            local = local_parts(state, x, self._draw.targets)
+            values = local.inner @ self._draw.weights + local.shift + self._draw.rest(state, x)
+            values = values.unflatten(-1, (self.count, outputs or 1)).movedim(-2, 0)
+        return (values if outputs is not None else values.squeeze(-1)).to(x.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.count:,} posterior functions of {self._state.count:,} rows\n{self.report}"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """Of all functions side by side, t of them: prior, f0; values, L_zz^-1 f0 at the inducing points, (m, t); weights,
+    inducing values, (m, t); targets, y - m - e - noise at the training rows, (u, t)."""
+
+    prior: PriorDraws
+    values: Tensor
+    weights: Tensor
+    targets: Tensor
+
+    def rest(self, state: FullScaleState, x: Tensor) -> Tensor:
+        """e = f0 - a^T L_zz^-1 f0(Z), (n_test, t)."""
+        return self.prior(x) - _basis(state, state.prior.kernel.rows(x)) @ self.values
+
+
+@outside_inference_mode
+@autocast_disabled
+@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@torch.no_grad()
+def draw_paths(state: FullScaleState, count: int, features: int, seed: int | None) -> FullScalePaths:
+    """See `Posterior.paths`: inducing values from their posterior, what they leave by Matheron's rule with each point's
+    own neighbours, eq. (M-155). Cost: n t numbers; n (features + m) t flops."""
+    began = time.perf_counter()
+    count = check_count(count, "count", 0)
+    generator = torch.Generator().manual_seed(draw_seed(seed))
+    (n, p), function, device = state.residual.shape, state.function, state.x.device
+    prior = prior_draws(state.prior, state.points, torch.Size(), count * p, features, generator)
+    report = Report(route=state.report.route, device=str(device), dtype="float64")
+    if prior.error is not None:
+        report.events.append(prior.event)
+
+    def normal(rows: int) -> Tensor:
+        return torch.randn(rows, count * p, generator=generator, dtype=F64).to(device)
+
+    values = torch.linalg.solve_triangular(function.lower, prior(state.layout.inducing), upper=False)
+    spread = torch.linalg.solve_triangular(state.sums.inner.mT, normal(function.rank), upper=True)
+    weights = state.weights.repeat(1, count) + spread
+    drawn = prior(state.points) - state.basis @ values + state.noise_of_rows.sqrt().unsqueeze(-1) * normal(n)
+    draw = _Draw(prior, values, weights, state.residual.repeat(1, count) - drawn)
+    report.seconds = time.perf_counter() - began
+    return FullScalePaths(state, draw, count, report)
+
+
+def predict(state: FullScaleState, x_test: Any, *, deterministic: bool) -> Prediction:
+    """See `Posterior.predict`."""
+    deterministic = deterministic or state.settings.deterministic
+    promoted = promotions(x_test=x_test)
+    x_test = state.checked_points(x_test, "x_test")
+    with torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
+        x_test = x_test.clone()
+    predictor = FullScalePredictor(state, deterministic=deterministic)
+    prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)
+    prediction.report.events += promoted
+    return prediction

@@ -1,0 +1,141 @@
+"""Blocks of near rows, and the earlier rows that are nearest to each: what block Vecchia conditions on, (M-121).
+
+Source: Katzfuss, Guinness, Gong & Zilber (2020), Vecchia approximations of Gaussian-process predictions.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.solvers.settings import FullScaleSettings
+
+__all__ = ["Neighbourhoods", "blocks_of_near_rows", "nearest_earlier_rows", "nearest_rows", "neighbourhoods"]
+
+CANDIDATES = 2**15  # rows that are looked at for a point
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhoods:
+    """Rows in blocks, each with rows of earlier blocks beside it; -1 where a set has no more.
+
+    Fields: blocks, (s, b); neighbours, (s, q), the nearest first.
+    """
+
+    blocks: Tensor
+    neighbours: Tensor
+
+    @property
+    def index(self) -> Tensor:
+        """Neighbours, then the block, (s, q + b), with -1."""
+        return torch.cat([self.neighbours, self.blocks], 1)
+
+    @property
+    def block(self) -> int:
+        """Rows of a block, at most."""
+        return self.blocks.shape[1]
+
+
+def neighbourhoods(points: Tensor, settings: FullScaleSettings, seed: int) -> Neighbourhoods:
+    """Blocks of near points (n, d) in a random order, with the nearest rows of earlier blocks."""
+    blocks = blocks_of_near_rows(points, settings.block, seed)
+    return Neighbourhoods(blocks, nearest_earlier_rows(points, blocks, settings))
+
+
+def blocks_of_near_rows(points: Tensor, size: int, seed: int) -> Tensor:
+    """Rows cut into blocks at quantiles of the coordinate that varies most, in a random order: (blocks, rows), -1 where
+    there is none. Cost: n log n for each of log2(n / size) levels."""
+    n = len(points)
+    count = -(-n // size)
+    parts = [(torch.arange(n, device=points.device), count)] if n else []
+    blocks: list[Tensor] = []
+    while parts:
+        rows, pieces = parts.pop()
+        if pieces == 1:
+            blocks.append(rows)
+            continue
+        here = points[rows]
+        rows = rows[here[:, int((here.amax(0) - here.amin(0)).argmax())].argsort(stable=True)]
+        first = pieces // 2
+        cut = len(rows) * first // pieces
+        parts += [(rows[cut:], pieces - first), (rows[:cut], first)]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    shape = (count, max((len(rows) for rows in blocks), default=0))
+    members = torch.full(shape, -1, dtype=torch.int64, device=points.device)
+    for place, i in enumerate(order):
+        members[place, : len(blocks[i])] = blocks[i]
+    return members
+
+
+def nearest_earlier_rows(
+    points: Tensor, blocks: Tensor, settings: FullScaleSettings, of: Tensor | None = None
+) -> Tensor:
+    """Rows of earlier blocks that are nearest to any row of a block, nearest first: (blocks, q), -1 where there are no
+    more.
+
+    Looked at are those of the earlier blocks whose centres are nearest, about `candidates` rows, so that no step takes
+    all pairs of rows.
+
+    Args: of: the blocks that are asked about, in their order; None for all.
+    Cost: a distance of centres for each pair of blocks, n `candidates` distances of rows.
+    """
+    (count, size), d = blocks.shape, points.shape[1]
+    asked = torch.arange(count, device=points.device) if of is None else of
+    near = min(max(0, count - 1), max(1, -(-settings.candidates // max(1, size))))
+    wanted = min(settings.neighbours, near * size)
+    found = torch.full((len(asked), wanted), -1, dtype=torch.int64, device=points.device)
+    if not wanted:
+        return found
+    inside = blocks >= 0
+    members = torch.where(inside.unsqueeze(-1), points[blocks.clamp(min=0)], 0.0)
+    centres = members.sum(1) / inside.sum(1, keepdim=True)
+    at_once = max(1, settings.batch_bytes // (8 * size * near * (size + d)))
+    place = 0
+    for part in asked.split(at_once):
+        stop = int(part.max()) + 1
+        between = torch.cdist(centres[part], centres[:stop])
+        later = torch.arange(stop, device=points.device) >= part.unsqueeze(-1)
+        few = min(near, stop)
+        distance, nearest = between.masked_fill_(later, math.inf).topk(few, largest=False)
+        usable = distance.isfinite().unsqueeze(-1) & inside[nearest]
+        # From the block's own centre: nothing cancels.
+        own = (members[part] - centres[part].unsqueeze(1)).masked_fill(~inside[part].unsqueeze(-1), 0.0)
+        others = (members[nearest] - centres[part].unsqueeze(1).unsqueeze(1)).flatten(1, 2)
+        squares = own.square().sum(-1).masked_fill(~inside[part], math.inf)
+        least = torch.baddbmm(squares.unsqueeze(-1), own, others.mT, alpha=-2.0).amin(1).add_(others.square().sum(-1))
+        least.masked_fill_(~usable.flatten(1), math.inf)
+        taken = min(wanted, few * size)
+        distance, chosen = least.topk(taken, largest=False)
+        rows = blocks[nearest].flatten(1).gather(1, chosen)
+        found[place : place + len(part), :taken] = torch.where(distance.isfinite(), rows, -1)
+        place += len(part)
+    return found
+
+
+def nearest_rows(
+    points: Tensor, rows: Tensor, blocks: Tensor, count: int, candidates: int = CANDIDATES, numbers: int = 2**22
+) -> Tensor:
+    """The rows (n, d) that are nearest to each point, (s, d), the nearest first: positions (s, count).
+
+    Where rows are more than `candidates`, those of the blocks whose centres are nearest are looked at: what a point
+    gets does not depend on other points. Cost: for each point a distance of every centre and of `candidates` rows;
+    `numbers` are alive at once.
+    """
+    n, d = rows.shape
+    if not len(points) or not count:
+        return torch.zeros(len(points), count, dtype=torch.int64, device=rows.device)
+    if n <= candidates:
+        parts = points.split(max(1, numbers // n))
+        return torch.cat([torch.cdist(p, rows).topk(count, largest=False)[1] for p in parts])
+    inside, size = blocks >= 0, blocks.shape[1]
+    centres = torch.where(inside.unsqueeze(-1), rows[blocks.clamp(min=0)], 0.0).sum(1) / inside.sum(1, keepdim=True)
+    near = min(len(blocks), max(-(-candidates // size), -(-2 * count // size)))
+    found = []
+    for part in points.split(max(1, numbers // max(len(centres), near * size * d))):
+        chosen = torch.cdist(part, centres).topk(near, largest=False)[1]
+        members = blocks[chosen].flatten(1)  # (s, near * size)
+        distance = (rows[members.clamp(min=0)] - part.unsqueeze(1)).square().sum(-1)
+        distance.masked_fill_(members < 0, math.inf)
+        found.append(members.gather(1, distance.topk(count, largest=False)[1]))
+    return torch.cat(found)
