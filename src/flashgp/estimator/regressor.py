@@ -6,7 +6,7 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from flashgp.estimator.inputs import points, training_rows
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
-from flashgp.inference.exact.restore import with_prior
+from flashgp.inference.approximate_posterior import posterior_given, with_prior
+from flashgp.inference.full_scale.sizes import Approximation, approximation_of
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
@@ -109,6 +110,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         random_state: of the random starts, as in scikit-learn, or a numpy.random.Generator; None is the fixed seed of
             `flashgp.fit`, not numpy's global generator.
         deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
+        approximation: None for exact inference; "full_scale" for one that is linear in the rows, as `flashgp.fit`.
+        inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
+        neighbours: of an approximation, as `flashgp.fit`.
 
     Attributes:
         X_train_, y_train_: as passed, columns of a frame as numbers; rows that were dropped or weigh 0 are left out.
@@ -154,6 +158,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         jitter: float | None = None,
         random_state: RandomState = None,
         deterministic: bool = False,
+        approximation: str | None = None,
+        inducing: int | str = "auto",
+        neighbours: int | str = "auto",
     ) -> None:
         self.kernel = kernel
         self.mean = mean
@@ -176,6 +183,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.jitter = jitter
         self.random_state = random_state
         self.deterministic = deterministic
+        self.approximation = approximation
+        self.inducing = inducing
+        self.neighbours = neighbours
 
     # -- learning -----------------------------------------------------------------------------------------------
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "GPRegressor":
@@ -287,18 +297,15 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Set gp_, kernel_, posterior_ and the record of the fit."""
         self.history_ = []
         if options is not None:
-            from flashgp.inference.training.fit import fit_prior
+            from flashgp.inference.fit import fit_as
 
-            fitted = fit_prior(gp, x, y, options)
-            gp, posterior = cast(GP, fitted.prior), Posterior(fitted.state)
+            fitted = fit_as(gp, x, y, options, self._asked_approximation())
+            gp, posterior = fitted.gp, fitted.posterior
             self.history_, self.report_ = fitted.history, fitted.report
         else:
-            from flashgp.inference.exact.condition import condition
-
             solve = SolveSettings(deterministic=self.deterministic, tolerance=self.tolerance)
-            posterior = Posterior(
-                condition(gp, x, y, ConditionSettings(solve, deadline=deadline, **self._condition_options()))
-            )
+            settings = ConditionSettings(solve, deadline=deadline, **self._condition_options())
+            posterior = posterior_given(gp, x, y, settings, self._asked_approximation())
             self.report_ = posterior.report
         self._learned: Posterior | None = posterior
         self._evidence: float | None = None
@@ -309,7 +316,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             weights = _gaussian(posterior.gp).row_weight  # of the rows that the posterior has
             likelihood = _gaussian(gp).with_rows(row_weight=weights)
             gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
-            posterior = Posterior(with_prior(posterior.state, gp))
+            posterior = with_prior(posterior, gp)
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)
 
     def restore(self, gp: GP, posterior: Posterior, evidence: float | None, *, repeated: bool) -> None:
@@ -576,6 +583,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 raise DomainError(f"`{name}` must be one of {allowed}, got {value!r}; choose one of these")
         check_target_transform(self.target_transform)
         self._compute_dtype()
+        self._asked_approximation()
+
+    def _asked_approximation(self) -> "Approximation | None":
+        return approximation_of(self.approximation, self.inducing, self.neighbours)
 
     def _compute_dtype(self) -> torch.dtype | None:
         if self.dtype is None:

@@ -21,7 +21,16 @@ import torch
 from torch import nn
 
 from flashgp import __version__
-from flashgp.files.container import file_path, lower_triangle, open_container, stacked, stored, write_container
+from flashgp.files.approximate import APPROXIMATION, approximation_json, approximation_tensors, read_state
+from flashgp.files.container import (
+    Container,
+    file_path,
+    lower_triangle,
+    open_container,
+    stacked,
+    stored,
+    write_container,
+)
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild, with_noise_of_outputs
 from flashgp.files.modules import code_marks, warn_of_other_code
 from flashgp.files.report_fields import json_report, report_json
@@ -44,7 +53,9 @@ from flashgp.foundations.json_values import (
     refused,
     strict_json,
 )
+from flashgp.inference.approximate_posterior import posterior_of
 from flashgp.inference.exact.restore import STORED, restore
+from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import SolveSettings
@@ -100,7 +111,10 @@ def save(
     state, prior = posterior.state, posterior.state.prior
     trains = set(prior.trainable_names())
     description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})
-    tensors |= {name: getattr(state, name) for name in STORED}
+    if isinstance(state, FullScaleState):
+        tensors |= approximation_tensors(state)
+    else:
+        tensors |= {name: getattr(state, name) for name in STORED}
     if state.replicates is not None:
         tensors["group"] = state.replicates.group
     factors, each = _factors(posterior), prior.separate
@@ -113,7 +127,7 @@ def save(
     if factors:
         triangles = [lower_triangle(factor.lower) for factor in factors]
         entries["factor"] = stacked(triangles) if each else triangles[0]
-    settings, online = state.settings, state.online
+    settings, online = state.settings, UpdateState() if isinstance(state, FullScaleState) else state.online
     config = {
         **description,
         "attempts": attempts,
@@ -124,6 +138,8 @@ def save(
         "solves": {name: getattr(settings, name) for name in _SOLVES},
         "learned": {name: getattr(online, name) for name in _LEARNED},
     }
+    if isinstance(state, FullScaleState):
+        config[APPROXIMATION] = approximation_json(state)
     keys = list(description["modules"])
     if keys:
         config["code"] = code_marks(prior, keys)
@@ -186,10 +202,14 @@ def load(
         since = ("solves",) * (container.version > 1) + ("learned",) * (container.version > 2)
         if isinstance(container.config, dict) and "code" in container.config:  # where there are foreign modules
             since += ("code",)
+        approximate = isinstance(container.config, dict) and APPROXIMATION in container.config
+        since += (APPROXIMATION,) * approximate
         config = json_fields(container.config, "config", (*_CONFIG, *since))
         for name in ("flashgp", "torch"):
             json_text(config[name], name)
         config, separate = with_noise_of_outputs(config, container.version)
+        if approximate:
+            return _load_approximate(container, config, modules, target)
         n, batch = check_shapes(container, config["outputs"], separate=separate)  # of distinct rows
         check_memory(container.nbytes * (2 if n else 1), "the model")
         gp = rebuild(config, container.tensor, modules).held()
@@ -221,6 +241,20 @@ def load(
             state = restore(gp, data, factors, report, group=group, settings=settings, online=online)
             check_batch(gp, state.rows, state.theta, batch, data)
         return Posterior(state)
+
+
+def _load_approximate(
+    container: Container, config: Mapping[str, Any], modules: Mapping[str, Any], target: torch.device
+) -> Posterior:
+    """A posterior by an approximation. Raises: ModelFileError."""
+    gp = rebuild(config, container.tensor, modules).held()
+    if "code" in config:
+        warn_of_other_code(config["code"], config["modules"], modules)
+    report = json_report(config["report"], container.version)
+    settings = _settings(config["solves"], container.version)
+    state = read_state(container, config[APPROXIMATION], gp, report, settings, target)
+    check_rows(gp, state.x)
+    return posterior_of(state)
 
 
 def _each(factor: Factor) -> list[Factor]:

@@ -85,6 +85,9 @@ class TableModel:
         tolerance: as `GP.condition`.
         seed: as `flashgp.fit`.
         deterministic: as `flashgp.fit`.
+        approximation: None for exact inference; "full_scale" for one that is linear in the rows, as `flashgp.fit`.
+        inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
+        neighbours: of an approximation, as `flashgp.fit`.
 
     Raises:
         DomainError: for settings that are none.
@@ -117,10 +120,13 @@ class TableModel:
         tolerance: float = 1e-3,
         seed: int = 0,
         deterministic: bool = False,
+        approximation: str | None = None,
+        inducing: int | str = "auto",
+        neighbours: int | str = "auto",
     ) -> None:
         self.settings = TableSettings(
             kernel, target_transform, missing, starts, time_limit, solver, memory, device, dtype, tolerance, seed,
-            deterministic,
+            deterministic, approximation, inducing, neighbours,
         )  # fmt: skip
         self._fitted: _Learned | None = None
 
@@ -504,11 +510,11 @@ def fit_prepared(
     """A model fitted to a table that has been prepared, within a deadline. Raises: as `flashgp.fit`."""
     from flashgp.inference.fit import fit_as
 
-    options = replace(
-        prepared.options, deadline=deadline, plan=prepared.plan, checkpoint=checkpoint, progress=progress,
-        memory=None, dtype=None, solver=None,  # the plan has them
-    )  # fmt: skip
-    result = fit_as(prepared.gp, *prepared.tensors, options)
+    options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
+    asked = prepared.settings.asked_approximation
+    if asked is None:  # the plan has memory, dtype and solver
+        options = replace(options, plan=prepared.plan, memory=None, dtype=None, solver=None)
+    result = fit_as(prepared.gp, *prepared.tensors, options, asked)
     result.report.events[:0] = prepared.choices
     result.posterior = result.posterior.in_units(UNITS)
     result.columns = tuple(prepared.names)

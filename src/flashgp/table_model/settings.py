@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 
 from flashgp.foundations.errors import DomainError
+from flashgp.inference.full_scale.sizes import Approximation, approximation_of
 from flashgp.kernel_expression import KernelExpression, parse_kernel
 from flashgp.kernels import Kernel
 from flashgp.table import Missing
@@ -32,6 +33,9 @@ class TableSettings:
     tolerance: float = 1e-3
     seed: int = 0
     deterministic: bool = False
+    approximation: str | None = None
+    inducing: int | str = "auto"
+    neighbours: int | str = "auto"
 
     def __post_init__(self) -> None:
         check_target_transform(self.target_transform)
@@ -44,7 +48,12 @@ class TableSettings:
                 f'`kernel` must be None, "auto", an expression or a Kernel, got {type(self.kernel).__name__}; for '
                 "example flashgp.kernels.Matern(nu=1.5)"
             )
-        _ = self.expression
+        _ = self.expression, self.asked_approximation
+
+    @property
+    def asked_approximation(self) -> Approximation | None:
+        """None for exact inference."""
+        return approximation_of(self.approximation, self.inducing, self.neighbours)
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
