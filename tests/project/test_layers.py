@@ -9,7 +9,7 @@ import pytest
 # Bottom up. A name is a module or a package directly under flashgp; modules of one layer may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("foundations",),
-    ("linalg",),
+    ("linalg", "sources"),
     ("kernels", "means", "likelihoods"),
     ("pairwise",),
     ("planner",),
@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("target_choice", "kernel_choice"),
     ("units",),
     ("plots", "table"),
+    ("data",),
     ("kernel_expression",),
     ("table_model",),
     ("estimator",),
