@@ -7,16 +7,11 @@ import pytest
 from project.test_layers import imports
 
 ROOMS = {
-    "inference": ("exact", "predict", "training", "online", "full_scale"),
+    "inference": ("exact", "predict", "training", "online", "full_scale", "streamed"),
     "solvers": ("direct", "growing", "preconditioners", "iterative"),
 }
-FACADES = (
-    "gp",
-    "posterior",
-    "approximate_posterior",
-    "fit",
-    "stream",
-)  # of inference: argument checks, then one call; no room imports them
+# Of inference: argument checks, then one call; no room imports them.
+FACADES = ("gp", "posterior", "approximate_posterior", "streamed_posterior", "fit", "stream")
 
 
 def rank(module: str) -> int:

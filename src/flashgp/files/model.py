@@ -60,6 +60,7 @@ from flashgp.inference.plan import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import UpdateState
+from flashgp.inference.streamed.state import StreamedState
 from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def save(
 
     Raises:
         DomainError: for a model that a file cannot hold (a kernel outside the registry, a prior outside the list, a
-            module whose state is not all tensors), metadata that is not JSON, or a path that cannot be written.
+            module whose state is not all tensors, a posterior of rows that were read), metadata that is not JSON, or a
+            path that cannot be written.
 
     Warns:
         FlashGPWarning: naming the keys of foreign modules, whose code is not stored.
@@ -107,6 +109,12 @@ def save(
         raise DomainError(
             f"`model` must be a Posterior, a Fit, a TableModel or a GPRegressor, got {type(model).__name__}; pass what "
             "gp.condition(x, y) or a fit returned"
+        )
+    if isinstance(posterior.state, StreamedState):
+        raise DomainError(
+            f"`model` must be a posterior that holds its rows, since files of others are not written yet, got one of "
+            f"{posterior.count:,} rows that were read; save its parameters with torch.save(posterior.gp.state_dict(), "
+            "...), and condition again"
         )
     state, prior = posterior.state, posterior.state.prior
     trains = set(prior.trainable_names())

@@ -136,6 +136,7 @@ class EventKind(Enum):
         "Full scale: {inducing:n inducing point}, blocks of {block:n row} with {neighbours:n neighbour}, "
         "{predicting:n neighbour} for a point that is predicted."
     )
+    STREAMED = "Streamed: {inducing:n inducing point} from passes over {rows:n row}, which are read and not held."
     FEWER_NEIGHBOURS = (
         "{blocks:n block} had fewer neighbours: with all of them rounding left no factor. More noise, or fewer "
         "repeated rows, avoids this."

@@ -79,11 +79,7 @@ class ApproximatePosterior(Posterior):
         Raises: DomainError beside that for a plan, or for variance="sampled".
         Cost: for each point, with q neighbours and m inducing points, q^2 (2 m + q / 3) flops.
         """
-        if variance not in ("auto", "exact") or plan is not None:
-            raise DomainError(
-                "`variance` and `plan` are of exact posteriors; an approximate one computes every variance, without a "
-                f"plan, got variance={variance!r}, plan={plan!r}; leave them out"
-            )
+        self._check_exact_only(variance, plan)
         return predict(self.state, x_test, deterministic=deterministic)
 
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> FullScalePaths:  # type: ignore[override]
@@ -122,6 +118,14 @@ class ApproximatePosterior(Posterior):
     def refine(self, *_: Any, **__: Any) -> NoReturn:
         """Raises: DomainError."""
         self._refuse("refine")
+
+    @staticmethod
+    def _check_exact_only(variance: str, plan: Any) -> None:
+        if variance not in ("auto", "exact") or plan is not None:
+            raise DomainError(
+                "`variance` and `plan` are of exact posteriors; an approximate one computes every variance, without a "
+                f"plan, got variance={variance!r}, plan={plan!r}; leave them out"
+            )
 
     def _refuse(self, name: str) -> NoReturn:
         raise DomainError(

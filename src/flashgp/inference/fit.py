@@ -14,18 +14,21 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
-from flashgp.inference.full_scale.sizes import Approximation, approximation_of
+from flashgp.inference.full_scale.sizes import Approximation, approximation_of, approximation_of_read
 from flashgp.inference.gp import GP
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.streamed.fit import fit_streamed
+from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.fit import Fitted, fit_prior
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.progress_bar import shown_progress
 from flashgp.planner.plan import Plan
+from flashgp.sources.source import RowSource, held, source_of
 
-__all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as"]
+__all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as", "fit_read"]
 
 
 @dataclass
@@ -57,7 +60,8 @@ class Fit:
         evidence = None
         if not state.by_solves or all(part.cache.likelihood_parts is not None for part in parts):
             evidence = float(self.posterior.log_marginal_likelihood().sum())
-        lines = [("log marginal likelihood", f"{evidence:.6g} nats")]
+        least = ", at least" if isinstance(self.posterior, StreamedPosterior) else ""
+        lines = [("log marginal likelihood", f"{evidence:.6g} nats{least}")]
         if evidence is None:
             lines = [("log marginal likelihood", "posterior.log_marginal_likelihood() estimates it")]
         if self.log_prior is None:
@@ -88,7 +92,7 @@ class Fit:
 def fit(
     gp: GP,
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
     starts: int | None = None,
     initial: Literal["data", "given"] = "data",
@@ -115,7 +119,9 @@ def fit(
     Args:
         gp: the model; its values are where `initial="given"` starts.
         x: rows, (*batch, n, d), n at least 1.
-        y: targets, (*batch, n) or (*batch, n, outputs).
+        y: targets, (*batch, n) or (*batch, n, outputs). Left out where x is rows that are read, not held:
+            `fgp.data.parquet(...)`, or what gives batches (x, y) again and again, such as a list or a DataLoader. They
+            are read in passes, whose order may differ but whose rows may not; a random sample of them is held.
         starts: runs from different initial values, on at most 400 rows, from where the best goes on to more and more
             rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds
             columns that were ignored. None for 4, or 1 for initial="given" and models with modules of your own.
@@ -145,7 +151,9 @@ def fit(
             notebook shows it.
         settings: numbers that tune the search, and its objective (training/options.py).
         approximation: None for exact inference at any size; "full_scale" for inducing points with block Vecchia on what
-            they leave, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs.
+            they leave, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs; "sparse" for
+            inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower and an upper
+            bound on log p(y). Rows that are read are fitted so, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
         neighbours: of an approximation, rows that each block is given; 0 for inducing points alone.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
@@ -172,6 +180,9 @@ def fit(
             starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,
             check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(),
         )  # fmt: skip
+        if y is None or approximation == "sparse":
+            rows = source_of(x) if y is None else held(x, y, gp.outputs)
+            return fit_read(gp, rows, options, approximation_of_read(approximation, inducing, neighbours))
         return fit_as(gp, x, y, options, approximation_of(approximation, inducing, neighbours))
 
 
@@ -182,7 +193,18 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
         fitted = fit_prior(gp, x, y, options)
     else:
         fitted = fit_full_scale(gp, x, y, approximation, options)
+    return _fit_of(fitted, posterior_of(fitted.state), None)
+
+
+def fit_read(gp: GP, rows: RowSource, options: FitOptions, approximation: Approximation) -> Fit:
+    """`fit` of rows that are read. Raises: as `fit`."""
+    fitted = fit_streamed(gp, rows, approximation, options)
+    names = tuple(f"x{j + 1}" for j in range(fitted.state.inducing.shape[-1]))
+    return _fit_of(fitted, StreamedPosterior(fitted.state), rows.columns or names)
+
+
+def _fit_of(fitted: Fitted[Any], posterior: Posterior, columns: tuple[str, ...] | None) -> Fit:
     return Fit(
-        cast(GP, fitted.prior), posterior_of(fitted.state), fitted.history, fitted.report, fitted.interrupted,
-        fitted.priors, fitted.log_prior,
+        cast(GP, fitted.prior), posterior, fitted.history, fitted.report, fitted.interrupted, fitted.priors,
+        fitted.log_prior, columns,
     )  # fmt: skip

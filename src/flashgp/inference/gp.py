@@ -22,13 +22,14 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
-from flashgp.inference.full_scale.sizes import approximation_of
+from flashgp.inference.full_scale.sizes import Approximation, approximation_of, approximation_of_read
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian, Likelihood
 from flashgp.means import Constant
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.sources.source import RowSource, held, source_of
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
@@ -95,7 +96,7 @@ class GP(Prior):
     def condition(
         self,
         x: Any,
-        y: Any,
+        y: Any = None,
         *,
         solver: str | None = None,
         tolerance: float = 1e-3,
@@ -114,6 +115,8 @@ class GP(Prior):
         neighbours: int | str = "auto",
     ) -> "Posterior":
         """The posterior given rows x, (*batch, n, d), and targets y, (*batch, n) or (*batch, n, outputs).
+
+        Or given rows that are read, not held: `gp.condition(rows, inducing=512)`, as `fgp.fit` takes them.
 
         Detached from parameters and data unless `differentiable`. n = 0 gives the prior as a posterior. Whatever the
         route, the mean is that of a float64 Cholesky factor to `tolerance`, and the report says how certain that is.
@@ -162,7 +165,16 @@ class GP(Prior):
             jitter=check_jitter(jitter),
             differentiable=check_flag(differentiable, "differentiable"),
         )
+        if y is None or approximation == "sparse":
+            rows = source_of(x) if y is None else held(x, y, self.outputs)
+            return self._condition_on_read(rows, approximation_of_read(approximation, inducing, neighbours), settings)
         return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
+
+    def _condition_on_read(self, rows: RowSource, asked: Approximation, settings: ConditionSettings) -> "Posterior":
+        from flashgp.inference.streamed.condition import condition
+        from flashgp.inference.streamed_posterior import StreamedPosterior
+
+        return StreamedPosterior(condition(self, rows, asked, settings))
 
     @autocast_disabled
     def log_marginal_likelihood(

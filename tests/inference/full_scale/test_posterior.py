@@ -192,7 +192,11 @@ def test_what_an_approximate_posterior_refuses() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"approximation": "sparse"}, DomainError, "`approximation` must be None or one of full_scale, got 'sparse'"),
+        (
+            {"approximation": "dense"},
+            DomainError,
+            "`approximation` must be None or one of full_scale, sparse, got 'dense'",
+        ),
         ({"approximation": None, "inducing": 5}, DomainError, "`inducing` is of an approximation"),
         ({"inducing": 121}, DomainError, "`inducing` must be at most the 120 rows, got 121"),
         ({"neighbours": 121}, DomainError, "`neighbours` must be at most the 120 rows, got 121"),

@@ -41,7 +41,8 @@ FLOOR = 1e-8  # of K_zz, relative to its mean diagonal: as if inducing values we
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """A = K_nz L_zz^-T, as a function of rows. Fields: form, theta; points, rows of the inducing points; lower, L_zz.
+    """A = K_nz L_zz^-T, as a function of rows. Fields: form, theta; points, rows of the inducing points; lower, L_zz;
+    pairs, what evaluates covariances with other rows.
 
     FLOOR is part of the model: K_zz + floor I is the covariance of inducing values that are seen with noise, so
     A A^T <= K stays true, and points that nearly repeat cost nothing.
@@ -52,9 +53,12 @@ class Basis:
     points: Rows
     lower: Tensor
     workspace: Workspace
+    pairs: Backend = field(default_factory=CpuTiles)
 
     @classmethod
-    def of(cls, form: Form, theta: Sequence[Tensor], points: Rows, workspace: Workspace) -> "Basis":
+    def of(
+        cls, form: Form, theta: Sequence[Tensor], points: Rows, workspace: Workspace, pairs: Backend | None = None
+    ) -> "Basis":
         """Raises: NotPositiveDefiniteError for a covariance of the points that has no factor."""
         block = TorchTiles().block(PairProblem(form, theta, points), dtype=F64, workspace=workspace)
         diagonal = block.diagonal()
@@ -65,7 +69,7 @@ class Basis:
                 f"the covariance of {points.count} inducing points must be positive semidefinite, but its Cholesky "
                 "factorisation failed; check that the covariance function is one"
             )
-        return cls(form, theta, points, lower, workspace)
+        return cls(form, theta, points, lower, workspace, pairs or CpuTiles())
 
     @property
     def rank(self) -> int:
@@ -74,7 +78,7 @@ class Basis:
     def __call__(self, rows: Rows) -> Tensor:
         """A of some rows, (count, m). Cost: count m evaluations, count m^2 flops."""
         problem = PairProblem(self.form, self.theta, rows, self.points)
-        cross = CpuTiles().block(problem, dtype=F64, workspace=self.workspace)
+        cross = self.pairs.block(problem, dtype=F64, workspace=self.workspace)
         if cross.numel():
             torch.linalg.solve_triangular(self.lower.mT, cross, upper=True, left=False, out=cross)
         return cross
@@ -83,15 +87,22 @@ class Basis:
         """From a gradient by A, overwritten, of a function of A A^T: by K_nz's rows, points and theta, and by those of
         K_zz, eq. (M-150). Cost: as A, twice."""
         inner = basis.mT @ slope
+        return self.pull_across(rows, slope), self.pull_among(inner)
+
+    def pull_across(self, rows: Rows, slope: Tensor) -> PairGradient:
+        """The part of `pull` by K_nz, of some of the rows: from their gradient by A, which is overwritten."""
         torch.linalg.solve_triangular(self.lower, slope, upper=False, left=False, out=slope)
         cross = PairProblem(self.form, self.theta, rows, self.points)
-        by_cross = CpuTiles().block_gradient(cross, slope, workspace=self.workspace)
+        return self.pairs.block_gradient(cross, slope, workspace=self.workspace)
+
+    def pull_among(self, inner: Tensor) -> PairGradient:
+        """The part of `pull` by K_zz, from A^T times the gradient by A of all rows, (m, m)."""
         half = torch.linalg.solve_triangular(self.lower.mT, inner + inner.mT, upper=True)
         whole = torch.linalg.solve_triangular(self.lower, half, upper=False, left=False)
         own, weights = PairProblem(self.form, self.theta, self.points), -0.125 * (whole + whole.mT)
         if self.rank:
             weights.diagonal().add_(FLOOR * weights.diagonal().mean())
-        return by_cross, TorchTiles().block_gradient(own, weights, workspace=self.workspace)
+        return TorchTiles().block_gradient(own, weights, workspace=self.workspace)
 
 
 @dataclass(frozen=True, eq=False)

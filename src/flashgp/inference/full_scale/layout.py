@@ -21,7 +21,7 @@ from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourh
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
-__all__ = ["Layout", "layout_of", "scaled_points"]
+__all__ = ["PIVOT_SHARE", "Layout", "layout_of", "pivot_points", "scaled_points"]
 
 F64 = torch.float64
 PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
@@ -55,15 +55,23 @@ def layout_of(prior: Prior, x: Tensor, noise: Tensor, sizes: Sizes, seed: int, p
         points: inducing points (m, d) instead of chosen ones.
     Cost: 20 m rows by m pivots, and n distances to 4,096 rows.
     """
-    rows, theta = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()]
-    n, settings = x.shape[-2], FullScaleSettings(sizes.block, sizes.neighbours)
+    rows, settings = prior.kernel.rows(x), FullScaleSettings(sizes.block, sizes.neighbours)
     near = neighbourhoods(scaled_points(prior, rows, x), settings, seed)
     if points is None:
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: PIVOT_SHARE * sizes.inducing]
-        part = order.sort().values.to(x.device)
-        operator = CovarianceOperator(PairProblem(prior.kernel.form, theta, rows.take(part)), F64)
-        system = CovarianceSystem(operator, noise.expand(n)[part])
-        limit = min(sizes.inducing, len(part))
-        pivots = partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots
-        points = x[part[pivots]]
+        points = pivot_points(prior, x, noise, sizes.inducing, seed)
     return Layout(points, near, sizes)
+
+
+@torch.no_grad()
+def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: int) -> Tensor:
+    """At most so many of the rows x, (n, d), as inducing points, (m, d): pivots among 20 times as many random rows.
+
+    Cost: 20 m^2 evaluations, 20 m^3 flops.
+    """
+    rows, theta, n = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()], x.shape[-2]
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: PIVOT_SHARE * inducing]
+    part = order.sort().values.to(x.device)
+    operator = CovarianceOperator(PairProblem(prior.kernel.form, theta, rows.take(part)), F64)
+    system = CovarianceSystem(operator, noise.expand(n)[part])
+    limit = min(inducing, len(part))
+    return x[part[partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots]]

@@ -11,9 +11,17 @@ from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeErro
 from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.quantities import readable_bytes
 
-__all__ = ["APPROXIMATIONS", "Approximation", "Sizes", "approximation_of", "check_bytes", "refuse_exact"]
+__all__ = [
+    "APPROXIMATIONS",
+    "Approximation",
+    "Sizes",
+    "approximation_of",
+    "approximation_of_read",
+    "check_bytes",
+    "refuse_exact",
+]
 
-APPROXIMATIONS = ("full_scale",)
+APPROXIMATIONS = ("full_scale", "sparse")  # the second where fit and condition are called, not in estimators
 INDUCING, NEIGHBOURS = 512, 96  # of "auto"
 BLOCK = 32
 PREDICTING = 128
@@ -50,10 +58,30 @@ class Approximation:
             value = getattr(self, name)
             if isinstance(value, str) and value != "auto":
                 raise DomainError(f"`{name}` must be a number or 'auto', got {value!r}; leave it out for 'auto'")
+        if self.kind == "sparse":
+            if self.neighbours != "auto" and check_count(self.neighbours, "neighbours", 0):
+                raise DomainError(
+                    f'`neighbours` is of approximation="full_scale", got {self.neighbours!r} beside inducing points '
+                    "alone; leave it out"
+                )
+            if self.chosen and self.most_inducing < 1:
+                raise DomainError("`inducing` must be at least 1 without neighbours, got 0; leave it out for 'auto'")
+
+    @property
+    def chosen(self) -> bool:
+        """Whether inducing points are chosen, and not the caller's own."""
+        return isinstance(self.inducing, str | int) or not hasattr(self.inducing, "__len__")
+
+    @property
+    def most_inducing(self) -> int:
+        """Inducing points that are chosen, where there are as many rows. Raises: DomainError."""
+        if not self.chosen:
+            return 0
+        return INDUCING if self.inducing == "auto" else check_count(self.inducing, "inducing", 0)
 
     def points_like(self, x: Tensor) -> Tensor | None:
         """Inducing points of the caller's own, (m, d), in x's dtype; None where they are chosen."""
-        if isinstance(self.inducing, str | int) or not hasattr(self.inducing, "__len__"):
+        if self.chosen:
             return None
         points = check_points(self.inducing, "inducing", like=x)
         if points.dim() != 2:
@@ -78,6 +106,10 @@ class Approximation:
 
 def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation | None:
     """What was asked for; None for exact inference. Raises: DomainError for sizes of no approximation."""
+    if kind == "sparse":
+        raise DomainError(
+            "`approximation` must be None or 'full_scale' here, got 'sparse'; call fgp.fit or gp.condition with it"
+        )
     if kind is not None:
         return Approximation(kind, inducing, neighbours)
     for name, value in (("inducing", inducing), ("neighbours", neighbours)):
@@ -96,6 +128,16 @@ def refuse_exact(**settings: Any) -> None:
             raise DomainError(
                 f"`{name}` is of exact inference, got {value!r} beside an approximation; leave one of them out"
             )
+
+
+def approximation_of_read(kind: Any, inducing: Any, neighbours: Any) -> Approximation:
+    """The same for rows that are read, where inducing points alone are the only one. Raises: DomainError."""
+    if kind == "full_scale":
+        raise DomainError(
+            "`approximation` must be 'sparse' or 'auto' for rows that are read, got 'full_scale', which needs rows "
+            "that are held; pass x and y, or leave it out"
+        )
+    return Approximation("sparse" if kind is None or kind == "auto" else kind, inducing, neighbours)
 
 
 def check_bytes(n: int, sizes: Sizes, memory: str | int | None, device: torch.device) -> int:

@@ -1,0 +1,128 @@
+"""fit from rows that are read: exact searches of a random sample, then stages on the bound of all rows.
+
+400 to 2,000 rows    exact, of a sample (training/stages.py)
+the sample, all      Fisher scoring on the collapsed bound, (M-160); inducing points are chosen anew at its optimum
+                     while that gains (training/linear_stages.py)
+"""
+
+import time
+from pathlib import Path
+
+import numpy
+import torch
+
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.errors import FitInterrupted
+from flashgp.foundations.events import StopReason
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.full_scale.layout import pivot_points
+from flashgp.inference.full_scale.sizes import Approximation, refuse_exact
+from flashgp.inference.plan import chosen_device
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.streamed.condition import check_bytes, condition_on, survey_of
+from flashgp.inference.streamed.objective import StreamedLogJoint, noise_of
+from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
+from flashgp.inference.training.history import Recorder
+from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
+from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.parameter_vector import ParameterVector
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.sources.source import Held, RowSource
+from flashgp.sources.survey import Survey, surveyed
+
+__all__ = ["fit_streamed"]
+
+MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample, and from there to all
+
+
+@outside_inference_mode
+@autocast_disabled
+@deterministic_where(lambda prior, rows, asked, options: options.deterministic)
+def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
+    """See `flashgp.fit`."""
+    began = time.perf_counter()
+    single = None if options.dtype == torch.float64 else options.dtype
+    refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
+    survey = survey_of(prior, rows, asked, options.seed, options.stages.first_rows)
+    prior, target = prior.released(), chosen_device(options.device, survey.x)
+    inducing = asked.sizes(survey.count).inducing
+    check_bytes(survey, inducing, options.memory, target)
+    direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
+    problem = problem_of(prior, survey.x, survey.y, None, target, direct, options)
+    path = None if options.checkpoint is None else Path(options.checkpoint)
+    beside = (asked.kind, inducing, asked.points_like(survey.x), survey.count, survey.checksum)
+    mark = "" if path is None else mark_of(problem, options, beside)
+    log = EvaluationLog(path, mark, options.settings.seconds_between_writes)
+    recorder = Recorder(log, options.progress, options.deadline, began=began)
+
+    def objective(size: int, theta: numpy.ndarray) -> StreamedLogJoint:
+        """Of all rows, or of the sample, with inducing points chosen at a vector."""
+        rows = survey if size == survey.count else _held(problem, survey)
+        return _objective(problem, rows, theta, asked, options)
+
+    def parts(first: int) -> list[int]:
+        size = len(survey.x)
+        return [size] if size >= MIN_GROWTH * first and survey.count >= MIN_GROWTH * size else []
+
+    stages = LinearStages(problem, survey.count, parts, objective, options, recorder, comparable=True)
+    trained = stages.run()
+    points = stages.best.points if isinstance(stages.best, StreamedLogJoint) else None
+    report = Report()
+    report_search(report, recorder, trained, options)
+    settings = ConditionSettings(
+        SolveSettings(options.seed, options.deterministic, options.tolerance), memory=options.memory,
+        device=options.device,
+    )  # fmt: skip
+    try:
+        state = condition_on(prior, survey, asked, settings, points)
+    except KeyboardInterrupt as stop:
+        raise FitInterrupted(
+            "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
+            "gp.condition(rows, inducing=...) goes on from there",
+            gp=prior,
+            history=recorder.history,
+        ) from stop
+    _report_answer(report, recorder, state, direct.workspace)
+    objective_found = trained.objective
+    assert isinstance(objective_found, LogJoint)
+    in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
+    log_prior = objective_found.log_prior(trained.theta)
+    interrupted = trained.stop is not StopReason.GOAL
+    return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
+
+
+def _held(problem: Problem, survey: Survey) -> Survey:
+    """The sample as all rows of a source."""
+    return surveyed(Held(problem.x, problem.y), survey.outputs, problem.rows, 0)
+
+
+def _objective(
+    problem: Problem, survey: Survey, theta: numpy.ndarray, asked: Approximation, options: FitOptions
+) -> StreamedLogJoint:
+    ParameterVector(problem.prior, problem.roles).assign(theta)
+    points = asked.points_like(problem.x)
+    if points is None:
+        noise = noise_of(problem.prior, problem.y).detach()
+        inducing = min(asked.sizes(survey.count).inducing, problem.rows)
+        points = pivot_points(problem.prior, problem.x, noise, inducing, options.seed)
+    return StreamedLogJoint(problem, survey, points)
+
+
+def _report_answer(report: Report, recorder: Recorder, state: StreamedState, workspace: Workspace) -> None:
+    """Fill the report from the state and the counts of the search."""
+    conditioning = state.report
+    for name in ("route", "device", "dtype", "predicted_bytes"):
+        setattr(report, name, getattr(conditioning, name))
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, conditioning.backend))))
+    report.events += conditioning.events
+    report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
+    report.iterations = len(recorder.history)
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

@@ -1,0 +1,213 @@
+"""Predictions of inducing points that have read all rows, eq. (M-165).
+
+    mean(x)       = m(x) + a(x)^T w
+    cov(x, x')    = k(x, x') - a^T a' + a^T M^-1 a'
+
+A function of the point alone; memory and time do not depend on the number of training rows.
+"""
+
+import time
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flashgp.foundations.checks import check_count, promotions
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import EVENT, deterministic_where
+from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.form import Rows
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.report import Report
+from flashgp.inference.full_scale.factor import FLOOR
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
+from flashgp.inference.streamed.objective import block_rows
+from flashgp.inference.streamed.state import StreamedState
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
+
+__all__ = ["StreamedPaths", "StreamedPredictor", "draw_paths", "predict"]
+
+F64 = torch.float64
+UNCHECKED_BYTES = 2**28
+
+
+class StreamedPredictor(Predictor):
+    """What a state says of points. A new one for every prediction: its report is of that."""
+
+    def __init__(self, state: StreamedState, *, deterministic: bool) -> None:
+        self._state, self.deterministic = state, deterministic
+        self.report = Report(
+            route=state.report.route, device=str(state.inducing.device), dtype="float64", seconds=0.0,
+            events=[EVENT] if deterministic else [],
+        )  # fmt: skip
+
+    @autocast_disabled
+    @deterministic_where(lambda self, x: self.deterministic)
+    def mean(self, x: Tensor) -> Tensor:
+        began = time.perf_counter()
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            found = [self._state.prior.mean_at(part) + self._basis(part) @ self._state.sums.weights
+                     for part in self._parts(x)]  # fmt: skip
+            value = torch.cat(found)
+        self._took(began)
+        return value
+
+    @autocast_disabled
+    @deterministic_where(lambda self, x: self.deterministic)
+    def variance(self, x: Tensor) -> Variance:
+        began, outputs = time.perf_counter(), self._state.sums.projected.shape[-1]
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            value = torch.cat([self._variance(part) for part in self._parts(x)])
+        self._took(began)
+        return Variance(value.unsqueeze(-1).expand(*value.shape, outputs))
+
+    @autocast_disabled
+    @deterministic_where(lambda self, x: self.deterministic)
+    def covariance(self, x: Tensor) -> Tensor:
+        n = x.shape[-2]
+        needed = 8 * n * (3 * n + 2 * self._state.function.rank)
+        if needed > UNCHECKED_BYTES and needed > (free := available_bytes(x.device)):
+            raise MemoryBudgetError(
+                f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
+                f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
+                needed_bytes=needed,
+                available_bytes=free,
+            )
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            basis = self._basis(x)
+            half = self._half(basis)
+            joint = self._prior(x).to_dense() - basis @ basis.mT + half @ half.mT
+            return 0.5 * (joint + joint.mT)
+
+    def paths(self, count: int, features: int, seed: int | None) -> "StreamedPaths":
+        return draw_paths(self._state, count, features, seed)
+
+    # -- work ------------------------------------------------------------------------------------------------------
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split(block_rows(self._state.function.rank))
+
+    def _basis(self, x: Tensor) -> Tensor:
+        return basis_of(self._state, x)
+
+    def _half(self, basis: Tensor) -> Tensor:
+        """L_M^-1 a, as rows."""
+        return torch.linalg.solve_triangular(self._state.sums.inner.mT, basis, upper=True, left=False)
+
+    def _prior(self, x: Tensor) -> CovarianceOperator:
+        function, rows = self._state.function, self._state.prior.kernel.rows(x)
+        return CovarianceOperator(PairProblem(function.form, function.theta, rows), F64)
+
+    def _variance(self, x: Tensor) -> Tensor:
+        basis = self._basis(x)
+        left = (self._prior(x).diagonal() - basis.square().sum(-1)).clamp_min(0.0)
+        return left + self._half(basis).square().sum(-1)
+
+    def _took(self, began: float) -> None:
+        self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
+
+
+def basis_of(state: StreamedState, x: Tensor) -> Tensor:
+    """A of points, (n_test, m); where gradients are asked for, with their graph."""
+    function, rows = state.function, state.prior.kernel.rows(x)
+    if not torch.is_grad_enabled() or not rows.requires_grad:
+        return function(rows)
+    cross = CovarianceOperator(PairProblem(function.form, function.theta, rows, function.points), F64).to_dense()
+    return torch.linalg.solve_triangular(function.lower.mT, cross, upper=True, left=False)
+
+
+class StreamedPaths:
+    """Posterior functions, made by `post.paths(count)`; each call evaluates the same functions, eq. (M-166).
+
+    Fields: count; prior_error of the draw of the prior, eq. (M-95); report.
+    """
+
+    def __init__(self, state: StreamedState, prior: PriorDraws, weights: Tensor, count: int, report: Report) -> None:
+        self.count, self.report = count, report
+        self._state, self._prior, self._weights = state, prior, weights
+
+    @property
+    def prior_error(self) -> float | None:
+        """Root mean square of the error of k relative to the variances; of pivots, the missing share."""
+        return self._prior.error
+
+    @autocast_disabled
+    @deterministic_where(lambda self, _: self._state.settings.deterministic)
+    def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
+        """The functions at points x, (n_test, d): (count, n_test[, outputs]), in x's dtype; differentiable in x.
+
+        Raises: ShapeError, DomainError for points that do not fit.
+        """
+        state = self._state
+        x = state.checked_points(x, "x")
+        outputs = state.prior.outputs
+        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
+            mean = state.prior.mean_at(x)
+            values = self._prior(x) + basis_of(state, x) @ self._weights
+            values = (values + mean.repeat(1, values.shape[1] // mean.shape[1])).unflatten(
+                -1, (self.count, outputs or 1)
+            )
+            values = values.movedim(-2, 0)
+        return (values if outputs is not None else values.squeeze(-1)).to(x.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.count:,} posterior functions of {self._state.count:,} rows\n{self.report}"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+
+@outside_inference_mode
+@autocast_disabled
+@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@torch.no_grad()
+def draw_paths(state: StreamedState, count: int, features: int, seed: int | None) -> StreamedPaths:
+    """See `Posterior.paths`: f = m + f0 + a^T (u - L_zz^-1 (f0(Z) + noise)) with u ~ N(w, M^-1), eq. (M-166).
+
+    Cost: m^2 t flops for t functions; then (features + m) t of each point.
+    """
+    began = time.perf_counter()
+    count = check_count(count, "count", 0)
+    generator = torch.Generator().manual_seed(draw_seed(seed))
+    function, device, p = state.function, state.inducing.device, state.sums.projected.shape[-1]
+    sample = state.sample.to(device)
+    prior = prior_draws(state.prior, sample, torch.Size(), count * p, features, generator)
+    report = Report(route=state.report.route, device=str(device), dtype="float64")
+    if prior.error is not None:
+        report.events.append(prior.event)
+
+    def normal() -> Tensor:
+        return torch.randn(function.rank, count * p, generator=generator, dtype=F64).to(device)
+
+    inner, points = state.sums.inner, state.inducing.to(F64)
+    drawn = prior(points) + floor_of(state, function.points) ** 0.5 * normal()
+    spread = torch.linalg.solve_triangular(inner.mT, normal(), upper=True)
+    values = state.sums.weights.repeat(1, count) + spread
+    weights = values - torch.linalg.solve_triangular(function.lower, drawn, upper=False)
+    report.seconds = time.perf_counter() - began
+    return StreamedPaths(state, prior, weights, count, report)
+
+
+def floor_of(state: StreamedState, points: Rows) -> float:
+    """The variance of the noise with which inducing values are seen, (M-148)."""
+    function = state.function
+    diagonal = CovarianceOperator(PairProblem(function.form, function.theta, points), F64).diagonal()
+    return FLOOR * float(diagonal.mean())
+
+
+def predict(state: StreamedState, x_test: Any, *, deterministic: bool) -> Prediction:
+    """See `Posterior.predict`."""
+    deterministic = deterministic or state.settings.deterministic
+    promoted = promotions(x_test=x_test)
+    x_test = state.checked_points(x_test, "x_test")
+    with torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
+        x_test = x_test.clone()
+    prediction = Prediction(
+        StreamedPredictor(state, deterministic=deterministic), x_test, state.prior.likelihood, state.prior.outputs
+    )
+    prediction.report.events += promoted
+    return prediction

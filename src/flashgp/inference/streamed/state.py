@@ -1,0 +1,91 @@
+"""StreamedState: a prior given rows that were read, by inducing points: m numbers and m x m, whatever the rows."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points
+from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.report import Report
+from flashgp.inference.full_scale.factor import Basis
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import SolveSettings
+from flashgp.inference.streamed.bound import BoundSums
+from flashgp.planner.plan import Plan
+
+__all__ = ["Bound", "StreamedState"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is known of log p(y). Fields: lower and upper, nats, eqs. (M-160) and (M-161); rows.
+
+    nats: what the approximation loses of each row at most, in log p(y); standard_error of that, 0.
+    """
+
+    lower: float
+    upper: float
+    rows: int
+    standard_error: float = 0.0
+
+    @property
+    def nats(self) -> float:
+        return max(0.0, self.upper - self.lower) / max(1, self.rows)
+
+    def __str__(self) -> str:
+        return f"log p(y) is between {self.lower:.6g} and {self.upper:.6g}: at most {self.nats:.2g} nats a row are lost"
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedState:
+    """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
+    all rows; sample, some of their x, float64; report; settings.
+    """
+
+    prior: Prior
+    inducing: Tensor
+    function: Basis
+    sums: BoundSums
+    sample: Tensor
+    report: Report
+    settings: SolveSettings = field(default_factory=SolveSettings)
+    differentiable: ClassVar[bool] = False
+    by_solves: ClassVar[bool] = False
+
+    @property
+    def count(self) -> int:
+        """The number of training rows."""
+        return self.sums.count
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.Size()
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return self.inducing.dtype
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.report.plan
+
+    @property
+    def bound(self) -> Bound:
+        return Bound(self.sums.lower, self.sums.upper, self.count)
+
+    def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
+        """The lower bound on log p(y), nats."""
+        return torch.tensor(self.sums.lower, dtype=torch.float64, device=self.inducing.device)
+
+    def checked_points(self, x: Any, name: str) -> Tensor:
+        """Points that answers are asked at, (n_test, d). Raises: ShapeError, DomainError."""
+        x = check_points(x, name, like=self.inducing)
+        if x.dim() != 2:
+            raise ShapeError(
+                f"`{name}` must be of shape (n_test, d) for an approximate posterior, which is of one table, got "
+                f"{tuple(x.shape)}; pass x.reshape(-1, {x.shape[-1]})"
+            )
+        return x

@@ -1,0 +1,130 @@
+"""StreamedPosterior: a posterior of rows that were read and are not held, behind the methods of every posterior."""
+
+from typing import Any, NoReturn
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError
+from flashgp.inference.approximate_posterior import ApproximatePosterior
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.streamed.predictor import StreamedPaths, draw_paths, predict
+from flashgp.inference.streamed.state import Bound, StreamedState
+
+__all__ = ["StreamedPosterior"]
+
+
+class StreamedPosterior(ApproximatePosterior):
+    """The posterior of inducing points by their collapsed bound, eqs. (M-160) and (M-165).
+
+    Made by `fgp.fit(gp, rows)` and `gp.condition(rows, inducing=512)` for rows that are read, and with
+    approximation="sparse". It holds m points and m x m numbers, no rows: what asks for rows is refused.
+
+    Fields: inducing, the points (m, d); bound, lower and upper bound on log p(y).
+
+    Example:
+        >>> x = torch.linspace(0, 5, 200, dtype=torch.float64)[:, None]
+        >>> gp = fgp.GP(fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Gaussian(0.01))
+        >>> batches = [(part, torch.sin(part[:, 0])) for part in x.split(64)]
+        >>> post = gp.condition(batches, inducing=40)
+        >>> bool((post.predict(x[:4]).mean - torch.sin(x[:4, 0])).abs().max() < 0.02), post.bound.nats < 0.5
+        (True, True)
+    """
+
+    state: StreamedState  # type: ignore[assignment]
+
+    def __init__(self, state: StreamedState, units: str = "") -> None:
+        super().__init__(state, units)  # type: ignore[arg-type]
+
+    def in_units(self, units: str) -> "StreamedPosterior":
+        return StreamedPosterior(self.state, units)
+
+    @property
+    def inducing(self) -> Tensor:
+        """The inducing points, (m, d)."""
+        return self.state.inducing.clone()
+
+    @property
+    def bound(self) -> Bound:
+        """Lower and upper bound on log p(y), nats, eqs. (M-160) and (M-161). Cost: m^3 flops."""
+        return self.state.bound
+
+    @property
+    def lost(self) -> Bound:  # type: ignore[override]
+        """The bound, whose `nats` are what a row loses at most in log p(y)."""
+        return self.bound
+
+    @property
+    def distinct(self) -> int:
+        """The number of training rows: equal ones are not joined."""
+        return self.count
+
+    @property
+    def noise(self) -> Float64[Tensor, "1"]:
+        """The noise variance of each row, (1,)."""
+        return self.state.sums.gram.new_full((1,), self.state.sums.noise)
+
+    @property
+    def replicates(self) -> None:
+        """None: equal rows are not joined."""
+        return
+
+    def predict(
+        self,
+        x_test: Any,
+        *,
+        variance: str = "auto",
+        plan: Any = None,
+        memory: str | int | None = None,
+        deterministic: bool = False,
+    ) -> Prediction:
+        """As `Posterior.predict`, eq. (M-165). Raises: DomainError beside that for a plan, or for variance="sampled".
+
+        Cost: for each point m evaluations and 2 m^2 flops.
+        """
+        self._check_exact_only(variance, plan)
+        return predict(self.state, x_test, deterministic=deterministic)
+
+    def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> StreamedPaths:  # type: ignore[override]
+        """As `Posterior.paths`, eq. (M-166): inducing values are drawn exactly, what they leave from the prior."""
+        return draw_paths(self.state, count, features, seed)
+
+    def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
+        """The lower bound on log p(y), nats, eq. (M-160). Cost: m^3 flops."""
+        return self.state.log_marginal_likelihood()
+
+    # -- what asks for rows ------------------------------------------------------------------------------------------
+    @property
+    def x(self) -> Tensor:
+        """Raises: DomainError."""
+        self._refuse_rows("x")
+
+    @property
+    def y(self) -> Tensor:
+        """Raises: DomainError."""
+        self._refuse_rows("y")
+
+    @property
+    def points(self) -> Tensor:
+        """Raises: DomainError."""
+        self._refuse_rows("points")
+
+    @property
+    def residual(self) -> Tensor:
+        """Raises: DomainError."""
+        self._refuse_rows("residual")
+
+    @property
+    def representer_weights(self) -> Tensor:
+        """Raises: DomainError."""
+        self._refuse_rows("representer_weights")
+
+    def leave_one_out(self) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse_rows("leave_one_out")
+
+    def _refuse_rows(self, name: str) -> NoReturn:
+        raise DomainError(
+            f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; take "
+            "post.inducing, or condition on the rows that count"
+        )

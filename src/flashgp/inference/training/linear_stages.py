@@ -1,0 +1,131 @@
+"""A search whose last stages have a likelihood that is linear in the rows: exact ones of few rows, then these.
+
+400 to 2,000 rows    exact, as every fit (stages.py)
+parts, all rows      Fisher scoring on the other likelihood, from the extrapolated optimum of fewer rows; what it is
+                     made of beside the parameters (points, neighbours) is chosen anew while that gains
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy
+
+from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.events import Event, EventKind, StopReason
+from flashgp.foundations.quantities import counted
+from flashgp.inference.threads import quiet_openblas
+from flashgp.inference.training.extrapolation import Trend
+from flashgp.inference.training.fisher_information import log_joint_curvature
+from flashgp.inference.training.gradient_search import GradientSearch
+from flashgp.inference.training.history import Recorder, Run, Stage, TimeUp
+from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.stages import ExactStages
+from flashgp.inference.training.train import Trained, best_found
+from flashgp.planner.fit_stages import Search, fit_stages
+
+__all__ = ["LinearStages"]
+
+ROUNDS = 3  # choices of points and neighbours for all rows, at most
+
+
+@dataclasses.dataclass
+class LinearStages:
+    """The whole search.
+
+    Args:
+        problem: rows that are held, all of them or a sample.
+        rows: of all.
+        parts: numbers of rows of the stages between, given those of the last exact one.
+        objective: of so many rows, chosen at a vector.
+        options, recorder: as of every fit.
+        comparable: whether values are lower bounds on the exact one, so that the best of all choices counts, and the
+            exact optimum where the first rows are all.
+    Fields: best, the objective of all rows that had the best value, where that counts.
+    """
+
+    problem: Problem
+    rows: int
+    parts: Callable[[int], Sequence[int]]
+    objective: Callable[[int, numpy.ndarray], LogJoint]
+    options: FitOptions
+    recorder: Recorder
+    comparable: bool = False
+
+    best: LogJoint | None = dataclasses.field(init=False, default=None)
+    _tried: dict[Run, LogJoint] = dataclasses.field(init=False, default_factory=dict)
+
+    def run(self) -> Trained:
+        """The prior of the problem then has the parameters found. Raises: NotPositiveDefiniteError."""
+        options, recorder, problem, n = self.options, self.recorder, self.problem, self.rows
+        settings, search = options.settings, options.settings.search
+        exact = LogJoint(problem)
+        shape = options.stages.for_model(own_modules=exact.has_user_modules)
+        scored = not exact.has_user_modules
+        stages = fit_stages(n, shape, parameters=exact.parameters.size, scored=scored, estimated=n > shape.first_rows)
+        first = [stage for stage in stages if stage.search is not Search.ESTIMATED]
+        recorder.expected = {stage.rows: round(stage.evaluations.middle) for stage in stages}
+
+        def of(rows: int) -> LogJoint:
+            return LogJoint(problem.subset(rows, options.seed))
+
+        runs = ExactStages(
+            of, n, first, recorder, search, settings.stochastic, options.max_iterations, options.seed, shape.resets
+        )
+        theta, stop = exact.parameters.values(), StopReason.GOAL
+        try:
+            starts = exact.parameters.starts(
+                shape.runs, from_data=options.initial == "data", spread=search.start_spread, seed=options.seed
+            )
+            theta = starts[0]  # where there is no time for an evaluation
+            with quiet_openblas():
+                optimum = runs.run(starts)
+                recorder.reached = optimum
+                if n > runs.last or not self.comparable:
+                    self._run_linear(optimum, of(runs.last))
+        except KeyboardInterrupt:
+            stop = StopReason.INTERRUPT
+        except TimeUp:
+            stop = StopReason.TIME
+        found = recorder.best_of(Stage.ALL_ROWS) if self.comparable else None
+        if found is not None:
+            self.best, recorder.reached = self._tried.get(found[0]), found[2]
+        best = best_found(recorder, estimated=True)
+        if best is None and stop is StopReason.GOAL:
+            raise NotPositiveDefiniteError(
+                "no start of `fit` gave a positive definite covariance matrix in "
+                f"{counted(recorder.failures, 'evaluation')}; scale the inputs, add noise, or pass jitter=",
+                jitters=problem.direct.jitters,
+            )
+        theta = theta if best is None else best
+        exact.parameters.assign(theta)
+        exact.rows = n  # of the search that it stands for
+        return Trained(theta, exact, stop, estimated=False, rough_factors=False)
+
+    def _run_linear(self, theta: numpy.ndarray, first: LogJoint) -> None:
+        """The stages of the other likelihood, from the optimum of the first rows."""
+        recorder, n, options = self.recorder, self.rows, self.options
+        settings = options.settings.stochastic
+        curvature = log_joint_curvature(first, theta, n, settings, options.seed)
+        trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
+        limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
+        sizes = [*self.parts(first.rows), *[n] * (ROUNDS if n > first.rows else 1)]
+        gained = numpy.inf
+        for number, size in enumerate(sizes):
+            if size == n and gained <= settings.negligible_gain * n:
+                break
+            recorder.begin(size)
+            last = size == n and number and sizes[number - 1] == n
+            run = Run(Stage.ALL_ROWS, number) if size == n else Run(Stage.PART, size)
+            objective = self._tried[run] = self.objective(size, trend.theta)
+            search = GradientSearch(objective, run, recorder, limits, (-free, free))
+            try:
+                descent = search.run(trend.theta, curvature) if last else search.follow(trend, curvature)
+            except NotPositiveDefiniteError as error:
+                recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
+                continue
+            if size == n:
+                values = [-entry.value for entry in recorder.history if entry.run == search.name]
+                gained = values[0] - min(values) if last else numpy.inf
+            trend.add(descent.theta, size)
+            curvature, recorder.reached = descent.curvature, descent.theta

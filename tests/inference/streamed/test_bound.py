@@ -1,0 +1,149 @@
+"""The collapsed bound that is read block by block, eqs. (M-160) to (M-163): dense references, laws, gradients."""
+
+import itertools
+import math
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.streamed.bound import BoundSums
+from flashgp.inference.streamed.objective import StreamedLogJoint
+from flashgp.inference.training.objective import Problem
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.sources.source import Batches, Held
+from flashgp.sources.survey import surveyed
+from inference.full_scale.test_factor import differences
+from inference.plain_gp import F64, data, model
+from pairwise.pair_cases import CASES, Case
+
+k, lik = fgp.kernels, fgp.likelihoods
+
+
+def objective(gp: fgp.GP, x: Tensor, y: Tensor, z: Tensor, *sizes: int) -> StreamedLogJoint:
+    """Of rows that come in batches of these sizes, or in one."""
+    source = Batches(list(zip(x.split(list(sizes)), y.split(list(sizes)), strict=True))) if sizes else Held(x, y)
+    survey = surveyed(source, gp.outputs, 50, seed=0)
+    problem = Problem(gp.released(), survey.x, survey.y, DirectSettings(TorchTiles()))
+    return StreamedLogJoint(problem, survey, z)
+
+
+def dense(gp: fgp.GP, x: Tensor, y: Tensor, z: Tensor) -> tuple[float, float]:
+    """Lower and upper bound of one output by their definitions, with dense matrices of all rows."""
+    with torch.no_grad():
+        noise = float(gp.likelihood.variance(x.device))
+        at = gp.kernel.operator(z).to_dense()
+        at = at + 1e-8 * at.diagonal().mean() * torch.eye(len(z), dtype=F64)
+        cross = gp.kernel.operator(x, z).to_dense()
+        low = cross @ torch.linalg.solve(at, cross.mT)
+        left = gp.kernel.operator(x).diagonal() - low.diagonal()
+        residual, one = gp.residual(x, y)[:, 0], torch.eye(len(x), dtype=F64)
+        normal = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=F64), low + noise * one)
+        lower = float(normal.log_prob(residual)) - 0.5 * float((1.0 + left / noise).log().sum())
+        wide = low + (noise + float(left.sum())) * one
+        fit = float(residual @ torch.linalg.solve(wide, residual))
+        logs = float(torch.linalg.slogdet(low + noise * one).logabsdet)
+        return lower, -0.5 * (len(x) * math.log(2 * math.pi) + logs + fit)
+
+
+@pytest.mark.parametrize("inducing", [1, 7, 20])
+def test_both_bounds_are_those_of_dense_matrices(inducing: int) -> None:
+    """(M-160) and (M-161)"""
+    gp, (x, y) = model(), data(50)
+    _, sums = objective(gp, x, y, x[:inducing]).bound()
+    lower, upper = dense(gp, x, y, x[:inducing])
+    assert sums.lower == pytest.approx(lower, rel=1e-8)
+    assert sums.upper == pytest.approx(upper, rel=1e-8)
+
+
+def with_trace(sums: BoundSums) -> float:
+    """The bound of Titsias (2009), with the trace in place of logarithms."""
+    return sums.lower + 0.5 * (sums.logs - sums.count * math.log(sums.noise)) - 0.5 * sums.left / sums.noise
+
+
+def test_the_likelihood_is_between_the_bounds_and_they_meet() -> None:
+    """With every row as inducing point both are exact, to the floor of 1e-8; more points never lower the bound with the
+    trace, and here neither the one that is used."""
+    gp, (x, y) = model(), data(60)
+    with torch.no_grad():
+        exact = float(gp.log_marginal_likelihood(x, y))
+    found = [objective(gp, x, y, x[:m]).bound()[1] for m in (1, 3, 10, 25, 40, 60)]
+    for before, after in itertools.pairwise(found):
+        assert before.lower <= after.lower + 1e-10 * abs(after.lower)
+        assert with_trace(before) <= with_trace(after) + 1e-10 * abs(after.lower)
+    for one in found:
+        assert one.lower <= exact + 1e-6 * abs(exact)
+        assert one.upper >= exact - 1e-6 * abs(exact)
+    assert found[-1].lower == pytest.approx(exact, rel=1e-6)
+    assert found[-1].upper == pytest.approx(exact, rel=1e-5)
+
+
+def test_it_is_above_the_bound_with_the_trace_and_alone_may_fall() -> None:
+    """Where the targets are the mean it is exact without inducing points, and another one may lower it."""
+    gp, (x, y) = model(), data(50)
+    _, sums = objective(gp, x, y, x[:8]).bound()
+    assert with_trace(sums) < sums.lower - 0.1
+    y = torch.full_like(y, 0.3)
+    far, near = (objective(gp, x[:1], y[:1], z).bound()[1] for z in (x[:1] + 50.0, x[:1] + 0.8))
+    with torch.no_grad():
+        exact = float(gp.log_marginal_likelihood(x[:1], y[:1]))
+    assert far.lower == pytest.approx(exact, rel=1e-9)
+    assert near.lower < exact - 0.1
+    assert with_trace(far) < with_trace(near)
+
+
+def test_batches_and_their_order_change_nothing() -> None:
+    gp, (x, y) = model(), data(50)
+    whole = objective(gp, x, y, x[:8])
+    theta = whole.parameters.values()
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
+    for other in (
+        objective(gp, x, y, x[:8], 1, 30, 19),
+        objective(gp, x[order], y[order], x[:8], 25, 25),
+    ):
+        assert other(theta).value == pytest.approx(whole(theta).value, rel=1e-10)
+        assert other(theta).gradient == pytest.approx(whole(theta).gradient, rel=1e-8, abs=1e-8)
+
+
+def test_outputs_that_share_their_noise_are_as_many_bounds() -> None:
+    x, y = data(40)
+    several = torch.stack([y, y.square(), -y], 1)
+    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=3)
+    one = fgp.GP(gp.kernel, likelihood=lik.Gaussian(0.07))
+    _, found = objective(gp, x, several, x[:8]).bound()
+    each = [objective(one, x, several[:, j], x[:8]).bound()[1] for j in range(3)]
+    assert found.lower == pytest.approx(sum(one.lower for one in each), rel=1e-10)
+    assert found.upper == pytest.approx(sum(one.upper for one in each), rel=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_agree_with_differences(case: Case) -> None:
+    """Of every kernel, (M-162) and (M-163)."""
+    gp = fgp.GP(case.kernel, fgp.means.Linear(torch.full((case.d,), 0.2)), lik.Gaussian(0.1))
+    x = case.points(40, seed=1)
+    y = torch.sin(x.sum(-1)) + data(40, seed=2)[1]
+    of = objective(gp, x, y, case.points(6, seed=4), 15, 25)
+    theta = of.parameters.values()
+    found, wanted = of(theta).gradient, differences(of, theta)
+    assert numpy.abs(found - wanted).max() <= 1e-6 * (1.0 + numpy.abs(wanted).max())
+
+
+def test_gradients_of_several_outputs() -> None:
+    x, y = data(30)
+    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.1, shared=True), outputs=2)
+    of = objective(gp, x, torch.stack([y, y.exp()], 1), x[:9])
+    theta = of.parameters.values()
+    wanted = differences(of, theta)
+    assert numpy.abs(of(theta).gradient - wanted).max() <= 1e-6 * (1.0 + numpy.abs(wanted).max())
+
+
+def test_points_that_repeat_and_no_noise_leave_it_finite() -> None:
+    gp, (x, y) = model(), data(40)
+    z = torch.cat([x[:5], x[:5]])
+    once, twice = (objective(gp, x, y, points).bound()[1] for points in (x[:5], z))
+    assert twice.lower == pytest.approx(once.lower, rel=1e-6)
+    gp.likelihood = lik.Gaussian(None)
+    assert numpy.isfinite(objective(gp, x, y, z).bound()[1].lower)
