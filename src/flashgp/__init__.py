@@ -34,6 +34,7 @@ _LATE = {
     "Stream": ("flashgp.inference.stream", "Stream"),
     "TableModel": ("flashgp.table_model", "TableModel"),
     "bench": ("flashgp.bench", None),
+    "data": ("flashgp.data", None),
     "doctor": ("flashgp.diagnosis", "doctor"),
     "fit": ("flashgp.inference.fit", "fit"),
     "linalg": ("flashgp.linalg", None),
@@ -71,6 +72,7 @@ __all__ = [
     "Stream",
     "TableModel",
     "bench",
+    "data",
     "doctor",
     "fit",
     "kernels",
@@ -87,7 +89,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, linalg, operators, plots
+    from flashgp import bench, data, linalg, operators, plots
     from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
     from flashgp.foundations.placement import runtime

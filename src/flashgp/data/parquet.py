@@ -1,0 +1,210 @@
+"""Rows of Parquet files, read a batch at a time.
+
+The columns of all files are compared before anything is read; a file that is cut off, a value that is missing and text
+where a number belongs are errors that name file and column.
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from flashgp.foundations.checks import check_count
+from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+from flashgp.sources.source import RowSource
+from flashgp.table.columns import quoted
+from flashgp.table.conversion import column_from_arrow, require_pyarrow
+
+__all__ = ["ParquetRows", "parquet"]
+
+BATCH_ROWS = 2**16
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def parquet(
+    paths: Paths,
+    *,
+    target: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> "ParquetRows":
+    """Rows of Parquet files for `fgp.fit(gp, rows)` and `gp.condition(rows)`, which read them in passes.
+
+    Args:
+        paths: a file, a pattern such as "part-*.parquet", or a list of either; files in the order of their names, those
+            of a list in its order.
+        target: the column of y; several for a GP with outputs.
+        columns: those of x, in their order; None for all others, in the order of the first file.
+        batch_rows: rows in memory at once, as they are stored.
+    Raises:
+        BackendUnavailableError: without pyarrow; install flashgp[table].
+        DomainError: for no file, one that is no whole Parquet file, a column that a file lacks, has twice or beside
+            those of the first, or that holds no numbers; while reading for missing values.
+
+    Example:
+        >>> import pyarrow, pyarrow.parquet
+        >>> for part in range(2):
+        ...     table = pyarrow.table({"a": [0.0, 1.0, 2.0], "y": [part + 0.5, 1.5, 2.5]})
+        ...     pyarrow.parquet.write_table(table, f"part-{part}.parquet")
+        >>> rows = fgp.data.parquet("part-*.parquet", target="y")
+        >>> rows.columns, rows.count
+        (('a',), 6)
+        >>> fgp.GP(fgp.kernels.Matern()).condition(rows, inducing=3).count
+        6
+    """
+    return ParquetRows(paths, target, columns, batch_rows)
+
+
+class ParquetRows(RowSource):
+    """What `parquet` makes. Fields: paths; columns of x; targets, columns of y; count of rows, as the files say."""
+
+    def __init__(
+        self, paths: Paths, target: str | Sequence[str], columns: Sequence[str] | None, batch_rows: int
+    ) -> None:
+        self.paths = tuple(_found(paths))
+        self.batch_rows = check_count(batch_rows, "batch_rows", 1)
+        self._several = not isinstance(target, str)
+        self.targets = _names(target, "target")
+        pyarrow = require_pyarrow(self.paths[0])
+        wanted = None if columns is None else _names(columns, "columns")
+        count, first = 0, None
+        for path in self.paths:
+            file = _opened(pyarrow, path)
+            count += file.metadata.num_rows
+            stored = [name for name in file.schema_arrow.names if not name.startswith("__index_level_")]
+            if first is None:
+                first = wanted if wanted is not None else tuple(name for name in stored if name not in self.targets)
+                _check_first(first, self.targets, path)
+            self._check(pyarrow, file.schema_arrow, stored, first, path, every=wanted is None)
+            file.close()
+        assert first is not None
+        self.columns, self.count = first, count
+
+    def batches(self) -> Iterator[tuple[str, Any, Any]]:
+        pyarrow = require_pyarrow(self.paths[0])
+        assert self.columns is not None
+        names = [*self.columns, *self.targets]
+        for path in self.paths:
+            row = 0
+            for batch in self._read(pyarrow, path, names):
+                table = numpy.empty((batch.num_rows, len(names)))
+                for at, name in enumerate(names):
+                    table[:, at] = self._numbers(pyarrow, batch, name, path, row)
+                x, y = table[:, : len(self.columns)], table[:, len(self.columns) :]
+                yield f"{path}, row {row:,} on", x, y if self._several else y[:, 0]
+                row += batch.num_rows
+
+    def __repr__(self) -> str:
+        files = f"{len(self.paths)} Parquet files" if len(self.paths) > 1 else "a Parquet file"
+        return f"{self.count:,} rows of {files}: {', '.join(self.targets)} by {', '.join(self.columns or ())}"
+
+    # -- work ------------------------------------------------------------------------------------------------------
+    def _check(
+        self, pyarrow: Any, schema: Any, stored: list[str], columns: tuple[str, ...], path: str, *, every: bool
+    ) -> None:
+        """DomainError for a file whose columns are not those that are wanted."""
+        for name in (*columns, *self.targets):
+            if stored.count(name) != 1:
+                got = "none" if name not in stored else "several"
+                raise DomainError(
+                    f"{path!r} must have one column {quoted(name)}, got {got} among {_listed(stored)}; write it "
+                    "with the same columns, or name others"
+                )
+            kind = schema.field(name).type
+            if not _is_number(pyarrow, kind):
+                raise DomainError(
+                    f"column {quoted(name)} of {path!r} must hold numbers, got {kind}; leave it out with "
+                    "columns=, or write codes in its place"
+                )
+        beside = [name for name in stored if name not in columns and name not in self.targets]
+        if every and beside:
+            raise DomainError(
+                f"{path!r} must have the columns of {self.paths[0]!r}, got {_listed(beside)} beside them; "
+                "name those of x with columns="
+            )
+
+    def _read(self, pyarrow: Any, path: str, names: list[str]) -> Iterator[Any]:
+        """The batches of one file. Raises: DomainError for a file that cannot be read to its end."""
+        file = _opened(pyarrow, path)
+        try:
+            yield from file.iter_batches(self.batch_rows, columns=names)
+        except FlashGPError:
+            raise
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise _unreadable(path, error) from None
+        finally:
+            file.close()
+
+    def _numbers(self, pyarrow: Any, batch: Any, name: str, path: str, row: int) -> Any:
+        """One column of a batch, float64. Raises: DomainError for values that are missing or that float64 merges."""
+        cells = pyarrow.chunked_array([batch.column(batch.schema.get_field_index(name))])
+        column = column_from_arrow(pyarrow, name, cells)
+        bad = ~numpy.isfinite(column.values)
+        if bad.any():
+            at = int(bad.argmax())
+            got = "no value" if numpy.isnan(column.values[at]) else "inf"
+            raise DomainError(
+                f"column {quoted(name)} of {path!r} must hold finite numbers, got {got} in row {row + at:,}; "
+                "fill it in, or write the file without such rows"
+            )
+        if column.inexact is not None:
+            at, number = column.inexact
+            raise DomainError(
+                f"column {quoted(name)} of {path!r} must hold whole numbers that float64 holds, got {number} in "
+                f"row {row + at:,}, which it merges with its neighbours; subtract one number from all, or leave it out"
+            )
+        return column.values
+
+
+def _found(paths: Paths) -> list[str]:
+    """The files that are meant. Raises: DomainError."""
+    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: list[str] = []
+    for one in several:
+        name = os.fspath(one)
+        matches = [name] if Path(name).is_file() else sorted(glob.glob(name))
+        if not matches:
+            raise DomainError(f"`paths` must name Parquet files, got {name!r}, which no file matches; check it")
+        found += matches
+    if not found:
+        raise DomainError("`paths` must name at least one Parquet file, got none; pass a file or a pattern")
+    return found
+
+
+def _names(names: str | Sequence[str], argument: str) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    if not found or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
+        raise DomainError(f"`{argument}` must be names of columns, each once, got {names!r}; pass at least one")
+    return found
+
+
+def _check_first(columns: tuple[str, ...], targets: tuple[str, ...], path: str) -> None:
+    both = [name for name in columns if name in targets]
+    if both:
+        raise DomainError(f"`columns` must be others than the target, got {_listed(both)}; leave them out")
+    if not columns:
+        raise ShapeError(f"{path!r} must have a column beside the target, got none; check that it is the file")
+
+
+def _opened(pyarrow: Any, path: str) -> Any:
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: Exception) -> DomainError:
+    text = str(error).partition("\n")[0]
+    return DomainError(f"{path!r} must be a whole Parquet file, got {quoted(text)}; write or copy it again")
+
+
+def _is_number(pyarrow: Any, kind: Any) -> bool:
+    types = pyarrow.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
