@@ -1,0 +1,134 @@
+"""The full-scale approximation beside the exact fit of the same rows, at defaults.
+
+    python benchmark/claim_full_scale.py
+
+A cell is a table, the first training rows of its first split and all of that split's test rows, in a process of its own:
+Matern-3/2 with a lengthscale for each column, columns and target standardised by the training rows, fitted exactly and
+by `approximation="full_scale"`. RMSE and the mean negative log density of the test rows are of the standardised target;
+log p / n is of the training rows under each model; what is lost is `posterior.lost`, an estimate. Test rows of a cell
+without an exact fit are predicted by the approximation alone.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from cells import Cell, Claim, Entry, main_of, options_of
+from common import SHARED_DATA, split_of
+
+import flashgp as fgp
+
+PROBLEMS = (("elevators", 4000, True), ("pol", 4000, True), ("kin40k", 4000, True), ("elevators", 14940, False))
+COLUMNS = [
+    {"key": "problem", "title": "table"},
+    {"key": "exact", "title": "exact: RMSE, NLL"},
+    {"key": "approximate", "title": "full scale: RMSE, NLL"},
+    {"key": "exact_evidence", "title": "exact log p / n"},
+    {"key": "evidence", "title": "full scale log p / n"},
+    {"key": "lost", "title": "said to be lost, nats a row"},
+    {"key": "exact_seconds", "title": "exact fit"},
+    {"key": "seconds", "title": "full-scale fit"},
+    {"key": "predict_seconds", "title": "its test rows"},
+]
+Rows = tuple[torch.Tensor, torch.Tensor]
+
+
+def rows_of(name: str, n: int) -> tuple[Rows, Rows]:
+    """Standardised training and test rows."""
+    if name != "drawn":
+        split = split_of(name, 0, rows=n)
+        return (split.x, split.y), (split.x_test, split.y_test)
+    x = torch.rand(2 * n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.sin(6.0 * x.sum(1))
+    return (x[:n], y[:n]), (x[n:], y[n:])
+
+
+def fitted(train: Rows, test: Rows, **options: Any) -> tuple[fgp.Posterior, dict[str, float]]:
+    """A posterior with its scores and seconds."""
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(train[0].shape[1])))
+    began = time.perf_counter()
+    posterior = fgp.fit(gp, *train, progress=False, **options).posterior
+    ended = time.perf_counter()
+    prediction = posterior.predict(test[0])
+    error = prediction.mean - test[1]
+    numbers = {
+        "rmse": float(error.square().mean().sqrt()),
+        "nll": -float(prediction.log_prob(test[1]).mean()),
+        "evidence": float(posterior.log_marginal_likelihood()) / len(train[0]),
+        "seconds": ended - began,
+        "predict_seconds": time.perf_counter() - ended,
+    }
+    return posterior, numbers
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """The entry of a table and a number of rows."""
+    train, test = rows_of(cell["table"], cell["n"])
+    approximate, numbers = fitted(train, test, approximation="full_scale")
+    lost = approximate.lost
+    exact = fitted(train, test)[1] if cell["exact"] else None
+    return {
+        "rows_used": len(train[0]), "columns": train[0].shape[1], "test_rows": len(test[0]), "full_scale": numbers,
+        "exact_fit": exact, "lost": lost.nats, "lost_error": lost.standard_error,
+    }  # fmt: skip
+
+
+def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
+    """A row of each cell that is done, in the order of PROBLEMS."""
+    done = [entry for entry in entries.values() if entry["status"] == "done"]
+    order = {problem[:2]: i for i, problem in enumerate(PROBLEMS)}
+    done.sort(key=lambda e: order.get((e["table"], e["n"]), 0))
+    return [_row(entry) for entry in done]
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    exact, approximate = entry["exact_fit"], entry["full_scale"]
+
+    def scores(numbers: dict[str, float] | None) -> str | None:
+        return None if numbers is None else f"{numbers['rmse']:.4f}, {numbers['nll']:.3f}"
+
+    def evidence(numbers: dict[str, float] | None) -> str | None:
+        return None if numbers is None else f"{numbers['evidence']:.4f}"
+
+    return {
+        "problem": f"{entry['table']}, n={entry['rows_used']:,}, d={entry['columns']}",
+        "exact": scores(exact),
+        "approximate": scores(approximate),
+        "exact_evidence": evidence(exact),
+        "evidence": evidence(approximate),
+        "lost": f"{entry['lost']:.4f} ± {entry['lost_error']:.4f}",
+        "exact_seconds": None if exact is None else exact["seconds"],
+        "seconds": approximate["seconds"],
+        "predict_seconds": approximate["predict_seconds"],
+    }
+
+
+def line(entry: Entry) -> str:
+    row = _row(entry)
+    return f"exact {row['exact']}, full scale {row['approximate']}, loses {row['lost']}"
+
+
+CLAIM = Claim(
+    "full_scale", "claim_full_scale", "The full-scale approximation beside the exact fit", COLUMNS, rows, line
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = options_of(__doc__ or "", argv, CLAIM.name)
+    problems: Sequence[tuple[str, int, bool]] = PROBLEMS
+    if options.toy:
+        problems = [("drawn", 60, True)]
+    elif not SHARED_DATA.exists():
+        print(f"not run: the tables are not at {SHARED_DATA}")
+        return 0
+    cells = [
+        Cell(f"{table}/n={n}", {"table": table, "n": n, "exact": exact}, 60.0 + n / 50.0)
+        for table, n, exact in problems
+    ]
+    return main_of(CLAIM, cells, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
