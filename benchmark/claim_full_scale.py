@@ -2,7 +2,7 @@
 
     python benchmark/claim_full_scale.py
 
-A cell is a table, the first training rows of its first split and all of that split's test rows, in a process of its own:
+A cell is a table, the first training rows of split 0 and all of its test rows, in a process of its own:
 Matern-3/2 with a lengthscale for each column, columns and target standardised by the training rows, fitted exactly and
 by `approximation="full_scale"`. RMSE and the mean negative log density of the test rows are of the standardised target;
 log p / n is of the training rows under each model; what is lost is `posterior.lost`, an estimate. Test rows of a cell
