@@ -154,9 +154,9 @@ class ChainCase:
             return False
         return True
 
-    def _reference(self, table: Table, updated: bool) -> Reference:
+    def _reference(self, table: Table, updated: bool, jitter: float = 0.0) -> Reference:
         y = table.y[:, None] if self.outputs is None else table.y
-        noise = self.noise.of_rows(len(table.x), table.variances, table.weights)
+        noise = self.noise.of_rows(len(table.x), table.variances, table.weights) + jitter
         return Reference(Data(self.kernel, self.mean, table.x, y, noise, self.noise.of_new(), updated))
 
     def _fantasize(self, post: Any, table: Table, step: int, found: Findings) -> None:
@@ -199,8 +199,12 @@ class ChainCase:
         answers: dict[str, Any] = {}
         x_test = self.points.cast(3, 999, (), self.dtype)
         refusals: tuple[type[Exception], ...] = ()
+        jitter = post.report.jitter or 0.0  # of rows that may have gone since
+        if isinstance(jitter, list):
+            found.skipped.append("a jitter of each output")
+            return
         try:
-            r = self._reference(table, True)
+            r = self._reference(table, True, jitter)
         except NotDefiniteError:
             found.skipped.append("ill-conditioned")
             refusals = (fgp.NotPositiveDefiniteError,)

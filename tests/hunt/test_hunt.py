@@ -102,6 +102,12 @@ def test_a_wrong_argument_is_named(call: str, argument: str, value: str) -> None
     assert found.refused == ["a wrong argument"]
 
 
+def test_a_jitter_that_stays_with_a_chain_is_the_references_too() -> None:
+    """Of two rows of a line without noise; one that is left would do without."""
+    case = case_of("chain", 9000272)
+    assert case.check().differences == {}
+
+
 def test_calls_that_are_right_are_answered() -> None:
     for call in CALLS.keys() - {"load", "save"}:
         assert CallCase(call).check().differences == {}, call

@@ -225,6 +225,8 @@ class Posterior:
     def drop(self, indices: Any) -> "Posterior":
         """The posterior without some rows, eq. (M-112); without any row it is the prior.
 
+        A jitter that the rows before needed stays, and the report names it; condition again to be without it.
+
         Args:
             indices: numbers of rows of `post.x`, from 0 on, each once.
         Raises: DomainError for numbers that are out of range or repeat, a batch or a differentiable posterior.
