@@ -292,7 +292,7 @@ def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
     rendered(ax)
 
 
-@pytest.mark.parametrize("last", [Run(Stage.ALL_ROWS), Run(Stage.PART, 900)])
+@pytest.mark.parametrize("last", [Run(Stage.ALL_ROWS), Run(Stage.APPROXIMATE), Run(Stage.PART, 900)])
 def test_gains_are_called_gains_and_not_compared_with_the_log_joint_of_other_rows(last: Run) -> None:
     entries = [
         SimpleNamespace(run=Run(Stage.FIRST_ROWS), index=0, value=-400.0, measure="log joint"),

@@ -86,9 +86,13 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
 
 
 def _comparable(history: list[Any]) -> list[Any]:
-    """The entries of runs on all rows, or else of the last phase: values of other rows do not compare."""
-    if not history or any(e.run.stage is Stage.ALL_ROWS for e in history):
-        return [e for e in history if e.run.stage is Stage.ALL_ROWS]
+    """The entries of runs on all rows, of the likelihood that was maximised last, or else of the last phase: values of
+    other rows do not compare."""
+    if not history:
+        return []
+    for stage in (Stage.APPROXIMATE, Stage.ALL_ROWS):
+        if found := [e for e in history if e.run.stage is stage]:
+            return found
     last = history[-1].run
     rows = last.number if last.stage is Stage.PART else None
     return [e for e in history if e.run.stage is last.stage and rows in (None, e.run.number)]

@@ -26,12 +26,14 @@ FACTORED_ROWS = 2000
 
 
 class Stage(enum.Enum):
-    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all."""
+    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all; and all by a
+    likelihood in place of the exact one."""
 
     SUBSET = "subset"
     FIRST_ROWS = "middle"
     PART = "part"
     ALL_ROWS = "start"
+    APPROXIMATE = "approximate"
 
 
 class Factors(enum.Enum):

@@ -39,8 +39,7 @@ class LinearStages:
         parts: numbers of rows of the stages between, given those of the last exact one.
         objective: of so many rows, chosen at a vector.
         options, recorder: as of every fit.
-        comparable: whether values are lower bounds on the exact one, so that the best of all choices counts, and the
-            exact optimum where the first rows are all.
+        comparable: whether values of different choices compare, as those of bounds do, so that the best of all counts.
     Fields: best, the objective of all rows that had the best value, where that counts.
     """
 
@@ -81,15 +80,15 @@ class LinearStages:
             with quiet_openblas():
                 optimum = runs.run(starts)
                 recorder.reached = optimum
-                if n > runs.last or not self.comparable:
-                    self._run_linear(optimum, of(runs.last))
+                self._run_linear(optimum, of(runs.last))
         except KeyboardInterrupt:
             stop = StopReason.INTERRUPT
         except TimeUp:
             stop = StopReason.TIME
-        found = recorder.best_of(Stage.ALL_ROWS) if self.comparable else None
-        if found is not None:
-            self.best, recorder.reached = self._tried.get(found[0]), found[2]
+        tried = [run for run in recorder.best if run in self._tried and run.stage is Stage.APPROXIMATE]
+        if self.comparable and tried:
+            found = min(tried, key=lambda run: recorder.best[run][0])
+            self.best, recorder.reached = self._tried[found], recorder.best[found][1]
         best = best_found(recorder, estimated=True)
         if best is None and stop is StopReason.GOAL:
             raise NotPositiveDefiniteError(
@@ -116,7 +115,7 @@ class LinearStages:
                 break
             recorder.begin(size)
             last = size == n and number and sizes[number - 1] == n
-            run = Run(Stage.ALL_ROWS, number) if size == n else Run(Stage.PART, size)
+            run = Run(Stage.APPROXIMATE, number) if size == n else Run(Stage.PART, size)
             objective = self._tried[run] = self.objective(size, trend.theta)
             search = GradientSearch(objective, run, recorder, limits, (-free, free))
             try:
