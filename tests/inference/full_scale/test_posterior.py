@@ -183,6 +183,8 @@ def test_what_an_approximate_posterior_refuses() -> None:
     ):  # fmt: skip
         with pytest.raises(DomainError, match="is of exact posteriors"):
             call()
+    with pytest.raises(DomainError, match="must be an exact one to learn online"):
+        fgp.Stream(found)
     with pytest.raises(DomainError, match="`variance`"):
         found.predict(z, variance="sampled")
     with pytest.raises(ShapeError, match="x_test"):

@@ -178,6 +178,11 @@ def _indices(indices: Any, n: int) -> Tensor:
 
 def check_updatable(state: AnyState) -> None:
     """Raises: DomainError for a posterior that cannot learn online."""
+    if not isinstance(state, State | OutputStates):
+        raise DomainError(
+            f"`posterior` must be an exact one to learn online, got an approximate one of {state.count:,} rows; "
+            "condition on the rows that count without approximation="
+        )
     if state.differentiable:
         raise DomainError(
             "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
