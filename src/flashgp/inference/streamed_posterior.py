@@ -8,6 +8,7 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.streamed.append import append
 from flashgp.inference.streamed.predictor import StreamedPaths, draw_paths, predict
 from flashgp.inference.streamed.state import Bound, StreamedState
 
@@ -92,6 +93,19 @@ class StreamedPosterior(ApproximatePosterior):
     def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
         """The lower bound on log p(y), nats, eq. (M-160). Cost: m^3 flops."""
         return self.state.log_marginal_likelihood()
+
+    def append(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> "StreamedPosterior":  # type: ignore[override]
+        """The posterior with more rows, eq. (M-175); this one stays what it is, and the inducing points are kept.
+
+        Args:
+            x: (k, d), or without y rows that are read, as `fgp.fit` takes them: one pass.
+            y: (k,) or (k, outputs).
+            row_variance, row_weight: refused; all rows share their noise.
+        Raises: ShapeError, DomainError for rows that do not fit or are not finite. Nothing changes then.
+        Cost: k m evaluations and 2.25 k m^2 flops, and m^3 / 3 once; it does not grow with the rows there are.
+        """
+        state = append(self.state, x, y, row_variance, row_weight)
+        return self if state is self.state else StreamedPosterior(state, self.units)
 
     # -- what asks for rows ------------------------------------------------------------------------------------------
     @property

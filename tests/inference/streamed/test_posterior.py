@@ -138,7 +138,7 @@ def test_what_asks_for_rows_is_refused() -> None:
     for name in ("x", "y", "points", "residual", "representer_weights"):
         with pytest.raises(DomainError, match=f"`{name}`"):
             getattr(post, name)
-    for name, args in (("leave_one_out", ()), ("append", (x, y)), ("drop", ([0],)), ("refine", ())):
+    for name, args in (("leave_one_out", ()), ("drop", ([0],)), ("refine", ())):
         with pytest.raises(DomainError, match=f"`{name}`"):
             getattr(post, name)(*args)
     with pytest.raises(DomainError, match="variance"):

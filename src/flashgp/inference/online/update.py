@@ -44,6 +44,7 @@ from flashgp.solvers.growing.panels import PanelFactor
 __all__ = [
     "append",
     "check_updatable",
+    "checked_rows",
     "drop",
     "in_dtype_of",
     "replace_rows",
@@ -130,16 +131,24 @@ def _checked(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any
     Raises: ShapeError, DomainError.
     """
     check_updatable(state)  # before shapes, which of a batch would not fit either
-    x, y = (in_dtype_of(value, name, before) for value, name, before in ((x, "x", state.x), (y, "y", state.y)))
-    x = check_points(x, "x", like=state.x)
+    return _NewRows(*checked_rows(state.prior, x, y, (state.x, state.y)), row_variance, row_weight)
+
+
+def checked_rows(prior: Prior, x: Any, y: Any, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """New rows x (k, d) and y (k,) or (k, outputs) of the width, device and dtypes of the rows before, or some of them.
+
+    Raises: ShapeError, DomainError.
+    """
+    x, y = in_dtype_of(x, "x", like[0]), in_dtype_of(y, "y", like[1])
+    x = check_points(x, "x", like=like[0])
     if x.dim() != 2:
         raise ShapeError(
-            f"`x` must have shape (k, {state.x.shape[-1]}), got {tuple(x.shape)}; append one table of rows"
+            f"`x` must have shape (k, {like[0].shape[-1]}), got {tuple(x.shape)}; append one table of rows"
         )
-    y = check_targets(y, "y", x, state.prior.outputs)
-    if y.dim() != state.y.dim():
-        raise ShapeError(f"`y` must have {state.y.dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
-    return _NewRows(x.detach(), y.detach(), row_variance, row_weight)
+    y = check_targets(y, "y", x, prior.outputs)
+    if y.dim() != like[1].dim():
+        raise ShapeError(f"`y` must have {like[1].dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
+    return x.detach(), y.detach()
 
 
 def in_dtype_of(value: Any, name: str, like: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import RowSource
 from flashgp.sources.survey import Survey, surveyed
 
-__all__ = ["ROUTE", "check_bytes", "condition", "condition_on", "survey_of"]
+__all__ = ["ROUTE", "check_bytes", "condition", "condition_on", "sample_rows", "survey_of"]
 
 ROUTE = "streamed"
 SAMPLE_ROWS = 2000  # at least, of those that are kept
@@ -38,9 +38,14 @@ def survey_of(prior: Prior, rows: RowSource, asked: Approximation, seed: int, le
         raise DomainError(
             "`likelihood` must treat all rows alike where rows are read, got row_variance or row_weight; leave them out"
         )
-    survey = surveyed(rows, prior.outputs, max(least, PIVOT_SHARE * asked.most_inducing), seed)
+    survey = surveyed(rows, prior.outputs, sample_rows(asked.most_inducing, least), seed)
     refuse_unfit(prior, survey.x, survey.y)
     return survey
+
+
+def sample_rows(inducing: int, least: int = SAMPLE_ROWS) -> int:
+    """Rows that are kept of all that are read, at most."""
+    return max(least, PIVOT_SHARE * inducing)
 
 
 @outside_inference_mode

@@ -13,6 +13,7 @@ from flashgp.foundations.report import Report
 from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import SolveSettings
+from flashgp.inference.state import UpdateState
 from flashgp.inference.streamed.bound import BoundSums
 from flashgp.planner.plan import Plan
 
@@ -42,7 +43,7 @@ class Bound:
 @dataclass(frozen=True, eq=False)
 class StreamedState:
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
-    all rows; sample, some of their x, float64; report; settings.
+    all rows; sample, some of their x, float64; report; settings; online, how many rows joined since conditioning.
     """
 
     prior: Prior
@@ -52,6 +53,7 @@ class StreamedState:
     sample: Tensor
     report: Report
     settings: SolveSettings = field(default_factory=SolveSettings)
+    online: UpdateState = field(default_factory=UpdateState)
     differentiable: ClassVar[bool] = False
     by_solves: ClassVar[bool] = False
 
@@ -59,6 +61,12 @@ class StreamedState:
     def count(self) -> int:
         """The number of training rows."""
         return self.sums.count
+
+    @property
+    def like(self) -> tuple[Tensor, Tensor]:
+        """x and y whose width, dtypes and device those of new rows have."""
+        outputs = () if self.prior.outputs is None else (self.prior.outputs,)
+        return self.inducing, self.inducing.new_empty(0, *outputs)
 
     @property
     def batch_shape(self) -> torch.Size:
