@@ -17,6 +17,7 @@ from flashgp.inference.full_scale.sizes import Sizes
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import SolveSettings
+from flashgp.inference.state import UpdateState
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 
 __all__ = ["APPROXIMATION", "approximation_json", "approximation_tensors", "read_state"]
@@ -46,9 +47,14 @@ def approximation_json(state: FullScaleState) -> dict[str, Any]:
 
 
 def read_state(
-    container: Container, value: Any, prior: Prior, report: Report, settings: SolveSettings, target: torch.device
-) -> FullScaleState:
-    """The state of a file that nobody vouches for. Raises: ModelFileError."""
+    container: Container, value: Any, prior: Prior, report: Report, how: tuple[SolveSettings, UpdateState],
+    target: torch.device,
+) -> FullScaleState:  # fmt: skip
+    """The state of a file that nobody vouches for. Args: how, settings and what happened online.
+
+    Raises: ModelFileError.
+    """
+    settings, online = how
     fields = json_fields(value, APPROXIMATION, _FIELDS)
     if fields["kind"] != _KIND:
         raise refused(f"{APPROXIMATION}.kind", _KIND, fields["kind"])
@@ -73,11 +79,24 @@ def read_state(
     _check_shapes(tensors, u, prior.outputs or 1)
     near = Neighbourhoods(tensors["blocks"].to(target), tensors["neighbours"].to(target))
     sizes = Sizes(len(tensors["inducing"]), counts["block"], counts["neighbours"], counts["predicting"])
-    layout = Layout(tensors["inducing"].to(target), near, sizes)
+    late = _appended_blocks(near.blocks, u, online.appended)
+    layout = Layout(tensors["inducing"].to(target), near, sizes, late)
     sums = Sums(tensors["inner"].to(target), tensors["projected"].to(target), **numbers, reduced=counts["reduced"])
     with refusing("x"):
         group = None if group is None else group.to(target)
-        return restore(prior.to(target), x.to(target), y.to(target), group, layout, sums, report, settings)
+        return restore(prior.to(target), (x.to(target), y.to(target), group), layout, sums, report, settings, online)
+
+
+def _appended_blocks(blocks: Tensor, u: int, appended: int) -> int:
+    """How many blocks, the last ones, have the last rows, `appended` of u. Raises: ModelFileError."""
+    if appended > u:
+        raise refused("learned.appended", f"at most the {u} rows", appended)
+    late = (blocks >= u - appended).any(1)
+    count = int(late.sum())
+    inside = blocks[len(blocks) - count :]
+    if not bool(late[len(blocks) - count :].all()) or bool(((inside >= 0) & (inside < u - appended)).any()):
+        raise refused("blocks", "those of appended rows behind the others", "others")
+    return count
 
 
 def _check_shapes(tensors: dict[str, Tensor], u: int, outputs: int) -> None:

@@ -81,7 +81,8 @@ def save(
     """Write a posterior (or a fit: its posterior) to one safetensors file, whole or not at all.
 
     Args:
-        model: what `gp.condition` or `fgp.fit` returned. A differentiable posterior is saved without its graph.
+        model: what `gp.condition` or `fgp.fit` returned. A differentiable posterior is saved without its graph; an
+            approximate one that rows were appended to predicts the same to rounding.
         path: the file; an existing one is replaced once the new one is complete.
         metadata: JSON values of the caller's own, for `load_metadata`.
 
@@ -135,7 +136,7 @@ def save(
     if factors:
         triangles = [lower_triangle(factor.lower) for factor in factors]
         entries["factor"] = stacked(triangles) if each else triangles[0]
-    settings, online = state.settings, UpdateState() if isinstance(state, FullScaleState) else state.online
+    settings, online = state.settings, state.online
     config = {
         **description,
         "attempts": attempts,
@@ -260,7 +261,8 @@ def _load_approximate(
         warn_of_other_code(config["code"], config["modules"], modules)
     report = json_report(config["report"], container.version)
     settings = _settings(config["solves"], container.version)
-    state = read_state(container, config[APPROXIMATION], gp, report, settings, target)
+    online = _update_state(config["learned"])
+    state = read_state(container, config[APPROXIMATION], gp, report, (settings, online), target)
     check_rows(gp, state.x)
     return posterior_of(state)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.restore import with_prior as exact_with_prior
+from flashgp.inference.full_scale.append import append
 from flashgp.inference.full_scale.condition import condition as condition_approximately
 from flashgp.inference.full_scale.left_out import leave_one_out, lost, representer_weights
 from flashgp.inference.full_scale.predictor import FullScalePaths, draw_paths, predict
@@ -28,7 +29,7 @@ class ApproximatePosterior(Posterior):
     """The posterior of the full-scale model: inducing points, and block Vecchia on what they leave, eq. (M-148).
 
     Made by `fgp.fit` and `gp.condition` with approximation="full_scale"; linear in the rows. It answers what every
-    posterior answers, and says in `lost` what it loses against the exact one; no rows join or leave it.
+    posterior answers, and says in `lost` what it loses against the exact one; rows join it, but none leaves.
 
     Example:
         >>> x = torch.linspace(0, 5, 200, dtype=torch.float64)[:, None]
@@ -94,11 +95,23 @@ class ApproximatePosterior(Posterior):
         """As `Posterior.leave_one_out`, exact for the approximate model. Cost: a pass over the blocks, n m^2 flops."""
         return leave_one_out(self.state)
 
-    # -- what it does not do ----------------------------------------------------------------------------------------
-    def append(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises: DomainError."""
-        self._refuse("append")
+    def append(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "ApproximatePosterior":
+        """The posterior with k more rows, eq. (M-176); this one stays what it is, with inducing points and parameters.
 
+        New rows become blocks behind the others, as wide as those, of one row each where few come at once. Each has its
+        neighbours among all earlier rows. What that loses is in `lost`; where the appended rows are most of them, or
+        far from the inducing points, condition again.
+
+        Args: as `Posterior.append`.
+        Raises: ShapeError, DomainError for rows that do not fit or are not finite, or a posterior without rows.
+            Nothing changes then.
+        Cost: for each row, with q neighbours, m inducing points and blocks of b new rows, (q + b)^2 (2 m + q / 3) / b +
+            2 m^2 flops and a distance of every row; now and then a copy of all rows with room for half as many.
+        """
+        state = append(self.state, x, y, row_variance, row_weight)
+        return self if state is self.state else ApproximatePosterior(state, self.units)
+
+    # -- what it does not do ----------------------------------------------------------------------------------------
     def drop(self, *_: Any, **__: Any) -> NoReturn:
         """Raises: DomainError."""
         self._refuse("drop")

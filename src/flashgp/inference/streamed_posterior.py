@@ -94,7 +94,7 @@ class StreamedPosterior(ApproximatePosterior):
         """The lower bound on log p(y), nats, eq. (M-160). Cost: m^3 flops."""
         return self.state.log_marginal_likelihood()
 
-    def append(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> "StreamedPosterior":  # type: ignore[override]
+    def append(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> "StreamedPosterior":
         """The posterior with more rows, eq. (M-175); this one stays what it is, and the inducing points are kept.
 
         Args:

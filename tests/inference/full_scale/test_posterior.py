@@ -178,13 +178,14 @@ def test_what_an_approximate_posterior_refuses() -> None:
     x, y, z = table()
     found = approximate(model(), x, y)
     for call in (
-        lambda: found.append(x[:1], y[:1]), lambda: found.drop([0]), lambda: found.slide(x[:1], y[:1]),
-        lambda: found.replace([0], x[:1], y[:1]), lambda: found.fantasize(x[:1], y[:1]), lambda: found.refine(),
+        lambda: found.drop([0]), lambda: found.slide(x[:1], y[:1]), lambda: found.replace([0], x[:1], y[:1]),
+        lambda: found.fantasize(x[:1], y[:1]), lambda: found.refine(),
     ):  # fmt: skip
         with pytest.raises(DomainError, match="is of exact posteriors"):
             call()
-    with pytest.raises(DomainError, match="must be an exact one to learn online"):
-        fgp.Stream(found)
+    for option in ("window", "refine_every"):
+        with pytest.raises(DomainError, match=f"`{option}` is of exact posteriors"):
+            fgp.Stream(found, **{option: 50})
     with pytest.raises(DomainError, match="`variance`"):
         found.predict(z, variance="sampled")
     with pytest.raises(ShapeError, match="x_test"):

@@ -13,15 +13,15 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.full_scale.factor import Basis, FullScaleFactor
-from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
+from flashgp.inference.full_scale.layout import Layout, layout_of
 from flashgp.inference.full_scale.sizes import Approximation, check_bytes, refuse_exact
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings
 
-__all__ = ["ROUTE", "condition", "refuse_unfit"]
+__all__ = ["ROUTE", "condition", "layout_events", "refuse_unfit"]
 
 ROUTE = "full scale"
 
@@ -37,6 +37,14 @@ def refuse_unfit(prior: Prior, x: Tensor, y: Tensor) -> None:
             f"`approximation` needs outputs that share their noise, got {prior.factors} with noise of their own; pass "
             "Gaussian(shared=True), or fit a model for each output"
         )
+
+
+def layout_events(layout: Layout, sums: Sums) -> list[Event]:
+    """What a report says of a layout, and of blocks that lost neighbours."""
+    sizes = layout.sizes
+    chosen = {"inducing": len(layout.inducing), "block": sizes.block, "neighbours": sizes.neighbours}
+    events = [Event(EventKind.FULL_SCALE, **chosen, predicting=sizes.predicting)]
+    return events + ([Event(EventKind.FEWER_NEIGHBOURS, blocks=sums.reduced)] if sums.reduced else [])
 
 
 @outside_inference_mode
@@ -73,10 +81,7 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
     factor = FullScaleFactor.of(function, rows, layout.near, residual, noise)
     sums = factor.sums()
     events += [EVENT] if settings.solve.deterministic else []
-    chosen = {"inducing": len(layout.inducing), "block": sizes.block, "neighbours": sizes.neighbours}
-    events.append(Event(EventKind.FULL_SCALE, **chosen, predicting=sizes.predicting))
-    if sums.reduced:
-        events.append(Event(EventKind.FEWER_NEIGHBOURS, blocks=sums.reduced))
+    events += layout_events(layout, sums)
     report = Report(
         route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=predicted,
         peak_bytes=workspace.peak_bytes, seconds=time.perf_counter() - began, events=events,

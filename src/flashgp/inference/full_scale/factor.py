@@ -15,7 +15,7 @@ Vecchia-inducing-points full-scale approximations, arXiv 2507.05064, row by row;
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.solvers.direct.strided import update_triangle
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 from flashgp.solvers.preconditioners.whitening import Whitening, whitening
 
@@ -157,6 +158,15 @@ class Sums:
         """Of no blocks."""
         return cls(torch.eye(m, dtype=F64, device=device), torch.zeros(m, p, dtype=F64, device=device))
 
+    def with_block(self, basis: Tensor, part: Part) -> "Sums":
+        """With what some blocks add, but to M. Args: basis, their B, (rows, m)."""
+        right = (part.weights @ part.residual).flatten(0, 1)
+        return Sums(
+            self.inner, self.projected + basis.mT @ right,
+            self.log_determinant + float(part.log_determinants.sum()), self.squares + float(right.square().sum()),
+            self.reduced + part.white.reduced,
+        )  # fmt: skip
+
     @property
     def weights(self) -> Tensor:
         """w, the mean of the whitened inducing values, (m, p)."""
@@ -181,6 +191,7 @@ class FullScaleFactor:
         noise: variance of each row, (n or 1,), float64.
         function: A as a function of rows.
         basis: A of the training rows, (n, m).
+        floor: what noise counts as at least; that of these rows by default.
     Cost of a pass, with q + b rows of a set: n (q + b)^2 / b evaluations, n [(2 m + (q + b) / 3) (q + b)^2 / b + 4 m^2]
         flops; 8 n m bytes.
     """
@@ -194,10 +205,11 @@ class FullScaleFactor:
     function: Basis
     basis: Tensor
     workspace: Workspace = field(default_factory=Workspace)
+    floor: float | None = None
 
     def __post_init__(self) -> None:
         n = self.rows.count
-        floor = noise_floor(self.form, self.theta, self.rows)
+        floor = noise_floor(self.form, self.theta, self.rows) if self.floor is None else self.floor
         self.clamped = (self.noise < floor).expand(n)
         self.noise_of_rows = self.noise.clamp_min(floor).expand(n)
 
@@ -209,24 +221,35 @@ class FullScaleFactor:
         form, theta, workspace = function.form, function.theta, function.workspace
         return cls(form, theta, rows, near, residual, noise, function, function(rows), workspace)
 
-    def sums(self, before: Sums | None = None) -> Sums:
-        """The first pass, added to what other blocks have said before. Raises: NotPositiveDefiniteError."""
-        p = self.residual.shape[1]
-        start = before or Sums.none(self.function.rank, p, self.residual.device)
-        inner, projected = start.inner @ start.inner.mT, start.projected.clone()
-        logs, squares, reduced = start.log_determinant, start.squares, start.reduced
-        for part, _ in self.parts(taped=False):
-            here = (part.weights @ part.basis).flatten(0, 1)
-            right = (part.weights @ part.residual).flatten(0, 1)
+    def sums(self) -> Sums:
+        """The first pass. Raises: NotPositiveDefiniteError."""
+        inner = torch.eye(self.function.rank, dtype=F64, device=self.residual.device)
+        total = Sums.none(self.function.rank, self.residual.shape[1], self.residual.device)
+        for here, part in self.whitened():
             inner.addmm_(here.mT, here)
-            projected.addmm_(here.mT, right)
-            logs += float(part.log_determinants.sum())
-            squares += float(right.square().sum())
-            reduced += part.white.reduced
+            total = total.with_block(here, part)
         factor, info = torch.linalg.cholesky_ex(inner)
         if int(info):
             raise NotPositiveDefiniteError("I + B^T B of the full-scale factor is not positive definite")
-        return Sums(factor, projected, logs, squares, reduced)
+        return replace(total, inner=factor)
+
+    def sums_after(self, before: Sums, *, compiled: bool) -> Sums:
+        """What blocks add to the sums of earlier ones, eq. (M-176). Args: compiled, as `update_triangle`.
+
+        The factor of M is updated by orthogonal maps, where nothing is subtracted. Cost beside that of the blocks: 2 k
+        m^2 flops for k rows.
+        """
+        inner = before.inner.contiguous()
+        for here, part in self.whitened():
+            out = torch.empty_like(inner)
+            update_triangle(inner, out, here.mT.clone(), compiled=compiled)
+            inner, before = out.tril_(), before.with_block(here, part)
+        return replace(before, inner=inner)
+
+    def whitened(self) -> Iterator[tuple[Tensor, Part]]:
+        """B of some blocks, (rows, m), and they."""
+        for part, _ in self.parts(taped=False):
+            yield (part.weights @ part.basis).flatten(0, 1), part
 
     def parts(self, *, taped: bool) -> Iterator[tuple[Part, Callable[[Tensor], PairGradient] | None]]:
         """The blocks, so many at a time; with `taped` also what pulls a gradient by the covariances of the sets."""
@@ -235,14 +258,19 @@ class FullScaleFactor:
         step = max(1, PAIRS // max(1, width * width))
         for start in range(0, len(index), step):
             sets = index[start : start + step]
-            known, sets = sets >= 0, sets.clamp(min=0)
+            known, block = sets >= 0, near.block
+            if not bool((used := known.any(0)).all()):  # slots that none of these blocks has a row in
+                sets, known, block = sets[:, used], known[:, used], int(used[-block:].sum()) if block else 0
+            sets = sets.clamp(min=0)
             problem = PairProblem(self.form, self.theta, self.rows.sets(sets))
-            block, pull = _block(backend, problem, taped, self.workspace)
+            matrix, pull = _block(backend, problem, taped, self.workspace)
             basis = self.basis[sets]
-            block = block.baddbmm(basis, basis.mT, alpha=-1.0) if taped else block.baddbmm_(basis, basis.mT, alpha=-1.0)
-            block.diagonal(dim1=-2, dim2=-1).add_(self.noise_of_rows[sets])
+            matrix = (
+                matrix.baddbmm(basis, basis.mT, alpha=-1.0) if taped else matrix.baddbmm_(basis, basis.mT, alpha=-1.0)
+            )
+            matrix.diagonal(dim1=-2, dim2=-1).add_(self.noise_of_rows[sets])
             # The upper triangle is what a block has; a factor reads the lower one.
-            yield Part.of(block.mT, sets, known, near.block, basis, self.residual[sets]), pull
+            yield Part.of(matrix.mT, sets, known, block, basis, self.residual[sets]), pull
 
 
 def _block(

@@ -31,11 +31,18 @@ PIVOTS = LowRankSettings(trace_share=1e-3, min_decay=0.5)
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Fields: inducing, the points (m, d); near, blocks and their neighbours among the rows; sizes, as asked for."""
+    """Fields: inducing, the points (m, d); near, blocks and their neighbours among the rows; sizes, as asked for;
+    appended, how many of the blocks, the last ones, are of rows that joined after conditioning."""
 
     inducing: Tensor
     near: Neighbourhoods
     sizes: Sizes
+    appended: int = 0
+
+    @property
+    def conditioned(self) -> Tensor:
+        """The blocks of conditioning, alike in size."""
+        return self.near.blocks[: len(self.near.blocks) - self.appended]
 
 
 def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.inference.full_scale.factor import FullScaleFactor
-from flashgp.inference.full_scale.layout import scaled_points
 from flashgp.inference.full_scale.state import FullScaleState, Lost
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, left_out_moments
-from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, nearest_earlier_rows
+from flashgp.solvers.preconditioners.near_rows import (
+    Neighbourhoods,
+    nearest_earlier_rows,
+    nearest_of_all_earlier_rows,
+)
 from flashgp.solvers.settings import FullScaleSettings
 
 __all__ = ["leave_one_out", "lost", "representer_weights"]
@@ -70,9 +73,14 @@ def lost(state: FullScaleState) -> Lost:
     if not count:
         return Lost(0.0, 0.0, 0)
     settings = dataclasses.replace(settings, candidates=max(settings.candidates, 4 * settings.neighbours))
-    points = scaled_points(state.prior, state.rows, state.points)
+    points, conditioned = state.near_points, state.layout.conditioned
     chosen = torch.linspace(0, count - 1, min(BLOCKS, count)).round().long().unique().to(points.device)
-    more = nearest_earlier_rows(points, near.blocks, settings, of=chosen)
+    early, late = chosen[chosen < len(conditioned)], chosen[chosen >= len(conditioned)]
+    first = state.distinct - state.online.appended
+    more = padded(
+        nearest_earlier_rows(points, conditioned, settings, of=early),
+        nearest_of_all_earlier_rows(points, near.blocks, late, settings.neighbours, first),
+    )
     few = Neighbourhoods(near.blocks[chosen], near.neighbours[chosen])
     many = Neighbourhoods(near.blocks[chosen], more)
     sizes = (few.blocks >= 0).sum(1)
@@ -81,6 +89,12 @@ def lost(state: FullScaleState) -> Lost:
     total = float(0.5 * (with_few - with_many).sum() / sizes.sum())
     error = float(each.std() / len(each) ** 0.5) if len(each) > 1 else 0.0
     return Lost(max(0.0, total), error, int(sizes.sum()))
+
+
+def padded(one: Tensor, other: Tensor) -> Tensor:
+    """Rows of positions below each other, -1 where there are none."""
+    width = max(one.shape[1], other.shape[1])
+    return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=-1) for t in (one, other)])
 
 
 def _log_variances(state: FullScaleState, near: Neighbourhoods) -> Tensor:

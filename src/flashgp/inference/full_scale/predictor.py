@@ -135,8 +135,7 @@ def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool
     form, theta = state.prior.kernel.form, state.theta
     rows, q = state.prior.kernel.rows(x), min(state.sizes.predicting, state.distinct)
     with torch.no_grad():
-        training = scaled_points(state.prior, state.rows, state.points)
-        index = nearest_rows(scaled_points(state.prior, rows, x), training, state.layout.near.blocks, q)
+        index = nearest_rows(scaled_points(state.prior, rows, x), state.near_points, state.layout.conditioned, q)
     basis, mean = _basis(state, rows), state.prior.mean_at(x)
     diagonal = CovarianceOperator(PairProblem(form, theta, rows), F64).diagonal()
     left = (diagonal - basis.square().sum(-1)).clamp_min(0.0)

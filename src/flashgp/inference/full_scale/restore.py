@@ -13,20 +13,22 @@ from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import SolveSettings
+from flashgp.inference.state import UpdateState
 
 __all__ = ["restore", "with_prior"]
 
 
 @torch.no_grad()
 def restore(
-    prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, layout: Layout, sums: Sums, report: Report,
-    settings: SolveSettings,
+    prior: Prior, table: tuple[Tensor, Tensor, Tensor | None], layout: Layout, sums: Sums, report: Report,
+    settings: SolveSettings, online: UpdateState,
 ) -> FullScaleState:  # fmt: skip
     """A state from what was computed before; features, residual and the factor of the points are computed again.
 
-    Args: prior, held; group (n,), the distinct row that each row of x joined, or None.
+    Args: prior, held; table, x, y and group (n,), the distinct row that each row of x joined, or None.
     Raises: NotPositiveDefiniteError for inducing points without a factor.
     """
+    x, y, group = table
     replicates = None if group is None else join(prior, x, y, group)
     of_rows, points, targets = prior, x, y
     if replicates is not None:
@@ -35,7 +37,7 @@ def restore(
     theta = tuple(t.detach() for t in values)
     function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(layout.inducing), Workspace())
     return FullScaleState(
-        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, settings
+        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, settings, online
     )
 
 

@@ -13,15 +13,17 @@ from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums, noise_floor
-from flashgp.inference.full_scale.layout import Layout
+from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.full_scale.sizes import Sizes
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.settings import SolveSettings
+from flashgp.inference.state import UpdateState
 from flashgp.likelihoods.base import Likelihood
 from flashgp.planner.plan import Plan
+from flashgp.solvers.growing.shared_rows import SharedRows
 
-__all__ = ["FullScaleState", "Lost"]
+__all__ = ["FullScaleState", "Lost", "Tables"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,21 @@ class Lost:
 
 
 @dataclass(frozen=True, eq=False)
+class Tables:
+    """Tensors with room behind their rows. Fields: given, x and y of the table; distinct, of the u distinct rows the
+    residual, A, where near ones are looked for, and features; sets, blocks and their neighbours."""
+
+    given: SharedRows
+    distinct: SharedRows
+    sets: SharedRows
+
+
+@dataclass(frozen=True, eq=False)
 class FullScaleState:
     """Fields: prior, detached; x (n, d) and y (n[, outputs]), the table; layout; of the u distinct rows:
     rows, their features, residual (u, p), noise (u or 1,); theta; function, A of rows; sums; replicates; settings;
-    report."""
+    online, how many rows joined since conditioning; tables, of rows and blocks with room behind them; report.
+    """
 
     prior: Prior
     x: Tensor
@@ -59,6 +72,8 @@ class FullScaleState:
     report: Report
     replicates: Replicates | None = None
     settings: SolveSettings = field(default_factory=SolveSettings)
+    online: UpdateState = field(default_factory=UpdateState)
+    tables: "Tables | None" = None
     differentiable: ClassVar[bool] = False
     by_solves: ClassVar[bool] = False
 
@@ -83,6 +98,11 @@ class FullScaleState:
         return self.layout.sizes
 
     @property
+    def like(self) -> tuple[Tensor, Tensor]:
+        """x and y whose width, dtypes and device those of new rows have."""
+        return self.x, self.y
+
+    @property
     def batch_shape(self) -> torch.Size:
         return torch.Size()
 
@@ -105,9 +125,20 @@ class FullScaleState:
         return self.function(self.rows)
 
     @cached_property
+    def near_points(self) -> Float64[Tensor, "u k"]:
+        """The training rows where near ones are looked for, kept once asked for."""
+        return scaled_points(self.prior, self.rows, self.points)
+
+    @cached_property
+    def floor(self) -> float:
+        """What noise counts as at least: what rounding made of the rows of conditioning."""
+        rows = self.rows.part(0, self.distinct - self.online.appended)
+        return noise_floor(self.prior.kernel.form, self.theta, rows)
+
+    @cached_property
     def noise_of_rows(self) -> Float64[Tensor, "u"]:
         """The noise variance of each distinct row, no smaller than rounding."""
-        return self.noise.clamp_min(noise_floor(self.prior.kernel.form, self.theta, self.rows)).expand(self.distinct)
+        return self.noise.clamp_min(self.floor).expand(self.distinct)
 
     @cached_property
     def weights(self) -> Float64[Tensor, "m p"]:
@@ -119,7 +150,7 @@ class FullScaleState:
         """Whose blocks are gone through again."""
         return FullScaleFactor(
             self.prior.kernel.form, self.theta, self.rows, self.layout.near, self.residual, self.noise, self.function,
-            self.basis,
+            self.basis, floor=self.floor,
         )  # fmt: skip
 
     @torch.no_grad()

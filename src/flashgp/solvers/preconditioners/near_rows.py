@@ -11,7 +11,14 @@ from torch import Tensor
 
 from flashgp.solvers.settings import FullScaleSettings
 
-__all__ = ["Neighbourhoods", "blocks_of_near_rows", "nearest_earlier_rows", "nearest_rows", "neighbourhoods"]
+__all__ = [
+    "Neighbourhoods",
+    "blocks_of_near_rows",
+    "nearest_earlier_rows",
+    "nearest_of_all_earlier_rows",
+    "nearest_rows",
+    "neighbourhoods",
+]
 
 CANDIDATES = 2**15  # rows that are looked at for a point
 
@@ -113,14 +120,46 @@ def nearest_earlier_rows(
     return found
 
 
+def nearest_of_all_earlier_rows(
+    points: Tensor, blocks: Tensor, asked: Tensor, count: int, first: int = 0, numbers: int = 2**22
+) -> Tensor:
+    """As `nearest_earlier_rows`, looking at every earlier row: for a few blocks, also where blocks differ in size.
+
+    Args: points (n, d); blocks, all of them; asked, which; count, of neighbours; first, a row from which on rows may be
+        in asked or later blocks: those before are in earlier ones.
+    Cost: a distance of each row of the asked blocks to each row; `numbers` are alive at once.
+    """
+    n, (s, size) = len(points), (len(asked), blocks.shape[1])
+    wanted = min(count, n)
+    found = torch.full((s, wanted), -1, dtype=torch.int64, device=points.device)
+    if not wanted or not s:
+        return found
+    place = torch.full((n - first,), len(blocks), dtype=torch.int64, device=points.device)
+    start = 0 if not first else int(asked.min())
+    late = blocks[start:]
+    of_block = torch.arange(start, len(blocks), device=points.device).unsqueeze(1).expand_as(late)
+    inside = late >= first
+    place[late[inside] - first] = of_block[inside]
+    step = max(1, numbers // (n * size))
+    for begin in range(0, s, step):
+        part = asked[begin : begin + step]
+        members = blocks[part]
+        distance = torch.cdist(points[members.clamp(min=0)].flatten(0, 1), points).view(len(part), size, n)
+        least = distance.masked_fill_((members < 0).unsqueeze(-1), math.inf).amin(1)
+        least[:, first:].masked_fill_(place >= part.unsqueeze(-1), math.inf)
+        nearest, rows = least.topk(wanted, largest=False)
+        found[begin : begin + step] = torch.where(nearest.isfinite(), rows, -1)
+    return found
+
+
 def nearest_rows(
     points: Tensor, rows: Tensor, blocks: Tensor, count: int, candidates: int = CANDIDATES, numbers: int = 2**22
 ) -> Tensor:
     """The rows (n, d) that are nearest to each point, (s, d), the nearest first: positions (s, count).
 
-    Where rows are more than `candidates`, those of the blocks whose centres are nearest are looked at: what a point
-    gets does not depend on other points. Cost: for each point a distance of every centre and of `candidates` rows;
-    `numbers` are alive at once.
+    Where rows are more than `candidates`, those of the blocks whose centres are nearest are looked at, and all that are
+    behind the rows in blocks: what a point gets does not depend on other points. Cost: for each point a distance of
+    every centre, of `candidates` rows and of every row behind; `numbers` are alive at once.
     """
     n, d = rows.shape
     if not len(points) or not count:
@@ -131,11 +170,15 @@ def nearest_rows(
     inside, size = blocks >= 0, blocks.shape[1]
     centres = torch.where(inside.unsqueeze(-1), rows[blocks.clamp(min=0)], 0.0).sum(1) / inside.sum(1, keepdim=True)
     near = min(len(blocks), max(-(-candidates // size), -(-2 * count // size)))
+    behind = torch.arange(int(inside.sum()), n, device=rows.device)
     found = []
-    for part in points.split(max(1, numbers // max(len(centres), near * size * d))):
+    for part in points.split(max(1, numbers // max(len(centres), near * size * d, len(behind)))):
         chosen = torch.cdist(part, centres).topk(near, largest=False)[1]
         members = blocks[chosen].flatten(1)  # (s, near * size)
         distance = (rows[members.clamp(min=0)] - part.unsqueeze(1)).square().sum(-1)
         distance.masked_fill_(members < 0, math.inf)
+        if len(behind):
+            members = torch.cat([members, behind.expand(len(part), -1)], 1)
+            distance = torch.cat([distance, torch.cdist(part, rows[behind]).square()], 1)
         found.append(members.gather(1, distance.topk(count, largest=False)[1]))
     return torch.cat(found)
