@@ -49,6 +49,28 @@ def test_every_row_is_predicted_before_it_is_learned() -> None:
         assert step.refining_seconds == 0.0
 
 
+@pytest.mark.parametrize("approximation", ["full_scale", "sparse"])
+def test_an_approximate_posterior_learns_row_by_row_too(approximation: str) -> None:
+    x, y = data(60, 3)
+    start = model(3).condition(x[:40], y[:40], approximation=approximation, inducing=10)
+    stream, before = fgp.Stream(start), start
+    for i, step in enumerate(stream.consume(zip(x[40:], y[40:], strict=True)), start=40):
+        wanted = before.predict(x[i : i + 1])
+        assert torch.equal(step.mean, wanted.mean)
+        assert torch.equal(step.variance, wanted.observation_variance)
+        before = before.append(x[i : i + 1], y[i : i + 1])
+        assert step.count == i + 1
+    assert torch.equal(stream.posterior.predict(x).mean, before.predict(x).mean)
+    assert stream.metrics.rows == 20
+    assert stream.step(x[:3]).y is None
+    assert "60 rows" in repr(stream)
+    assert pickle.loads(pickle.dumps(stream)).posterior.count == 60
+    with pytest.raises(DomainError, match="`window` is of exact posteriors, got 30 with an approximate one"):
+        fgp.Stream(start, window=30)
+    with pytest.raises(ShapeError, match="`x`"):
+        stream.step(x[:2, :1], y[:2])
+
+
 def test_metrics_are_those_of_the_predictions() -> None:
     stream, x, y = started()
     steps = [stream.step(x[i : i + 4], y[i : i + 4]) for i in range(20, 60, 4)]

@@ -43,6 +43,11 @@ class OutputStates:
         return torch.stack([part.y for part in self.parts], dim=-1)
 
     @property
+    def like(self) -> tuple[Tensor, Tensor]:
+        """x and y whose width, dtypes and device those of new rows have."""
+        return self.x, self.y
+
+    @property
     def rows(self) -> Rows:
         return self.parts[0].rows
 

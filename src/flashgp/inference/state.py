@@ -149,6 +149,11 @@ class State:
     def plan(self) -> Plan | None:
         return self.report.plan
 
+    @property
+    def like(self) -> tuple[Tensor, Tensor]:
+        """x and y whose width, dtypes and device those of new rows have."""
+        return self.x, self.y
+
     # -- the rows that are computed with --------------------------------------------------------------------------
     @property
     def points(self) -> Float[Tensor, "*batch u d"]:

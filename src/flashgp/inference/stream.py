@@ -25,6 +25,7 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.online.update import check_updatable, in_dtype_of
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.state import State
 from flashgp.solvers.direct.strided import load_routines
 
 __all__ = ["Stream", "StreamMetrics", "StreamStep"]
@@ -92,14 +93,15 @@ class Stream:
         posterior: where it begins: what `gp.condition` or `fgp.load` returns, or `.posterior` of a fit. It stays as it
             is.
         window: most rows that are kept, the oldest go first; None keeps all. What is more than that at the beginning is
-            dropped at once.
+            dropped at once. Rows never leave an approximate posterior.
         refine_every: learned rows after which the hyperparameters take `refine_steps` steps (`Posterior.refine`); None
-            leaves them as they are.
+            leaves them as they are, as those of an approximate posterior stay.
     Fields: posterior, as of now; metrics. Steps from several threads come one after the other.
     Raises: DomainError for counts that are none, or a posterior that cannot learn online.
-    Cost: of a step O(n^2) for each row (without a float64 factor solves: of the variance, and of the weights from the
-        old ones), of a refinement about 1.3 n^3 flops a step. Making one takes 0.1 s, with a
-        window a second or more in a new process: what the first steps would load, and make late, is loaded then.
+    Cost: of a step O(n^2) for each row, of an approximate posterior as its `append` (without a float64 factor solves:
+        of the variance, and of the weights from the old ones), of a refinement about 1.3 n^3 flops a step. Making one
+        takes 0.1 s, with a window a second or more in a new process: what the first steps would load, and make late, is
+        loaded then.
 
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -121,7 +123,11 @@ class Stream:
         for name, value in (("window", window), ("refine_every", refine_every), ("refine_steps", refine_steps)):
             if value is not None or name == "refine_steps":
                 check_count(value, name, 1)
-        check_updatable(posterior.state)
+        exact = isinstance(posterior.state, State | OutputStates)
+        if exact:
+            check_updatable(posterior.state)
+        else:
+            _check_approximate(window, refine_every)
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         surplus = 0 if window is None else posterior.count - window
         self.posterior = posterior.drop(range(surplus)) if surplus > 0 else posterior
@@ -132,7 +138,8 @@ class Stream:
         self._lock, self._process = threading.RLock(), os.getpid()
         state = self.posterior.state
         for part in state.parts if isinstance(state, OutputStates) else (state,):
-            part.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
+            if isinstance(part, State):
+                part.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
         load_routines(removals=window is not None and not posterior.state.settings.deterministic)
 
     def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:
@@ -220,29 +227,31 @@ class Stream:
     # -- work ---------------------------------------------------------------------------------------------------------
     def _rows_of(self, x: Any, y: Any) -> tuple[Tensor, Tensor | None]:
         """(k, d) and (k,) or (k, outputs), checked, so that nothing is predicted of what cannot be learned."""
-        state = self.posterior.state
-        x = in_dtype_of(x, "x", state.x).detach()
+        like = self.posterior.state.like
+        x = in_dtype_of(x, "x", like[0]).detach()
         if x.dim() not in (1, 2):
             raise ShapeError(f"`x` must be one row (d,) or a table (k, d), got {tuple(x.shape)}; give one table")
-        x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=state.x)
+        x = check_points(x.unsqueeze(0) if x.dim() == 1 else x, "x", like=like[0])
         if y is None:
             return x, None
-        y = in_dtype_of(y, "y", state.y).detach()
-        if len(x) == 1 and y.dim() == state.y.dim() - 1:
+        y = in_dtype_of(y, "y", like[1]).detach()
+        if len(x) == 1 and y.dim() == like[1].dim() - 1:
             y = y.unsqueeze(0)
-        return x, check_targets(y, "y", x, state.prior.outputs).clone()  # it is in the step that is returned
+        return x, check_targets(
+            y, "y", x, self.posterior.state.prior.outputs
+        ).clone()  # it is in the step that is returned
 
     @staticmethod
     def _noise(posterior: Posterior, k: int, row_variance: Any, row_weight: Any) -> Tensor:
         """Variance of each row's noise, (k,), or (k, outputs or 1). Raises: as `Posterior.append`, for what does not
         fit k rows."""
         state = posterior.state
-        prior, device = state.prior, state.x.device
+        prior, device, targets = state.prior, state.like[0].device, state.like[1]
         noise = prior.additive_noise(device)
         if row_variance is not None or row_weight is not None or not prior.likelihood.rows_alike:
             none = torch.zeros(0, dtype=torch.int64)
             rows = prior.likelihood.rows(none).extended(0, k, row_variance, row_weight)
-            y = state.y.new_zeros(k, *state.y.shape[1:])
+            y = targets.new_zeros(k, *targets.shape[1:])
             noise = rows.sites(y, prior.outputs).variance
         if prior.separate:
             return noise.detach().expand(k, prior.factors)
@@ -287,3 +296,15 @@ class Stream:
         seconds = time.perf_counter() - began
         self._refining_seconds += seconds
         return seconds
+
+
+def _check_approximate(window: int | None, refine_every: int | None) -> None:
+    """Raises: DomainError for what a stream cannot ask of an approximate posterior."""
+    for name, value, why in (
+        ("window", window, "whose rows never leave"), ("refine_every", refine_every, "whose parameters stay"),
+    ):  # fmt: skip
+        if value is not None:
+            raise DomainError(
+                f"`{name}` is of exact posteriors, got {value} with an approximate one, {why}; leave it out, and begin "
+                "a new stream from gp.condition on the rows that count when it is time"
+            )

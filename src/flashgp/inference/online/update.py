@@ -131,7 +131,7 @@ def _checked(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any
     Raises: ShapeError, DomainError.
     """
     check_updatable(state)  # before shapes, which of a batch would not fit either
-    return _NewRows(*checked_rows(state.prior, x, y, (state.x, state.y)), row_variance, row_weight)
+    return _NewRows(*checked_rows(state.prior, x, y, state.like), row_variance, row_weight)
 
 
 def checked_rows(prior: Prior, x: Any, y: Any, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -187,11 +187,6 @@ def _indices(indices: Any, n: int) -> Tensor:
 
 def check_updatable(state: AnyState) -> None:
     """Raises: DomainError for a posterior that cannot learn online."""
-    if not isinstance(state, State | OutputStates):
-        raise DomainError(
-            f"`posterior` must be an exact one to learn online, got an approximate one of {state.count:,} rows; "
-            "condition on the rows that count without approximation="
-        )
     if state.differentiable:
         raise DomainError(
             "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
