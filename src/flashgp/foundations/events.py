@@ -137,6 +137,10 @@ class EventKind(Enum):
         "{predicting:n neighbour} for a point that is predicted."
     )
     STREAMED = "Streamed: {inducing:n inducing point} from passes over {rows:n row}, which are read and not held."
+    MINIBATCHES = (
+        "Minibatches: {inducing:n inducing point}, {seen:n row} of {rows:,} seen, some perhaps several times. [The "
+        "bound is {gap:.2g} nats a row below that of the best distribution of inducing values for what was seen.]"
+    )
     FEWER_NEIGHBOURS = (
         "{blocks:n block} had fewer neighbours: with all of them rounding left no factor. More noise, or fewer "
         "repeated rows, avoids this."
