@@ -255,10 +255,26 @@ class PlanOptions(TableOptions):
         float | None,
         typer.Option("--time-limit", metavar="SECONDS", help="Also say how many rows a fit would finish in this time."),
     ] = None
+    approximation: Annotated[
+        str | None,
+        typer.Option(
+            "--approximation", metavar="KIND",
+            help="Plan full_scale or sparse instead of exact inference, or auto: what the limits allow.",
+        ),
+    ] = None  # fmt: skip
+    inducing: Annotated[
+        int | None, typer.Option("--inducing", min=0, help="Inducing points of an approximation.", show_default="auto")
+    ] = None
+    neighbours: Annotated[
+        int | None,
+        typer.Option("--neighbours", min=0, help="Neighbours of a block of rows.", show_default="auto"),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_between(self.time_limit, math.inf, "--time-limit")
+        if self.approximation is not None and self.test_rows is not None:
+            raise typer.BadParameter("--test-rows is of exact inference; a plan of an approximation has 1,000 points")
         if self.table is None and (self.rows is None or self.columns is None):
             raise typer.BadParameter("give TABLE and --target, or --rows and --columns")
         if self.table is not None and (self.target is None or self.rows is not None or self.columns is not None):

@@ -5,7 +5,9 @@ from typing import Any
 
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.kernels.default import DEFAULT
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.choice import table_of
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan
@@ -35,17 +37,27 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
             ),
             console,
         )  # fmt: skip
-        gp, plan = prepared.gp, prepared.plan
+        gp, exact = prepared.gp, prepared.plan
+        size = RowCounts(exact.n, exact.d, exact.distinct)
     else:
-        rows, columns = options.rows or 0, options.columns or 1
-        gp = GP(DEFAULT.build(columns))
+        gp, exact = GP(DEFAULT.build(options.columns or 1)), None
+        size = RowCounts(options.rows or 0, options.columns or 1)
+    plan: Plan | ApproximatePlan
+    if options.approximation is not None or options.inducing is not None or options.neighbours is not None:
         plan = plans.plan(
-            gp, rows, columns, memory=options.memory, device=options.device, dtype=DTYPES[options.dtype],
+            gp, size.n, size.d, distinct=size.distinct, memory=options.memory, device=options.device,
+            time_limit=options.time_limit, approximation=options.approximation,
+            inducing="auto" if options.inducing is None else options.inducing,
+            neighbours="auto" if options.neighbours is None else options.neighbours,
+        )  # fmt: skip
+    else:
+        plan = exact or plans.plan(
+            gp, size.n, size.d, memory=options.memory, device=options.device, dtype=DTYPES[options.dtype],
             solver=options.solver, time_limit=options.time_limit,
         )  # fmt: skip
     _show("plan", plan, console)
     result = {"command": "plan", **asdict(plan)}
-    if options.test_rows is not None:
+    if options.test_rows is not None and isinstance(plan, Plan):
         prediction = plans.plan(
             gp, plan.n, plan.d, n_test=options.test_rows, distinct=plan.distinct, memory=options.memory,
             device=options.device, conditioned=plan.route,
@@ -55,8 +67,8 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     return result
 
 
-def _show(title: str, plan: Plan | ProductPlan, console: Console) -> None:
+def _show(title: str, plan: Plan | ProductPlan | ApproximatePlan, console: Console) -> None:
     console.pairs(title, plan.lines())
-    if plan.alternatives:
+    if not isinstance(plan, ApproximatePlan) and plan.alternatives:
         head, *rows = table_of(plan.alternatives)
         console.table(head, rows, numeric=(4, 5))

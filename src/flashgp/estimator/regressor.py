@@ -21,8 +21,8 @@ from flashgp.estimator.inputs import points, training_rows
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
-from flashgp.inference.approximate_posterior import posterior_given, with_prior
-from flashgp.inference.full_scale.sizes import Approximation, approximation_of
+from flashgp.inference.approximate_posterior import with_prior
+from flashgp.inference.approximation import Approximation, approximation_of
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
@@ -30,6 +30,7 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.streamed_posterior import posterior_given
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT, TableKernel
 from flashgp.likelihoods import Gaussian
@@ -110,7 +111,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         random_state: of the random starts, as in scikit-learn, or a numpy.random.Generator; None is the fixed seed of
             `flashgp.fit`, not numpy's global generator.
         deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
-        approximation: None for exact inference; "full_scale" for one that is linear in the rows, as `flashgp.fit`.
+        approximation: None for exact inference; "full_scale" and "sparse" for ones that are linear in the rows; "auto"
+            for exact inference where it keeps to time_limit and memory, else an approximation, as `flashgp.fit`.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
 

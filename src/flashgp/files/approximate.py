@@ -13,11 +13,11 @@ from flashgp.foundations.report import Report
 from flashgp.inference.full_scale.factor import Sums
 from flashgp.inference.full_scale.layout import Layout
 from flashgp.inference.full_scale.restore import restore
-from flashgp.inference.full_scale.sizes import Sizes
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import UpdateState
+from flashgp.planner.approximate_prices import Sizes
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 
 __all__ = ["APPROXIMATION", "approximation_json", "approximation_tensors", "read_state"]

@@ -56,7 +56,7 @@ from flashgp.foundations.json_values import (
 from flashgp.inference.approximate_posterior import posterior_of
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.plan import chosen_device
+from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import UpdateState

@@ -106,15 +106,23 @@ class ConvergenceError(FlashGPError, ArithmeticError):
 
 
 class MemoryBudgetError(FlashGPError, MemoryError):
-    """No plan fits the memory budget. Fields: needed_bytes, available_bytes, cheapest_plan (or None)."""
+    """No plan fits the memory budget. Fields: needed_bytes, available_bytes, cheapest_plan (or None); offers,
+    approximations that would fit, with what they cost."""
 
     def __init__(
-        self, message: str, *, needed_bytes: int, available_bytes: int, cheapest_plan: object | None = None
+        self,
+        message: str,
+        *,
+        needed_bytes: int,
+        available_bytes: int,
+        cheapest_plan: object | None = None,
+        offers: Sequence[object] = (),
     ) -> None:
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
         self.cheapest_plan = cheapest_plan
+        self.offers = tuple(offers)
 
 
 class FitInterrupted(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
-__all__ = ["Event", "EventKind", "Obstacle", "StopReason", "Untried", "joined", "of_kind"]
+__all__ = ["ApproximationReason", "Event", "EventKind", "Obstacle", "StopReason", "Untried", "joined", "of_kind"]
 
 
 class StopReason(StrEnum):
@@ -79,6 +79,15 @@ class Untried(StrEnum):
     NO_FACTOR = "no covariance had a Cholesky factor"
 
 
+class ApproximationReason(StrEnum):
+    """Why inference is exact or approximate where that was left to the library; its value continues a sentence."""
+
+    FITS = "an exact plan keeps to the limits"
+    TIME = "an exact fit would pass the time limit"
+    MEMORY = "an exact fit does not fit the memory"
+    NO_OTHER = "no approximation of this model would be quicker"
+
+
 @unique
 class EventKind(Enum):
     """The kinds of events. The value is the sentence, with the event's fields in braces.
@@ -137,9 +146,29 @@ class EventKind(Enum):
         "{predicting:n neighbour} for a point that is predicted."
     )
     STREAMED = "Streamed: {inducing:n inducing point} from passes over {rows:n row}, which are read and not held."
-    MINIBATCHES = (
-        "Minibatches: {inducing:n inducing point}, {seen:n row} of {rows:,} seen, some perhaps several times. [The "
-        "bound is {gap:.2g} nats a row below that of the best distribution of inducing values for what was seen.]"
+    FEWER_POINTS = (
+        "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "
+        "noise to add."
+    )
+    APPROXIMATION_OFFERED = (
+        "Exactly it would take about {exact_seconds:seconds} and {exact_bytes:bytes}[, past the time limit of "
+        "{limit:g} s]. An approximation takes less and loses what posterior.lost or posterior.bound says: "
+        "approximation=['full_scale' about {full_scale_seconds:seconds} and {full_scale_bytes:bytes}][{both:if}, or "
+        "]['sparse' about {sparse_seconds:seconds} and {sparse_bytes:bytes}]."
+    )
+    APPROXIMATION_CHOSEN = (
+        "[{approximation} was chosen|Exact inference was chosen], since {reason}. Exactly [about "
+        "{exact_seconds:seconds} and {exact_bytes:bytes}|no way fits the memory][, 'full_scale' about "
+        "{full_scale_seconds:seconds} and {full_scale_bytes:bytes}][, 'sparse' about {sparse_seconds:seconds} and "
+        "{sparse_bytes:bytes}]."
+    )
+    LOST = (
+        "The approximation loses {nats:.2g} ± {standard_error:.1g} nats a row against exact inference, by an "
+        "estimate[; twice the neighbours would take {seconds:seconds}]."
+    )
+    BRACKET = (
+        "The log evidence is between {lower:.4g} and {upper:.4g} nats a row: the approximation loses at most "
+        "{nats:.2g} of them."
     )
     FEWER_NEIGHBOURS = (
         "{blocks:n block} had fewer neighbours: with all of them rounding left no factor. More noise, or fewer "

@@ -6,23 +6,19 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.restore import with_prior as exact_with_prior
 from flashgp.inference.full_scale.append import append
-from flashgp.inference.full_scale.condition import condition as condition_approximately
 from flashgp.inference.full_scale.left_out import leave_one_out, lost, representer_weights
 from flashgp.inference.full_scale.predictor import FullScalePaths, draw_paths, predict
 from flashgp.inference.full_scale.restore import with_prior as approximate_with_prior
-from flashgp.inference.full_scale.sizes import Approximation
 from flashgp.inference.full_scale.state import FullScaleState, Lost
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings
 
-__all__ = ["ApproximatePosterior", "posterior_given", "posterior_of", "with_prior"]
+__all__ = ["ApproximatePosterior", "posterior_of", "with_prior"]
 
 
 class ApproximatePosterior(Posterior):
@@ -43,7 +39,6 @@ class ApproximatePosterior(Posterior):
 
     def __init__(self, state: FullScaleState, units: str = "") -> None:
         super().__init__(state, units)  # type: ignore[arg-type]
-        self._lost: Lost | None = None
 
     def in_units(self, units: str) -> "ApproximatePosterior":
         return ApproximatePosterior(self.state, units)
@@ -51,10 +46,9 @@ class ApproximatePosterior(Posterior):
     @property
     def lost(self) -> Lost:
         """Nats a row by which the approximation diverges from the exact model, an estimate with its standard error,
-        eq. (M-156). Cost: 32 factors of 8 times the neighbours, once."""
-        if self._lost is None:
-            self._lost = lost(self.state)
-        return self._lost
+        eq. (M-156). A fit computes it where its time allows, and its report says it; after `condition` it is computed
+        when asked for. Cost: 32 factors of 8 times the neighbours, once."""
+        return lost(self.state)
 
     @property
     def factor(self) -> None:
@@ -94,6 +88,10 @@ class ApproximatePosterior(Posterior):
     def leave_one_out(self) -> LeaveOneOut:
         """As `Posterior.leave_one_out`, exact for the approximate model. Cost: a pass over the blocks, n m^2 flops."""
         return leave_one_out(self.state)
+
+    def __repr__(self) -> str:
+        known: Lost | None = self.state.__dict__.get("lost")
+        return f"{Posterior.__repr__(self)}\n{'lost':<18} {known or 'posterior.lost estimates it'}"
 
     def append(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "ApproximatePosterior":
         """The posterior with k more rows, eq. (M-176); this one stays what it is, with inducing points and parameters.
@@ -150,15 +148,6 @@ class ApproximatePosterior(Posterior):
 def posterior_of(state: "AnyState | FullScaleState", units: str = "") -> Posterior:
     """The facade of a state of any kind."""
     return ApproximatePosterior(state, units) if isinstance(state, FullScaleState) else Posterior(state, units)
-
-
-def posterior_given(
-    prior: Prior, x: Any, y: Any, settings: ConditionSettings, approximation: Approximation | None = None
-) -> Posterior:
-    """`GP.condition` with its arguments as values. Raises: as it."""
-    if approximation is None:
-        return Posterior(condition(prior, x, y, settings))
-    return ApproximatePosterior(condition_approximately(prior, x, y, approximation, settings))
 
 
 def with_prior(posterior: Posterior, prior: Prior) -> Posterior:

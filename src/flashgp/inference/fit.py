@@ -9,15 +9,17 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_jitter
+from flashgp.foundations.checks import check_jitter, check_points
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import posterior_of
+from flashgp.inference.approximation import Approximation, approximation_of, approximation_of_read, refuse_exact
+from flashgp.inference.decision import counts_of, decided
 from flashgp.inference.full_scale.fit import fit_full_scale
-from flashgp.inference.full_scale.sizes import Approximation, approximation_of, approximation_of_read
 from flashgp.inference.gp import GP
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
+from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.streamed.fit import fit_streamed
 from flashgp.inference.streamed_posterior import StreamedPosterior
@@ -180,20 +182,35 @@ def fit(
             starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,
             check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(),
         )  # fmt: skip
-        if y is None or approximation == "sparse":
-            rows = source_of(x) if y is None else held(x, y, gp.outputs)
-            return fit_read(gp, rows, options, approximation_of_read(approximation, inducing, neighbours))
+        if y is None:
+            return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         return fit_as(gp, x, y, options, approximation_of(approximation, inducing, neighbours))
 
 
 def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approximation | None = None) -> Fit:
     """`fit` with its arguments as a value, such as a deadline of a call that began before. Raises: as `fit`."""
-    fitted: Fitted[Any]
+    event = None
+    if approximation is not None and approximation.kind == "auto":
+        refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter)
+        rows = counts_of(gp, x, y)
+        wanted = PlanSettings(
+            options.memory, chosen_device(options.device, check_points(x, "x")), options.dtype,
+            deterministic=options.deterministic, stages=options.stages,
+            factored=rows.batch * gp.kernel.batch_shape.numel() > 1,
+        )  # fmt: skip
+        approximation, _, event = decided(gp, rows, approximation, wanted, options.deadline.limit)
     if approximation is None:
-        fitted = fit_prior(gp, x, y, options)
+        exact = fit_prior(gp, x, y, options)
+        found = _fit_of(exact, posterior_of(exact.state), None)
+    elif approximation.kind == "sparse":
+        found = fit_read(gp, held(x, y, gp.outputs), options, approximation)
     else:
-        fitted = fit_full_scale(gp, x, y, approximation, options)
-    return _fit_of(fitted, posterior_of(fitted.state), None)
+        full_scale = fit_full_scale(gp, x, y, approximation, options)
+        found = _fit_of(full_scale, posterior_of(full_scale.state), None)
+    if event is not None:
+        for report in (found.report, found.posterior.report):
+            report.events.insert(0, event)
+    return found
 
 
 def fit_read(gp: GP, rows: RowSource, options: FitOptions, approximation: Approximation) -> Fit:

@@ -1,47 +1,49 @@
 """Plans of what a GP will do: `fgp.plan`, where it may run, and whether a plan handed in fits the data."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
 import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.foundations.errors import BackendUnavailableError, DomainError, MemoryBudgetError
+from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
+from flashgp.inference.approximate_plan import approximate_plan, offered, offers_of, refuse_unfit
+from flashgp.inference.approximation import Approximation, approximation_of
+from flashgp.inference.decision import decided
+from flashgp.inference.exact_plan import conditioning_plan, planned_as
+from flashgp.inference.plan_settings import (
+    PlanSettings,
+    ProblemSize,
+    RowCounts,
+    chosen_device,
+    conditioning_problem,
+    resources_of,
+)
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, TimeSettings
-from flashgp.pairwise.program.program import program_of
-from flashgp.pairwise.torch import opaque
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.choice import check_route
-from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.largest_fit import largest_fit
-from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
+from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.prices import PASSES
-from flashgp.planner.problem import ConditioningProblem, Features, OtherWork, ProductProblem, Resources
+from flashgp.planner.problem import OtherWork, ProductProblem
 from flashgp.planner.products import ProductPlan, plan_product
 from flashgp.planner.variances import (
     VariancePrice,
-    VarianceProblem,
     check_variance,
     variance_price,
 )
 
 __all__ = [
-    "PlanSettings",
     "PredictionQuestion",
-    "ProblemSize",
-    "RowCounts",
     "check_plan",
-    "chosen_device",
-    "conditioning_plan",
     "plan",
     "planned_device",
     "prediction_plan",
@@ -51,59 +53,13 @@ __all__ = [
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
 # library keeps: freed blocks below 32 MiB are not given back to the system one by one.
 RESULTS = 12
-
-
-def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
-    """x's own device by default; "auto" an accelerator when there is one. Raises: DomainError."""
-    if device is None:
-        return x.device
-    if device == "auto":
-        return accelerator() or torch.device("cpu")
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise DomainError(
-            f"`device` must be None, 'auto' or a torch device, got {device!r} ({error}); for example 'cpu'"
-        ) from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise DomainError(f"`device` must be a cpu or cuda device, got {device!r}; pass 'cpu'")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise BackendUnavailableError(
-            f"`device` must be one that torch can use, got {device!r} with {torch.cuda.device_count()} CUDA devices "
-            "in sight; pass 'cpu', or install a CUDA build of torch"
-        )
-    return chosen
+# Of an exact fit, from which its plan also says what approximations would take.
+OFFER_SECONDS = 180.0
 
 
 def planned_device(plan: Plan, device: str | torch.device | None, x: Tensor) -> torch.device:
     """Where a plan runs: "auto" leaves it to the plan, which took the quickest device."""
     return torch.device(plan.device) if device == "auto" else chosen_device(device, x)
-
-
-@dataclass(frozen=True)
-class RowCounts:
-    """Training rows: n of d columns, of which so many differ in x (None for all), for each of `batch` models."""
-
-    n: int
-    d: int
-    distinct: int | None = None
-    batch: int = 1
-
-
-@dataclass(frozen=True)
-class PlanSettings:
-    """What a plan is asked to keep to; the fields are arguments of `fgp.plan`, but for stages: of the fit."""
-
-    memory: str | int | None = None
-    device: str | torch.device | None = None
-    dtype: torch.dtype | None = None
-    route: str | None = None
-    solver: str | None = None
-    factored: bool = False
-    backend: str | None = None
-    profile: MachineProfile | None = None
-    deterministic: bool = False
-    stages: StageSettings = field(default_factory=StageSettings)
 
 
 @dataclass(frozen=True)
@@ -135,7 +91,42 @@ def plan(
     deterministic: bool = False,
     time_limit: float | None = None,
     starts: int | None = None,
+    approximation: None = None,
 ) -> Plan: ...
+@overload
+def plan(
+    gp: Prior,
+    n: int,
+    d: int,
+    *,
+    distinct: int | None = None,
+    memory: str | int | None = None,
+    device: str | torch.device | None = None,
+    profile: MachineProfile | None = None,
+    deterministic: bool = False,
+    time_limit: float | None = None,
+    starts: int | None = None,
+    approximation: Literal["full_scale", "sparse"],
+    inducing: int | str | Tensor = "auto",
+    neighbours: int | str = "auto",
+) -> ApproximatePlan: ...
+@overload
+def plan(
+    gp: Prior,
+    n: int,
+    d: int,
+    *,
+    distinct: int | None = None,
+    memory: str | int | None = None,
+    device: str | torch.device | None = None,
+    profile: MachineProfile | None = None,
+    deterministic: bool = False,
+    time_limit: float | None = None,
+    starts: int | None = None,
+    approximation: str | None,
+    inducing: int | str | Tensor = "auto",
+    neighbours: int | str = "auto",
+) -> Plan | ApproximatePlan: ...
 @overload
 def plan(
     gp: Prior,
@@ -178,7 +169,10 @@ def plan(
     deterministic: bool = False,
     time_limit: float | None = None,
     starts: int | None = None,
-) -> Plan | ProductPlan:
+    approximation: str | None = None,
+    inducing: int | str | Tensor = "auto",
+    neighbours: int | str = "auto",
+) -> Plan | ProductPlan | ApproximatePlan:
     """What conditioning (and fitting) a GP on n rows of d columns takes, or predicting from them: `fgp.plan`.
 
     Args:
@@ -200,7 +194,10 @@ def plan(
         time_limit: seconds of a whole fit. With it, or with memory, the plan also says how many rows like these a fit
             would finish (`largest_fit`).
         starts: of a fit, as in `fgp.fit`.
-    Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen. `fit_seconds` of a Plan is
+        approximation, inducing, neighbours: as in `fgp.fit`: the plan of that approximation, eqs. (M-183) to (M-186),
+            with the sizes that "auto" takes under the limits, eq. (M-187); "auto" plans what would be taken.
+    Returns: Plan, or ProductPlan with n_test, or ApproximatePlan; printed, it also shows the routes not chosen, and
+        where an exact fit takes long, or longer than its limit, what approximations take. `fit_seconds` of a Plan is
         a prediction of a whole fit by `fgp.fit` with its posterior, without what a process does once (loading and
         compiling loops); most fits end between `fit_seconds_low` and `fit_seconds_high`.
     Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
@@ -214,6 +211,9 @@ def plan(
         >>> plan = fgp.plan(gp, n=1000, d=4, time_limit=60.0)
         >>> plan.fit_seconds_low < plan.fit_seconds < plan.fit_seconds_high, plan.largest_fit.rows > 1000
         (True, True)
+        >>> plan = fgp.plan(gp, n=1_000_000, d=4, memory="16GiB", approximation="full_scale", inducing=256)
+        >>> plan.peak_bytes < plan.training_bytes < 16 * 2**30, plan.inducing
+        (True, 256)
     """
     columns: Any = d
     d = int(columns) if isinstance(columns, numpy.integer) else columns  # which text cannot hold
@@ -223,17 +223,38 @@ def plan(
         raise DomainError("`time_limit` and `starts` are of fits, got n_test= beside them; leave one of them out")
     stages = StageSettings(None if starts is None else check_count(starts, "starts", 1))
     settings = PlanSettings(memory, device, dtype, route, solver, factored, backend, profile, deterministic, stages)
+    asked = approximation_of(approximation, inducing, neighbours)
+    if asked is not None:
+        for name, value in (("n_test", n_test), ("dtype", dtype), ("route", route), ("solver", solver)):
+            if value is not None:
+                raise DomainError(
+                    f"`{name}` is of exact inference, got {value!r} beside an approximation; leave one of them out"
+                )
+        return _approximately(gp, rows, asked, settings, time_limit)
     if n_test is None:
         made = conditioning_plan(gp, rows, settings)
         limited = time_limit is not None or memory is not None
-        return _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
+        made = _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
+        return _with_offers(made, gp, rows, settings, time_limit)
     return prediction_plan(gp, rows, PredictionQuestion(n_test, variance, conditioned, passes), settings)
 
 
-@deterministic_where(lambda prior, rows, settings: settings.deterministic)
-def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Plan:
-    """What conditioning and fitting take; the batch may be empty. Raises: as `plan`."""
-    return _planned(_conditioning(prior, rows, settings), settings)
+def _approximately(
+    prior: Prior, rows: RowCounts, asked: Approximation, settings: PlanSettings, time_limit: float | None
+) -> Plan | ApproximatePlan:
+    """The plan of an approximation, or of what "auto" takes. Raises: as `plan`."""
+    if asked.kind == "auto":
+        return decided(prior, rows, asked, settings, time_limit)[1]
+    refuse_unfit(prior, asked.kind, batch=rows.batch * prior.kernel.batch_shape.numel() > 1)
+    return approximate_plan(prior, rows, asked, settings, time_limit)
+
+
+def _with_offers(made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None) -> Plan:
+    """A plan that also says what approximations take, where the fit takes long or longer than its limit."""
+    late = time_limit is not None and made.fit_seconds > time_limit
+    if not (late or made.fit_seconds > OFFER_SECONDS or made.training_bytes > made.available_bytes):
+        return made
+    return replace(made, offers=offers_of(offered(prior, rows, settings, time_limit)))
 
 
 @deterministic_where(lambda made, prior, rows, settings, time_limit: settings.deterministic)
@@ -241,33 +262,17 @@ def _with_largest_fit(
     made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
 ) -> Plan:
     """A plan that also says how many rows like these a fit would finish: as large a share of them distinct."""
-    problem = _conditioning(prior, rows, settings)
+    problem = conditioning_problem(prior, rows, settings.stages)
     share = problem.u / problem.n if problem.n else 1.0
     fixed = settings if settings.memory is not None else replace(settings, memory=made.available_bytes)
 
     def plan_of(n: int) -> Plan:
-        return _planned(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
+        return planned_as(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
 
     notes = made.notes
     if time_limit is not None and made.fit_seconds > time_limit:
         notes = (*notes, "a fit would end at the time limit, before it is finished, with the best model so far")
     return replace(made, largest_fit=largest_fit(plan_of, time_limit, made.available_bytes), notes=notes)
-
-
-def _conditioning(prior: Prior, rows: RowCounts, settings: PlanSettings) -> ConditioningProblem:
-    """What is planned, in sizes. Raises: DomainError."""
-    size = ProblemSize.of(prior, rows)
-    return ConditioningProblem(
-        prior.kernel.form, int(rows.n), int(rows.d), size.features, size.n, size.outputs, size.batch,
-        prior.trainable_count, prior.has_user_modules, settings.stages, prior.factors,
-    )  # fmt: skip
-
-
-def _planned(problem: ConditioningProblem, settings: PlanSettings) -> Plan:
-    return plan_conditioning(
-        problem, _resources(settings), dtype=settings.dtype, route=settings.route,
-        routes=_routes(settings.solver, settings.factored), solver=settings.solver,
-    )  # fmt: skip
 
 
 def rows_on_time(
@@ -299,7 +304,7 @@ def rows_on_time(
 def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion, settings: PlanSettings) -> ProductPlan:
     """What a prediction takes. Raises: as `plan`."""
     size, n_test = ProblemSize.of(prior, rows), check_count(question.n_test, "n_test", 0)
-    resources, conditioned = _resources(settings), question.conditioned
+    resources, conditioned = resources_of(settings), question.conditioned
     if conditioned is None and question.variance:
         conditioned = _route_now(prior, rows, settings)
     price = VariancePrice("none", 0, 0.0)
@@ -326,13 +331,6 @@ def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion,
     return replace(product_plan, notes=(price.note, *product_plan.notes)) if price.note else product_plan
 
 
-def _resources(settings: PlanSettings) -> Resources:
-    """The devices that may be used. Raises: DomainError."""
-    other = accelerator() if settings.device == "auto" else None
-    devices = [torch.device("cpu"), other] if other is not None else [chosen_device(settings.device, torch.zeros(0))]
-    return Resources(settings.memory, devices, settings.profile, settings.deterministic)
-
-
 def _route_now(prior: Prior, rows: RowCounts, settings: PlanSettings) -> str:
     """The route that conditioning takes on this machine now; where nothing fits, that of the least memory."""
     free = PlanSettings(device=settings.device, profile=settings.profile, deterministic=settings.deterministic)
@@ -349,59 +347,6 @@ def _check_time_limit(time_limit: float | None) -> None:
         raise DomainError(
             f"`time_limit` must be positive seconds or None, got {time_limit!r}; leave it out for no limit"
         )
-
-
-def _routes(solver: str | None, factored: bool) -> Sequence[str]:
-    """The routes that may be chosen. Raises: DomainError."""
-    if solver is not None and not (isinstance(solver, str) and solver in SOLVER_ROUTES):
-        raise DomainError(
-            f"`solver` must be one of {', '.join(SOLVER_ROUTES)}, got {solver!r}; pass one of them, or leave it out"
-        )
-    routes = tuple(ROUTES) if solver is None else SOLVER_ROUTES[solver]
-    if factored and not set(routes) & set(FACTORED):
-        raise DomainError(
-            f"`solver` {solver!r} leaves no factor, which jitter=, differentiable= and batches of models need; "
-            "leave it out"
-        )
-    return [route for route in routes if not factored or route in FACTORED]
-
-
-@dataclass(frozen=True)
-class ProblemSize:
-    """Sizes of a GP's problem.
-
-    Fields: features; temporaries, tiles alive at once; outputs, models, distinct training rows.
-    """
-
-    features: Features
-    temporaries: int
-    outputs: int
-    batch: int
-    n: int
-
-    @classmethod
-    def of(cls, prior: Prior, rows: RowCounts) -> "ProblemSize":
-        """Raises: DomainError for counts that are none."""
-        n, d, batch = check_count(rows.n, "n", 0), check_count(rows.d, "d", 1), check_count(rows.batch, "batch", 0)
-        distinct = n if rows.distinct is None else check_count(rows.distinct, "distinct", min(n, 1))
-        if distinct > n:
-            raise DomainError(
-                f"`distinct` must be at most n = {n:,}, got {distinct:,}; count the rows that differ in x"
-            )
-        form = prior.kernel.form
-        program, probe = program_of(form), prior.kernel.rows(torch.zeros(1, d, dtype=torch.float64))
-        models = batch * prior.kernel.batch_shape.numel()
-        return cls(
-            Features(probe.width, sum(opaque.columns(form, probe)), opaque.temporary_bytes(form, probe, models)),
-            max(program.value_temporaries, program.partial_temporaries), prior.outputs or 1, models, distinct,
-        )  # fmt: skip
-
-    def variances(self, prior: Prior, n_test: int, device: torch.device, profile: MachineProfile) -> VarianceProblem:
-        """What variances at n_test points are priced by."""
-        return VarianceProblem(
-            form=prior.kernel.form, n=self.n, n_test=n_test, batch=self.batch, features=self.features,
-            temporaries=self.temporaries, device=device, profile=profile, has_features=prior.kernel.has_features,
-        )  # fmt: skip
 
 
 def check_plan(

@@ -5,14 +5,25 @@ from typing import Any, NoReturn
 from jaxtyping import Float64
 from torch import Tensor
 
+from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximate_posterior import ApproximatePosterior
+from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.decision import counts_of, decided
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.full_scale.condition import condition as condition_approximately
+from flashgp.inference.plan_settings import PlanSettings, chosen_device
+from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.append import append
+from flashgp.inference.streamed.condition import condition as condition_on_read
 from flashgp.inference.streamed.predictor import StreamedPaths, draw_paths, predict
 from flashgp.inference.streamed.state import Bound, StreamedState
+from flashgp.sources.source import RowSource, held
 
-__all__ = ["StreamedPosterior"]
+__all__ = ["StreamedPosterior", "posterior_given", "posterior_of_read"]
 
 
 class StreamedPosterior(ApproximatePosterior):
@@ -107,6 +118,9 @@ class StreamedPosterior(ApproximatePosterior):
         state = append(self.state, x, y, row_variance, row_weight)
         return self if state is self.state else StreamedPosterior(state, self.units)
 
+    def __repr__(self) -> str:
+        return f"{Posterior.__repr__(self)}\n{'lost':<18} {self.bound}"
+
     # -- what asks for rows ------------------------------------------------------------------------------------------
     @property
     def x(self) -> Tensor:
@@ -142,3 +156,37 @@ class StreamedPosterior(ApproximatePosterior):
             f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; take "
             "post.inducing, or condition on the rows that count"
         )
+
+
+def posterior_of_read(
+    prior: Prior, rows: RowSource, settings: ConditionSettings, approximation: Approximation
+) -> StreamedPosterior:
+    """`GP.condition` on rows that are read, with its arguments as values. Raises: as it."""
+    return StreamedPosterior(condition_on_read(prior, rows, approximation, settings))
+
+
+def posterior_given(
+    prior: Prior, x: Any, y: Any, settings: ConditionSettings, approximation: Approximation | None = None
+) -> Posterior:
+    """`GP.condition` on rows that are held, with its arguments as values. Raises: as it."""
+    event = None
+    if approximation is not None and approximation.kind == "auto":
+        refuse_exact(
+            solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable
+        )
+        rows = counts_of(prior, x, y)
+        wanted = PlanSettings(
+            settings.memory, chosen_device(settings.device, check_points(x, "x")), settings.dtype,
+            deterministic=settings.solve.deterministic, factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
+        )  # fmt: skip
+        limit = settings.deadline.limit
+        approximation, _, event = decided(prior, rows, approximation, wanted, limit, training=False)
+    if approximation is None:
+        found = Posterior(condition(prior, x, y, settings))
+    elif approximation.kind == "sparse":
+        found = posterior_of_read(prior, held(x, y, prior.outputs), settings, approximation)
+    else:
+        found = ApproximatePosterior(condition_approximately(prior, x, y, approximation, settings))
+    if event is not None:
+        found.report.events.insert(0, event)
+    return found

@@ -22,9 +22,11 @@ __all__ = [
     "SOLVER_ROUTES",
     "TRAININGS",
     "LargestFit",
+    "Offer",
     "Plan",
     "allowed_bytes",
     "kernel_line",
+    "offers_text",
     "printed",
     "printed_html",
 ]
@@ -69,6 +71,24 @@ class LargestFit:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """An approximation that would do the same in less time or memory, and lose something.
+
+    Fields: approximation, "full_scale" or "sparse"; inducing and neighbours, its sizes; bytes, the peak, and seconds,
+    of the whole fit.
+    """
+
+    approximation: str
+    inducing: int
+    neighbours: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f'"{self.approximation}" about {readable_seconds(self.seconds)} and {readable_bytes(self.bytes)}'
+
+
+@dataclass(frozen=True)
 class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
@@ -83,7 +103,7 @@ class Plan:
     fit_seconds_low and fit_seconds_high, between which most fits end, 0 where that was not planned;
     available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python, and why; notes;
     alternatives, the routes not chosen, with their price and the reason; largest_fit, the largest table that a fit
-    would finish within the limits that were named.
+    would finish within the limits that were named; offers, approximations where the fit takes long.
     """
 
     route: str
@@ -114,6 +134,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     largest_fit: LargestFit | None = field(default=None, compare=False)
     factors: int = 1
+    offers: tuple[Offer, ...] = field(default=(), compare=False)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -166,6 +187,7 @@ class Plan:
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             *([("whole fit", self.fit_text)] if self.fit_seconds else []),
             *([("fits up to", str(self.largest_fit))] if self.largest_fit else []),
+            *([("approximate", offers_text(self.offers))] if self.offers else []),
             *(("note", note) for note in self.notes),
         ]
 
@@ -174,6 +196,11 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return printed_html(self.lines(), self.alternatives)
+
+
+def offers_text(offers: Sequence[Offer]) -> str:
+    """Approximations with their costs, and where to read what they lose."""
+    return f"approximation={' or '.join(map(str, offers))}; posterior.lost and posterior.bound say what that loses"
 
 
 def kernel_line(fusion: str) -> str:

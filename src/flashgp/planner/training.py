@@ -9,7 +9,7 @@ from flashgp.planner.fit_stages import Search, Usual, fit_stages
 from flashgp.planner.plan import Plan
 from flashgp.planner.prices import VECTORS, Priced, factored_plan, preconditioned, products_of
 
-__all__ = ["FACTOR_COLUMNS", "trained_plan", "with_fit_seconds"]
+__all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "trained_plan", "with_fit_seconds"]
 
 # An exact step is preferred while so many of them, a short fit, take less than this.
 TRAINING_EVALUATIONS, TRAINING_SECONDS = 40, 30.0
@@ -81,17 +81,17 @@ def with_fit_seconds(plan: Plan, priced: Priced) -> Plan:
             steps = stage.evaluations.by(settings.work.solves).plus(settings.work.first_solves)
             total = total.plus(steps.times(_step_seconds(plan, priced, device, stage.rows)))
         else:
-            total = total.plus(stage.evaluations.times(_exact_seconds(priced, device, stage.rows)))
+            total = total.plus(stage.evaluations.times(exact_seconds(priced, device, stage.rows)))
     if any(stage.search is Search.SCORING for stage in stages):
-        total = total.plus(settings.work.informations.times(_information_seconds(priced, device, stages[0].rows)))
+        total = total.plus(settings.work.informations.times(information_seconds(priced, device, stages[0].rows)))
     if estimated:
         first = [stage.rows for stage in stages if stage.search is not Search.ESTIMATED][-1]
-        seconds = _information_seconds(priced, device, first)
+        seconds = information_seconds(priced, device, first)
         total = total.plus(Usual(seconds, seconds, seconds))
     return replace(plan, fit_seconds=total.middle, fit_seconds_low=total.low, fit_seconds_high=total.high)
 
 
-def _exact_seconds(priced: Priced, device: torch.device, rows: int) -> float:
+def exact_seconds(priced: Priced, device: torch.device, rows: int) -> float:
     """One value with its gradient in float64, eq. (M-146)."""
     problem, rates, work = priced.problem, priced.profile.rates(device), priced.problem.stages.work
     factor = rows**3 / rates.cholesky(torch.float64, rows)
@@ -102,11 +102,11 @@ def _exact_seconds(priced: Priced, device: torch.device, rows: int) -> float:
     return problem.factors * (problem.batch * (factor + pairs) + calls * rates.call_seconds)
 
 
-def _information_seconds(priced: Priced, device: torch.device, rows: int) -> float:
+def information_seconds(priced: Priced, device: torch.device, rows: int) -> float:
     """The Fisher information of so many rows, eq. (M-104): a factor, and a pass over the pairs for every draw."""
     problem, rates, work = priced.problem, priced.profile.rates(device), priced.problem.stages.work
     draw = work.draw_pairs * rows**2 / rates.block_pairs + work.draw_calls * rates.call_seconds
-    return _exact_seconds(priced, device, rows) + problem.stages.draws(problem.parameters) * draw
+    return exact_seconds(priced, device, rows) + problem.stages.draws(problem.parameters) * draw
 
 
 def _step_seconds(plan: Plan, priced: Priced, device: torch.device, rows: int) -> float:

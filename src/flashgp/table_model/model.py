@@ -85,7 +85,8 @@ class TableModel:
         tolerance: as `GP.condition`.
         seed: as `flashgp.fit`.
         deterministic: as `flashgp.fit`.
-        approximation: None for exact inference; "full_scale" for one that is linear in the rows, as `flashgp.fit`.
+        approximation: None for exact inference; "full_scale" and "sparse" for ones that are linear in the rows; "auto"
+            for exact inference where it keeps to time_limit and memory, else an approximation, as `flashgp.fit`.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
 

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.full_scale.sizes import Approximation, approximation_of
+from flashgp.inference.approximation import Approximation, approximation_of
 from flashgp.kernel_expression import KernelExpression, parse_kernel
 from flashgp.kernels import Kernel
 from flashgp.table import Missing

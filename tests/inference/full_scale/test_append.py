@@ -188,9 +188,9 @@ def test_files_and_pickles_give_back_every_answer(tmp_path: Path, *, repeats: bo
 def test_from_few_rows_neighbours_grow_to_those_of_many() -> None:
     x, y, t = table(200)
     found = approximate(model(), x[:5], y[:5], "auto", "auto").append(x[5:], y[5:])
-    assert (found.state.sizes.neighbours, found.state.sizes.predicting) == (96, 128)
+    assert (found.state.sizes.neighbours, found.state.sizes.predicting) == (96, 200)
     (event,) = of_kind(found.report.events, EventKind.FULL_SCALE)
-    assert (event.fields["neighbours"], event.fields["predicting"]) == (96, 128)
+    assert (event.fields["neighbours"], event.fields["predicting"]) == (96, 200)
     agree(found, at_once(found), t)
 
 

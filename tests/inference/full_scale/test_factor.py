@@ -13,9 +13,9 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor
 from flashgp.inference.full_scale.layout import Layout, layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
-from flashgp.inference.full_scale.sizes import Sizes
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate_prices import Sizes
 from inference.plain_gp import F64, data, model
 from pairwise.pair_cases import CASES, Case
 

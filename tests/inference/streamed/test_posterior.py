@@ -160,7 +160,7 @@ def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
     with pytest.raises(DomainError, match="share"):
         read(fgp.GP(model().kernel, outputs=2), x, torch.stack([y, y], 1))
     with pytest.raises(MemoryBudgetError, match="inducing"):
-        read(model(), x, y, memory="1MiB")
+        read(model(), x, y, memory="10KiB")
     for option in ({"solver": "cg"}, {"jitter": 1e-6}, {"differentiable": True}):
         with pytest.raises(DomainError, match=next(iter(option))):
             read(model(), x, y, **option)

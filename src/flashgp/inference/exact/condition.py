@@ -27,16 +27,11 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
+from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent
 from flashgp.inference.output_states import AnyState, OutputStates, joined_report
-from flashgp.inference.plan import (
-    PlanSettings,
-    RowCounts,
-    check_plan,
-    conditioning_plan,
-    planned_device,
-    rows_on_time,
-)
+from flashgp.inference.plan import check_plan, planned_device, rows_on_time
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings, SolveSettings

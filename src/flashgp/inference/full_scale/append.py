@@ -18,16 +18,17 @@ from flashgp.foundations.events import EventKind
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximation import NEIGHBOURS, PREDICTING
 from flashgp.inference.full_scale.condition import layout_events
 from flashgp.inference.full_scale.factor import FullScaleFactor
 from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.full_scale.left_out import padded
-from flashgp.inference.full_scale.sizes import NEIGHBOURS, PREDICTING, Sizes
 from flashgp.inference.full_scale.state import FullScaleState, Tables
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.state import UPDATE
+from flashgp.planner.approximate_prices import Sizes
 from flashgp.solvers.growing.shared_rows import SharedRows
 from flashgp.solvers.preconditioners.near_rows import (
     Neighbourhoods,

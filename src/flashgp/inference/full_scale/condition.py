@@ -9,34 +9,23 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
-from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
+from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, layout_of
-from flashgp.inference.full_scale.sizes import Approximation, check_bytes, refuse_exact
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings
+from flashgp.planner.approximate import ApproximatePlan
 
-__all__ = ["ROUTE", "condition", "layout_events", "refuse_unfit"]
+__all__ = ["ROUTE", "condition", "layout_events"]
 
 ROUTE = "full scale"
-
-
-def refuse_unfit(prior: Prior, x: Tensor, y: Tensor) -> None:
-    """DomainError for models that the approximation is not made for."""
-    if prior.is_batch(x, y):
-        raise DomainError(
-            "`approximation` is of one table and one model, got a batch; fit its members one by one, or leave it out"
-        )
-    if prior.separate and prior.factors > 1:
-        raise DomainError(
-            f"`approximation` needs outputs that share their noise, got {prior.factors} with noise of their own; pass "
-            "Gaussian(shared=True), or fit a model for each output"
-        )
 
 
 def layout_events(layout: Layout, sums: Sums) -> list[Event]:
@@ -62,8 +51,7 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
     x, y = contiguous_copy(x).detach().clone(), contiguous_copy(y).detach().clone()
-    refuse_unfit(prior, x, y)
-    sizes = asked.sizes(x.shape[-2])
+    refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
     group = equal_rows(prior, x, y)
     prior = prior.held()
     replicates, rows_prior, points, targets = None, prior, x, y
@@ -72,7 +60,8 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
         if replicates.x.shape[0] < x.shape[0]:
             events.append(joined_event(group))
         rows_prior, points, targets = prior.with_likelihood(replicates.likelihood), replicates.x, replicates.y
-    predicted = check_bytes(len(points), sizes, settings.memory, x.device)
+    plan = _plan(prior, x, len(points), asked, settings)
+    asked, sizes = asked.resolved(plan.sizes), plan.sizes
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
     theta = tuple(t.detach() for t in values)
     layout = layout_of(prior, points, noise, sizes, settings.solve.seed, asked.points_like(x))
@@ -82,12 +71,22 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
     sums = factor.sums()
     events += [EVENT] if settings.solve.deterministic else []
     events += layout_events(layout, sums)
+    if asked.chosen and len(layout.inducing) < (most := min(sizes.inducing, len(points))):
+        events.append(Event(EventKind.FEWER_POINTS, found=len(layout.inducing), asked=most))
     report = Report(
-        route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=predicted,
-        peak_bytes=workspace.peak_bytes, seconds=time.perf_counter() - began, events=events,
+        route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=plan.peak_bytes,
+        peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,
+        events=events, plan=plan,
     )  # fmt: skip
     state = FullScaleState(
         prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, settings.solve
     )
     state.__dict__["basis"] = factor.basis  # which predictions ask for
     return state
+
+
+def _plan(prior: Prior, x: Tensor, distinct: int, asked: Approximation, settings: ConditionSettings) -> ApproximatePlan:
+    """The plan of conditioning, with the sizes that are left to it. Raises: MemoryBudgetError, DomainError."""
+    rows = RowCounts(len(x), x.shape[-1], distinct)
+    wanted = PlanSettings(settings.memory, x.device, deterministic=settings.solve.deterministic)
+    return approximate_plan(prior, rows, asked, wanted, settings.deadline.limit, training=False)

@@ -20,20 +20,22 @@ from flashgp.foundations.errors import FitInterrupted, ShapeError
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
+from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.full_scale.condition import condition, refuse_unfit
+from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
-from flashgp.inference.full_scale.sizes import Approximation, refuse_exact
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.plan import chosen_device
+from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
 from flashgp.inference.training.history import Recorder
-from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
@@ -59,16 +61,22 @@ def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: 
             f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
         )
     x, y = contiguous_copy(x), contiguous_copy(y)
-    refuse_unfit(prior, x, y)
-    sizes = asked.sizes(x.shape[-2])
-    prior, target = prior.released(), chosen_device(options.device, x)
+    refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
+    group, target = equal_rows(prior, x, y), chosen_device(options.device, x)
+    distinct = x.shape[-2] if group is None else int(group.max()) + 1
+    plan = approximate_plan(
+        prior, RowCounts(len(x), x.shape[-1], distinct), asked, plan_settings(options, target), options.deadline.limit
+    )
+    prior, asked = prior.released(), asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
-    problem = problem_of(prior, x, y, equal_rows(prior, x, y), target, direct, options)
+    problem = problem_of(prior, x, y, group, target, direct, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
-    beside = (asked.kind, dataclasses.astuple(sizes), asked.points_like(x))
+    beside = (asked.kind, dataclasses.astuple(plan.sizes), asked.points_like(x))
     mark = "" if path is None else mark_of(problem, options, beside)
     log = EvaluationLog(path, mark, options.settings.seconds_between_writes)
-    recorder = Recorder(log, options.progress, options.deadline, began=began)
+    searching = options.deadline.before(reserved_seconds(plan, options))
+    recorder = Recorder(log, options.progress, searching, began=began)
+    recorder.expect(plan.fit_step_seconds, problem.rows)
     ratio = options.settings.stochastic.part_ratio
     trained = LinearStages(
         problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio),
@@ -88,7 +96,9 @@ def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: 
             gp=prior,
             history=recorder.history,
         ) from stop
-    _report_answer(report, recorder, state, direct.workspace)
+    report_answer(report, recorder, state, plan, direct.workspace)
+    if not options.deadline.passed(plan.seconds):  # about what it takes
+        report.events.append(lost(state).event)
     objective = trained.objective
     assert isinstance(objective, LogJoint)
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
@@ -104,19 +114,6 @@ def _objective(
     sizes, own = asked.sizes(problem.rows), asked.points_like(problem.x)
     problem = problem if size == problem.rows else problem.subset(size, options.seed)
     ParameterVector(problem.prior, problem.roles).assign(theta)
-    sizes = dataclasses.replace(sizes, inducing=min(sizes.inducing, size), neighbours=min(sizes.neighbours, size))
+    sizes = sizes.within(size)
     noise = problem.prior.sites(problem.y).variance.detach()
     return FullScaleLogJoint(problem, layout_of(problem.prior, problem.x, noise, sizes, options.seed, own))
-
-
-def _report_answer(report: Report, recorder: Recorder, state: FullScaleState, workspace: Workspace) -> None:
-    """Fill the report from the state and the counts of the search."""
-    conditioning = state.report
-    for name in ("route", "device", "dtype", "predicted_bytes"):
-        setattr(report, name, getattr(conditioning, name))
-    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, conditioning.backend))))
-    report.events += conditioning.events
-    report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
-    report.iterations = len(recorder.history)
-    report.compile_seconds = workspace.compile_seconds or None
-    report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Rows
-from flashgp.inference.full_scale.sizes import Sizes
 from flashgp.inference.prior import Prior
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
+from flashgp.planner.approximate_prices import Sizes
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourhoods
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings

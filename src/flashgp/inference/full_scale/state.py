@@ -10,16 +10,18 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums, noise_floor
 from flashgp.inference.full_scale.layout import Layout, scaled_points
-from flashgp.inference.full_scale.sizes import Sizes
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import UpdateState
 from flashgp.likelihoods.base import Likelihood
+from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.plan import Plan
 from flashgp.solvers.growing.shared_rows import SharedRows
 
@@ -31,15 +33,23 @@ class Lost:
     """What an approximation loses against the exact model, by an estimate.
 
     Fields: nats, of each row, an estimate of the divergence from the exact model; standard_error of that; rows, that it
-    was estimated from; seconds, that the same fit with twice the neighbours would take.
+    was estimated from; seconds, that the same fit with twice the neighbours would take by its plan, None where it has
+    none, as after loading.
     """
 
     nats: float
     standard_error: float
     rows: int
+    seconds: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return f"loses {self.nats:.2g} ± {self.standard_error:.1g} nats a row"
+        more = "" if self.seconds is None else f"; twice the neighbours would take {readable_seconds(self.seconds)}"
+        return f"loses {self.nats:.2g} ± {self.standard_error:.1g} nats a row{more}"
+
+    @property
+    def event(self) -> Event:
+        """The same for a report."""
+        return Event(EventKind.LOST, nats=self.nats, standard_error=self.standard_error, seconds=self.seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +122,8 @@ class FullScaleState:
 
     @property
     def plan(self) -> Plan | None:
-        return self.report.plan
+        """None: there is no plan of exact inference; `report.plan` is the approximate one."""
+        return None
 
     @property
     def likelihood(self) -> Likelihood:

@@ -13,8 +13,9 @@ import torch
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
+from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.output_states import AnyState, OutputStates
-from flashgp.inference.plan import PlanSettings, RowCounts, conditioning_plan
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.state import continued

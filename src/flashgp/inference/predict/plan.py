@@ -13,7 +13,8 @@ from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.output_states import AnyState, OutputStates
-from flashgp.inference.plan import PlanSettings, PredictionQuestion, ProblemSize, RowCounts, prediction_plan
+from flashgp.inference.plan import PredictionQuestion, prediction_plan
+from flashgp.inference.plan_settings import PlanSettings, ProblemSize, RowCounts
 from flashgp.inference.state import State
 from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
 from flashgp.planner.prices import PASSES

@@ -1,32 +1,28 @@
 """Conditioning on rows that are read: a pass that counts and samples them, and one that adds up what they say."""
 
 import time
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, deterministic_where
-from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.machine import available_bytes, parse_bytes
-from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.full_scale.condition import refuse_unfit
+from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
+from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.full_scale.layout import PIVOT_SHARE, pivot_points
-from flashgp.inference.full_scale.sizes import Approximation, refuse_exact
-from flashgp.inference.plan import chosen_device
+from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.objective import block_rows, inputs_of, noise_of
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.sources.source import RowSource
+from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey, surveyed
 
-__all__ = ["ROUTE", "check_bytes", "condition", "condition_on", "sample_rows", "survey_of"]
+__all__ = ["ROUTE", "condition", "condition_on", "sample_rows", "survey_of"]
 
 ROUTE = "streamed"
 SAMPLE_ROWS = 2000  # at least, of those that are kept
@@ -34,12 +30,9 @@ SAMPLE_ROWS = 2000  # at least, of those that are kept
 
 def survey_of(prior: Prior, rows: RowSource, asked: Approximation, seed: int, least: int = SAMPLE_ROWS) -> Survey:
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
-    if not prior.likelihood.rows_alike:
-        raise DomainError(
-            "`likelihood` must treat all rows alike where rows are read, got row_variance or row_weight; leave them out"
-        )
+    refuse_unfit(prior, "sparse", batch=False)
     survey = surveyed(rows, prior.outputs, sample_rows(asked.most_inducing, least), seed)
-    refuse_unfit(prior, survey.x, survey.y)
+    refuse_unfit(prior, "sparse", batch=prior.is_batch(survey.x, survey.y))
     return survey
 
 
@@ -67,8 +60,11 @@ def condition_on(
     """The same after the first pass. Args: points: inducing points that a fit has chosen."""
     began = time.perf_counter()
     device, prior = chosen_device(settings.device, survey.x), prior.held()
-    inducing = asked.sizes(survey.count).inducing
-    predicted = check_bytes(survey, inducing, settings.memory, device)
+    wanted = PlanSettings(settings.memory, device, deterministic=settings.solve.deterministic)
+    limit, read = settings.deadline.limit, not isinstance(survey.source, Held)
+    rows = RowCounts(survey.count, survey.width)
+    plan = approximate_plan(prior, rows, asked, wanted, limit, training=False, read=read)
+    inducing = plan.inducing
     x, y = survey.x.to(device), survey.y.to(device)
     noise, points = noise_of(prior, y), asked.points_like(x) if points is None else points
     if points is None:
@@ -79,23 +75,11 @@ def condition_on(
     assert sums.inner is not None  # which may fail
     events = [EVENT] if settings.solve.deterministic else []
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points)))
+    if asked.chosen and len(points) < inducing:
+        events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))
     report = Report(
-        route=ROUTE, backend=workspace.backend, device=str(device), dtype="float64", predicted_bytes=predicted,
-        peak_bytes=workspace.peak_bytes, seconds=time.perf_counter() - began, events=events,
+        route=ROUTE, backend=workspace.backend, device=str(device), dtype="float64", predicted_bytes=plan.peak_bytes,
+        peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,
+        events=events, plan=plan,
     )  # fmt: skip
     return StreamedState(prior, points.to(survey.dtype), bound.basis, sums, survey.x, report, settings.solve)
-
-
-def check_bytes(survey: Survey, inducing: int, memory: Any, device: torch.device) -> int:
-    """What passes over the rows take at their peak, beside what the source itself takes. Raises: MemoryBudgetError."""
-    block, m = block_rows(inducing), inducing
-    needed = 8 * (block * (4 * m + 8 * survey.width) + 8 * m * m + len(survey.x) * (survey.width + m)) + 2**26
-    available = available_bytes(device) if memory is None else parse_bytes(memory, "memory")
-    if needed > available:
-        raise MemoryBudgetError(
-            f"{m:,} inducing points need {readable_bytes(needed)} with {readable_bytes(available)} available; pass a "
-            "smaller inducing=, or a larger memory=",
-            needed_bytes=needed,
-            available_bytes=available,
-        )
-    return needed

@@ -17,19 +17,20 @@ from flashgp.foundations.errors import FitInterrupted
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_plan import approximate_plan
+from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import pivot_points
-from flashgp.inference.full_scale.sizes import Approximation, refuse_exact
-from flashgp.inference.plan import chosen_device
+from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.streamed.condition import check_bytes, condition_on, survey_of
+from flashgp.inference.streamed.condition import condition_on, survey_of
 from flashgp.inference.streamed.objective import StreamedLogJoint, noise_of
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
 from flashgp.inference.training.history import Recorder
-from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
@@ -52,15 +53,18 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
     survey = survey_of(prior, rows, asked, options.seed, options.stages.first_rows)
     prior, target = prior.released(), chosen_device(options.device, survey.x)
-    inducing = asked.sizes(survey.count).inducing
-    check_bytes(survey, inducing, options.memory, target)
+    counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
+    plan = approximate_plan(prior, counts, asked, plan_settings(options, target), options.deadline.limit, read=read)
+    asked = asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     problem = problem_of(prior, survey.x, survey.y, None, target, direct, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
-    beside = (asked.kind, inducing, asked.points_like(survey.x), survey.count, survey.checksum)
+    beside = (asked.kind, plan.inducing, asked.points_like(survey.x), survey.count, survey.checksum)
     mark = "" if path is None else mark_of(problem, options, beside)
     log = EvaluationLog(path, mark, options.settings.seconds_between_writes)
-    recorder = Recorder(log, options.progress, options.deadline, began=began)
+    searching = options.deadline.before(reserved_seconds(plan, options))
+    recorder = Recorder(log, options.progress, searching, began=began)
+    recorder.expect(plan.fit_step_seconds, survey.count)
 
     def objective(size: int, theta: numpy.ndarray) -> StreamedLogJoint:
         """Of all rows, or of the sample, with inducing points chosen at a vector."""
@@ -89,7 +93,8 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
             gp=prior,
             history=recorder.history,
         ) from stop
-    _report_answer(report, recorder, state, direct.workspace)
+    report_answer(report, recorder, state, plan, direct.workspace)
+    report.events.append(state.bound.event)
     objective_found = trained.objective
     assert isinstance(objective_found, LogJoint)
     in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
@@ -113,16 +118,3 @@ def _objective(
         inducing = min(asked.sizes(survey.count).inducing, problem.rows)
         points = pivot_points(problem.prior, problem.x, noise, inducing, options.seed)
     return StreamedLogJoint(problem, survey, points)
-
-
-def _report_answer(report: Report, recorder: Recorder, state: StreamedState, workspace: Workspace) -> None:
-    """Fill the report from the state and the counts of the search."""
-    conditioning = state.report
-    for name in ("route", "device", "dtype", "predicted_bytes"):
-        setattr(report, name, getattr(conditioning, name))
-    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, conditioning.backend))))
-    report.events += conditioning.events
-    report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
-    report.iterations = len(recorder.history)
-    report.compile_seconds = workspace.compile_seconds or None
-    report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
@@ -37,7 +38,13 @@ class Bound:
         return max(0.0, self.upper - self.lower) / max(1, self.rows)
 
     def __str__(self) -> str:
-        return f"log p(y) is between {self.lower:.6g} and {self.upper:.6g}: at most {self.nats:.2g} nats a row are lost"
+        return str(self.event)
+
+    @property
+    def event(self) -> Event:
+        """The bracket of each row, for a report."""
+        rows = max(1, self.rows)
+        return Event(EventKind.BRACKET, lower=self.lower / rows, upper=self.upper / rows, nats=self.nats)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +85,8 @@ class StreamedState:
 
     @property
     def plan(self) -> Plan | None:
-        return self.report.plan
+        """None: there is no plan of exact inference; `report.plan` is the approximate one."""
+        return None
 
     @property
     def bound(self) -> Bound:

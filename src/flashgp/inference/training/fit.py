@@ -31,11 +31,14 @@ from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_plan import offer_event, offered, with_offers
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.plan import PlanSettings, RowCounts, check_plan, conditioning_plan, planned_device
+from flashgp.inference.plan import check_plan, planned_device
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -47,6 +50,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.inference.training.train import Trained, train
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan, allowed_bytes
 
 __all__ = ["Fitted", "fit_prior", "mark_of", "problem_of", "report_search"]
@@ -111,6 +115,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         check_extent(prior.kernel.form, prior.kernel.rows(problem.x.cpu()), "x")
         raise
     report = Report(events=promoted)
+    report.events += _offers(prior, plan, options)
     report_search(report, recorder, trained, options)
     interrupts: list[Event] = []
     conditioning = ConditionSettings(
@@ -152,14 +157,35 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
         )  # fmt: skip
         plan = conditioning_plan(prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked)
     if plan.training_bytes > plan.available_bytes:
-        raise MemoryBudgetError(
+        error = MemoryBudgetError(
             f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "
             f"{readable_bytes(plan.available_bytes)} available; pass a larger memory=, or condition with given "
             f"hyperparameters, which needs {readable_bytes(plan.peak_bytes)}",
             needed_bytes=plan.training_bytes,
             available_bytes=plan.available_bytes,
         )
+        raise with_offers(error, _approximations(prior, plan, options), training=True)
     return plan
+
+
+def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[ApproximatePlan, ...]:
+    """The approximations that would fit in place of an exact plan."""
+    models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
+    asked = PlanSettings(
+        plan.available_bytes, torch.device(plan.device), deterministic=options.deterministic, stages=options.stages
+    )
+    rows = RowCounts(plan.n, plan.d, plan.distinct, models)
+    return offered(prior, rows, asked, options.deadline.limit)
+
+
+def _offers(prior: Prior, plan: Plan, options: FitOptions) -> list[Event]:
+    """What approximations would take, where an exact fit takes longer than its limit."""
+    limit = options.deadline.limit
+    if limit is None or plan.fit_seconds <= limit:
+        return []
+    plans = _approximations(prior, plan, options)
+    quicker = tuple(one for one in plans if one.fit_seconds < plan.fit_seconds)
+    return [offer_event(plan, quicker, limit)] if quicker else []
 
 
 def problem_of(

@@ -6,13 +6,19 @@ parts, all rows      Fisher scoring on the other likelihood, from the extrapolat
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy
+import torch
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.quantities import counted
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
@@ -22,11 +28,19 @@ from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.train import Trained, best_found
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.fit_stages import Search, fit_stages
 
-__all__ = ["LinearStages"]
+__all__ = ["LinearStages", "plan_settings", "report_answer", "reserved_seconds"]
 
 ROUNDS = 3  # choices of points and neighbours for all rows, at most
+
+
+class FittedState(Protocol):
+    """A state that has a report of its own."""
+
+    @property
+    def report(self) -> Report: ...
 
 
 @dataclasses.dataclass
@@ -128,3 +142,31 @@ class LinearStages:
                 gained = values[0] - min(values) if last else numpy.inf
             trend.add(descent.theta, size)
             curvature, recorder.reached = descent.curvature, descent.theta
+
+
+# -- what fits of approximations have in common ---------------------------------------------------------------------
+def plan_settings(options: FitOptions, device: torch.device) -> PlanSettings:
+    """What the plan of an approximate fit is asked to keep to."""
+    return PlanSettings(options.memory, device, deterministic=options.deterministic, stages=options.stages)
+
+
+def reserved_seconds(plan: ApproximatePlan, options: FitOptions) -> float:
+    """Seconds that a search leaves to its posterior."""
+    return min(plan.seconds, options.settings.time.part_share * max(0.0, options.deadline.left))
+
+
+def report_answer(
+    report: Report, recorder: Recorder, state: FittedState, plan: ApproximatePlan, workspace: Workspace
+) -> None:
+    """Fill the report of a fit from the state, the plan and the counts of the search."""
+    conditioning = state.report
+    conditioning.plan = plan  # of the search too
+    for name in ("route", "device", "dtype"):
+        setattr(report, name, getattr(conditioning, name))
+    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, conditioning.backend))))
+    report.events += conditioning.events
+    report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.training_bytes, plan.fit_seconds
+    report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
+    report.iterations = len(recorder.history)
+    report.compile_seconds = workspace.compile_seconds or None
+    report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

@@ -1,45 +1,41 @@
-"""How an approximation is asked for, and the sizes that "auto" takes."""
+"""How an approximation is asked for, and the ladder of sizes that "auto" chooses from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_points
-from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
-from flashgp.foundations.machine import available_bytes, parse_bytes
-from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.planner.approximate_prices import Sizes
 
 __all__ = [
     "APPROXIMATIONS",
+    "DEFAULT",
+    "LADDER",
     "Approximation",
-    "Sizes",
     "approximation_of",
     "approximation_of_read",
-    "check_bytes",
     "refuse_exact",
 ]
 
-APPROXIMATIONS = ("full_scale", "sparse")  # the second where fit and condition are called, not in estimators
-INDUCING, NEIGHBOURS = 512, 96  # of "auto"
-BLOCK = 32
-PREDICTING = 128
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Fields: inducing points; rows of a block; neighbours of a block; neighbours of a point that is predicted."""
-
-    inducing: int
-    block: int
-    neighbours: int
-    predicting: int
+APPROXIMATIONS = ("full_scale", "sparse", "auto")
+# Inducing points, rows of a block, neighbours, from the least time and memory to the most. DEFAULT is what "auto" takes
+# without a time limit: docs/decisions/0033-sizes-by-plan.md.
+LADDER = (
+    (64, 8, 24), (128, 16, 48), (256, 32, 64), (512, 32, 96), (512, 128, 256), (1024, 128, 512),
+)  # fmt: skip
+DEFAULT = 3
+BLOCK, LARGE_BLOCK, LARGE_NEIGHBOURS = 32, 128, 256  # rows of a block, for a number of neighbours that was asked for
+MORE_FOR_POINTS, MAX_PREDICTING = 4, 1024  # times the neighbours for a point that is predicted, and at most
+NEIGHBOURS = LADDER[DEFAULT][2]  # of the default sizes
+PREDICTING = MORE_FOR_POINTS * NEIGHBOURS
 
 
 @dataclass(frozen=True, eq=False)
 class Approximation:
-    """Args: kind, one of APPROXIMATIONS; inducing, a number, points (m, d), or "auto"; neighbours, a number or "auto".
+    """Args: kind, one of APPROXIMATIONS; inducing, a number, points (m, d), or "auto"; neighbours, a number or "auto";
+    chosen_sizes, what a plan made of "auto", in place of the defaults.
 
     Raises: DomainError, ShapeError.
     """
@@ -47,6 +43,7 @@ class Approximation:
     kind: str
     inducing: Any = "auto"
     neighbours: Any = "auto"
+    chosen_sizes: Sizes | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.kind, str) and self.kind in APPROXIMATIONS):
@@ -77,7 +74,17 @@ class Approximation:
         """Inducing points that are chosen, where there are as many rows. Raises: DomainError."""
         if not self.chosen:
             return 0
-        return INDUCING if self.inducing == "auto" else check_count(self.inducing, "inducing", 0)
+        if self.chosen_sizes is not None:
+            return self.chosen_sizes.inducing
+        return LADDER[DEFAULT][0] if self.inducing == "auto" else check_count(self.inducing, "inducing", 0)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether a size is left to the plan, which has not chosen yet."""
+        if self.chosen_sizes is not None:
+            return False
+        of_inducing = isinstance(self.inducing, str)
+        return of_inducing or (self.kind != "sparse" and isinstance(self.neighbours, str))
 
     def points_like(self, x: Tensor) -> Tensor | None:
         """Inducing points of the caller's own, (m, d), in x's dtype; None where they are chosen."""
@@ -89,29 +96,52 @@ class Approximation:
         return points.detach().clone()
 
     def sizes(self, n: int) -> Sizes:
-        """The sizes for n rows. Raises: DomainError for more points or neighbours than rows."""
+        """The sizes for n rows: those that a plan chose, or the default ones.
+
+        Raises: DomainError for more points or neighbours than rows.
+        """
+        return self.sizes_at(DEFAULT, n)
+
+    def sizes_at(self, step: int, n: int) -> Sizes:
+        """The sizes for n rows with those that are "auto" from a step of the ladder, or those that a plan chose.
+
+        Raises: DomainError.
+        """
+        if self.chosen_sizes is not None:
+            return self.chosen_sizes.within(n)
+        points, block, near = LADDER[step]
+        inducing, neighbours = min(points, n), min(near, n)
         if hasattr(self.inducing, "__len__") and not isinstance(self.inducing, str):
             inducing = len(self.inducing)
-        elif self.inducing == "auto":
-            inducing = min(INDUCING, n)
-        else:
+        elif self.inducing != "auto":
             inducing = check_count(self.inducing, "inducing", 0)
-        neighbours = min(NEIGHBOURS, n) if self.neighbours == "auto" else check_count(self.neighbours, "neighbours", 0)
+        if self.neighbours != "auto":
+            neighbours = check_count(self.neighbours, "neighbours", 0)
+            block = LARGE_BLOCK if neighbours >= LARGE_NEIGHBOURS else min(BLOCK, -(-neighbours // 3))
         for name, value in (("inducing", inducing), ("neighbours", neighbours)):
             if value > n:
                 raise DomainError(f"`{name}` must be at most the {n:,} rows, got {value:,}; pass fewer, or 'auto'")
-        block = max(1, BLOCK if not neighbours else min(BLOCK, -(-neighbours // 3)))
-        return Sizes(inducing, block, neighbours, 0 if not neighbours else max(neighbours, min(PREDICTING, n)))
+        if self.kind == "sparse":
+            return Sizes(inducing, 0, 0, 0)
+        predicting = max(neighbours, min(MORE_FOR_POINTS * neighbours, MAX_PREDICTING, n))
+        return Sizes(inducing, max(1, min(block, n)), neighbours, predicting)
+
+    def resolved(self, sizes: Sizes) -> "Approximation":
+        """The same with the sizes that a plan chose."""
+        return replace(self, chosen_sizes=sizes)
 
 
 def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation | None:
-    """What was asked for; None for exact inference. Raises: DomainError for sizes of no approximation."""
-    if kind == "sparse":
-        raise DomainError(
-            "`approximation` must be None or 'full_scale' here, got 'sparse'; call fgp.fit or gp.condition with it"
-        )
+    """What was asked for of rows that are held; None for exact inference.
+
+    Full scale without neighbours is inducing points alone: their collapsed bound, eq. (M-160).
+    Raises: DomainError for sizes of no approximation.
+    """
     if kind is not None:
-        return Approximation(kind, inducing, neighbours)
+        asked = Approximation(kind, inducing, neighbours)
+        if kind == "full_scale" and neighbours != "auto" and not check_count(neighbours, "neighbours", 0):
+            return Approximation("sparse", inducing, neighbours)
+        return asked
     for name, value in (("inducing", inducing), ("neighbours", neighbours)):
         if not (isinstance(value, str) and value == "auto"):
             raise DomainError(
@@ -138,24 +168,3 @@ def approximation_of_read(kind: Any, inducing: Any, neighbours: Any) -> Approxim
             "that are held; pass x and y, or leave it out"
         )
     return Approximation("sparse" if kind is None or kind == "auto" else kind, inducing, neighbours)
-
-
-def check_bytes(n: int, sizes: Sizes, memory: str | int | None, device: torch.device) -> int:
-    """What a pass over n rows takes at its peak. Raises: MemoryBudgetError, with fewer inducing points that would fit.
-
-    A and its gradient, rows and neighbours of every block.
-    """
-
-    def needed(m: int) -> int:
-        return 8 * n * (2 * m + 2 + (sizes.neighbours + sizes.block) // max(1, sizes.block)) + 4 * 8 * m * m + 2**26
-
-    available = available_bytes(device) if memory is None else parse_bytes(memory, "memory")
-    if needed(sizes.inducing) > available:
-        most = max(0, (available - 2**26) // (16 * max(1, n)))
-        raise MemoryBudgetError(
-            f"{sizes.inducing:,} inducing points of {n:,} rows need {readable_bytes(needed(sizes.inducing))} with "
-            f"{readable_bytes(available)} available; pass inducing={most:,}, or a larger memory=",
-            needed_bytes=needed(sizes.inducing),
-            available_bytes=available,
-        )
-    return needed(sizes.inducing)

@@ -1,0 +1,99 @@
+"""Whether inference is exact or approximate where that is left to the library: approximation="auto"."""
+
+from typing import Any
+
+from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.determinism import contiguous_copy
+from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.events import ApproximationReason, Event, EventKind
+from flashgp.inference.approximate_plan import approximate_plan, costs, obstacle
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.exact_plan import conditioning_plan
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import equal_rows
+from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.plan import Plan
+
+__all__ = ["counts_of", "decided"]
+
+
+def counts_of(prior: Prior, x: Any, y: Any) -> RowCounts:
+    """The sizes of a table, its distinct rows counted. Raises: ShapeError, DomainError."""
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, prior.outputs)
+    group = equal_rows(prior, contiguous_copy(x), contiguous_copy(y))
+    distinct = None if group is None else int(group.max()) + 1
+    return RowCounts(x.shape[-2], x.shape[-1], distinct, x.shape[:-2].numel())
+
+
+def decided(
+    prior: Prior,
+    rows: RowCounts,
+    asked: Approximation,
+    settings: PlanSettings,
+    time_limit: float | None = None,
+    *,
+    training: bool = True,
+) -> tuple[Approximation | None, Plan | ApproximatePlan, Event]:
+    """Exact inference where its plan keeps to the limits; else full scale, else inducing points alone.
+
+    Args:
+        asked: of kind "auto", with sizes where they were asked for.
+        settings: what plans keep to; the exact one is made as they say.
+        time_limit: seconds of a whole fit, or of conditioning without `training`; None for any.
+    Returns: what is taken, None for exact inference, with its sizes; its plan; and the reason with all costs. Where
+        nothing keeps to the time limit, the quickest of what fits the memory.
+    Raises: MemoryBudgetError where nothing fits the memory.
+    """
+    exact, refusal = None, None
+    try:
+        exact = conditioning_plan(prior, rows, settings)
+    except MemoryBudgetError as error:
+        refusal = error
+    if exact is not None and (exact.training_bytes if training else exact.peak_bytes) > exact.available_bytes:
+        exact, refusal = None, None
+    seconds = None if exact is None else exact.fit_seconds if training else exact.seconds
+    if exact is not None and seconds is not None and (time_limit is None or seconds <= time_limit):
+        return None, exact, _event(None, ApproximationReason.FITS, exact, (), training)
+    plans: list[ApproximatePlan] = []
+    batch = rows.batch * prior.kernel.batch_shape.numel() > 1
+    for kind in ("full_scale", "sparse"):
+        if rows.n and not obstacle(prior, kind, batch=batch):
+            neighbours = asked.neighbours if kind == "full_scale" else "auto"
+            one = Approximation(kind, asked.inducing, neighbours)
+            try:
+                plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
+            except MemoryBudgetError as error:
+                refusal = refusal or error
+    reason = ApproximationReason.MEMORY if exact is None else ApproximationReason.TIME
+
+    def took(plan: ApproximatePlan) -> float:
+        return plan.fit_seconds if training else plan.seconds
+
+    on_time = [plan for plan in plans if time_limit is None or took(plan) <= time_limit]
+    quickest = min(plans, key=took, default=None)
+    chosen = on_time[0] if on_time else quickest
+    if chosen is not None and not on_time and seconds is not None and seconds <= took(chosen):
+        chosen = None
+    if chosen is None:
+        if exact is None:
+            raise refusal or MemoryBudgetError(
+                f"`memory` is too little for {rows.n:,} rows, exactly or by an approximation; pass a larger memory=",
+                needed_bytes=0, available_bytes=0,
+            )  # fmt: skip
+        return None, exact, _event(None, ApproximationReason.NO_OTHER, exact, tuple(plans), training)
+    neighbours = asked.neighbours if chosen.approximation == "full_scale" else "auto"
+    taken = Approximation(chosen.approximation, asked.inducing, neighbours).resolved(chosen.sizes)
+    return taken, chosen, _event(taken.kind, reason, exact, tuple(plans), training)
+
+
+def _event(
+    approximation: str | None, reason: ApproximationReason, exact: Plan | None, plans: tuple[ApproximatePlan, ...],
+    training: bool,
+) -> Event:  # fmt: skip
+    shown = None if approximation is None else {"full_scale": "Full scale", "sparse": "Inducing points"}[approximation]
+    return Event(
+        EventKind.APPROXIMATION_CHOSEN, chosen=approximation or "exact", approximation=shown, reason=reason,
+        **costs(exact, plans, training=training),
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""Plans of approximate fits: bytes of every allocation and seconds, from sizes, eqs. (M-183) to (M-186).
+
+Prices are those of planner/approximate_prices.py. Which sizes are planned is decided where sizes are asked for
+(inference/approximate_plan.py).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from flashgp.foundations.errors import DomainError, MemoryBudgetError
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.planner.approximate_prices import (
+    FEW,
+    GRADIENT,
+    HELD,
+    LAYOUT,
+    PASS,
+    PHASES,
+    Allocation,
+    ApproximateWork,
+    FullScalePrice,
+    Price,
+    Sizes,
+    SparsePrice,
+)
+from flashgp.planner.choice import plan_json, plan_values
+from flashgp.planner.plan import kernel_line, printed, printed_html
+from flashgp.planner.prices import Priced, factored_plan
+from flashgp.planner.problem import ConditioningProblem, Resources
+
+__all__ = [
+    "KINDS",
+    "LOST_HINT",
+    "ApproximatePlan",
+    "plan_approximate",
+    "refuse_too_large",
+]
+
+KINDS = {
+    "full_scale": "inducing points, and block Vecchia on what they leave",
+    "sparse": "inducing points by their collapsed bound, in passes over the rows",
+}
+
+
+@dataclass(frozen=True)
+class ApproximatePlan:
+    """What an approximate fit takes, before anything is allocated.
+
+    Fields: approximation, one of KINDS; device; n and distinct rows, d, outputs; inducing, block, neighbours and
+    predicting, the sizes (0 where there are none); allocations, all of them; peak_bytes and seconds of conditioning
+    once; training_bytes, the peak of a fit; fit_step_seconds of one value with its gradient; fit_seconds of a whole fit
+    with its posterior, eq. (M-186), most between fit_seconds_low and fit_seconds_high; predict_seconds of a point;
+    more_seconds, of a whole fit with twice the neighbours, or twice the inducing points where there are none;
+    available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python; notes.
+    """
+
+    approximation: str
+    device: str
+    n: int
+    distinct: int
+    d: int
+    outputs: int
+    inducing: int
+    block: int
+    neighbours: int
+    predicting: int
+    allocations: tuple[Allocation, ...]
+    peak_bytes: int
+    training_bytes: int
+    seconds: float
+    fit_step_seconds: float
+    fit_seconds: float
+    fit_seconds_low: float
+    fit_seconds_high: float
+    predict_seconds: float
+    more_seconds: float
+    available_bytes: int
+    profile: str
+    kernel: str
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.inducing, self.block, self.neighbours, self.predicting)
+
+    @property
+    def sizes_text(self) -> str:
+        """The sizes in words."""
+        if self.approximation == "sparse":
+            return f"{self.inducing:,} inducing points"
+        return f"{self.inducing:,} inducing points, blocks of {self.block:,} rows, {self.neighbours:,} neighbours"
+
+    def to_json(self) -> str:
+        return plan_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ApproximatePlan":
+        """Raises: DomainError for text that is not such a plan."""
+        plan = plan_values(cls, text)
+        if plan.approximation not in KINDS:
+            raise DomainError(f"`text` names the approximation {plan.approximation!r}; it must be one of {[*KINDS]}")
+        return plan
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(name, readable value)."""
+        size = f"n = {self.n:,}" + (f" rows, {self.distinct:,} distinct" if self.distinct < self.n else "")
+        outputs = f", {self.outputs} outputs" if self.outputs > 1 else ""
+        low, high = readable_seconds(self.fit_seconds_low), readable_seconds(self.fit_seconds_high)
+        largest = sorted(self.allocations, key=lambda one: -one.bytes)[:3]
+        shown = "; ".join(f"{one.name} ({one.during}): {readable_bytes(one.bytes)}" for one in largest)
+        predicted = f"about {readable_seconds(1000 * self.predict_seconds)} for 1,000 points"
+        if self.predicting:
+            predicted += f", each from {self.predicting:,} neighbours"
+        return [
+            ("problem", f"{size}, d = {self.d}{outputs}"),
+            ("kernel", kernel_line(self.kernel)),
+            ("approximation", f"{self.approximation}: {KINDS[self.approximation]}"),
+            ("sizes", self.sizes_text),
+            ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
+            ("of it", shown),
+            ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
+            ("training", f"{readable_bytes(self.training_bytes)} at most"),
+            ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
+            ("whole fit", f"about {readable_seconds(self.fit_seconds)}, most between {low} and {high}"),
+            ("predict", predicted),
+            ("twice as many", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
+            ("what is lost", LOST_HINT[self.approximation]),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def __str__(self) -> str:
+        return printed(self.lines(), ())
+
+    def _repr_html_(self) -> str:
+        return printed_html(self.lines(), ())
+
+
+LOST_HINT = {
+    "full_scale": "posterior.lost estimates it, nats a row, with a standard error",
+    "sparse": "posterior.bound has a lower and an upper bound on log p(y)",
+}
+
+
+def plan_approximate(
+    kind: str, problem: ConditioningProblem, sizes: Sizes, resources: Resources, *, read: bool = False
+) -> ApproximatePlan:
+    """The plan of an approximation of given sizes on the first of the devices; whether it fits is for the caller.
+
+    Args: kind, one of KINDS; read, whether rows are read, not held.
+    """
+    device, work = resources.devices[0], ApproximateWork()
+    priced = Priced(problem, resources.rates)
+    price: Price = FullScalePrice(priced, sizes, device, work)
+    if kind == "sparse":
+        price = SparsePrice(priced, sizes, device, work, read)
+    allocations = tuple(one for one in price.allocations() if one.bytes > 0)
+    few = min(problem.u, problem.stages.first_rows)
+    exact = factored_plan(replace(priced, problem=replace(problem, n=few, distinct=None)), device, "direct")
+    allocations += (Allocation(FEW, "exact searches", exact.training_bytes),)
+    low, middle, high = price.fit_seconds()
+    more = replace(price, sizes=sizes.doubled().within(problem.u)).fit_seconds()[1]
+    return ApproximatePlan(
+        kind, str(device), problem.n, problem.u, problem.d, problem.outputs, sizes.inducing, sizes.block,
+        sizes.neighbours, sizes.predicting, allocations, peak_of(allocations, (LAYOUT, PASS)),
+        peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)), price.condition(), price.step(problem.u), middle, low,
+        high, price.predict(), more, resources.available()[str(device)], priced.profile.name, problem.form.fusion,
+        resources.notes(),
+    )  # fmt: skip
+
+
+def peak_of(allocations: Iterable[Allocation], phases: Iterable[str]) -> int:
+    """What is held all the while, and the largest of the phases, eq. (M-183)."""
+    total = dict.fromkeys(PHASES, 0)
+    for one in allocations:
+        total[one.during] += one.bytes
+    return total[HELD] + max((total[phase] for phase in phases), default=0)
+
+
+def refuse_too_large(plan: ApproximatePlan, fitting: ApproximatePlan | None, *, training: bool) -> None:
+    """MemoryBudgetError where a plan does not fit what is available. Args: fitting, the largest that would."""
+    needed = plan.training_bytes if training else plan.peak_bytes
+    if needed <= plan.available_bytes:
+        return
+    advice = "pass a larger memory=, or fewer rows"
+    if fitting is not None:
+        sizes = f"inducing={fitting.inducing}"
+        sizes += f", neighbours={fitting.neighbours}" if fitting.approximation == "full_scale" else ""
+        bytes_there = fitting.training_bytes if training else fitting.peak_bytes
+        advice = f"{sizes} needs {readable_bytes(bytes_there)} and fits; or pass a larger memory="
+    raise MemoryBudgetError(
+        f"`memory` allows {readable_bytes(plan.available_bytes)}, but {plan.sizes_text} of {plan.distinct:,} rows need "
+        f"{readable_bytes(needed)}; {advice}",
+        needed_bytes=needed,
+        available_bytes=plan.available_bytes,
+        cheapest_plan=fitting,
+    )

@@ -1,0 +1,172 @@
+"""approximation="auto", sizes by limits, what an exact fit offers, and what is lost in words."""
+
+import dataclasses
+
+import numpy
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.events import ApproximationReason, EventKind, of_kind
+from flashgp.foundations.profile import BUILT_IN
+from flashgp.inference.approximate_posterior import ApproximatePosterior
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.decision import decided
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.streamed_posterior import StreamedPosterior
+from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.plan import Plan
+from inference.plain_gp import data, model
+
+SMALL = {"inducing": 12, "neighbours": 9}
+
+
+def choice(gp: fgp.GP, n: int, limit: float | None = None, **options: object) -> tuple[str, ApproximationReason]:
+    settings = PlanSettings(**{"memory": "64GiB", "profile": BUILT_IN, **options})
+    rows = RowCounts(n, 2)
+    taken, plan, event = decided(gp, rows, Approximation("auto"), settings, limit)
+    assert isinstance(plan, Plan if taken is None else ApproximatePlan)
+    assert event.fields["chosen"] == ("exact" if taken is None else taken.kind)
+    if taken is not None:
+        assert taken.sizes(n) == plan.sizes
+    str(event)
+    return event.fields["chosen"], ApproximationReason(event.fields["reason"])
+
+
+def test_what_auto_takes() -> None:
+    """Exact while it keeps to the limits, then full scale, then inducing points alone."""
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+    assert choice(gp, 3000) == ("exact", ApproximationReason.FITS)
+    assert choice(gp, 300_000) == ("exact", ApproximationReason.FITS)  # no limit: the default stays
+    assert choice(gp, 300_000, 600.0) == ("full_scale", ApproximationReason.TIME)
+    assert choice(gp, 3_000_000, 300.0) == ("sparse", ApproximationReason.TIME)
+    assert choice(gp, 30_000_000, 1.0)[0] == "sparse"  # the quickest of what fits
+    noisy = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_variance=torch.ones(3_000_000) * 0.1))
+    assert choice(noisy, 3_000_000, 300.0)[0] == "full_scale"
+    two = fgp.GP(fgp.kernels.Matern(), outputs=2)
+    assert choice(two, 300_000, 100.0) == ("exact", ApproximationReason.NO_OTHER)
+
+
+def test_auto_by_memory() -> None:
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+    exact = fgp.plan(gp, n=20_000, d=2, memory="64GiB", profile=BUILT_IN)
+    assert exact.peak_bytes > 10**8
+    settings = PlanSettings(memory="60MiB", profile=BUILT_IN, solver="cholesky")
+    taken, plan, event = decided(gp, RowCounts(20_000, 2), Approximation("auto"), settings)
+    assert taken is not None
+    assert event.fields["reason"] == ApproximationReason.MEMORY
+    assert event.fields["exact_seconds"] is None
+    assert plan.training_bytes <= 60 * 2**20
+    with pytest.raises(fgp.MemoryBudgetError):
+        decided(gp, RowCounts(20_000, 2), Approximation("auto"), dataclasses.replace(settings, memory="1MiB"))
+
+
+@pytest.mark.parametrize("limit", [None, 1e-6])
+def test_auto_in_every_door(limit: float | None) -> None:
+    """A fit, conditioning, the estimator and the model of a table choose alike and say so."""
+    x, y = data(150)
+    fit = fgp.fit(model(), x, y, approximation="auto", time_limit=limit, starts=1)
+    post = model().condition(x, y, approximation="auto", time_limit=limit)
+    estimator = fgp.GPRegressor(
+        approximation="auto", time_limit=limit, starts=1, target_transform="none"
+    ).fit(x.numpy(), y.numpy())  # fmt: skip
+    table = fgp.TableModel(approximation="auto", time_limit=limit, starts=1, target_transform="none").fit(
+        {"a": x[:, 0].numpy(), "b": x[:, 1].numpy(), "y": y.numpy()}, target="y"
+    )
+    for report in (fit.report, post.report, estimator.report_, table.report):
+        (event,) = of_kind(report.events, EventKind.APPROXIMATION_CHOSEN)
+        assert event.fields["chosen"] == "exact" or limit is not None
+    for found in (fit.posterior, post, estimator.posterior_, table.posterior):
+        assert bool(found.predict(x[:5]).mean.isfinite().all())
+
+
+def test_settings_of_exact_inference_are_refused_beside_auto() -> None:
+    x, y = data(30)
+    with pytest.raises(fgp.DomainError, match="`solver` is of exact inference"):
+        model().condition(x, y, approximation="auto", solver="cg")
+    with pytest.raises(fgp.DomainError, match="`jitter` is of exact inference"):
+        fgp.fit(model(), x, y, approximation="auto", jitter=1e-6)
+
+
+def test_full_scale_without_neighbours_is_the_collapsed_bound() -> None:
+    x, y = data(120)
+    found = model().condition(x, y, approximation="full_scale", inducing=15, neighbours=0)
+    alone = model().condition(x, y, approximation="sparse", inducing=15)
+    assert isinstance(found, StreamedPosterior)
+    assert torch.equal(found.predict(x).mean, alone.predict(x).mean)
+    assert found.bound == alone.bound
+    fit = fgp.fit(model(), x, y, approximation="full_scale", inducing=15, neighbours=0, starts=1)
+    assert isinstance(fit.posterior, StreamedPosterior)
+    with pytest.raises(fgp.DomainError, match="`inducing` must be at least 1"):
+        model().condition(x, y, approximation="full_scale", inducing=0, neighbours=0)
+    weighted = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_variance=torch.full((120,), 0.1)))
+    with pytest.raises(fgp.DomainError, match="treats all rows alike"):
+        weighted.condition(x, y, approximation="full_scale", inducing=15, neighbours=0)
+
+
+def test_an_exact_fit_past_its_limit_names_both_costs() -> None:
+    x, y = data(400)
+    fit = fgp.fit(model(), x, y, time_limit=1e-3)
+    events = of_kind(fit.report.events, EventKind.APPROXIMATION_OFFERED)
+    plan = fit.report.plan
+    assert not isinstance(fit.posterior, ApproximatePosterior)
+    for event in events:
+        assert event.fields["exact_seconds"] == plan.fit_seconds
+        assert "posterior.lost" in str(event)
+    assert not of_kind(fgp.fit(model(), x, y).report.events, EventKind.APPROXIMATION_OFFERED)
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse"])
+def test_reports_carry_the_plan_and_what_is_lost(kind: str) -> None:
+    x, y = data(300)
+    sizes = SMALL if kind == "full_scale" else {"inducing": 12}
+    fit = fgp.fit(model(), x, y, approximation=kind, starts=1, **sizes)
+    plan = fit.report.plan
+    assert isinstance(plan, ApproximatePlan)
+    assert (plan.n, plan.inducing, plan.approximation) == (300, 12, kind)
+    assert fit.report.predicted_seconds == plan.fit_seconds
+    assert fit.report.predicted_bytes == plan.training_bytes
+    lost = fit.posterior.lost
+    if kind == "full_scale":
+        (event,) = of_kind(fit.report.events, EventKind.LOST)
+        assert event.fields["nats"] == lost.nats
+        assert lost.seconds == plan.more_seconds
+        assert "twice the neighbours would take" in str(lost)
+    else:
+        (event,) = of_kind(fit.report.events, EventKind.BRACKET)
+        assert event.fields["lower"] == lost.lower / 300
+    assert "nats a row" in str(fit.report)
+    assert "nats a row" in repr(fit.posterior)
+    conditioned = fit.gp.condition(x, y, approximation=kind, **sizes)
+    assert isinstance(conditioned.report.plan, ApproximatePlan)
+    assert conditioned.report.predicted_seconds == conditioned.report.plan.seconds
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse"])
+def test_nothing_is_allocated_that_does_not_fit(kind: str) -> None:
+    x, y = data(3000)
+    for call in (
+        lambda: model().condition(x, y, approximation=kind, inducing=700, memory="20MiB"),
+        lambda: fgp.fit(model(), x, y, approximation=kind, inducing=700, memory="20MiB"),
+    ):
+        with pytest.raises(fgp.MemoryBudgetError, match="rows need") as refused:
+            call()
+        assert refused.value.needed_bytes > 20 * 2**20 >= refused.value.available_bytes
+
+
+def test_fewer_points_than_asked_are_an_event() -> None:
+    """Pivots end at rounding: a smooth function of few distinct values has no more of them."""
+    x = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]
+    gp = fgp.GP(fgp.kernels.RBF(lengthscale=2.0), likelihood=fgp.likelihoods.Gaussian(0.1))
+    for kind in ("full_scale", "sparse"):
+        found = gp.condition(x, x[:, 0].sin(), approximation=kind, inducing=100)
+        (event,) = of_kind(found.report.events, EventKind.FEWER_POINTS)
+        assert 0 < event.fields["found"] < 100 == event.fields["asked"]
+        assert event.fields["found"] == len(found.state.layout.inducing if kind == "full_scale" else found.inducing)
+
+
+def test_a_limit_gives_the_sizes_of_its_plan() -> None:
+    x, y = data(200)
+    found = fgp.fit(model(), x, y, approximation="full_scale", time_limit=1e-9)
+    assert found.report.plan.inducing == 64
+    assert numpy.isclose(found.posterior.state.sizes.inducing, 64)
