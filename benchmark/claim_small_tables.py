@@ -272,6 +272,7 @@ BESIDE = claim((DEFAULT.name, AUTO, *PEERS), "small_tables_peers", "Small tables
 def main(argv: Sequence[str] | None = None) -> int:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--peers", action="store_true", help="beside other libraries; a record of its own")
+        parser.add_argument("--splits", type=int, metavar="N", help="only cells that begin before split N")
 
     beside = "--peers" in (sys.argv[1:] if argv is None else argv)
     claimed = BESIDE if beside else KERNELS
@@ -293,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for table in tables
         for method in methods
         for count in [min(splits, AT_ONCE.get(method, 5))]
-        for first in range(0, splits, count)
+        for first in range(0, min(splits, options.splits or splits), count)
     ]
     return main_of(claimed, cells, options)
 

@@ -170,6 +170,10 @@ class EventKind(Enum):
         "The log evidence is between {lower:.4g} and {upper:.4g} nats a row: the approximation loses at most "
         "{nats:.2g} of them."
     )
+    MINIBATCHES = (
+        "Minibatches: {inducing:n inducing point}, {seen:n row} of {rows:,} seen, some perhaps several times. [The "
+        "bound is {gap:.2g} nats a row below that of the best distribution of inducing values for what was seen.]"
+    )
     FEWER_NEIGHBOURS = (
         "{blocks:n block} had fewer neighbours: with all of them rounding left no factor. More noise, or fewer "
         "repeated rows, avoids this."

@@ -1,6 +1,6 @@
 """GP: the prior, a description of covariance function, mean and likelihood, and what it says about data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,7 @@ from flashgp.sources.source import source_of
 
 if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
+    from flashgp.inference.streamed.minibatch import InducingValues, MinibatchBound
     from flashgp.planner.plan import Plan
     from flashgp.solvers.contract import Step
 
@@ -116,7 +117,8 @@ class GP(Prior):
     ) -> "Posterior":
         """The posterior given rows x, (*batch, n, d), and targets y, (*batch, n) or (*batch, n, outputs).
 
-        Or given rows that are read, not held: `gp.condition(rows, inducing=512)`, as `fgp.fit` takes them.
+        Or given rows that are read, not held: `gp.condition(rows, inducing=512)`, as `fgp.fit` takes them. Or given
+        what minibatches have said: `gp.condition(q)`, with q of `minibatch_bound`.
 
         Detached from parameters and data unless `differentiable`. n = 0 gives the prior as a posterior. Whatever the
         route, the mean is that of a float64 Cholesky factor to `tolerance`, and the report says how certain that is.
@@ -165,10 +167,25 @@ class GP(Prior):
             jitter=check_jitter(jitter),
             differentiable=check_flag(differentiable, "differentiable"),
         )
+        found = self._condition_on_values(x, settings, (approximation, inducing, neighbours)) if y is None else None
+        if found is not None:
+            return found
         if y is None:
             asked = approximation_of_read(approximation, inducing, neighbours)
             return posterior_of_read(self, source_of(x), settings, asked)
         return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
+
+    def _condition_on_values(self, q: Any, settings: ConditionSettings, asked: Sequence[Any]) -> "Posterior | None":
+        """That of minibatches; None where q is something else."""
+        from flashgp.inference.streamed.minibatch import InducingValues, condition_on_values
+        from flashgp.inference.streamed_posterior import StreamedPosterior
+
+        if not isinstance(q, InducingValues):
+            return None
+        for name, value in zip(("approximation", "inducing", "neighbours"), asked, strict=True):
+            if value is not None and not (isinstance(value, str) and value == "auto"):
+                raise DomainError(f"`{name}` is that of q, got {value!r} beside it; leave it out")
+        return StreamedPosterior(condition_on_values(self, q, settings))
 
     @autocast_disabled
     def log_marginal_likelihood(
@@ -248,3 +265,83 @@ class GP(Prior):
 
         value = self.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows)
         return value + self.log_prior(jacobian=jacobian)
+
+    @autocast_disabled
+    def collapsed_bound(self, x: Any, y: Any, *, inducing: Any) -> Float64[Tensor, ""]:
+        """A lower bound on log p(y | x) by inducing points, eq. (M-160), nats, with a closed-form gradient.
+
+        For training loops of your own where n^3 is too much: linear in the rows, differentiable by all parameters,
+        networks inside kernels and means among them, by x, y and the inducing points. The distribution of the inducing
+        values is the best there is; nothing but your optimiser has a step size. `self.log_prior()` adds priors.
+
+        Args:
+            x: (n, d), n at least 1.
+            y: (n,) or (n, outputs), with one noise variance for all.
+            inducing: points (m, d) in the space of x, at most n; `inducing_points` chooses some.
+        Returns: a scalar, float64. Under `torch.no_grad()` the value alone is computed.
+        Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
+        Cost: 2 n m evaluations and 7.5 n m^2 flops; memory of a block of rows and of their features.
+
+        Example:
+            >>> x = torch.linspace(0, 5, 200, dtype=torch.float64)[:, None]
+            >>> gp = fgp.GP(fgp.kernels.Matern(nu=1.5))
+            >>> z = gp.inducing_points(x, 20)
+            >>> optimiser = torch.optim.Adam(gp.parameters(), lr=0.05)
+            >>> (-gp.collapsed_bound(x, torch.sin(x[:, 0]), inducing=z)).backward()
+            >>> optimiser.step()
+            >>> post = gp.condition(x, torch.sin(x[:, 0]), approximation="sparse", inducing=z)
+        """
+        from flashgp.inference.streamed.collapsed import collapsed_bound
+
+        return collapsed_bound(self, x, y, inducing)
+
+    @autocast_disabled
+    def minibatch_bound(
+        self, x: Any, y: Any, *, count: int, inducing: Any, q: "InducingValues | None" = None
+    ) -> "MinibatchBound":
+        """The bound of inducing points estimated from a minibatch, eq. (M-190), and q(u) after it, eq. (M-192).
+
+        For training loops of your own over more rows than a step of the optimiser may read. `value` is an unbiased
+        estimate of a lower bound on log p of all rows, at the distribution q(u) that came in; the q that it gives back
+        has learned the batch too, by a natural-gradient step whose size follows from how far batches scatter and
+        parameters move. Without q the batch alone says where q(u) is, and its value is optimistic.
+
+        Args:
+            x: (b, d), a random batch of the rows.
+            y: (b,) or (b, outputs), with one noise variance for all.
+            count: of all rows, n.
+            inducing: points (m, d), the same for every batch, or moved by your optimiser.
+            q: what the batch before gave back; None at first.
+        Returns: MinibatchBound: value, a scalar in nats of all rows, differentiable as `collapsed_bound`; q, which
+            `gp.condition(q)` takes for a posterior without another pass.
+        Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
+        Cost: b m + m^2 evaluations, 9 b m^2 + 5 m^3 flops.
+
+        Example:
+            >>> x = torch.linspace(0, 5, 1000, dtype=torch.float64)[torch.randperm(1000)][:, None]
+            >>> gp = fgp.GP(fgp.kernels.Matern(nu=1.5))
+            >>> z, q = gp.inducing_points(x, 20), None
+            >>> optimiser = torch.optim.Adam(gp.parameters(), lr=0.05)
+            >>> for batch in x.split(100):
+            ...     step = gp.minibatch_bound(batch, torch.sin(batch[:, 0]), count=1000, inducing=z, q=q)
+            ...     optimiser.zero_grad()
+            ...     (-step.value).backward()
+            ...     optimiser.step()
+            ...     q = step.q
+            >>> gp.condition(q).predict(x[:3]).mean.shape
+            torch.Size([3])
+        """
+        from flashgp.inference.streamed.minibatch import minibatch_bound
+
+        return minibatch_bound(self, x, y, count, inducing, q)
+
+    def inducing_points(self, x: Any, count: int, *, seed: int = 0) -> Tensor:
+        """At most so many of the rows x, (n, d), as inducing points, (m, d): those that the others say least about.
+
+        Pivots of a partial Cholesky factor, eq. (M-77), of 20 times as many random rows, at the present parameters.
+
+        Raises: ShapeError, DomainError. Cost: 20 m^2 evaluations, 20 m^3 flops.
+        """
+        from flashgp.inference.streamed.collapsed import chosen_points
+
+        return chosen_points(self, x, check_count(count, "count", 1), check_seed(seed))

@@ -31,7 +31,16 @@ from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 
-__all__ = ["BoundSums", "Slopes", "StreamedBound", "added", "noise_floor"]
+__all__ = [
+    "BoundSums",
+    "Slopes",
+    "StreamedBound",
+    "add_symmetric",
+    "added",
+    "block",
+    "noise_floor",
+    "summed",
+]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -162,7 +171,7 @@ class StreamedBound:
         spread = torch.zeros_like(sums.gram)
         squares = reach = 0.0
         for residual, rows in blocks:
-            a, left = _block(self.basis, rows)
+            a, left = block(self.basis, rows)
             h = residual.addmm(a, weights, alpha=-1.0)
             c = 1.0 / (noise + left)
             scaled = a * c.unsqueeze(-1)
@@ -174,7 +183,7 @@ class StreamedBound:
             along = TorchTiles().diagonal_gradient(PairProblem(self.form, self.theta, rows), -0.5 * p * c)
             self._add(across.cols, across.theta)
             self._add([None] * len(self.by_points), along.theta)
-            yield Slopes(h / -noise, _summed(across.rows, along.rows))
+            yield Slopes(h / -noise, summed(across.rows, along.rows))
         spread = spread.tril() + spread.tril(-1).mT
         solved = torch.cholesky_solve(sums.gram, sums.inner)
         inner = (sums.projected - sums.gram @ weights) @ weights.mT / noise - p / noise * solved.mT + p * spread
@@ -184,8 +193,8 @@ class StreamedBound:
         self.by_noise = 0.0 if self.clamped else 0.5 * ((squares + explained) / noise**2 - p * reach)
 
     def _add(self, points: Sequence[Tensor | None], theta: Sequence[Tensor | None]) -> None:
-        self.by_points = _summed(self.by_points, points)
-        self.by_theta = _summed(self.by_theta, theta)
+        self.by_points = summed(self.by_points, points)
+        self.by_theta = summed(self.by_theta, theta)
 
 
 def added(
@@ -201,7 +210,7 @@ def added(
     squares = logs = left = 0.0
     count = 0
     for residual, rows in blocks:
-        a, spread = _block(basis, rows)
+        a, spread = block(basis, rows)
         add_symmetric(gram, a, a)
         here = a.mT @ residual
         projected = here if projected is None else projected.add_(here)
@@ -220,7 +229,7 @@ def added(
     )  # fmt: skip
 
 
-def _block(basis: Basis, rows: Rows) -> tuple[Tensor, Tensor]:
+def block(basis: Basis, rows: Rows) -> tuple[Tensor, Tensor]:
     """A of some rows, (b, m), and what it leaves of their variances, (b,)."""
     a = basis(rows)
     variance = TorchTiles().diagonal(PairProblem(basis.form, basis.theta, rows), dtype=F64)
@@ -241,5 +250,6 @@ def add_symmetric(total: Tensor, a: Tensor, b: Tensor) -> None:
         total[start:, start : start + step].addmm_(a[:, start:].mT, b[:, start : start + step])
 
 
-def _summed(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[Tensor | None]:
+def summed(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The sum of two gradients, whose parts that are 0 are None."""
     return [b if a is None else a if b is None else a + b for a, b in zip(one, other, strict=True)]

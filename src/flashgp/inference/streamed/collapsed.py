@@ -1,0 +1,139 @@
+"""The collapsed bound of rows that are held, as a scalar for autograd: for training loops of the user's own.
+
+Features of rows and inducing points, means, noise and the parameters of the profile are what autograd sees, so that
+networks inside kernels train with any optimiser; between them and the value stand two passes over blocks of rows, with
+the gradient by hand, eqs. (M-162) and (M-163). Nothing of n x m numbers is kept.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError
+from flashgp.foundations.form import Rows
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_plan import refuse_unfit
+from flashgp.inference.full_scale.layout import pivot_points
+from flashgp.inference.prior import Prior
+from flashgp.inference.streamed.bound import StreamedBound
+from flashgp.inference.streamed.objective import block_rows, noise_of
+
+__all__ = ["Inputs", "chosen_points", "collapsed_bound", "differentiable"]
+
+Evaluation = tuple[float, Sequence[Tensor | None]]
+
+
+class Inputs:
+    """What a bound is a function of, each differentiable.
+
+    Fields: residual (n, p); noise (1,); rows and points, features; theta, of the profile; mean_at_points.
+    Raises: ShapeError, DomainError for rows, points and models that have no such bound.
+    """
+
+    def __init__(self, prior: Prior, x: Any, y: Any, inducing: Any) -> None:
+        x = check_points(x, "x")
+        y = check_targets(y, "y", x, prior.outputs)
+        refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
+        if not len(x):
+            raise ShapeError("`x` must have at least one row, got none; leave out empty batches")
+        self.x, self.inducing = x, _checked_points(inducing, x)
+        self.noise = noise_of(prior, y)
+        self.residual, _, self.rows, self.theta = prior.likelihood_inputs(x, y)
+        self.points = prior.kernel.rows(self.inducing)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.residual, self.noise, *self.rows.tensors, *self.points.tensors, *self.theta
+
+    @property
+    def wanted(self) -> bool:
+        """Whether autograd asks for a gradient."""
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
+
+def _checked_points(inducing: Any, x: Tensor) -> Tensor:
+    if isinstance(inducing, str | int | float):
+        raise DomainError(
+            f"`inducing` must be points (m, d), which stay between the steps of a loop, got {inducing!r}; "
+            "gp.inducing_points(x, 512) chooses some"
+        )
+    points = check_points(inducing, "inducing", like=x)
+    if points.dim() != 2 or not len(points):
+        raise ShapeError(f"`inducing` must be points (m, d), at least one, got shape {tuple(points.shape)}")
+    return points
+
+
+def collapsed_bound(prior: Prior, x: Any, y: Any, inducing: Any, block: int | None = None) -> Tensor:
+    """See `GP.collapsed_bound`, eq. (M-160). Args: block, rows of a block."""
+    inputs = Inputs(prior, x, y, inducing)
+    n, m = len(inputs.x), len(inputs.inducing)
+    if m > n:
+        raise DomainError(f"`inducing` must be at most the {n:,} rows, got {m:,} points; pass fewer")
+    residual, rows = inputs.residual.detach(), inputs.rows.detach()
+    wanted, size = inputs.wanted, block or block_rows(m)
+
+    def blocks() -> list[tuple[Tensor, Rows]]:
+        return [(residual[i : i + size], rows.part(i, i + size)) for i in range(0, n, size)]
+
+    def evaluate() -> Evaluation:
+        noise = float(inputs.noise.detach())
+        bound = StreamedBound(prior, inputs.points.detach(), noise, n, Workspace())
+        sums = bound.sums(blocks())
+        if not wanted:
+            return sums.lower, ()
+        slopes = list(bound.gradients(blocks(), sums))
+        by_rows = [_joined([slope.rows[k] for slope in slopes]) for k in range(len(rows.tensors))]
+        by_noise = torch.full_like(inputs.noise, bound.by_noise)
+        by_residual = torch.cat([slope.residual for slope in slopes])
+        return sums.lower, (by_residual, by_noise, *by_rows, *bound.by_points, *bound.by_theta)
+
+    return differentiable(evaluate, inputs.tensors)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Gradients by the rows of blocks, as those by all rows."""
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
+
+
+def chosen_points(prior: Prior, x: Any, count: int, seed: int) -> Tensor:
+    """See `GP.inducing_points`."""
+    x = check_points(x, "x").detach()
+    if x.dim() != 2 or count > len(x):
+        raise ShapeError(f"`x` must be of shape (n, d) with at least {count:,} rows, got {tuple(x.shape)}; pass more")
+    noise = prior.additive_noise(x.device).detach().reshape(-1)
+    if noise.numel() != 1:
+        raise DomainError(
+            f"`likelihood` must have one noise variance, got {noise.numel()}; pass Gaussian(..., shared=True)"
+        )
+    return pivot_points(prior, x, noise, count, seed)
+
+
+@autocast_disabled
+def differentiable(evaluate: Callable[[], Evaluation], tensors: Sequence[Tensor]) -> Tensor:
+    """The scalar that `evaluate` gives, whose gradient by the tensors is what it gives too."""
+    value: Tensor = _Value.apply(evaluate, *tensors)
+    return value
+
+
+class _Value(torch.autograd.Function):
+    """A value and its gradient, which are computed together; there is no second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, evaluate: Callable[[], Evaluation], *tensors: Tensor) -> Tensor:
+        value, ctx.gradients = evaluate()
+        return torch.tensor(value, dtype=torch.float64, device=tensors[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise DerivativeError(
+                "the bound of inducing points has first derivatives alone, got create_graph=True; leave it out, or "
+                "take differences of gradients",
+                order=2,
+            )
+        return None, *(None if g is None else cotangent * g for g in ctx.gradients)
