@@ -316,6 +316,7 @@ class OperatorCase:
     context: str = "plain"
     part: tuple[str, str] | None = None
     options: tuple[tuple[str, Any], ...] = ()
+    compiled: bool = False  # also a product inside torch.compile, without noise and of all rows
 
     def check(self) -> Findings:
         found = Findings()
@@ -333,7 +334,8 @@ class OperatorCase:
         with found.watched("operator"), context(self.context):
             first = laid_out(x, self.x_dtype, self.x_layout)
             second = first if self.m == -1 else laid_out(z, self.x_dtype, self.z_layout) if other else None
-            K: Any = specs.Maker().kernel(self.kernel).operator(first, second, **dict(self.options))
+            kernel = specs.Maker().kernel(self.kernel)
+            K: Any = kernel.operator(first, second, **dict(self.options))
             if self.noise is not None and not other:
                 K = K.with_noise(self.noise)
             if self.part is not None:
@@ -346,6 +348,12 @@ class OperatorCase:
                 "transposed": K.T.to_dense(), "vector": K @ right[:, 0] if self.t else None,
                 "product with bound": K.product(right).value,
             }  # fmt: skip
+            if self.compiled and isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor | None):
+                torch.compiler.reset()
+                multiply = torch.compile(
+                    lambda x, z, v: torch.matmul(kernel.operator(x, z), v), fullgraph=True, backend="aot_eager"
+                )
+                answers["compiled product"] = multiply(first, second, right)
             if self.m is None and (self.part is None or self.part[0] == self.part[1] != "picked"):
                 answers["diagonal"] = K.diagonal()
         wanted: dict[str, list[Rounded]] = {}
@@ -359,6 +367,7 @@ class OperatorCase:
             k = min(C.shape)
             out = {"dense": C, "product": product(C, V), "left product": product(C.T, U.T).T}
             out |= {"transposed": C.T, "diagonal": C[range(k), range(k)], "product with bound": out["product"]}
+            out["compiled product"] = out["product"]
             if self.t:
                 out["vector"] = out["product"][:, 0]
             for key, value in out.items():

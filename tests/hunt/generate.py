@@ -204,7 +204,7 @@ def posterior_case(seed: int) -> PosteriorCase:
     options: list[tuple[str, Any]] = []
     if r.chance(0.05):
         options.append(("deterministic", True))
-    if r.chance(0.04):
+    if r.chance(0.1):
         options.append(("solver", "cholesky"))
     if r.chance(0.03):
         options.append(("dtype", torch.float64))
@@ -232,13 +232,16 @@ def operator_case(seed: int) -> OperatorCase:
     m = r.of(None, -1, r.integer(0, 12), r.integer(1, 30))
     sides = ("all", "even", "head", "none", "tail", "picked")
     n = r.mostly(r.integer(2, 12), 0, 1, 2, r.integer(13, 40), often=0.6)
-    return OperatorCase(
+    case = OperatorCase(
         kernels.scaled(1.0, r.integer(0, 3)), p, n, m, r.mostly(2, 0, 1, 5), r.mostly(None, 0.0, 0.3),
         batch, r.mostly("float64", "float32", "float16", "int64") if p.scale in (1.0, 1e-3) else "float64",
         r.mostly("tensor", *LAYOUTS), r.mostly("tensor", *LAYOUTS), r.mostly("tensor", *LAYOUTS),
         r.mostly("plain", *CONTEXTS), r.mostly(None, (r.of(*sides), r.of(*sides)), often=0.75),
         (("deterministic", True),) if r.chance(0.05) else (),
     )  # fmt: skip
+    if not batch and r.chance(0.1):
+        case = replace(case, noise=None, part=None, context="plain", compiled=True)
+    return case
 
 
 def chain_case(seed: int) -> ChainCase:

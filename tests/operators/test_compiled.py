@@ -184,3 +184,19 @@ def test_the_compiler_expects_the_batch_of_the_parameters() -> None:
 
     found = torch.compile(lambda x, v: kernel.operator(x) @ v, fullgraph=True, backend=look)(x, v)
     assert [found.shape] == expected == [(3, 6, 2)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_function_of_two_points_is_traced_inside(backend: str) -> None:
+    """Its rows are evaluated by vmap, which the compiler leaves out of what an operation may dispatch to."""
+    kernel = fgp.kernels.Custom(
+        lambda a, b, scale: torch.exp(-((a - b) / scale).square().sum()),
+        scale=fgp.Parameter(0.8, torch.distributions.constraints.positive),
+    )
+    leaves = [numbers(6, 2).requires_grad_(), numbers(6, 3, seed=1).requires_grad_()]
+    torch.compiler.reset()
+    found = torch.compile(lambda x, v: kernel.operator(x) @ v, fullgraph=True, backend=backend)(*leaves)
+    wanted = kernel.operator(leaves[0]) @ leaves[1]
+    assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    slopes = [torch.autograd.grad(out.square().sum(), [*leaves, *kernel.parameters()]) for out in (found, wanted)]
+    assert all(torch.allclose(one, two, rtol=1e-11, atol=1e-11) for one, two in zip(*slopes, strict=True))

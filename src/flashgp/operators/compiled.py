@@ -7,6 +7,8 @@ Its backward is a second operation.
 Second derivatives through a compiled product are refused: leave that product out of the compiled region.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -107,6 +109,23 @@ class _Times(torch.nn.Module):
         return (operator.T if self.transposed else operator) @ right
 
 
+# The compiler runs an operation with these excluded: without them vmap, which functions of two points are traced and
+# evaluated with, hands its wrapped tensors to kernels that expect plain ones.
+_TRANSFORMS = (
+    "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchVmapMode",
+    "FuncTorchGradWrapper",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _dispatched(*keys: str) -> Iterator[None]:
+    """Let the dispatcher use these keys, whatever the operation runs inside of."""
+    with contextlib.ExitStack() as stack:
+        for key in keys:
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(getattr(torch._C.DispatchKey, key), False))
+        yield
+
+
 def _value(token: str, x1: Tensor, x2: Tensor | None, right: Tensor, raws: list[Tensor], *options: Any) -> Tensor:
     """The product in eager mode; options: plan (as text), deterministic, transposed."""
     kernel = object_of(token)
@@ -125,7 +144,7 @@ def _product(
     deterministic: bool,
     transposed: bool,
 ) -> Tensor:
-    with torch.no_grad():
+    with torch.no_grad(), _dispatched(*_TRANSFORMS):
         return _value(token, x1, x2, right, raws, plan, deterministic, transposed).contiguous()
 
 
@@ -144,8 +163,7 @@ def _product_backward(
     x1, *others = leaves
     x2 = None if symmetric else others.pop(0)
     # Inside an operation the dispatcher leaves autograd out, and every gradient would be zero: let it in again.
-    autograd = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
-    with autograd, torch.enable_grad():
+    with _dispatched(*_TRANSFORMS, "AutogradFunctionality"), torch.enable_grad():
         out = _value(token, x1, x2, others[0], others[1:], plan, deterministic, transposed)
         if not out.requires_grad:
             raise FlashGPError("gradients of a compiled product were lost; multiply outside torch.compile")
