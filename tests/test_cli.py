@@ -486,6 +486,19 @@ def test_a_plan_shows_the_routes_not_chosen_and_the_prediction() -> None:
     assert (said["prediction"]["n"], said["prediction"]["m"]) == (5000, 1000)
 
 
+def test_an_approximation_is_planned(folder: Path) -> None:
+    common = ("plan", "--rows", 50_000, "--columns", 8, "--memory", "4GiB", "--json")
+    said = json.loads(run(*common, "--approximation", "full_scale", "--inducing", 100).stdout)
+    assert (said["approximation"], said["inducing"], said["neighbours"]) == ("full_scale", 100, 96)
+    assert sum(one["bytes"] for one in said["allocations"]) > said["training_bytes"] > 8 * 50_000 * 100
+    quick = json.loads(run(*common, "--approximation", "auto", "--time-limit", 60).stdout)
+    assert quick["approximation"] in ("full_scale", "sparse")
+    of_table = run("plan", folder / "table.csv", "--target", "y", "--approximation", "sparse").stdout
+    assert "posterior.bound" in of_table
+    assert "`inducing` is of an approximation" in run(*common, "--inducing", 5, code=2).stderr
+    run(*common, "--approximation", "sparse", "--test-rows", 5, code=2)
+
+
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers() -> None:
     result = run("plan", "--rows", 100_000, "--columns", 3, "--memory", "1GiB", "--dtype", "float64", "--json", code=1)
     error = json.loads(result.stdout)["error"]

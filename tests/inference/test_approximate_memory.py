@@ -11,7 +11,7 @@ from inference.allocations import Allocations
 from inference.full_scale import test_factor as full_scale
 from inference.streamed import test_bound as streamed
 
-SMALL = 16 * 2**20  # of plans as small as these
+SMALL = 3 * 2**20  # buffers of plans as small as these
 GP = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(3)), likelihood=fgp.likelihoods.Gaussian(0.05))
 
 
@@ -29,7 +29,7 @@ def counted(run: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(("kind", "n", "m", "q"), [
-    ("full_scale", 3000, 400, 48), ("full_scale", 5000, 100, 96), ("full_scale", 2000, 300, 256),
+    ("full_scale", 8000, 400, 48), ("full_scale", 5000, 100, 96), ("full_scale", 2000, 300, 256),
     ("sparse", 3000, 400, 0), ("sparse", 20_000, 200, 0),
 ])  # fmt: skip
 def test_tensors_stay_within_the_plan(kind: str, n: int, m: int, q: int) -> None:

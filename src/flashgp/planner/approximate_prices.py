@@ -64,7 +64,8 @@ class ApproximateWork:
         block_numbers, min_block: of one buffer of a block of rows that are read, and its fewest rows.
         sample_rows: of rows that are read, kept at least.
         small: by how much a small factorisation is slower than a product of its flops.
-        gradient_pairs: a covariance with its derivatives, in covariances.
+        gradient_pairs: a covariance with its derivatives, in covariances; pair_width, of so many features, and as many
+            times as long where there are more.
         moves: times that a number of A at a set is read or written while its gradient is added up.
         part, all_rows, all_rows_read: evaluations of a stage on a part of the rows, and of all of them together.
     """
@@ -79,6 +80,7 @@ class ApproximateWork:
     sample_rows: int = 2000
     small: float = 3.0
     gradient_pairs: float = 3.0
+    pair_width: int = 8
     moves: float = 8.0
     part: Usual = field(default_factory=lambda: Usual(3.0, 8.0, 20.0))
     all_rows: Usual = field(default_factory=lambda: Usual(7.0, 16.0, 40.0))
@@ -146,6 +148,11 @@ class Price:
 
     def gemm(self, flops: float) -> float:
         return flops / self.rates.gemm(F64)
+
+    @property
+    def derivatives(self) -> float:
+        """A covariance with its derivatives, in covariances."""
+        return self.work.gradient_pairs * max(1.0, self.problem.features.width / self.work.pair_width)
 
     def points(self, rows: int) -> float:
         """Seconds of a partial Cholesky factor of 20 m rows."""
@@ -227,7 +234,7 @@ class FullScalePrice(Price):
 
     def step(self, rows: int) -> float:
         m, w, b, sets, work = self.sizes.inducing, self.width, self.sizes.block, self.sets(rows), self.work
-        pairs = work.gradient_pairs * (sets * w**2 + rows * m) / self.rates.block_pairs
+        pairs = self.derivatives * (sets * w**2 + rows * m) / self.rates.block_pairs
         products = sets * (2.0 * m * w**2 + 10.0 * b * w * m) + 5.0 * rows * m**2
         small = work.small * sets * (w**3 / 3.0 + 4.0 * w**2 * b)
         moved = 8.0 * work.moves * sets * w * m / self.rates.copy_bytes
@@ -306,8 +313,8 @@ class SparsePrice(Price):
         return rows * m / self.rates.block_pairs + self.gemm(2.25 * rows * m**2 + 2.0 * m**3)
 
     def step(self, rows: int) -> float:
-        m, work = self.sizes.inducing, self.work
-        pairs = work.gradient_pairs * rows * m / self.rates.block_pairs
+        m = self.sizes.inducing
+        pairs = self.derivatives * rows * m / self.rates.block_pairs
         return self.value(rows) + pairs + self.gemm(5.25 * rows * m**2 + 6.0 * m**3)
 
     def layout(self, rows: int) -> float:
@@ -334,7 +341,7 @@ class SparsePrice(Price):
             Allocation(PASS, "covariances of a block of rows", 3 * block),
             Allocation(PASS, "a block of rows", beside),
             Allocation(PASS, "matrices of inducing points", self.square(5)),
-            Allocation(GRADIENT, "covariances of a block of rows", 5 * block),
+            Allocation(GRADIENT, "covariances of a block of rows", 4 * block),
             Allocation(GRADIENT, "a block of rows", 2 * beside),
             Allocation(GRADIENT, "matrices of inducing points", self.square(9)),
         ]
