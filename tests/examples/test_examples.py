@@ -21,7 +21,7 @@ def load(root: Path, name: str) -> ModuleType:
 
 def test_every_example_has_a_test(root: Path) -> None:
     scripts = {path.stem for path in (root / "examples").glob("*.py")}
-    assert scripts == {"adam_loop", "lightning_step", "hmc_step", "stream_demo", "control_demo"}
+    assert scripts == {"adam_loop", "lightning_step", "hmc_step", "stream_demo", "control_demo", "deep_kernel"}
 
 
 def test_adam_loop(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,6 +29,13 @@ def test_adam_loop(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(history) == 60
     assert history[-1] > history[0] + 10.0
     assert "likelihood.noise_variance" in capsys.readouterr().out
+
+
+def test_deep_kernel(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    errors = load(root, "deep_kernel").main(rows=1500, epochs=20)
+    deep = errors.pop("deep kernel")
+    assert all(deep < 0.5 * error for error in errors.values())
+    assert "held-out rows" in capsys.readouterr().out
 
 
 def test_lightning_step(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,11 @@ class EventKind(Enum):
     # arguments and environment
     HALF_PRECISION = "`{argument}` came in {dtype}; it is computed with in float32."
     AUTOCAST = "Networks of Warped ran under your autocast ({dtypes:list}); all else is in full precision."
+    FEATURES_COLLAPSED = (
+        "[{all:if}The features of a network are nearly equal for all rows: the model is a constant with noise. "
+        "Begin again from other weights, or with a smaller step size.|{dead:n feature} of {features:,} of a network "
+        "hardly vary: they tell no rows apart. Fewer features would do, or standardise what the network returns.]"
+    )
     DETERMINISTIC = "Deterministic: one thread and built-in rates."
     RUNTIME = "Runtime: {placement}."
     MOVED = "{bytes:bytes} of x were moved from {source} to {target}."

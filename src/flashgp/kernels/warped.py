@@ -1,19 +1,22 @@
 """A covariance function of learned features, eq. (M-17): k(f(x), f(x')) for any torch module f."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flashgp.foundations.contexts import autocast_of_the_caller, callers_autocast
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels.base import Kernel, active_columns, as_dims
 from flashgp.kernels.random_features import Draw, Term
 
-__all__ = ["Warped", "autocast_events"]
+__all__ = ["Warped", "autocast_events", "collapsed_features"]
+
+COLLAPSED_LENGTHSCALES = 1e-2  # standard deviation of a feature, below which it tells no rows apart
+CHECKED_ROWS = 1000
 
 
 class Warped(Kernel):
@@ -90,6 +93,44 @@ def autocast_events(kernel: Kernel) -> list[Event]:
         return []
     dtypes = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, dtype in active.items()]
     return [Event(EventKind.AUTOCAST, dtypes=dtypes)]
+
+
+def collapsed_features(kernel: Kernel, x: Tensor, rows: Rows | None = None) -> list[Event]:
+    """An event, and a warning, for each network of a kernel whose features tell rows apart no more, or some of them.
+
+    Features of distances are in lengthscales: where all rows lie within a hundredth of one, the covariance takes them
+    for one row, to 1e-4 of a smooth function's variance. Rows that are equal in x say nothing.
+
+    Args:
+        x: (n, d).
+        rows: what the kernel makes of them; None for at most 1,000 of them, evaluated here.
+    Cost: O(n d') with rows, else the networks of 1,000 rows; nothing without networks.
+    """
+    if not _has_networks(kernel) or x.dim() != 2 or len(x) < 2 or bool((x == x[0]).all()):
+        return []
+    if rows is None:
+        with torch.no_grad():
+            rows = kernel.rows(x[:: -(-len(x) // CHECKED_ROWS)])
+    events = []
+    for place in _warped_statistics(kernel, 0):
+        kinds = zip(rows.features[place], kernel.form.statistics[place], strict=True)
+        scaled = [f.detach() for f, kind in kinds if kind == "distance" and f.shape[-1] and f.dim() == 2]
+        spread = [float(one) for f in scaled for one in f.std(0, correction=0)]
+        dead = sum(one < COLLAPSED_LENGTHSCALES for one in spread)
+        if dead:
+            events.append(Event(EventKind.FEATURES_COLLAPSED, dead=dead, features=len(spread), all=dead == len(spread)))
+            warn(str(events[-1]))
+    return events
+
+
+def _warped_statistics(kernel: Kernel, start: int) -> Iterator[slice]:
+    """Where the statistics of the outermost Warped parts stand among those of a kernel."""
+    if isinstance(kernel, Warped):
+        yield slice(start, start + len(kernel.form.statistics))
+        return
+    for part in kernel.parts:  # whose statistics follow each other
+        yield from _warped_statistics(part, start)
+        start += len(part.form.statistics)
 
 
 def _has_networks(kernel: Kernel) -> bool:

@@ -38,7 +38,7 @@ from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State, versions_of
 from flashgp.inference.threads import FreeCores
-from flashgp.kernels.warped import autocast_events
+from flashgp.kernels.warped import autocast_events, collapsed_features
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
 from flashgp.operators.stored import StoredTiles
@@ -74,7 +74,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
     x, y = contiguous_copy(x), contiguous_copy(y)
     if deterministic:
         events.append(EVENT)
-    events += placement_events()
+    events += [*placement_events(), *collapsed_features(prior.kernel, x)]
     n, d = x.shape[-2:]
     group = None if differentiable else equal_rows(prior, x, y)
     distinct = n if group is None else int(group.max()) + 1

@@ -21,6 +21,7 @@ from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.objective import block_rows, noise_of
+from flashgp.kernels.warped import collapsed_features
 
 __all__ = ["Inputs", "chosen_points", "collapsed_bound", "differentiable"]
 
@@ -30,7 +31,8 @@ Evaluation = tuple[float, Sequence[Tensor | None]]
 class Inputs:
     """What a bound is a function of, each differentiable.
 
-    Fields: residual (n, p); noise (1,); rows and points, features; theta, of the profile; mean_at_points.
+    Fields: residual (n, p); noise (1,); rows and points, features; theta, of the profile; events, of networks whose
+    features have collapsed, which are warnings too.
     Raises: ShapeError, DomainError for rows, points and models that have no such bound.
     """
 
@@ -44,6 +46,7 @@ class Inputs:
         self.noise = noise_of(prior, y)
         self.residual, _, self.rows, self.theta = prior.likelihood_inputs(x, y)
         self.points = prior.kernel.rows(self.inducing)
+        self.events = collapsed_features(prior.kernel, x, self.rows)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

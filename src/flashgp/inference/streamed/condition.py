@@ -19,6 +19,7 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.objective import block_rows, inputs_of, noise_of
 from flashgp.inference.streamed.state import StreamedState
+from flashgp.kernels.warped import collapsed_features
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey, surveyed
 
@@ -77,6 +78,7 @@ def condition_on(
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points)))
     if asked.chosen and len(points) < inducing:
         events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))
+    events += collapsed_features(prior.kernel, x)
     report = Report(
         route=ROUTE, backend=workspace.backend, device=str(device), dtype="float64", predicted_bytes=plan.peak_bytes,
         peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,

@@ -33,6 +33,7 @@ from flashgp.inference.streamed.bound import BoundSums, StreamedBound, add_symme
 from flashgp.inference.streamed.collapsed import Evaluation, Inputs, differentiable
 from flashgp.inference.streamed.condition import ROUTE
 from flashgp.inference.streamed.state import StreamedState
+from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 
@@ -131,10 +132,11 @@ class InducingValues:
 
 @dataclass(frozen=True, eq=False)
 class MinibatchBound:
-    """The bound on a minibatch. Fields: value, nats of all rows, differentiable; q, for the next batch."""
+    """The bound on a minibatch. Fields: value, nats of all rows, differentiable; q, for the next batch; events."""
 
     value: Tensor
     q: InducingValues
+    events: list[Event]
 
 
 def minibatch_bound(
@@ -160,7 +162,7 @@ def minibatch_bound(
         step.remembered, step.drift, means, part.noise, bound, part.place,
         inputs.x.detach()[:SAMPLE_ROWS].to(F64, copy=True),
     )  # fmt: skip
-    return MinibatchBound(value, following)
+    return MinibatchBound(value, following, inputs.events)
 
 
 @outside_inference_mode
@@ -189,9 +191,10 @@ def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSett
     sums = q.means.sums(q.count, bound.noise)
     assert sums.inner is not None  # which may fail
     said = Event(EventKind.MINIBATCHES, inducing=len(q.inducing), seen=q.seen, rows=q.count, gap=q.gap)
+    events = [*([EVENT] if settings.solve.deterministic else []), said, *collapsed_features(prior.kernel, q.sample)]
     report = Report(
         route=ROUTE, device=str(q.inducing.device), dtype="float64", peak_bytes=workspace.peak_bytes,
-        seconds=time.perf_counter() - began, events=[EVENT, said] if settings.solve.deterministic else [said],
+        seconds=time.perf_counter() - began, events=events,
     )  # fmt: skip
     return StreamedState(prior, q.inducing, bound.basis, sums, q.sample, report, settings.solve)
 
