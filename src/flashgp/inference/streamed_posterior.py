@@ -73,7 +73,9 @@ class StreamedPosterior(ApproximatePosterior):
 
     @property
     def noise(self) -> Float64[Tensor, "1"]:
-        """The noise variance of each row, (1,)."""
+        """The noise variance of each row, (1,). Raises: DomainError where rows have some of their own."""
+        if self.state.sums.log_noises != 0.0:
+            self._refuse_rows("noise")
         return self.state.sums.gram.new_full((1,), self.state.sums.noise)
 
     @property
@@ -111,7 +113,7 @@ class StreamedPosterior(ApproximatePosterior):
         Args:
             x: (k, d), or without y rows that are read, as `fgp.fit` takes them: one pass.
             y: (k,) or (k, outputs).
-            row_variance, row_weight: refused; all rows share their noise.
+            row_variance, row_weight: (k,), where the rows before have variances of their own.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite. Nothing changes then.
         Cost: k m evaluations and 2.25 k m^2 flops, and m^3 / 3 once; it does not grow with the rows there are.
         """

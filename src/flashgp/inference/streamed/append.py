@@ -12,14 +12,13 @@ from torch import Tensor
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.state import UPDATE
 from flashgp.inference.streamed.bound import added, noise_floor
 from flashgp.inference.streamed.condition import sample_rows
-from flashgp.inference.streamed.objective import block_rows, inputs_of
+from flashgp.inference.streamed.objective import block_rows, blocks_of
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import checked
@@ -33,29 +32,38 @@ __all__ = ["append"]
 @torch.no_grad()
 def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamedState:
     """See `StreamedPosterior.append`."""
-    began = time.perf_counter()
+    began, alike = time.perf_counter(), state.prior.likelihood.rows_alike
     for name, value in (("row_variance", row_variance), ("row_weight", row_weight)):
-        if value is not None:
+        if value is not None and alike:
             raise DomainError(
-                f"`{name}` is of rows that are known one by one, got one for inducing points, whose rows share their "
+                f"`{name}` is of rows that are known one by one, got one for inducing points whose rows share their "
                 "noise; leave it out"
             )
+    if y is None and not alike:
+        raise DomainError(
+            "`y` must be given beside x for a likelihood that knows rows one by one, got rows that are read; pass x, y"
+        )
     source: RowSource = source_of(x) if y is None else Held(*checked_rows(state.prior, x, y, state.like))
+    prior, n = state.prior, state.count
+    if not alike:
+        more = sum(len(rows) for _, rows, _ in source.batches())
+        prior = prior.with_likelihood(prior.likelihood.extended(n, more, row_variance, row_weight))
     sample = _Sample(state)
     function = dataclasses.replace(state.function, workspace=Workspace())
 
-    def blocks() -> Iterator[tuple[Tensor, Rows]]:
+    def tables() -> Iterator[tuple[Tensor, Tensor]]:
         size = block_rows(function.rank)
-        for _, x, y in checked(source, state.prior.outputs, state.inducing.shape[-1]):
+        for _, x, y in checked(source, prior.outputs, state.inducing.shape[-1]):
             sample.add(x)
-            for part in zip(x.split(size), y.split(size), strict=True):
-                yield inputs_of(state.prior, *part, state.inducing.device)
+            yield from zip(x.split(size), y.split(size), strict=True)
 
-    sums, before = added(function, state.sums.noise, blocks(), state.sums), state.sums
+    before, floor = state.sums, noise_floor(function, n)
+    sums = added(function, before.noise, blocks_of(prior, tables(), state.inducing.device, n), before, floor=floor)
     assert sums is not None
     if sums is before:
         return state
-    sums = sums.with_noise(max(sums.noise, noise_floor(function, sums.count)))
+    if sums.log_noises == 0.0:  # one noise of all rows
+        sums = sums.with_noise(noise_floor(function, sums.count))
     assert sums.inner is not None  # which may fail
     online, report = state.online.counted(sums.count - before.count, 0), state.report
     report = Report(
@@ -63,7 +71,7 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
         peak_bytes=function.workspace.peak_bytes, seconds=time.perf_counter() - began,
         events=[*(event for event in report.events if event.stage != UPDATE), online.event],
     )  # fmt: skip
-    return dataclasses.replace(state, sums=sums, sample=sample.rows, report=report, online=online)
+    return dataclasses.replace(state, prior=prior, sums=sums, sample=sample.rows, report=report, online=online)
 
 
 class _Sample:

@@ -32,6 +32,7 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 __all__ = [
+    "Block",
     "BoundSums",
     "Slopes",
     "StreamedBound",
@@ -53,6 +54,8 @@ class BoundSums:
 
     Fields: count of rows; noise, s; gram, A^T A, (m, m); projected, A^T r, (m, p); squares, |r|^2; logs, sum log(s +
     d_i); left, sum d_i, the trace that the inducing points leave.
+    Of rows with noise s_i of their own, eq. (M-177), s is 1, and row i counts 1 / s_i times in all but logs, sum
+    log(s_i + d_i); log_noises, sum log(s_i / s). scale, what the likelihood adds to the density of its sites, nats.
     """
 
     count: int
@@ -62,6 +65,8 @@ class BoundSums:
     squares: float
     logs: float
     left: float
+    log_noises: float = 0.0
+    scale: float = 0.0
 
     @cached_property
     def inner(self) -> Tensor:
@@ -87,7 +92,7 @@ class BoundSums:
         p = self.projected.shape[1]
         explained = float((self.projected * self.weights).sum())
         fit = (self.squares - explained) / self.noise
-        return -0.5 * (p * (self.count * LOG_2PI + self.logs + self._log_determinant) + fit)
+        return self.scale - 0.5 * (p * (self.count * LOG_2PI + self.logs + self._log_determinant) + fit)
 
     @property
     def upper(self) -> float:
@@ -96,8 +101,8 @@ class BoundSums:
         noise = self.noise + self.left
         weights = torch.cholesky_solve(self.projected / noise, _factor(self.gram, noise))
         fit = (self.squares - float((self.projected * weights).sum())) / noise
-        logs = n * torch.tensor(self.noise, dtype=F64).log().item() + self._log_determinant
-        return -0.5 * (p * (n * LOG_2PI + logs) + fit)
+        logs = n * torch.tensor(self.noise, dtype=F64).log().item() + self.log_noises + self._log_determinant
+        return self.scale - 0.5 * (p * (n * LOG_2PI + logs) + fit)
 
     @property
     def _log_determinant(self) -> float:
@@ -114,11 +119,32 @@ def _factor(gram: Tensor, noise: float) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class Block:
+    """Some rows: their sites and features.
+
+    Fields: residual of the sites' targets, (b, p); rows; variance of the sites where rows have noise of their own,
+    (b,), None where all have the noise s; log_scale of the sites, None for 0.
+    """
+
+    residual: Tensor
+    rows: Rows
+    variance: Tensor | None = None
+    log_scale: Tensor | None = None
+
+    def detached(self) -> "Block":
+        """Without a graph."""
+        tensors = (None if t is None else t.detach() for t in (self.variance, self.log_scale))
+        return Block(self.residual.detach(), self.rows.detach(), *tensors)
+
+
+@dataclass(frozen=True, eq=False)
 class Slopes:
-    """The gradient by what a block of rows brings: residual (b, p), and tensors of its rows."""
+    """The gradient by what a block of rows brings: residual (b, p), tensors of its rows, and the variance of its sites
+    where they have some of their own, (b,)."""
 
     residual: Tensor
     rows: list[Tensor | None]
+    variance: Tensor | None = None
 
 
 class StreamedBound:
@@ -144,47 +170,58 @@ class StreamedBound:
         # Blocks are small, and there are many: what all of them take together decides whether a compile pays.
         together = CpuTiles.for_every_size() if count * points.count >= PORTABLE_PAIRS else CpuTiles()
         self.basis = Basis.of(self.form, theta, points, workspace, together)
-        floor = noise_floor(self.basis, count)
-        self.clamped, self.noise = noise < floor, max(noise, floor)
+        self.floor = noise_floor(self.basis, count)
+        self.clamped, self.noise = noise < self.floor, max(noise, self.floor)
         self.by_noise = 0.0
         self.by_points: list[Tensor | None] = [None] * len(points.tensors)
         self.by_theta: list[Tensor | None] = [None] * len(theta)
 
-    def sums(self, blocks: Iterable[tuple[Tensor, Rows]]) -> BoundSums:
-        """The first pass over residuals (b, p) and rows: (M-160)."""
-        found = added(self.basis, self.noise, blocks)
+    def sums(self, blocks: Iterable[Block]) -> BoundSums:
+        """The first pass: (M-160)."""
+        found = added(self.basis, self.noise, blocks, floor=self.floor)
         assert found is not None
         assert found.count == self.count
         return found
 
-    def gradients(self, blocks: Iterable[tuple[Tensor, Rows]], sums: BoundSums) -> Iterator[Slopes]:
-        """The second pass, eqs. (M-162) and (M-163): what each block says about its own rows; the rest adds up.
+    def gradients(self, blocks: Iterable[Block], sums: BoundSums) -> Iterator[Slopes]:
+        """The second pass, eqs. (M-162), (M-163): what each block says about its own rows; the rest adds up.
 
-        With h = r - A w and c = 1 / (s + d), of one block:
+        With h = r - A w, c = 1 / (s + d) and s the noise of each row, of one block:
 
             by A = (h w^T - p A M^-1) / s + p c A,   by r = -h / s,   by diag(K) = -p c / 2
         """
-        noise, weights, p = self.noise, sums.weights, sums.projected.shape[1]
+        weights, p = sums.weights, sums.projected.shape[1]
         one = torch.eye(len(sums.gram), dtype=F64, device=sums.gram.device)
         inverse = torch.cholesky_solve(one, sums.inner)
         # A^T h w^T and A^T A M^-1 of all rows are known: what is left to add up is A^T c A.
         spread = torch.zeros_like(sums.gram)
         squares = reach = 0.0
-        for residual, rows in blocks:
+        for part in blocks:
+            rows = part.rows
             a, left = block(self.basis, rows)
-            h = residual.addmm(a, weights, alpha=-1.0)
+            h = part.residual.addmm(a, weights, alpha=-1.0)
+            noise = self.noise if part.variance is None else part.variance.clamp_min(self.floor)
             c = 1.0 / (noise + left)
             scaled = a * c.unsqueeze(-1)
             add_symmetric(spread, a, scaled)
-            slope = scaled.mul_(p).addmm_(a, inverse, alpha=-p / noise).addmm_(h, weights.mT, alpha=1.0 / noise)
-            squares += float(h.square().sum())
-            reach += float(c.sum())
+            by_variance: Tensor | None = None
+            if isinstance(noise, float):
+                slope = scaled.mul_(p).addmm_(a, inverse, alpha=-p / noise).addmm_(h, weights.mT, alpha=1.0 / noise)
+                squares += float(h.square().sum())
+                reach += float(c.sum())
+            else:
+                solved, each = a @ inverse, noise.unsqueeze(-1)
+                by_variance = 0.5 * (h.square().sum(-1) + p * (a * solved).sum(-1)) / noise.square() - 0.5 * p * c
+                by_variance.masked_fill_(noise > part.variance, 0.0)
+                slope = scaled.mul_(p).add_((h @ weights.mT - p * solved).div_(each))
+                h = h / each
             across = self.basis.pull_across(rows, slope)
             along = TorchTiles().diagonal_gradient(PairProblem(self.form, self.theta, rows), -0.5 * p * c)
             self._add(across.cols, across.theta)
             self._add([None] * len(self.by_points), along.theta)
-            yield Slopes(h / -noise, summed(across.rows, along.rows))
-        spread = spread.tril() + spread.tril(-1).mT
+            by_residual = h / -noise if isinstance(noise, float) else -h
+            yield Slopes(by_residual, summed(across.rows, along.rows), by_variance)
+        noise, spread = sums.noise, spread.tril() + spread.tril(-1).mT
         solved = torch.cholesky_solve(sums.gram, sums.inner)
         inner = (sums.projected - sums.gram @ weights) @ weights.mT / noise - p / noise * solved.mT + p * spread
         own: PairGradient = self.basis.pull_among(inner)
@@ -198,34 +235,44 @@ class StreamedBound:
 
 
 def added(
-    basis: Basis, noise: float, blocks: Iterable[tuple[Tensor, Rows]], before: BoundSums | None = None
+    basis: Basis, noise: float, blocks: Iterable[Block], before: BoundSums | None = None, *, floor: float = 0.0
 ) -> BoundSums | None:
-    """What residuals (b, p) and rows add to sums of other rows, eqs. (M-160) and (M-175); None of no rows at all.
+    """What blocks add to sums of other rows, eqs. (M-160), (M-175) and (M-177); None of no rows at all.
 
-    Args: noise, s, of all rows, also of those before.
+    Args: noise, s, of all rows, also of those before; floor, what variances of single rows are at least.
     Cost: b m evaluations and 2.25 b m^2 flops for b rows; m^2 numbers.
     """
     m, device = basis.rank, basis.lower.device
     gram, projected = torch.zeros(m, m, dtype=F64, device=device), None
-    squares = logs = left = 0.0
+    squares = logs = left = log_noises = scale = 0.0
     count = 0
-    for residual, rows in blocks:
-        a, spread = block(basis, rows)
+    for part in blocks:
+        residual, variance = part.residual, part.variance
+        a, spread = block(basis, part.rows)
+        if variance is None:
+            logs += float((noise + spread).log().sum())
+        else:
+            variance = variance.clamp_min(floor)
+            logs += float((variance + spread).log().sum())
+            share = noise / variance
+            log_noises -= float(share.log().sum())
+            root = share.sqrt().unsqueeze(-1)
+            a, residual, spread = a * root, residual * root, spread * share
         add_symmetric(gram, a, a)
         here = a.mT @ residual
         projected = here if projected is None else projected.add_(here)
         squares += float(residual.square().sum())
-        logs += float((noise + spread).log().sum())
         left += float(spread.sum())
-        count += rows.count
+        scale += 0.0 if part.log_scale is None else float(part.log_scale.sum())
+        count += part.rows.count
     if projected is None:
         return before
     gram = gram.tril() + gram.tril(-1).mT
     if before is None:
-        return BoundSums(count, noise, gram, projected, squares, logs, left)
+        return BoundSums(count, noise, gram, projected, squares, logs, left, log_noises, scale)
     return BoundSums(
         before.count + count, noise, before.gram + gram, before.projected + projected, before.squares + squares,
-        before.logs + logs, before.left + left,
+        before.logs + logs, before.left + left, before.log_noises + log_noises, before.scale + scale,
     )  # fmt: skip
 
 

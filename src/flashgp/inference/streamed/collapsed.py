@@ -14,12 +14,11 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError
-from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import refuse_unfit
 from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.prior import Prior
-from flashgp.inference.streamed.bound import StreamedBound
+from flashgp.inference.streamed.bound import Block, StreamedBound
 from flashgp.inference.streamed.objective import block_rows, noise_of
 from flashgp.kernels.warped import collapsed_features
 
@@ -79,8 +78,8 @@ def collapsed_bound(prior: Prior, x: Any, y: Any, inducing: Any, block: int | No
     residual, rows = inputs.residual.detach(), inputs.rows.detach()
     wanted, size = inputs.wanted, block or block_rows(m)
 
-    def blocks() -> list[tuple[Tensor, Rows]]:
-        return [(residual[i : i + size], rows.part(i, i + size)) for i in range(0, n, size)]
+    def blocks() -> list[Block]:
+        return [Block(residual[i : i + size], rows.part(i, i + size)) for i in range(0, n, size)]
 
     def evaluate() -> Evaluation:
         noise = float(inputs.noise.detach())

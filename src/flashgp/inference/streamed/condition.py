@@ -17,7 +17,7 @@ from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_devi
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import StreamedBound
-from flashgp.inference.streamed.objective import block_rows, inputs_of, noise_of
+from flashgp.inference.streamed.objective import block_rows, blocks_of, reference_noise
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.kernels.warped import collapsed_features
 from flashgp.sources.source import Held, RowSource
@@ -29,11 +29,15 @@ ROUTE = "streamed"
 SAMPLE_ROWS = 2000  # at least, of those that are kept
 
 
-def survey_of(prior: Prior, rows: RowSource, asked: Approximation, seed: int, least: int = SAMPLE_ROWS) -> Survey:
+def survey_of(
+    prior: Prior, rows: RowSource, asked: Approximation, seed: int, least: int = SAMPLE_ROWS, *, fitting: bool = False
+) -> Survey:
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
-    refuse_unfit(prior, "sparse", batch=False)
+    known = not prior.likelihood.rows_alike and isinstance(rows, Held) and not fitting  # rows one by one, in order
+    kind = "full_scale" if known else "sparse"
+    refuse_unfit(prior, kind, batch=False)
     survey = surveyed(rows, prior.outputs, sample_rows(asked.most_inducing, least), seed)
-    refuse_unfit(prior, "sparse", batch=prior.is_batch(survey.x, survey.y))
+    refuse_unfit(prior, kind, batch=prior.is_batch(survey.x, survey.y))
     return survey
 
 
@@ -67,12 +71,12 @@ def condition_on(
     plan = approximate_plan(prior, rows, asked, wanted, limit, training=False, read=read)
     inducing = plan.inducing
     x, y = survey.x.to(device), survey.y.to(device)
-    noise, points = noise_of(prior, y), asked.points_like(x) if points is None else points
+    noise, points = reference_noise(prior, y), asked.points_like(x) if points is None else points
     if points is None:
         points = pivot_points(prior, x, noise, inducing, settings.solve.seed)
     workspace = Workspace(deadline=settings.deadline)
     bound = StreamedBound(prior, prior.kernel.rows(points), float(noise), survey.count, workspace)
-    sums = bound.sums(inputs_of(prior, *block, device) for block in survey.blocks(block_rows(len(points))))
+    sums = bound.sums(blocks_of(prior, survey.blocks(block_rows(len(points))), device))
     assert sums.inner is not None  # which may fail
     events = [EVENT] if settings.solve.deterministic else []
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points)))

@@ -25,7 +25,7 @@ from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.streamed.condition import condition_on, survey_of
-from flashgp.inference.streamed.objective import StreamedLogJoint, noise_of
+from flashgp.inference.streamed.objective import StreamedLogJoint, reference_noise
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
@@ -51,7 +51,7 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     began = time.perf_counter()
     single = None if options.dtype == torch.float64 else options.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-    survey = survey_of(prior, rows, asked, options.seed, options.stages.first_rows)
+    survey = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, fitting=True)
     prior, target = prior.released(), chosen_device(options.device, survey.x)
     counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
     plan = approximate_plan(prior, counts, asked, plan_settings(options, target), options.deadline.limit, read=read)
@@ -114,7 +114,7 @@ def _objective(
     ParameterVector(problem.prior, problem.roles).assign(theta)
     points = asked.points_like(problem.x)
     if points is None:
-        noise = noise_of(problem.prior, problem.y).detach()
+        noise = reference_noise(problem.prior, problem.y).detach()
         inducing = min(asked.sizes(survey.count).inducing, problem.rows)
         points = pivot_points(problem.prior, problem.x, noise, inducing, options.seed)
     return StreamedLogJoint(problem, survey, points)

@@ -335,12 +335,16 @@ class LogJoint(Objective):
     def _extra_terms(self) -> list[Tensor]:
         """Terms of the log joint that autograd takes care of: uncommon priors, what replicated rows say about noise."""
         terms = [owner.log_prior().sum() for owner in self.priors.general]
-        scale = self.problem.prior.log_scale(self.problem.y)
+        scale = self.log_scale()
         if scale is not None:
             terms.append(scale.sum())
         return [term for term in terms if term.requires_grad] + [
             t.detach().requires_grad_() for t in terms if not t.requires_grad
         ]
+
+    def log_scale(self) -> Tensor | None:
+        """What the likelihood adds to the density of its sites."""
+        return self.problem.prior.log_scale(self.problem.y)
 
     def _from_small(self, value: float, slopes: dict[Parameter, Array]) -> tuple[float, Array]:
         """The small model's gradient by parameter as a flat one, with the extra terms."""
