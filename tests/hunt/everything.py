@@ -2,6 +2,7 @@
 
 import torch
 
+from hunt.approximations import ApproximateCase
 from hunt.calls import CallCase
 from hunt.cases import Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import ChainCase
@@ -29,6 +30,7 @@ from hunt.specs import (
 )
 
 __all__ = [
+    "ApproximateCase",
     "CallCase",
     "Categorical",
     "ChainCase",

@@ -8,6 +8,7 @@ import numpy
 import torch
 
 from hunt import specs
+from hunt.approximations import TABLES, ApproximateCase
 from hunt.calls import CALLS, WRONG, CallCase
 from hunt.cases import SHAPES, Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import OPERATIONS, UPDATES, ChainCase
@@ -318,6 +319,20 @@ def fit_case(seed: int) -> FitCase:
     )  # fmt: skip
 
 
+def approximate_case(seed: int) -> ApproximateCase:
+    r = Random(seed)
+    n, d = r.mostly(r.integer(2, 60), 1, 2, r.integer(60, 300), often=0.5), r.integer(1, 4)
+    kind = r.of("full_scale", "sparse")
+    low, high = r.mostly((1.0, 1.0), (1e-6, 1e6), (1e-6, 1e-6), (1e6, 1e6), often=0.4)
+    inducing = r.mostly("auto", r.integer(1, 12), 0 if kind == "full_scale" else 1, 320)
+    return ApproximateCase(
+        seed, kind, r.of(*TABLES), n, d, low, high, r.mostly(0.0, 1e3 * high, often=0.85),
+        r.mostly(0.0, 0.3, 0.9, often=0.6), r.mostly(0, 1, d, often=0.7), r.mostly(1.0, 1e-6, 1e6, often=0.5),
+        r.mostly(0.1, 0.0, 1e-4, often=0.6), inducing, r.mostly("auto", r.integer(1, 20), 0, 320),
+        r.mostly(0, r.integer(4, 30)), r.of(0.5, 1.5, 2.5),
+    )  # fmt: skip
+
+
 KINDS = {
     "posterior": posterior_case,
     "operator": operator_case,
@@ -328,6 +343,7 @@ KINDS = {
     "linalg": linalg_case,
     "stream": stream_case,
     "fit": fit_case,
+    "approximate": approximate_case,
 }
 
 

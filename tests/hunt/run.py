@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated")
+    parser.add_argument("--tries", type=int, default=120, help="smaller cases that are tried after a difference")
     parser.add_argument("--counts", help="a JSON file that counts are added to")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -38,7 +39,7 @@ def main() -> int:
     began, seed = time.monotonic(), asked.start
     while time.monotonic() - began < 60 * asked.minutes:
         for kind in kinds:
-            tried(kind, seed, totals)
+            tried(kind, seed, totals, asked.tries)
         seed += 1
     totals["seconds"] = round(time.monotonic() - began)
     print(f"\nseeds {asked.start} to {seed - 1}, each of {', '.join(kinds)}")
@@ -52,7 +53,7 @@ def main() -> int:
     return 1 if totals["differences"] else 0
 
 
-def tried(kind: str, seed: int, totals: "collections.Counter[str]") -> None:
+def tried(kind: str, seed: int, totals: "collections.Counter[str]", tries: int) -> None:
     case: Any = case_of(kind, seed)
     totals[f"cases {kind}"] += 1
     totals["cases"] += 1
@@ -70,7 +71,7 @@ def tried(kind: str, seed: int, totals: "collections.Counter[str]") -> None:
         totals["differences"] += 1
         for name, text in found.differences.items():
             print(f"\n{kind} {seed}: {name}: {text}", flush=True)
-        small = shrunk(case)
+        small = shrunk(case, tries)
         print(f"    PYTHONPATH=src:tests python -c '{IMPORTS}; print({small!r}.check().differences)'", flush=True)
 
 

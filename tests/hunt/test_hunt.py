@@ -28,6 +28,7 @@ SHORT = {
     "linalg": range(20),
     "stream": range(3),
     "fit": range(2),
+    "approximate": range(6),
 }
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.full_scale.sizes import Sizes
 from flashgp.likelihoods import Gaussian, Sites
+from flashgp.planner.approximate_prices import Sizes
 from inference.full_scale import test_factor as full_scale
 from inference.streamed import test_bound as streamed
 from inference.test_seams import NOISE, Given, Multiplicative, close, prior, table

@@ -63,3 +63,10 @@ def test_few_rows(n: int) -> None:
     x, y = data(n)
     found = fgp.fit(model(), x, y, approximation="full_scale")
     assert bool(found.posterior.predict(x).mean.isfinite().all())
+
+
+def test_as_many_points_as_rows_of_which_few_differ() -> None:
+    x, y = data(30)
+    x[:, :] = 1.0
+    found = fgp.fit(model(), x, y, approximation="full_scale", inducing=12, neighbours=20)
+    assert bool(found.posterior.predict(x).mean.isfinite().all())

@@ -113,6 +113,15 @@ def test_paths_have_the_moments_of_predictions() -> None:
     assert float(((torch.cov(values.mT) - joint) / scale / scale.unsqueeze(-1)).abs().max()) < 0.12
 
 
+@pytest.mark.parametrize("approximation", ["full_scale", "sparse"])
+def test_what_is_all_but_certain_is_drawn_too(approximation: str) -> None:
+    """Where a joint covariance is rounding of the prior's, which a jitter relative to itself does not reach."""
+    x = torch.linspace(0.0, 1.0, 40, dtype=F64)[:, None]
+    gp = fgp.GP(k.SquaredExponential(2.0), likelihood=lik.Gaussian(1e-14))
+    p = gp.condition(x, torch.ones(40, dtype=F64), approximation=approximation).predict(x[:20] + 0.01)
+    assert bool((p.sample(3, seed=0) - 1.0).abs().max() < 1e-3)  # ten times the floor of inducing values
+
+
 def test_predictions_are_differentiable_in_the_points() -> None:
     x, y, z = table()
     found = approximate(model(), x, y)

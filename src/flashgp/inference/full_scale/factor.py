@@ -32,7 +32,7 @@ from flashgp.solvers.direct.strided import update_triangle
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 from flashgp.solvers.preconditioners.whitening import Whitening, whitening
 
-__all__ = ["Basis", "FullScaleFactor", "Gradients", "Sums", "gradients", "noise_floor"]
+__all__ = ["Basis", "FullScaleFactor", "Gradients", "Sums", "gradients", "noise_floor", "rounding_of"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -288,6 +288,13 @@ def noise_floor(form: Form, theta: Sequence[Tensor], rows: Rows) -> float:
         return 0.0
     diagonal = TorchTiles().diagonal(PairProblem(form, theta, rows), dtype=F64)
     return max(rows.count * EPS * float(diagonal.mean()), torch.finfo(F64).tiny)
+
+
+@torch.no_grad()
+def rounding_of(function: Basis, rows: Rows, summands: int) -> Tensor:
+    """How far rounding may move covariances of rows from which A A^T and so many more products are taken, ()."""
+    prior = TorchTiles().diagonal(PairProblem(function.form, function.theta, rows), dtype=F64)
+    return (function.rank + summands) * EPS * prior.mean()
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
-from flashgp.inference.full_scale.factor import PAIRS
+from flashgp.inference.full_scale.factor import PAIRS, rounding_of
 from flashgp.inference.full_scale.layout import scaled_points
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.predict.prediction import Prediction
@@ -93,6 +93,11 @@ class FullScalePredictor(Predictor):
             half = self._half(local.inner)
             joint = half @ half.mT + _errors(state, x, local)
             return joint - torch.diag_embed(joint.diagonal() - local.own - half.square().sum(-1))
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """That of the prior's entries, which the covariance is a difference of."""
+        function, summands = self._state.function, self._state.sizes.predicting + len(x)
+        return rounding_of(function, self._state.prior.kernel.rows(x), summands)
 
     def paths(self, count: int, features: int, seed: int | None) -> "FullScalePaths":
         return draw_paths(self._state, count, features, seed)

@@ -212,7 +212,7 @@ class StreamedBound:
             else:
                 solved, each = a @ inverse, noise.unsqueeze(-1)
                 by_variance = 0.5 * (h.square().sum(-1) + p * (a * solved).sum(-1)) / noise.square() - 0.5 * p * c
-                by_variance.masked_fill_(noise > part.variance, 0.0)
+                by_variance.masked_fill_(noise <= self.floor, 0.0)
                 slope = scaled.mul_(p).add_((h @ weights.mT - p * solved).div_(each))
                 h = h / each
             across = self.basis.pull_across(rows, slope)

@@ -21,7 +21,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
-from flashgp.inference.full_scale.factor import FLOOR
+from flashgp.inference.full_scale.factor import FLOOR, rounding_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
 from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
@@ -83,6 +83,10 @@ class StreamedPredictor(Predictor):
             half = self._half(basis)
             joint = self._prior(x).to_dense() - basis @ basis.mT + half @ half.mT
             return 0.5 * (joint + joint.mT)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        """That of the prior's entries, which the covariance is a difference of."""
+        return rounding_of(self._state.function, self._state.prior.kernel.rows(x), len(x))
 
     def paths(self, count: int, features: int, seed: int | None) -> "StreamedPaths":
         return draw_paths(self._state, count, features, seed)
