@@ -315,7 +315,7 @@ class GP(Prior):
         Returns: MinibatchBound: value, a scalar in nats of all rows, differentiable as `collapsed_bound`; q, which
             `gp.condition(q)` takes for a posterior without another pass.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
-        Cost: b m + m^2 evaluations, 9 b m^2 + 5 m^3 flops.
+        Cost: b m + m^2 evaluations with their gradients, 6.5 b m^2 + 3.3 m^3 flops.
 
         Example:
             >>> x = torch.linspace(0, 5, 1000, dtype=torch.float64)[torch.randperm(1000)][:, None]
@@ -335,6 +335,7 @@ class GP(Prior):
 
         return minibatch_bound(self, x, y, count, inducing, q)
 
+    @autocast_disabled
     def inducing_points(self, x: Any, count: int, *, seed: int = 0) -> Tensor:
         """At most so many of the rows x, (n, d), as inducing points, (m, d): those that the others say least about.
 
