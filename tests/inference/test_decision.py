@@ -80,6 +80,19 @@ def test_auto_in_every_door(limit: float | None) -> None:
         assert bool(found.predict(x[:5]).mean.isfinite().all())
 
 
+def test_estimators_take_inducing_points_alone() -> None:
+    x, y = (t.numpy() for t in data(150))
+    options = {"approximation": "sparse", "inducing": 30, "starts": 1, "target_transform": "none"}
+    mean, std = fgp.GPRegressor(**options).fit(x, y).predict(x[:20], return_std=True)
+    wanted = fgp.GPRegressor(starts=1, target_transform="none").fit(x, y).predict(x[:20])
+    assert numpy.abs(mean - wanted).max() < 0.3 * y.std()
+    assert (std > 0).all()
+    table = fgp.TableModel(**options).fit({"a": x[:, 0], "b": x[:, 1], "y": y}, target="y")
+    assert numpy.isfinite(table.predict({"a": x[:3, 0], "b": x[:3, 1]}).mean).all()
+    with pytest.raises(fgp.DomainError, match="is of posteriors that hold their rows"):
+        table.importance()
+
+
 def test_settings_of_exact_inference_are_refused_beside_auto() -> None:
     x, y = data(30)
     with pytest.raises(fgp.DomainError, match="`solver` is of exact inference"):

@@ -6,6 +6,7 @@ from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.determinism import contiguous_copy
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.events import ApproximationReason, Event, EventKind
+from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.approximate_plan import approximate_plan, costs, obstacle
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact_plan import conditioning_plan
@@ -51,8 +52,14 @@ def decided(
         exact = conditioning_plan(prior, rows, settings)
     except MemoryBudgetError as error:
         refusal = error
-    if exact is not None and (exact.training_bytes if training else exact.peak_bytes) > exact.available_bytes:
-        exact, refusal = None, None
+    needed = 0 if exact is None else exact.training_bytes if training else exact.peak_bytes
+    if exact is not None and needed > exact.available_bytes:
+        refusal = MemoryBudgetError(
+            f"`memory` allows {readable_bytes(exact.available_bytes)}, but an exact fit of {rows.n:,} rows needs "
+            f"{readable_bytes(needed)}, and no approximation fits; pass a larger memory=",
+            needed_bytes=needed, available_bytes=exact.available_bytes,
+        )  # fmt: skip
+        exact = None
     seconds = None if exact is None else exact.fit_seconds if training else exact.seconds
     if exact is not None and seconds is not None and (time_limit is None or seconds <= time_limit):
         return None, exact, _event(None, ApproximationReason.FITS, exact, (), training)
@@ -65,7 +72,7 @@ def decided(
             try:
                 plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
             except MemoryBudgetError as error:
-                refusal = refusal or error
+                refusal = error if refusal is None else refusal
     reason = ApproximationReason.MEMORY if exact is None else ApproximationReason.TIME
 
     def took(plan: ApproximatePlan) -> float:
@@ -78,10 +85,8 @@ def decided(
         chosen = None
     if chosen is None:
         if exact is None:
-            raise refusal or MemoryBudgetError(
-                f"`memory` is too little for {rows.n:,} rows, exactly or by an approximation; pass a larger memory=",
-                needed_bytes=0, available_bytes=0,
-            )  # fmt: skip
+            assert refusal is not None
+            raise refusal
         return None, exact, _event(None, ApproximationReason.NO_OTHER, exact, tuple(plans), training)
     neighbours = asked.neighbours if chosen.approximation == "full_scale" else "auto"
     taken = Approximation(chosen.approximation, asked.inducing, neighbours).resolved(chosen.sizes)

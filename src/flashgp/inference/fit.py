@@ -155,9 +155,13 @@ def fit(
         approximation: None for exact inference at any size; "full_scale" for inducing points with block Vecchia on what
             they leave, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs; "sparse" for
             inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower and an upper
-            bound on log p(y). Rows that are read are fitted so, whether "sparse", "auto" or nothing is asked for.
+            bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory, else full scale,
+            else inducing points alone; the report says which and why. Rows that are read are fitted by inducing points,
+            whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
-        neighbours: of an approximation, rows that each block is given; 0 for inducing points alone.
+            "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
+            is of these, so pass the sizes that the report names to go on with another limit.
+        neighbours: of an approximation, rows that each block is given; 0 for inducing points alone, as "sparse".
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -191,7 +195,8 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
     """`fit` with its arguments as a value, such as a deadline of a call that began before. Raises: as `fit`."""
     event = None
     if approximation is not None and approximation.kind == "auto":
-        refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter)
+        single = None if options.dtype == torch.float64 else options.dtype
+        refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
         rows = counts_of(gp, x, y)
         wanted = PlanSettings(
             options.memory, chosen_device(options.device, check_points(x, "x")), options.dtype,

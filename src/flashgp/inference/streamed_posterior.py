@@ -2,6 +2,7 @@
 
 from typing import Any, NoReturn
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
 
@@ -153,6 +154,10 @@ class StreamedPosterior(ApproximatePosterior):
         """Raises: DomainError."""
         self._refuse_rows("leave_one_out")
 
+    def importance(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises: DomainError."""
+        self._refuse_rows("importance")
+
     def _refuse_rows(self, name: str) -> NoReturn:
         raise DomainError(
             f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; take "
@@ -174,8 +179,9 @@ def posterior_given(
     event = None
     if approximation is not None and approximation.kind == "auto":
         refuse_exact(
-            solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable
-        )
+            solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
+            dtype=None if settings.dtype == torch.float64 else settings.dtype,
+        )  # fmt: skip
         rows = counts_of(prior, x, y)
         wanted = PlanSettings(
             settings.memory, chosen_device(settings.device, check_points(x, "x")), settings.dtype,

@@ -283,7 +283,7 @@ class TableModel:
         post = self.posterior
         scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
         with profile_range("transfers"):
-            points = scaled.to(post.x.device, post.x.dtype)
+            points = scaled.to(post.state.like[0].device, post.state.like[0].dtype)
         with torch.no_grad():
             prediction = post.predict(points, variance=variance, memory=memory)
             mean = prediction.mean.double().numpy(force=True)
