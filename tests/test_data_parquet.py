@@ -31,7 +31,7 @@ def test_the_rows_are_those_of_all_files_in_their_order(tmp_path: Path) -> None:
     rows = fgp.data.parquet(tmp_path / "part-*.parquet", target="y", batch_rows=5)
     assert (rows.count, rows.columns, len(rows.paths)) == (40, ("a", "b"), 3)
     survey = surveyed(rows, None, 10, seed=0)
-    (found, targets) = next(survey.blocks(40))
+    found, targets, _ = next(survey.blocks(40))
     assert torch.equal(found, x)
     assert torch.equal(targets, y)
     assert "40 rows of 3 Parquet files" in repr(rows)
@@ -40,11 +40,11 @@ def test_the_rows_are_those_of_all_files_in_their_order(tmp_path: Path) -> None:
 def test_columns_are_chosen_and_ordered_and_targets_may_be_several(tmp_path: Path) -> None:
     x, _ = parts(tmp_path)
     rows = fgp.data.parquet([tmp_path / "part-1.parquet", str(tmp_path / "part-[02].parquet")], target=["y", "a"])
-    _, found, targets = next(rows.batches())
+    _, found, targets, _ = next(rows.batches())
     assert found.shape[1] == 1
     assert numpy.array_equal(targets[:, 1], x.tensor_split(3)[1][:, 0])
     chosen = fgp.data.parquet(tmp_path / "part-*.parquet", target="y", columns=["b", "a"])
-    _, found, _ = next(chosen.batches())
+    _, found, *_ = next(chosen.batches())
     assert numpy.array_equal(found[:, 1], x.tensor_split(3)[0][:, 0])
 
 
@@ -140,7 +140,7 @@ def test_rows_in_standard_units_and_answers_back_in_those_of_the_table() -> None
     x, y = data(80)
     x = x * torch.tensor([1e6, 1e-3]) + torch.tensor([3e7, 0.0])
     rows = fgp.data.standardised([(a, 50.0 * b + 7.0) for a, b in zip(x.split(30), y.split(30), strict=True)])
-    found, targets = next(surveyed(rows, None, 10, seed=0).blocks(80))
+    found, targets, _ = next(surveyed(rows, None, 10, seed=0).blocks(80))
     assert found.mean(0) == pytest.approx(torch.zeros(2), abs=1e-9)
     assert found.std(0, correction=0) == pytest.approx(torch.ones(2), rel=1e-9)
     assert targets.std(correction=0) == pytest.approx(1.0, rel=1e-12)
@@ -149,3 +149,22 @@ def test_rows_in_standard_units_and_answers_back_in_those_of_the_table() -> None
     held = model().condition(found, targets, approximation="sparse", inducing=20)
     assert post.predict(rows.scaling.x(x)).mean == pytest.approx(held.predict(found).mean, rel=1e-9)
     assert "in standard units" in repr(rows)
+
+
+def test_a_column_of_known_noise_variances(tmp_path: Path) -> None:
+    x, y = data(40)
+    v = y.square() + 0.01
+    for number, index in enumerate(torch.arange(40).tensor_split(3)):
+        columns = {"a": x[index, 0].numpy(), "b": x[index, 1].numpy(), "y": y[index].numpy(), "v": v[index].numpy()}
+        written(tmp_path / f"part-{number}.parquet", **columns)
+    rows = fgp.data.parquet(tmp_path / "part-*.parquet", target="y", row_variance="v")
+    assert rows.columns == ("a", "b")
+    found, wanted = model().condition(rows, inducing=12), model().condition([(x, y, v)], inducing=12)
+    assert found.predict(x).mean == pytest.approx(wanted.predict(x).mean, rel=1e-10)
+    assert found.bound.lower == pytest.approx(wanted.bound.lower, rel=1e-10)
+    scaled = fgp.data.standardised([(x, 5.0 * y, 25.0 * v)])
+    assert next(scaled.batches())[3] == pytest.approx(v / y.var(correction=0), rel=1e-12)
+    with pytest.raises(DomainError, match="different columns"):
+        fgp.data.parquet(tmp_path / "part-*.parquet", target="y", row_variance="y")
+    with pytest.raises(DomainError, match="'w'"):
+        fgp.data.parquet(tmp_path / "part-*.parquet", target="y", row_variance="w")

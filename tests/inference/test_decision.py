@@ -41,7 +41,7 @@ def test_what_auto_takes() -> None:
     assert choice(gp, 300_000, 600.0) == ("full_scale", ApproximationReason.TIME)
     assert choice(gp, 3_000_000, 300.0) == ("sparse", ApproximationReason.TIME)
     assert choice(gp, 30_000_000, 1.0)[0] == "sparse"  # the quickest of what fits
-    noisy = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_variance=torch.ones(3_000_000) * 0.1))
+    noisy = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_weight=torch.ones(3_000_000) * 0.1))
     assert choice(noisy, 3_000_000, 300.0)[0] == "full_scale"
     two = fgp.GP(fgp.kernels.Matern(), outputs=2)
     assert choice(two, 300_000, 100.0) == ("exact", ApproximationReason.NO_OTHER)
@@ -112,8 +112,8 @@ def test_full_scale_without_neighbours_is_the_collapsed_bound() -> None:
     assert isinstance(fit.posterior, StreamedPosterior)
     with pytest.raises(fgp.DomainError, match="`inducing` must be at least 1"):
         model().condition(x, y, approximation="full_scale", inducing=0, neighbours=0)
-    weighted = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_variance=torch.full((120,), 0.1)))
-    with pytest.raises(fgp.DomainError, match="treats all rows alike"):
+    weighted = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_weight=torch.full((120,), 0.1)))
+    with pytest.raises(fgp.DomainError, match="row_weight"):
         weighted.condition(x, y, approximation="full_scale", inducing=15, neighbours=0)
 
 

@@ -11,7 +11,7 @@ ROOMS = {
     "solvers": ("direct", "growing", "preconditioners", "iterative"),
 }
 # Of inference: argument checks, then one call; no room imports them.
-FACADES = ("gp", "posterior", "approximate_posterior", "streamed_posterior", "fit", "stream")
+FACADES = ("gp", "posterior", "approximate_posterior", "streamed_posterior", "facades", "fit", "stream")
 
 
 def rank(module: str) -> int:

@@ -22,8 +22,8 @@ def batches(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
 
 def whole(survey: Survey, size: int) -> tuple[Tensor, Tensor]:
     blocks = list(survey.blocks(size))
-    assert all(len(x) == size for x, _ in blocks[:-1])
-    return torch.cat([x for x, _ in blocks]), torch.cat([y for _, y in blocks])
+    assert all(len(block.x) == size for block in blocks[:-1])
+    return torch.cat([block.x for block in blocks]), torch.cat([block.y for block in blocks])
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 90])
@@ -154,7 +154,11 @@ def test_batches_that_do_not_fit_are_refused_by_their_place() -> None:
         ([(x, torch.full((10,), torch.nan))], DomainError, "y of batch 0"),
         ([(x[0], y[0])], ShapeError, "x of batch 0"),
         ([x], DomainError, "batches .x, y."),
-        ([(x, y, y)], DomainError, "batches .x, y."),
+        ([(x, y, y.abs(), y)], DomainError, "batches .x, y."),
+        ([(x, y, y.abs()), (x, y)], DomainError, "row_variance of batch 1"),
+        ([(x, y), (x, y, y.abs())], DomainError, "row_variance of batch 1"),
+        ([(x, y, -y.abs())], DomainError, "row_variance of batch 0"),
+        ([(x, y, y[:-1].abs())], ShapeError, "row_variance of batch 0"),
         ([], ShapeError, "at least one row"),
         ([(x[:0], y[:0])], ShapeError, "at least one row"),
         ([(x[None], y[None])], ShapeError, "one table"),

@@ -4,24 +4,19 @@ The columns of all files are compared before anything is read; a file that is cu
 where a number belongs are errors that name file and column.
 """
 
-import glob
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy
 
+from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened
 from flashgp.foundations.checks import check_count
-from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
-from flashgp.sources.source import RowSource
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.sources.source import Batch, RowSource
 from flashgp.table.columns import quoted
 from flashgp.table.conversion import column_from_arrow, require_pyarrow
 
 __all__ = ["ParquetRows", "parquet"]
-
-BATCH_ROWS = 2**16
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def parquet(
@@ -29,6 +24,7 @@ def parquet(
     *,
     target: str | Sequence[str],
     columns: Sequence[str] | None = None,
+    row_variance: str | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> "ParquetRows":
     """Rows of Parquet files for `fgp.fit(gp, rows)` and `gp.condition(rows)`, which read them in passes.
@@ -38,6 +34,7 @@ def parquet(
             of a list in its order.
         target: the column of y; several for a GP with outputs.
         columns: those of x, in their order; None for all others, in the order of the first file.
+        row_variance: a column of known noise variances of the rows, beside the one that is fitted; none by default.
         batch_rows: rows in memory at once, as they are stored.
     Raises:
         BackendUnavailableError: without pyarrow; install flashgp[table].
@@ -55,46 +52,61 @@ def parquet(
         >>> fgp.GP(fgp.kernels.Matern()).condition(rows, inducing=3).count
         6
     """
-    return ParquetRows(paths, target, columns, batch_rows)
+    return ParquetRows(paths, target, columns, row_variance, batch_rows)
 
 
 class ParquetRows(RowSource):
-    """What `parquet` makes. Fields: paths; columns of x; targets, columns of y; count of rows, as the files say."""
+    """What `parquet` makes. Fields: paths; columns of x; targets, columns of y; row_variance, its column or None; count
+    of rows, as the files say.
+    """
 
     def __init__(
-        self, paths: Paths, target: str | Sequence[str], columns: Sequence[str] | None, batch_rows: int
+        self,
+        paths: Paths,
+        target: str | Sequence[str],
+        columns: Sequence[str] | None,
+        row_variance: str | None,
+        batch_rows: int,
     ) -> None:
-        self.paths = tuple(_found(paths))
+        self.paths = tuple(found_files(paths))
         self.batch_rows = check_count(batch_rows, "batch_rows", 1)
         self._several = not isinstance(target, str)
         self.targets = _names(target, "target")
+        self.row_variance = None if row_variance is None else _names(row_variance, "row_variance")[0]
         pyarrow = require_pyarrow(self.paths[0])
         wanted = None if columns is None else _names(columns, "columns")
         count, first = 0, None
         for path in self.paths:
-            file = _opened(pyarrow, path)
+            file = opened(pyarrow, path)
             count += file.metadata.num_rows
             stored = [name for name in file.schema_arrow.names if not name.startswith("__index_level_")]
             if first is None:
-                first = wanted if wanted is not None else tuple(name for name in stored if name not in self.targets)
-                _check_first(first, self.targets, path)
+                first = wanted if wanted is not None else tuple(name for name in stored if name not in self._beside)
+                _check_first(first, self._beside, path)
             self._check(pyarrow, file.schema_arrow, stored, first, path, every=wanted is None)
             file.close()
         assert first is not None
         self.columns, self.count = first, count
 
-    def batches(self) -> Iterator[tuple[str, Any, Any]]:
+    @property
+    def _beside(self) -> tuple[str, ...]:
+        """The columns that are not of x."""
+        return self.targets if self.row_variance is None else (*self.targets, self.row_variance)
+
+    def batches(self) -> Iterator[Batch]:
         pyarrow = require_pyarrow(self.paths[0])
         assert self.columns is not None
-        names = [*self.columns, *self.targets]
+        names = [*self.columns, *self._beside]
+        width, targets = len(self.columns), len(self.targets)
         for path in self.paths:
             row = 0
-            for batch in self._read(pyarrow, path, names):
+            for batch in batches_of(pyarrow, path, names, self.batch_rows):
                 table = numpy.empty((batch.num_rows, len(names)))
                 for at, name in enumerate(names):
                     table[:, at] = self._numbers(pyarrow, batch, name, path, row)
-                x, y = table[:, : len(self.columns)], table[:, len(self.columns) :]
-                yield f"{path}, row {row:,} on", x, y if self._several else y[:, 0]
+                x, y = table[:, :width], table[:, width : width + targets]
+                variance = None if self.row_variance is None else table[:, -1]
+                yield f"{path}, row {row:,} on", x, y if self._several else y[:, 0], variance
                 row += batch.num_rows
 
     def __repr__(self) -> str:
@@ -106,7 +118,7 @@ class ParquetRows(RowSource):
         self, pyarrow: Any, schema: Any, stored: list[str], columns: tuple[str, ...], path: str, *, every: bool
     ) -> None:
         """DomainError for a file whose columns are not those that are wanted."""
-        for name in (*columns, *self.targets):
+        for name in (*columns, *self._beside):
             if stored.count(name) != 1:
                 got = "none" if name not in stored else "several"
                 raise DomainError(
@@ -119,24 +131,12 @@ class ParquetRows(RowSource):
                     f"column {quoted(name)} of {path!r} must hold numbers, got {kind}; leave it out with "
                     "columns=, or write codes in its place"
                 )
-        beside = [name for name in stored if name not in columns and name not in self.targets]
+        beside = [name for name in stored if name not in columns and name not in self._beside]
         if every and beside:
             raise DomainError(
                 f"{path!r} must have the columns of {self.paths[0]!r}, got {_listed(beside)} beside them; "
                 "name those of x with columns="
             )
-
-    def _read(self, pyarrow: Any, path: str, names: list[str]) -> Iterator[Any]:
-        """The batches of one file. Raises: DomainError for a file that cannot be read to its end."""
-        file = _opened(pyarrow, path)
-        try:
-            yield from file.iter_batches(self.batch_rows, columns=names)
-        except FlashGPError:
-            raise
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise _unreadable(path, error) from None
-        finally:
-            file.close()
 
     def _numbers(self, pyarrow: Any, batch: Any, name: str, path: str, row: int) -> Any:
         """One column of a batch, float64. Raises: DomainError for values that are missing or that float64 merges."""
@@ -159,21 +159,6 @@ class ParquetRows(RowSource):
         return column.values
 
 
-def _found(paths: Paths) -> list[str]:
-    """The files that are meant. Raises: DomainError."""
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[str] = []
-    for one in several:
-        name = os.fspath(one)
-        matches = [name] if Path(name).is_file() else sorted(glob.glob(name))
-        if not matches:
-            raise DomainError(f"`paths` must name Parquet files, got {name!r}, which no file matches; check it")
-        found += matches
-    if not found:
-        raise DomainError("`paths` must name at least one Parquet file, got none; pass a file or a pattern")
-    return found
-
-
 def _names(names: str | Sequence[str], argument: str) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
     if not found or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
@@ -181,24 +166,15 @@ def _names(names: str | Sequence[str], argument: str) -> tuple[str, ...]:
     return found
 
 
-def _check_first(columns: tuple[str, ...], targets: tuple[str, ...], path: str) -> None:
-    both = [name for name in columns if name in targets]
-    if both:
-        raise DomainError(f"`columns` must be others than the target, got {_listed(both)}; leave them out")
+def _check_first(columns: tuple[str, ...], beside: tuple[str, ...], path: str) -> None:
+    both = [name for name in columns if name in beside]
+    if both or len(set(beside)) < len(beside):
+        raise DomainError(
+            "`columns`, `target` and `row_variance` must be different columns, got "
+            f"{_listed(both or beside)} twice; leave one out"
+        )
     if not columns:
         raise ShapeError(f"{path!r} must have a column beside the target, got none; check that it is the file")
-
-
-def _opened(pyarrow: Any, path: str) -> Any:
-    try:
-        return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: str, error: Exception) -> DomainError:
-    text = str(error).partition("\n")[0]
-    return DomainError(f"{path!r} must be a whole Parquet file, got {quoted(text)}; write or copy it again")
 
 
 def _is_number(pyarrow: Any, kind: Any) -> bool:

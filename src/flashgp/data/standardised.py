@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashgp.foundations.checks import as_float_tensor
-from flashgp.sources.source import RowSource, source_of
+from flashgp.sources.source import Batch, RowSource, source_of
 from flashgp.sources.survey import surveyed
 from flashgp.standardise import Scaling
 
@@ -17,10 +17,12 @@ class StandardisedRows(RowSource):
     def __init__(self, rows: RowSource, scaling: Scaling) -> None:
         self.rows, self.scaling, self.columns = rows, scaling, rows.columns
 
-    def batches(self) -> Iterator[tuple[str, Any, Any]]:
-        for place, x, y in self.rows.batches():
+    def batches(self) -> Iterator[Batch]:
+        for place, x, y, variance in self.rows.batches():
             x, y = (as_float_tensor(values, f"{name} of {place}").double() for name, values in (("x", x), ("y", y)))
-            yield place, self.scaling.x(x), (y - self.scaling.y_shift) / self.scaling.y_scale
+            if variance is not None:
+                variance = as_float_tensor(variance, f"row_variance of {place}").double() / self.scaling.y_scale**2
+            yield place, self.scaling.x(x), (y - self.scaling.y_shift) / self.scaling.y_scale, variance
 
     def __repr__(self) -> str:
         return f"{self.rows!r}, in standard units"

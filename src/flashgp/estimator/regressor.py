@@ -21,8 +21,8 @@ from flashgp.estimator.inputs import points, training_rows
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
-from flashgp.inference.approximate_posterior import with_prior
 from flashgp.inference.approximation import Approximation, approximation_of
+from flashgp.inference.facades import posterior_given, with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
@@ -30,7 +30,6 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.streamed_posterior import posterior_given
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT, TableKernel
 from flashgp.likelihoods import Gaussian
@@ -472,7 +471,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if groups is None and hasattr(self, "feature_names_in_"):
             groups = {str(name): j for j, name in enumerate(self.feature_names_in_)}
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.posterior_.state, groups, settings, self._units.mean_of)
+        return importance(self.posterior_.rows_kept, groups, settings, self._units.mean_of)
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False
@@ -548,7 +547,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             empty = torch.zeros(0, X.shape[1], dtype=torch.float64)
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
             units = Units.identity(X.shape[1])
-        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.state.like[0].device)
+        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.empty_points.device)
         answers = Answers(units, posterior.state.prior.outputs, X.dtype, present)
         return posterior.predict(x_test, variance=variance), answers
 

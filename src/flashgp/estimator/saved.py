@@ -89,14 +89,13 @@ def load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> G
     repeated = json_flag(fields["repeated"], "estimator.repeated")
     posterior = files.load(path, modules, device=device)
     if (
-        posterior.x.dim() != 2
-        or posterior.x.shape[-1] != features
+        posterior.empty_points.shape != (0, features)
         or len(scalings) != (posterior.gp.outputs or 1)
         or any(len(scaling.x_shift) != features for scaling in scalings)
     ):
         raise ModelFileError(
-            f"the units of {os.fspath(path)!r} do not fit its model of x {tuple(posterior.x.shape)}; the file is "
-            "damaged or foreign, save the model again"
+            f"the units of {os.fspath(path)!r} do not fit its model of x {tuple(posterior.empty_points.shape)}; "
+            "the file is damaged or foreign, save the model again"
         )
     model = GPRegressor(**settings)
     model._units = _units(scalings)

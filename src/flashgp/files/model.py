@@ -11,6 +11,7 @@ dotted path from the GP: "kernel.module", "kernel.kernels.1.module", "mean". `lo
 functions of Custom by "kernel.function".
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from flashgp import __version__
+from flashgp.files import streamed
 from flashgp.files.approximate import APPROXIMATION, approximation_json, approximation_tensors, read_state
 from flashgp.files.container import (
     Container,
@@ -34,6 +36,7 @@ from flashgp.files.container import (
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild, with_noise_of_outputs
 from flashgp.files.modules import code_marks, warn_of_other_code
 from flashgp.files.report_fields import json_report, report_json
+from flashgp.files.streamed import streamed_json, streamed_tensors
 from flashgp.files.validation import (
     check_batch,
     check_group,
@@ -53,8 +56,8 @@ from flashgp.foundations.json_values import (
     refused,
     strict_json,
 )
-from flashgp.inference.approximate_posterior import posterior_of
 from flashgp.inference.exact.restore import STORED, restore
+from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.posterior import Posterior
@@ -88,8 +91,7 @@ def save(
 
     Raises:
         DomainError: for a model that a file cannot hold (a kernel outside the registry, a prior outside the list, a
-            module whose state is not all tensors, a posterior of rows that were read), metadata that is not JSON, or a
-            path that cannot be written.
+            module whose state is not all tensors), metadata that is not JSON, or a path that cannot be written.
 
     Warns:
         FlashGPWarning: naming the keys of foreign modules, whose code is not stored.
@@ -111,17 +113,13 @@ def save(
             f"`model` must be a Posterior, a Fit, a TableModel or a GPRegressor, got {type(model).__name__}; pass what "
             "gp.condition(x, y) or a fit returned"
         )
-    if isinstance(posterior.state, StreamedState):
-        raise DomainError(
-            f"`model` must be a posterior that holds its rows, since files of others are not written yet, got one of "
-            f"{posterior.count:,} rows that were read; save its parameters with torch.save(posterior.gp.state_dict(), "
-            "...), and condition again"
-        )
     state, prior = posterior.state, posterior.state.prior
     trains = set(prior.trainable_names())
     description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})
     if isinstance(state, FullScaleState):
         tensors |= approximation_tensors(state)
+    elif isinstance(state, StreamedState):
+        tensors |= streamed_tensors(state)
     else:
         tensors |= {name: getattr(state, name) for name in STORED}
     if state.replicates is not None:
@@ -149,6 +147,8 @@ def save(
     }
     if isinstance(state, FullScaleState):
         config[APPROXIMATION] = approximation_json(state)
+    elif isinstance(state, StreamedState):
+        config[APPROXIMATION] = streamed_json(state)
     keys = list(description["modules"])
     if keys:
         config["code"] = code_marks(prior, keys)
@@ -261,8 +261,12 @@ def _load_approximate(
         warn_of_other_code(config["code"], config["modules"], modules)
     report = json_report(config["report"], container.version)
     settings = _settings(config["solves"], container.version)
-    online = _update_state(config["learned"])
-    state = read_state(container, config[APPROXIMATION], gp, report, (settings, online), target)
+    online, value = _update_state(config["learned"]), config[APPROXIMATION]
+    if isinstance(value, dict) and value.get("kind") == streamed.KIND:
+        found = streamed.read_state(container, value, gp, report, settings, target)
+        check_rows(gp, found.inducing)
+        return posterior_of(dataclasses.replace(found, online=online))
+    state = read_state(container, value, gp, report, (settings, online), target)
     check_rows(gp, state.x)
     return posterior_of(state)
 

@@ -150,6 +150,10 @@ class EventKind(Enum):
         "Full scale: {inducing:n inducing point}, blocks of {block:n row} with {neighbours:n neighbour}, "
         "{predicting:n neighbour} for a point that is predicted."
     )
+    READ_IN_PART = (
+        "The time limit of {limit:g} s ended the first pass after {read:n row}: the posterior is of {rows:,} random "
+        "ones of these. Allow more time for that of all."
+    )
     STREAMED = "Streamed: {inducing:n inducing point} from passes over {rows:n row}, which are read and not held."
     FEWER_POINTS = (
         "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "

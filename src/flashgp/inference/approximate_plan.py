@@ -10,6 +10,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.approximation import DEFAULT, LADDER, Approximation
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditioning_problem, resources_of
 from flashgp.inference.prior import Prior
+from flashgp.likelihoods import Gaussian
 from flashgp.planner.approximate import ApproximatePlan, plan_approximate, refuse_too_large
 from flashgp.planner.plan import Offer, Plan, offers_text
 
@@ -90,10 +91,12 @@ def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
             f"needs outputs that share their noise, got {prior.factors} with noise of their own; pass "
             "Gaussian(shared=True), or fit a model for each output"
         )
-    if kind == "sparse" and not prior.likelihood.rows_alike:
+    likelihood = prior.likelihood
+    known = isinstance(likelihood, Gaussian) and likelihood.row_weight is None and likelihood.counts is None
+    if kind == "sparse" and not likelihood.rows_alike and not known:
         return (
-            "by inducing points alone needs a likelihood that treats all rows alike, got row_variance or row_weight; "
-            'leave them out, or pass approximation="full_scale" with neighbours'
+            "by inducing points alone needs a likelihood that treats all rows alike but for known variances, got "
+            'row_weight; leave it out, or pass approximation="full_scale" with neighbours'
         )
     return ""
 

@@ -6,19 +6,15 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.exact.restore import with_prior as exact_with_prior
 from flashgp.inference.full_scale.append import append
 from flashgp.inference.full_scale.left_out import leave_one_out, lost, representer_weights
 from flashgp.inference.full_scale.predictor import FullScalePaths, draw_paths, predict
-from flashgp.inference.full_scale.restore import with_prior as approximate_with_prior
 from flashgp.inference.full_scale.state import FullScaleState, Lost
-from flashgp.inference.output_states import AnyState
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.prior import Prior
 
-__all__ = ["ApproximatePosterior", "posterior_of", "with_prior"]
+__all__ = ["ApproximatePosterior"]
 
 
 class ApproximatePosterior(Posterior):
@@ -143,15 +139,3 @@ class ApproximatePosterior(Posterior):
             f"`{name}` is of exact posteriors, got an approximate one of {self.count:,} rows; condition again on the "
             "rows that count"
         )
-
-
-def posterior_of(state: "AnyState | FullScaleState", units: str = "") -> Posterior:
-    """The facade of a state of any kind."""
-    return ApproximatePosterior(state, units) if isinstance(state, FullScaleState) else Posterior(state, units)
-
-
-def with_prior(posterior: Posterior, prior: Prior) -> Posterior:
-    """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
-    if isinstance(posterior, ApproximatePosterior):
-        return ApproximatePosterior(approximate_with_prior(posterior.state, prior), posterior.units)
-    return Posterior(exact_with_prior(posterior.state, prior), posterior.units)

@@ -12,9 +12,9 @@ from torch import Tensor
 from flashgp.foundations.checks import check_jitter, check_points
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
-from flashgp.inference.approximate_posterior import posterior_of
 from flashgp.inference.approximation import Approximation, approximation_of, approximation_of_read, refuse_exact
 from flashgp.inference.decision import counts_of, decided
+from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
 from flashgp.inference.output_states import OutputStates
@@ -122,8 +122,9 @@ def fit(
         gp: the model; its values are where `initial="given"` starts.
         x: rows, (*batch, n, d), n at least 1.
         y: targets, (*batch, n) or (*batch, n, outputs). Left out where x is rows that are read, not held:
-            `fgp.data.parquet(...)`, or what gives batches (x, y) again and again, such as a list or a DataLoader. They
-            are read in passes, whose order may differ but whose rows may not; a random sample of them is held.
+            `fgp.data.parquet(...)`, or what gives batches (x, y), or (x, y, row_variance), again and again, such as a
+            list or a DataLoader. They are read in passes, whose order may differ but whose rows may not; a random
+            sample of them is held.
         starts: runs from different initial values, on at most 400 rows, from where the best goes on to more and more
             rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds
             columns that were ignored. None for 4, or 1 for initial="given" and models with modules of your own.
@@ -135,7 +136,9 @@ def fit(
             too late for the posterior. Where that of all rows would take too long, an iterative solve ends with the
             time, labelled as `GP.condition` says, or the posterior is that of fewer rows: an event and a warning say
             so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those that the data
-            suggest. It counts a compile too, which does not begin where time is short.
+            suggest. A pass over rows that are read ends with the time: the posterior is then that of the best finished
+            evaluation of all rows, or else of the random sample. It counts a compile too, which does not begin where
+            time is short.
         memory: as `GP.condition`.
         device: as `GP.condition`.
         dtype: as `GP.condition`.

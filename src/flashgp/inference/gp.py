@@ -152,8 +152,8 @@ class GP(Prior):
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
         """
-        lazy_import("flashgp.inference.streamed_posterior")
-        from flashgp.inference.streamed_posterior import posterior_given, posterior_of_read
+        lazy_import("flashgp.inference.facades")
+        from flashgp.inference.facades import posterior_given, posterior_of_read
 
         settings = ConditionSettings(
             SolveSettings(check_seed(seed), deterministic, tolerance),

@@ -82,6 +82,16 @@ class Posterior:
         return self.state.y.clone()
 
     @property
+    def empty_points(self) -> Tensor:
+        """No points, (*batch, 0, d), in the dtype and on the device of those that answers are asked at."""
+        return self.state.x[..., :0, :]
+
+    @property
+    def rows_kept(self) -> Any:
+        """What `importance` is told from: all rows."""
+        return self.state
+
+    @property
     def factor(self) -> TriangularFactor | None:
         """The Cholesky factor of K + noise; None without data, or where iterative solves made the weights. To be
         read: it is no copy, which would take n^2 numbers.

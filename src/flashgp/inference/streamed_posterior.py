@@ -1,5 +1,6 @@
 """StreamedPosterior: a posterior of rows that were read and are not held, behind the methods of every posterior."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -9,29 +10,27 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.approximation import Approximation, refuse_exact
-from flashgp.inference.decision import counts_of, decided
-from flashgp.inference.exact.condition import condition
-from flashgp.inference.full_scale.condition import condition as condition_approximately
-from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
+from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.append import append
-from flashgp.inference.streamed.condition import condition as condition_on_read
+from flashgp.inference.streamed.left_out import leave_out
 from flashgp.inference.streamed.predictor import StreamedPaths, draw_paths, predict
-from flashgp.inference.streamed.state import Bound, StreamedState
-from flashgp.sources.source import RowSource, held
+from flashgp.inference.streamed.rows import noise_of
+from flashgp.inference.streamed.state import Bound, RowsKept, StreamedState
+from flashgp.sources.source import Held, held
+from flashgp.sources.survey import Block, row_variances
 
-__all__ = ["StreamedPosterior", "posterior_given", "posterior_of_read"]
+__all__ = ["StreamedPosterior"]
 
 
 class StreamedPosterior(ApproximatePosterior):
     """The posterior of inducing points by their collapsed bound, eqs. (M-160) and (M-165).
 
-    Made by `fgp.fit(gp, rows)` and `gp.condition(rows, inducing=512)` for rows that are read, and with
-    approximation="sparse". It holds m points and m x m numbers, no rows: what asks for rows is refused.
+    Made by `fgp.fit(gp, rows)` and `gp.condition(rows, inducing=512)` for rows that are read, of which it holds m
+    points, m x m numbers and a sample: what asks for all rows is refused. Made of x and y with approximation="sparse"
+    it keeps them.
 
     Fields: inducing, the points (m, d); bound, lower and upper bound on log p(y).
 
@@ -73,11 +72,14 @@ class StreamedPosterior(ApproximatePosterior):
         return self.count
 
     @property
-    def noise(self) -> Float64[Tensor, "1"]:
-        """The noise variance of each row, (1,). Raises: DomainError where rows have some of their own."""
-        if self.state.sums.log_noises != 0.0:
-            self._refuse_rows("noise")
-        return self.state.sums.gram.new_full((1,), self.state.sums.noise)
+    def noise(self) -> Float64[Tensor, "rows"]:
+        """The noise variance of each row, (1,), or (n,) where rows that are held have known ones."""
+        state, rows = self.state, Block(*self.state.sample[:2])
+        if state.knows_rows:
+            self._refuse_known("noise")
+        if state.held is not None:
+            rows = Block(state.held.x, state.held.y, state.held.row_variance)
+        return noise_of(state.prior_of_rows, rows).clamp_min(state.floor).to(state.inducing.device)
 
     @property
     def replicates(self) -> None:
@@ -111,12 +113,18 @@ class StreamedPosterior(ApproximatePosterior):
     def append(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> "StreamedPosterior":
         """The posterior with more rows, eq. (M-175); this one stays what it is, and the inducing points are kept.
 
+        Rows that are held stay so where new ones are given as x and y; rows that are read are not kept, nor are then
+        those before.
+
         Args:
             x: (k, d), or without y rows that are read, as `fgp.fit` takes them: one pass.
             y: (k,) or (k, outputs).
-            row_variance, row_weight: (k,), where the rows before have variances of their own.
+            row_variance: (k,), where the rows before have known variances, and only there; of rows that are read the
+                third of a batch.
+            row_weight: (k,), where the likelihood has weights of the rows before.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite. Nothing changes then.
-        Cost: k m evaluations and 2.25 k m^2 flops, and m^3 / 3 once; it does not grow with the rows there are.
+        Cost: k m evaluations and 2.25 k m^2 flops, and m^3 / 3 once; it does not grow with the rows there are, but for
+            a copy where they are held.
         """
         state = append(self.state, x, y, row_variance, row_weight)
         return self if state is self.state else StreamedPosterior(state, self.units)
@@ -124,77 +132,94 @@ class StreamedPosterior(ApproximatePosterior):
     def __repr__(self) -> str:
         return f"{Posterior.__repr__(self)}\n{'lost':<18} {self.bound}"
 
-    # -- what asks for rows ------------------------------------------------------------------------------------------
+    # -- of the rows that are kept ------------------------------------------------------------------------------------
+    def importance(
+        self,
+        groups: Mapping[str, int | Sequence[int]] | None = None,
+        *,
+        rows: int | None = None,
+        permutations: int | None = None,
+        seed: int = 0,
+    ) -> Importance:
+        """As `Posterior.importance`, of the random sample of the rows that every such posterior keeps."""
+        settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
+        return importance(self.rows_kept, groups, settings)  # type: ignore[arg-type]  # all that it reads is there
+
+    @property
+    def rows_kept(self) -> RowsKept:
+        """What `importance` is told from: the random sample of the rows that the posterior keeps."""
+        return self.state.rows_kept
+
+    @property
+    def empty_points(self) -> Tensor:
+        """As `Posterior.empty_points`."""
+        return self.state.inducing[:0]
+
+    # -- what asks for all rows ---------------------------------------------------------------------------------------
     @property
     def x(self) -> Tensor:
-        """Raises: DomainError."""
-        self._refuse_rows("x")
+        """Training inputs, (n, d). Raises: DomainError where rows were read."""
+        return self._held("x").x.clone()
 
     @property
     def y(self) -> Tensor:
-        """Raises: DomainError."""
-        self._refuse_rows("y")
+        """Training targets, (n,) or (n, outputs). Raises: DomainError where rows were read."""
+        return self._held("y").y.clone()
 
     @property
     def points(self) -> Tensor:
-        """Raises: DomainError."""
-        self._refuse_rows("points")
+        """The training inputs: equal rows are not joined. Raises: DomainError where rows were read."""
+        return self._held("points").x.clone()
 
     @property
     def residual(self) -> Tensor:
-        """Raises: DomainError."""
-        self._refuse_rows("residual")
+        """y - m(x), (n, outputs or 1). Raises: DomainError where rows were read."""
+        rows, prior = self._held("residual"), self.state.prior
+        return prior.residual(rows.x, prior.sites(rows.y).targets).detach()
 
     @property
-    def representer_weights(self) -> Tensor:
-        """Raises: DomainError."""
-        self._refuse_rows("representer_weights")
-
-    def leave_one_out(self) -> NoReturn:
-        """Raises: DomainError."""
-        self._refuse_rows("leave_one_out")
-
-    def importance(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises: DomainError."""
-        self._refuse_rows("importance")
-
-    def _refuse_rows(self, name: str) -> NoReturn:
+    def representer_weights(self) -> NoReturn:
+        """Raises: DomainError: the mean is a sum over inducing points."""
         raise DomainError(
-            f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; take "
-            "post.inducing, or condition on the rows that count"
+            "`representer_weights` are one for each row, got a posterior of inducing points, whose mean is a sum over "
+            "these; take post.predict(x).mean"
         )
 
+    def leave_one_out(self) -> LeaveOneOut:
+        """As `Posterior.leave_one_out`, with the inducing points where they are, eq. (M-167).
 
-def posterior_of_read(
-    prior: Prior, rows: RowSource, settings: ConditionSettings, approximation: Approximation
-) -> StreamedPosterior:
-    """`GP.condition` on rows that are read, with its arguments as values. Raises: as it."""
-    return StreamedPosterior(condition_on_read(prior, rows, approximation, settings))
+        Raises: DomainError where rows were read: they are not there to be predicted.
+        Cost: n m evaluations and 3 n m^2 flops.
+        """
+        rows = self._held("leave_one_out")
+        return leave_out(self.state, Block(rows.x.double(), rows.y.double(), rows.row_variance))
 
+    def leave_out(self, x: Any, y: Any, *, row_variance: Any = None) -> LeaveOneOut:
+        """Training rows that are given once more, each predicted from all the others, eq. (M-167).
 
-def posterior_given(
-    prior: Prior, x: Any, y: Any, settings: ConditionSettings, approximation: Approximation | None = None
-) -> Posterior:
-    """`GP.condition` on rows that are held, with its arguments as values. Raises: as it."""
-    event = None
-    if approximation is not None and approximation.kind == "auto":
-        refuse_exact(
-            solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
-            dtype=None if settings.dtype == torch.float64 else settings.dtype,
-        )  # fmt: skip
-        rows = counts_of(prior, x, y)
-        wanted = PlanSettings(
-            settings.memory, chosen_device(settings.device, check_points(x, "x")), settings.dtype,
-            deterministic=settings.solve.deterministic, factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
-        )  # fmt: skip
-        limit = settings.deadline.limit
-        approximation, _, event = decided(prior, rows, approximation, wanted, limit, training=False)
-    if approximation is None:
-        found = Posterior(condition(prior, x, y, settings))
-    elif approximation.kind == "sparse":
-        found = posterior_of_read(prior, held(x, y, prior.outputs), settings, approximation)
-    else:
-        found = ApproximatePosterior(condition_approximately(prior, x, y, approximation, settings))
-    if event is not None:
-        found.report.events.insert(0, event)
-    return found
+        For rows that were read: of some of them. What was no training row gets an answer that means nothing.
+
+        Args: x (k, d), y (k,) or (k, outputs), row_variance (k,), where the rows have known ones.
+        Raises: ShapeError, DomainError.
+        Cost: k m evaluations and 3 k m^2 flops.
+        """
+        if self.state.knows_rows:
+            self._refuse_known("leave_out")
+        rows = held(x, y, self.state.prior.outputs)
+        check_points(rows.x, "x", like=self.state.inducing)
+        known = None if row_variance is None else row_variances(row_variance, "row_variance", rows.x)
+        return leave_out(self.state, Block(rows.x.double(), rows.y.double(), known))
+
+    def _refuse_known(self, name: str) -> NoReturn:
+        raise DomainError(
+            f"`{name}` needs a likelihood that treats all rows alike but for known variances, got "
+            f"{self.state.prior.likelihood.name} with numbers of single rows; take post.leave_one_out()"
+        )
+
+    def _held(self, name: str) -> Held:
+        if self.state.held is None:
+            raise DomainError(
+                f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; take "
+                "post.inducing, or condition on the rows that count"
+            )
+        return self.state.held

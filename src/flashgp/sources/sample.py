@@ -18,29 +18,32 @@ class Sampler:
     def __init__(self, size: int, seed: int) -> None:
         self.size, self._draws, self._seen = size, numpy.random.default_rng(abs(seed)), 0
         self._keys, self._places = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
-        self._x: Tensor | None = None
-        self._y: Tensor | None = None
+        self._rows: list[Tensor] | None = None
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """The next rows, (n, d) and (n, ...)."""
-        keys = torch.from_numpy(self._draws.random(len(x)))
-        places = torch.arange(self._seen, self._seen + len(x))
-        self._seen += len(x)
+    def add(self, *columns: Tensor) -> None:
+        """The next rows: as many tensors each time, (n, ...) each."""
+        count = len(columns[0])
+        keys = torch.from_numpy(self._draws.random(count))
+        places = torch.arange(self._seen, self._seen + count)
+        self._seen += count
+        rows = list(columns)
         if len(self._keys) == self.size and self.size:
             near = (keys < self._keys.max()).nonzero()[:, 0]
-            keys, places, x, y = keys[near], places[near], x[near.to(x.device)], y[near.to(y.device)]
-        if self._x is not None and self._y is not None:
-            x, y = torch.cat([self._x, x]), torch.cat([self._y, y])
+            keys, places, rows = keys[near], places[near], _taken(rows, near)
+        if self._rows is not None:
+            rows = [torch.cat(pair) for pair in zip(self._rows, rows, strict=True)]
         keys, places = torch.cat([self._keys, keys]), torch.cat([self._places, places])
         if len(keys) > self.size:
             kept = keys.topk(self.size, largest=False).indices.sort().values
-            keys, places, x, y = keys[kept], places[kept], x[kept.to(x.device)], y[kept.to(y.device)]
-        self._keys, self._places, self._x, self._y = keys, places, x.clone(), y.clone()
+            keys, places, rows = keys[kept], places[kept], _taken(rows, kept)
+        self._keys, self._places, self._rows = keys, places, [column.clone() for column in rows]
 
     @property
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """(x, y) of the sample, in the order in which they were read. Raises: AssertionError before any row."""
-        assert self._x is not None
-        assert self._y is not None
-        order = self._places.argsort()
-        return self._x[order.to(self._x.device)], self._y[order.to(self._y.device)]
+    def rows(self) -> list[Tensor]:
+        """Those of the sample, in the order in which they were read. Raises: AssertionError before any row."""
+        assert self._rows is not None
+        return _taken(self._rows, self._places.argsort())
+
+
+def _taken(columns: list[Tensor], index: Tensor) -> list[Tensor]:
+    return [column[index.to(column.device)] for column in columns]

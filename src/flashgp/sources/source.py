@@ -9,7 +9,10 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["Batches", "Held", "RowSource", "held", "source_of"]
+__all__ = ["Batch", "Batches", "Held", "RowSource", "held", "source_of"]
+
+
+Batch = tuple[str, Any, Any, Any]  # place, x, y, row_variance
 
 
 class RowSource(ABC):
@@ -21,15 +24,17 @@ class RowSource(ABC):
     columns: tuple[str, ...] | None = None
 
     @abstractmethod
-    def batches(self) -> Iterator[tuple[str, Any, Any]]:
-        """One pass: for each batch its place in words, for errors, x of shape (n, d) and y of (n,) or (n, outputs)."""
+    def batches(self) -> Iterator[Batch]:
+        """One pass: for each batch its place in words, for errors, x of shape (n, d), y of (n,) or (n, outputs), and
+        the known noise variances of its rows, (n,), or None."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of rows that are read"
 
 
 class Batches(RowSource):
-    """An object that can be iterated over again and again: a list of batches (x, y), a torch DataLoader.
+    """An object that can be iterated over again and again: a list of batches (x, y), a torch DataLoader; or of batches
+    (x, y, row_variance), with known noise variances of the rows beside the one that is fitted.
 
     Raises: DomainError for what is read only once, such as a generator, and for what is no iterable of batches.
     """
@@ -47,32 +52,33 @@ class Batches(RowSource):
             )
         self._batches = batches
 
-    def batches(self) -> Iterator[tuple[str, Any, Any]]:
+    def batches(self) -> Iterator[Batch]:
         for number, batch in enumerate(self._batches):
             place = f"batch {number:,}"
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
+            if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise DomainError(
-                    f"`rows` must have batches (x, y), got {type(batch).__name__}{size} as {place}; put the columns of "
-                    "x into one tensor"
+                    f"`rows` must have batches (x, y), or (x, y, row_variance), got {type(batch).__name__}{size} as "
+                    f"{place}; put the columns of x into one tensor"
                 )
-            yield place, *batch
+            yield place, batch[0], batch[1], batch[2] if len(batch) == 3 else None
 
 
 class Held(RowSource):
-    """Rows that are held, (n, d) and (n,) or (n, outputs), as one batch."""
+    """Rows that are held, x (n, d), y (n,) or (n, outputs) and row_variance (n,) or None, as one batch."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x, self._y = x, y
+    def __init__(self, x: Tensor, y: Tensor, row_variance: Tensor | None = None) -> None:
+        self.x, self.y, self.row_variance = x, y, row_variance
 
-    def batches(self) -> Iterator[tuple[str, Any, Any]]:
-        yield "", self._x, self._y
+    def batches(self) -> Iterator[Batch]:
+        yield "", self.x, self.y, self.row_variance
 
 
 def held(x: Any, y: Any, outputs: int | None) -> Held:
-    """Rows that the caller holds. Raises: ShapeError, DomainError."""
+    """A copy of rows that the caller holds. Raises: ShapeError, DomainError."""
     x = check_points(x, "x")
-    return Held(x, check_targets(y, "y", x, outputs))
+    y = check_targets(y, "y", x, outputs)
+    return Held(x.detach().clone(), y.detach().clone())
 
 
 def source_of(rows: Any) -> RowSource:

@@ -5,22 +5,43 @@ blocks of a size of their own, however the rows are cut into batches, and compar
 the order may change, the rows may not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.checks import as_float_tensor, check_finite, check_points, check_targets
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.sources.checksum import checksum, combined
 from flashgp.sources.sample import Sampler
-from flashgp.sources.source import RowSource
+from flashgp.sources.source import Held, RowSource
 from flashgp.sources.statistics import Moments
 
-__all__ = ["Survey", "surveyed"]
+__all__ = ["Block", "Survey", "checked", "row_variances", "surveyed"]
 
 F64 = torch.float64
+
+
+class Block(NamedTuple):
+    """Some rows, float64: x (b, d), y (b,) or (b, outputs), row_variance (b,), or None where rows have none."""
+
+    x: Tensor
+    y: Tensor
+    row_variance: Tensor | None = None
+
+    def part(self, start: int, end: int | None) -> "Block":
+        known = None if self.row_variance is None else self.row_variance[start:end]
+        return Block(self.x[start:end], self.y[start:end], known)
+
+    def to(self, device: torch.device) -> "Block":
+        return Block(*(t.to(device) for t in self.tensors))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [t for t in self if t is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +49,8 @@ class Survey:
     """What the first pass saw.
 
     Fields: source; outputs, columns of y, None for one without an axis; count of rows; width, columns of x; dtype and
-    device of x; checksum; x_moments and y_moments, of the columns; x, y, the sample, float64.
+    device of x; checksum; x_moments and y_moments, of the columns; sample, some of the rows; cut, whether time ended
+    the pass before its end.
     """
 
     source: RowSource
@@ -40,27 +62,47 @@ class Survey:
     checksum: int
     x_moments: Moments
     y_moments: Moments
-    x: Tensor
-    y: Tensor
+    sample: Block
+    cut: bool = False
 
-    def blocks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One more pass: (x, y) of so many rows at a time, float64, in the order in which they come.
+    @property
+    def of_sample(self) -> "Survey":
+        """The sample as all rows of a source."""
+        return surveyed(Held(*self.sample), self.outputs, len(self.x), 0)
 
+    @property
+    def x(self) -> Tensor:
+        """Of the sample, (size, d)."""
+        return self.sample.x
+
+    @property
+    def y(self) -> Tensor:
+        """Of the sample, (size,) or (size, outputs)."""
+        return self.sample.y
+
+    def blocks(self, size: int, check: Callable[[], None] | None = None) -> Iterator[Block]:
+        """One more pass: so many rows at a time, in the order in which they come.
+
+        Args: check, called before every batch and block, which may end the pass by an exception.
         Raises: DomainError at its end where it did not see the rows of the first pass; as the first pass.
         """
         count, total = 0, 0
-        waiting: list[tuple[Tensor, Tensor]] = []
+        waiting: list[Block] = []
         held = 0
-        for _, x, y in checked(self.source, self.outputs, self.width):
-            count, total = count + len(x), combined(total, _checksum(x, y))
+        for _, block in checked(self.source, self.outputs, self.width):
+            count, total = count + len(block.x), combined(total, _checksum(block))
             if count > self.count:
                 break
-            waiting.append((x, y))
-            held += len(x)
+            if check is not None:
+                check()
+            waiting.append(block)
+            held += len(block.x)
             while held >= size:
+                if check is not None:
+                    check()
                 whole = _joined(waiting)
-                yield whole[0][:size], whole[1][:size]
-                waiting, held = [(whole[0][size:], whole[1][size:])], held - size
+                yield whole.part(0, size)
+                waiting, held = [whole.part(size, None)], held - size
         if count != self.count or total != self.checksum:
             seen = f"{count:,} rows" if count != self.count else "other values"
             raise DomainError(
@@ -71,35 +113,42 @@ class Survey:
             yield _joined(waiting)
 
 
-def surveyed(source: RowSource, outputs: int | None, sample: int, seed: int) -> Survey:
+def surveyed(
+    source: RowSource, outputs: int | None, sample: int, seed: int, deadline: Deadline = NO_DEADLINE
+) -> Survey:
     """The first pass.
 
-    Args: outputs: columns of y, None for y of shape (n,); sample, rows that are kept; seed, of the sample.
+    Args: outputs: columns of y, None for y of shape (n,); sample, rows that are kept; seed, of the sample; deadline,
+        after which no batch is read but the first.
     Raises: ShapeError, DomainError for batches that do not fit each other or are not finite, and for no rows.
     """
     count, total, width, dtype, device = 0, 0, None, F64, torch.device("cpu")
     moments: tuple[Moments, Moments] | None = None
-    sampler = Sampler(sample, seed)
-    for first, x, y in checked(source, outputs, None):
+    sampler, cut = Sampler(sample, seed), False
+    for first, block in checked(source, outputs, None):
+        if moments is not None and deadline.passed():
+            cut = True
+            break
+        x, y = block.x, block.y
         if width is None:
             width, dtype, device = x.shape[-1], first, x.device
-        count, total = count + len(x), combined(total, _checksum(x, y))
+        count, total = count + len(x), combined(total, _checksum(block))
         here = Moments.of(x), Moments.of(y.reshape(len(y), -1))
         moments = here if moments is None else (moments[0].joined(here[0]), moments[1].joined(here[1]))
-        sampler.add(x, y)
+        sampler.add(*block.tensors)
     if moments is None or width is None:
         raise ShapeError(
             "`rows` must have at least one row, got none; check that the source can be read more than once"
         )
-    return Survey(source, outputs, count, width, dtype, device, total, *moments, *sampler.rows)
+    return Survey(source, outputs, count, width, dtype, device, total, *moments, Block(*sampler.rows), cut)
 
 
-def checked(source: RowSource, outputs: int | None, width: int | None) -> Iterator[tuple[torch.dtype, Tensor, Tensor]]:
-    """The batches of one pass that have rows: the dtype of x as it came, and (x, y) in float64."""
+def checked(source: RowSource, outputs: int | None, width: int | None) -> Iterator[tuple[torch.dtype, Block]]:
+    """The batches of one pass that have rows: the dtype of x as it came, and the rows in float64."""
     device: torch.device | None = None
-    for place, x, y in source.batches():
-        names = (f"{name} of {place}" if place else name for name in ("x", "y"))
-        x_name, y_name = names
+    known: bool | None = None
+    for place, x, y, row_variance in source.batches():
+        x_name, y_name, variance_name = (f"{name} of {place}" if place else name for name in ("x", "y", "row_variance"))
         x = check_points(x, x_name).detach()
         if x.dim() != 2:
             raise ShapeError(f"`{x_name}` must have shape (n, d), got {tuple(x.shape)}; pass one table of rows")
@@ -114,16 +163,36 @@ def checked(source: RowSource, outputs: int | None, width: int | None) -> Iterat
             )
         if x.device != device:
             raise DomainError(f"`{x_name}` must be on {device} like the batches before, got {x.device}; move it")
+        known = row_variance is not None if known is None else known
+        if known != (row_variance is not None):
+            got, before = ("some", "none") if row_variance is not None else ("none", "some")
+            raise DomainError(
+                f"`{variance_name}` must be given with every batch or with none, got {got} after {before}; pass zeros "
+                "for none"
+            )
+        variance = None if row_variance is None else row_variances(row_variance, variance_name, x)
         if len(x):
-            yield x.dtype, x.to(F64, copy=True), y.to(F64, copy=True)  # whose buffer may be used again
+            # Whose buffers may be used again.
+            yield x.dtype, Block(x.to(F64, copy=True), y.to(F64, copy=True), variance)
 
 
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def row_variances(values: Any, name: str, x: Tensor) -> Tensor:
+    """Known noise variances of rows, (n,), a copy. Raises: ShapeError, DomainError."""
+    variance = as_float_tensor(values, name).detach()
+    if variance.shape != x.shape[:1]:
+        raise ShapeError(f"`{name}` must have shape ({len(x)},) like the rows, got {tuple(variance.shape)}")
+    check_finite(variance, name)
+    if bool((variance < 0).any()):
+        raise DomainError(f"`{name}` must be 0 or more, got {variance.min().item():g}; correct it")
+    return variance.to(x.device, F64, copy=True)
+
+
+def _joined(parts: list[Block]) -> Block:
     if len(parts) == 1:
         return parts[0]
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    return Block(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
 
 
-def _checksum(x: Tensor, y: Tensor) -> int:
-    table = torch.cat([x, y.reshape(len(y), -1)], dim=1)
+def _checksum(block: Block) -> int:
+    table = torch.cat([column.reshape(len(column), -1) for column in block.tensors], dim=1)
     return checksum(table.numpy(force=True))

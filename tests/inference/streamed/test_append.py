@@ -51,6 +51,33 @@ def test_rows_that_are_read_join_in_one_pass() -> None:
     assert before.append(x[:0], y[:0]) is before
 
 
+def test_rows_with_known_variances_join_those_that_have_them() -> None:
+    x, y, t = table(90)
+    v = 0.3 * x[:, 0].square()
+    whole = model().condition([(x, y, v)], inducing=x[:12])
+    before = model().condition([(x[:50], y[:50], v[:50])], inducing=x[:12])
+    agree(before.append([(x[50:], y[50:], v[50:])]), whole, t)
+    agree(before.append(x[50:70], y[50:70], row_variance=v[50:70]).append([(x[70:], y[70:], v[70:])]), whole, t)
+    with pytest.raises(DomainError, match="`row_variance`"):
+        before.append(x, y)
+
+
+def test_rows_that_are_held_stay_held_where_rows_are_given() -> None:
+    x, y, _ = table(60)
+    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.05, x[:, 0].square()))
+    part = fgp.GP(gp.kernel, gp.mean, lik.Gaussian(0.05, x[:40, 0].square()))
+    whole = gp.condition(x, y, approximation="sparse", inducing=x[:9])
+    before = part.condition(x[:40], y[:40], approximation="sparse", inducing=x[:9])
+    found = before.append(x[40:], y[40:], row_variance=x[40:, 0].square())
+    assert torch.equal(found.x, x)
+    assert torch.equal(found.gp.likelihood.row_variance, x[:, 0].square())
+    assert close(found.leave_one_out().log_prob, whole.leave_one_out().log_prob, 1e-9)
+    read_on = before.append([(x[40:], y[40:], x[40:, 0].square())])
+    assert close(read_on.predict(x).mean, whole.predict(x).mean, 1e-9)
+    with pytest.raises(DomainError, match="`leave_one_out`"):
+        read_on.leave_one_out()
+
+
 def test_outputs_and_float32() -> None:
     x, y, t = table(60)
     both = torch.stack([y, y.exp()], 1)
@@ -74,10 +101,10 @@ def test_without_noise_the_predictions_are_those_and_the_bound_is_one() -> None:
 def test_more_noise_by_rounding_leaves_the_bound_one() -> None:
     x, y, _ = table(60)
     few, many = (fgp.GP(model().kernel, likelihood=lik.Gaussian(noise)) for noise in (0.07, 0.14))
-    found, wanted = read(few, x, y, x[:9]).state.sums.with_noise(0.14), read(many, x, y, x[:9]).state.sums
+    found, wanted = read(few, x, y, x[:9]).state.sums.with_more_noise(2.0), read(many, x, y, x[:9]).state.sums
     assert found.upper == pytest.approx(wanted.upper, rel=1e-9)
     assert wanted.lower - 30 * math.log(2.0) < found.lower < wanted.lower
-    found, wanted = read(few, x, y, x).state.sums.with_noise(0.14), read(many, x, y, x).state.sums
+    found, wanted = read(few, x, y, x).state.sums.with_more_noise(2.0), read(many, x, y, x).state.sums
     assert found.lower == pytest.approx(wanted.lower, rel=1e-6)  # nothing is left
 
 
@@ -85,11 +112,11 @@ def test_the_sample_stays_one_of_all_rows() -> None:
     """Of a kernel without random features, whose paths take pivots of a sample; each row as likely as any other."""
     x, y, _ = table(30)
     post = read(model(), x, y, x[:5]).append(x[:2] + 9.0, y[:2])
-    assert torch.equal(post.state.sample, torch.cat([x, x[:2] + 9.0]))
+    assert torch.equal(post.state.sample.x, torch.cat([x, x[:2] + 9.0]))
     x, y = data(3000, 1)
     post = read(model(1), x[:1000], y[:1000], x[:5], 1000).append(x[1000:1500], y[1000:1500])
     rest = list(zip(x[1500:].split(250), y[1500:].split(250), strict=True))
-    sample = post.append(rest).state.sample
+    sample = post.append(rest).state.sample.x
     assert len(sample) == 2000
     places = torch.isin(x[:, 0], sample[:, 0]).double()
     assert places.sum() == 2000
@@ -106,8 +133,11 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         post.append(x, y[:3])
     with pytest.raises(DomainError, match="`x`"):
         post.append(x * torch.nan, y)
-    with pytest.raises(DomainError, match="`row_variance` is of rows that are known one by one"):
-        post.append(x, y, row_variance=y.square())
+    for name in ("row_variance", "row_weight"):
+        with pytest.raises(DomainError, match=f"`{name}`"):
+            post.append(x, y, **{name: y.square()})
+    with pytest.raises(DomainError, match="`row_variance`"):
+        post.append([(x, y, y.square())])
     with pytest.raises(ShapeError, match="2 columns"):
         post.append([(x, y), (x[:, :1], y)])
     with pytest.raises(DomainError, match="`y` must be given beside x"):

@@ -12,6 +12,7 @@ import flashgp as fgp
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.streamed.bound import BoundSums
 from flashgp.inference.streamed.objective import StreamedLogJoint
+from flashgp.inference.streamed.rows import prior_of_rows
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.sources.source import Batches, Held
@@ -23,29 +24,35 @@ from pairwise.pair_cases import CASES, Case
 k, lik = fgp.kernels, fgp.likelihoods
 
 
-def objective(gp: fgp.GP, x: Tensor, y: Tensor, z: Tensor, *sizes: int) -> StreamedLogJoint:
+def objective(
+    gp: fgp.GP, x: Tensor, y: Tensor, z: Tensor, *sizes: int, variance: Tensor | None = None
+) -> StreamedLogJoint:
     """Of rows that come in batches of these sizes, or in one."""
-    source = Batches(list(zip(x.split(list(sizes)), y.split(list(sizes)), strict=True))) if sizes else Held(x, y)
+    columns = (x, y) if variance is None else (x, y, variance)
+    source = Held(x, y, variance)
+    if sizes:
+        source = Batches(list(zip(*(column.split(list(sizes)) for column in columns), strict=True)))
     survey = surveyed(source, gp.outputs, 50, seed=0)
-    problem = Problem(gp.released(), survey.x, survey.y, DirectSettings(TorchTiles()))
+    prior = prior_of_rows(gp.released(), survey.sample)
+    problem = Problem(prior, survey.x, survey.y, DirectSettings(TorchTiles()))
     return StreamedLogJoint(problem, survey, z)
 
 
-def dense(gp: fgp.GP, x: Tensor, y: Tensor, z: Tensor) -> tuple[float, float]:
+def dense(gp: fgp.GP, x: Tensor, y: Tensor, z: Tensor, variance: Tensor | float = 0.0) -> tuple[float, float]:
     """Lower and upper bound of one output by their definitions, with dense matrices of all rows."""
     with torch.no_grad():
-        noise = float(gp.likelihood.variance(x.device))
+        noise = gp.likelihood.variance(x.device) + variance + torch.zeros(len(x), dtype=F64)
         at = gp.kernel.operator(z).to_dense()
         at = at + 1e-8 * at.diagonal().mean() * torch.eye(len(z), dtype=F64)
         cross = gp.kernel.operator(x, z).to_dense()
         low = cross @ torch.linalg.solve(at, cross.mT)
         left = gp.kernel.operator(x).diagonal() - low.diagonal()
-        residual, one = gp.residual(x, y)[:, 0], torch.eye(len(x), dtype=F64)
-        normal = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=F64), low + noise * one)
+        residual, noises = gp.residual(x, y)[:, 0], torch.diag(noise)
+        normal = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=F64), low + noises)
         lower = float(normal.log_prob(residual)) - 0.5 * float((1.0 + left / noise).log().sum())
-        wide = low + (noise + float(left.sum())) * one
+        wide = low + (1.0 + float((left / noise).sum())) * noises
         fit = float(residual @ torch.linalg.solve(wide, residual))
-        logs = float(torch.linalg.slogdet(low + noise * one).logabsdet)
+        logs = float(torch.linalg.slogdet(low + noises).logabsdet)
         return lower, -0.5 * (len(x) * math.log(2 * math.pi) + logs + fit)
 
 
@@ -59,9 +66,36 @@ def test_both_bounds_are_those_of_dense_matrices(inducing: int) -> None:
     assert sums.upper == pytest.approx(upper, rel=1e-8)
 
 
+VARIANCE = torch.linspace(0.0, 0.5, 50, dtype=F64).square()
+
+
+def test_known_variances_of_rows_are_those_of_dense_matrices() -> None:
+    """(M-160) and (M-161) with a noise variance of each row, in any batches; and exact where every row is a point."""
+    gp, (x, y) = model(), data(50)
+    _, sums = objective(gp, x, y, x[:9], 13, 37, variance=VARIANCE).bound()
+    lower, upper = dense(gp, x, y, x[:9], VARIANCE)
+    assert sums.lower == pytest.approx(lower, rel=1e-8)
+    assert sums.upper == pytest.approx(upper, rel=1e-8)
+    assert sums.lower != pytest.approx(dense(gp, x, y, x[:9])[0], rel=1e-3)
+    known = fgp.GP(gp.kernel, gp.mean, lik.Gaussian(gp.likelihood.noise_variance, VARIANCE))
+    _, sums = objective(gp, x, y, x, variance=VARIANCE).bound()
+    with torch.no_grad():
+        assert sums.lower == pytest.approx(float(known.log_marginal_likelihood(x, y)), rel=1e-6)
+
+
+def test_gradients_with_known_variances_of_rows() -> None:
+    """(M-162)"""
+    x, y = data(50)
+    gp = fgp.GP(model().kernel, fgp.means.Linear(torch.full((2,), 0.2)), lik.Gaussian(0.1))
+    of = objective(gp, x, y, x[:9], 20, 30, variance=VARIANCE)
+    theta = of.parameters.values()
+    wanted = differences(of, theta)
+    assert numpy.abs(of(theta).gradient - wanted).max() <= 1e-6 * (1.0 + numpy.abs(wanted).max())
+
+
 def with_trace(sums: BoundSums) -> float:
     """The bound of Titsias (2009), with the trace in place of logarithms."""
-    return sums.lower + 0.5 * (sums.logs - sums.count * math.log(sums.noise)) - 0.5 * sums.left / sums.noise
+    return sums.lower + 0.5 * (sums.logs - sums.noise_logs) - 0.5 * sums.left
 
 
 def test_the_likelihood_is_between_the_bounds_and_they_meet() -> None:
@@ -106,6 +140,29 @@ def test_batches_and_their_order_change_nothing() -> None:
     ):
         assert other(theta).value == pytest.approx(whole(theta).value, rel=1e-10)
         assert other(theta).gradient == pytest.approx(whole(theta).gradient, rel=1e-8, abs=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("blocks", [1, 7, 16, 1000])
+def test_a_bound_is_that_of_any_order_of_blocks_of_any_size(seed: int, blocks: int) -> None:
+    """The law of (M-163): value, gradient and posterior of streams that differ in blocks and their order agree."""
+    draws = torch.Generator().manual_seed(seed)
+    gp, (x, y) = model(), data(1000, seed=seed)
+    variance = torch.rand(1000, generator=draws, dtype=F64) * (seed % 2)
+    z, order = x[:20].clone(), torch.randperm(1000, generator=draws)
+    one = objective(gp, x, y, z, variance=variance)
+    shuffled = [column[order] for column in (x, y, variance)]
+    size = -(-1000 // blocks)
+    sizes = [min(size, 1000 - start) for start in range(0, 1000, size)]
+    other = objective(gp, *shuffled[:2], z, *sizes, variance=shuffled[2])
+    theta = one.parameters.values()
+    first, second = one(theta), other(theta)
+    assert second.value == pytest.approx(first.value, rel=1e-10)
+    scale = numpy.abs(first.gradient).max()
+    assert numpy.abs(second.gradient - first.gradient).max() <= 1e-10 * max(scale, abs(first.value))
+    (_, a), (_, b) = one.bound(), other.bound()
+    assert b.upper == pytest.approx(a.upper, rel=1e-10)
+    assert (b.weights - a.weights).norm() <= 1e-10 * a.weights.norm() * torch.linalg.cond(a.inner) ** 2
 
 
 def test_outputs_that_share_their_noise_are_as_many_bounds() -> None:

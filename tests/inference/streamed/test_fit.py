@@ -1,6 +1,12 @@
 """Fits from rows that are read: near the exact optimum, repeatable, resumable, on time."""
 
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +15,15 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.fit import Fit, fit_read
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.history import Stage
-from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import StochasticSettings
+from flashgp.sources.source import Batches
 from inference.plain_gp import data, model
 from inference.training.test_resume import Killed, killed_after, replayed, trajectory
 
@@ -85,6 +95,8 @@ def test_a_fit_that_was_killed_goes_on_along_its_trajectory(tmp_path: Path) -> N
         assert replayed(again) == count
         assert trajectory(again) == trajectory(whole)
         assert torch.equal(again.posterior.inducing, whole.posterior.inducing)
+        assert torch.equal(again.posterior.state.sums.gram, whole.posterior.state.sums.gram)
+        assert again.posterior.bound == whole.posterior.bound
     for changed in ({"inducing": 11}, {"x": x + 1e-9}):
         with pytest.raises(fgp.DomainError, match="checkpoint"):
             fitted(changed.pop("x", x), y, settings=settings, checkpoint=file, **changed)
@@ -115,3 +127,106 @@ def test_rows_that_are_held_are_fitted_by_the_same_bound() -> None:
     x, y = data(300)
     read, held = fitted(x, y), fgp.fit(model(), x, y, approximation="sparse", inducing=10, settings=FEW)
     assert held.posterior.bound.lower == pytest.approx(read.posterior.bound.lower, rel=1e-6)
+
+
+class Counting:
+    """Batches that count how often they were begun, and read; a clock that goes on by one with each."""
+
+    def __init__(self, x: Tensor, y: Tensor, size: int = 20) -> None:
+        self.batches, self.passes, self.now = batches(x, y, size), 0, 0.0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.passes += 1
+        for batch in self.batches:
+            self.now += 1.0
+            yield batch
+
+    def deadline(self, end: float) -> Deadline:
+        return Deadline(end, end, lambda: self.now)
+
+
+def fitted_by(source: Counting, end: float, **options: Any) -> Fit:
+    settings = dataclasses.replace(FEW, **options)
+    asked = FitOptions(starts=1, deadline=source.deadline(end), settings=settings)
+    return fit_read(model(), Batches(source), asked, Approximation("sparse", 10))
+
+
+def test_the_first_pass_ends_with_the_time_and_the_sample_answers() -> None:
+    x, y = data(1000)
+    source = Counting(x, y)
+    with pytest.warns(fgp.FlashGPWarning, match="time limit"):
+        found = fitted_by(source, 7.5)
+    assert found.interrupted
+    assert source.now < 10.0
+    (event,) = of_kind(found.posterior.report.events, EventKind.READ_IN_PART)
+    assert found.posterior.count == event.fields["read"] == 140
+    with pytest.warns(fgp.FlashGPWarning, match="time limit"):
+        post = model().condition(Slow(x, y), inducing=10, time_limit=0.02)
+    assert post.count < 1000
+
+
+class Slow(Counting):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in super().__iter__():
+            time.sleep(0.005)
+            yield batch
+
+
+def test_a_pass_ends_with_the_time_and_a_finished_one_answers() -> None:
+    """After the first evaluation of all rows its sums are the posterior; before, the sample is."""
+    x, y = data(3000)
+    source = Counting(x, y)
+    whole = fitted_by(source, 1e9)
+    evaluations = [entry for entry in whole.history if entry.run.stage is Stage.APPROXIMATE]
+    assert source.passes == 1 + 2 * len(evaluations)  # none after the search
+    every = 150.0
+    for end in (every + 10.5, 2.5 * every):  # in the first pass of the first evaluation, in its second
+        source = Counting(x, y)
+        with pytest.warns(fgp.FlashGPWarning, match="time limit"):
+            found = fitted_by(source, end)
+        assert source.now <= end + 4.0
+        assert found.posterior.count == 200
+        (event,) = of_kind(found.posterior.report.events, EventKind.POSTERIOR_OF_PART)
+        assert (event.fields["rows"], event.fields["of"]) == (200, 3000)
+    source = Counting(x, y)
+    found = fitted_by(source, 3.5 * every)
+    assert found.interrupted
+    assert found.posterior.count == 3000
+    again = found.gp.condition(batches(x, y), inducing=found.posterior.inducing)
+    assert found.posterior.bound.lower == pytest.approx(again.bound.lower, rel=1e-10)
+
+
+SCRIPT = """
+import sys
+import flashgp as fgp
+from inference.plain_gp import data, model
+from inference.streamed.test_fit import FEW, batches
+import dataclasses
+x, y = data(900)
+settings = dataclasses.replace(FEW, seconds_between_writes=-1.0)
+found = fgp.fit(model(), batches(x, y), inducing=20, settings=settings, checkpoint=sys.argv[1])
+fgp.save(found, sys.argv[2])
+"""
+
+
+def test_killed_at_any_time_it_goes_on_to_the_same_posterior(tmp_path: Path) -> None:
+    """SIGKILL leaves a whole checkpoint: every later run reads it, and the last one is the one that was not killed."""
+    here = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent / "src"), str(here)])}
+    first, then = tmp_path / "first.safetensors", tmp_path / "then.safetensors"
+    subprocess.run([sys.executable, "-c", SCRIPT, tmp_path / "one", first], check=True, env=env, capture_output=True)
+    checkpoint, sizes = tmp_path / "two", [0]
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, checkpoint, then], env=env, stderr=subprocess.PIPE)
+        while process.poll() is None and not (checkpoint.exists() and checkpoint.stat().st_size > sizes[-1]):
+            time.sleep(0.005)
+        process.kill()
+        _, said = process.communicate()
+        assert process.returncode in (-signal.SIGKILL, 0), said
+        sizes.append(checkpoint.stat().st_size)
+    subprocess.run([sys.executable, "-c", SCRIPT, checkpoint, then], check=True, env=env, capture_output=True)
+    one, two = fgp.load(first), fgp.load(then)
+    assert torch.equal(one.inducing, two.inducing)
+    assert torch.equal(one.state.sums.gram, two.state.sums.gram)
+    assert one.bound == two.bound
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["one", "two", first.name, then.name])

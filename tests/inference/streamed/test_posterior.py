@@ -143,10 +143,91 @@ def test_what_asks_for_rows_is_refused() -> None:
             getattr(post, name)(*args)
     with pytest.raises(DomainError, match="variance"):
         post.predict(t, variance="sampled")
-    with pytest.raises(DomainError, match="rows that were read"):
-        fgp.save(post, "model.safetensors")
     with pytest.raises(ShapeError):
         post.predict(t[None])
+
+
+VARIANCE = torch.linspace(0.01, 0.6, 60, dtype=F64)
+
+
+def with_variances() -> tuple[fgp.GP, fgp.GP]:
+    """A model that knows the variances of 60 rows, and the same without."""
+    noise = fgp.Parameter(0.05)
+    return tuple(fgp.GP(model().kernel, likelihood=lik.Gaussian(noise, known)) for known in (VARIANCE, None))
+
+
+def test_known_variances_of_rows_that_are_read_and_held() -> None:
+    """With every row as inducing point every answer is the exact one, to the floor of 1e-8."""
+    (x, y, t), (known, alike) = table(60), with_variances()
+    exact, held = known.condition(x, y), known.condition(x, y, approximation="sparse", inducing=x)
+    batches = list(zip(x.split(25), y.split(25), VARIANCE.split(25), strict=True))
+    found = alike.condition(batches, inducing=x)
+    for post in (held, found):
+        assert close(post.predict(t).mean, exact.predict(t).mean, 1e-5)
+        assert close(post.predict(t).variance, exact.predict(t).variance, 1e-5)
+        assert close(post.predict(t).observation_variance, exact.predict(t).observation_variance, 1e-5)
+        assert close(post.log_marginal_likelihood(), exact.log_marginal_likelihood(), 1e-5)
+    assert torch.equal(held.gp.likelihood.row_variance, VARIANCE)
+    assert close(held.noise, exact.noise, 1e-12)
+    assert close(found.noise, torch.tensor([0.05], dtype=F64), 1e-12)
+
+
+def test_known_variances_are_part_of_a_fit() -> None:
+    (x, y, _), (known, alike) = table(60), with_variances()
+    exact = fgp.fit(known, x, y)
+    held = fgp.fit(known, x, y, approximation="sparse", inducing=60)
+    found = fgp.fit(alike, [(x, y, VARIANCE)], inducing=60)
+    assert torch.equal(held.gp.likelihood.row_variance, VARIANCE)
+    with torch.no_grad():
+        best = float(exact.gp.log_joint(x, y))
+        assert best - float(held.gp.log_joint(x, y)) < 0.05
+        found.gp.likelihood = found.gp.likelihood.with_rows(VARIANCE)
+        assert best - float(found.gp.log_joint(x, y)) < 0.05
+
+
+@pytest.mark.parametrize("which", ["alike", "known"])
+def test_leave_one_out_leaves_rows_out(which: str) -> None:
+    """(M-167): as conditioning on the others with the same inducing points does; of outputs too."""
+    (x, y, _), (known, alike) = table(60), with_variances()
+    post = (known if which == "known" else alike).condition(x, y, approximation="sparse", inducing=12)
+    left = post.leave_one_out()
+    for i in (0, 17, 59):
+        others = torch.arange(60) != i
+        rows = (x[others], y[others], *([VARIANCE[others]] if which == "known" else []))
+        without = alike.condition([rows], inducing=post.inducing).predict(x[i : i + 1])
+        more = VARIANCE[i] if which == "known" else 0.0
+        variance = without.observation_variance + more
+        assert close(left.mean[i], without.mean[0])
+        assert close(left.variance[i], variance[0])
+        wanted = torch.distributions.Normal(without.mean, variance.sqrt()).log_prob(y[i])
+        assert close(left.log_prob[i], wanted[0])
+
+
+def test_leave_one_out_with_every_row_as_inducing_point_is_the_exact_one() -> None:
+    """(M-167), to the floor of 1e-8; of several outputs and float32."""
+    x, y, _ = table(60)
+    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2)
+    targets = torch.stack([y, y.exp()], 1)
+    exact = gp.condition(x, targets).leave_one_out()
+    found = gp.condition(x, targets, approximation="sparse", inducing=x).leave_one_out()
+    for name in ("mean", "variance", "log_prob"):
+        assert close(getattr(found, name), getattr(exact, name), 1e-5)
+    single = model().condition(x.float(), y.float(), approximation="sparse", inducing=12).leave_one_out()
+    assert single.mean.dtype == torch.float32
+
+
+def test_rows_that_are_held_are_kept_and_copied() -> None:
+    x, y, _ = table(30)
+    given = x.clone(), y.clone()
+    post = model().condition(*given, approximation="sparse", inducing=5)
+    given[0].zero_()
+    given[1].zero_()
+    assert torch.equal(post.x, x)
+    assert torch.equal(post.points, x)
+    assert torch.equal(post.y, y)
+    assert close(post.residual[:, 0], y - post.gp.mean_at(x)[:, 0], 1e-12)
+    with pytest.raises(DomainError, match="representer_weights"):
+        _ = post.representer_weights
 
 
 def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
@@ -157,6 +238,9 @@ def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
         read(model(), x, y, neighbours=5)
     with pytest.raises(DomainError, match="alike"):
         read(fgp.GP(model().kernel, likelihood=lik.Gaussian(0.1, row_variance=torch.ones(30))), x, y)
+    weighted = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.1, row_weight=torch.ones(30)))
+    with pytest.raises(DomainError, match="row_weight"):
+        fgp.fit(weighted, x, y, approximation="sparse")
     with pytest.raises(DomainError, match="share"):
         read(fgp.GP(model().kernel, outputs=2), x, torch.stack([y, y], 1))
     with pytest.raises(MemoryBudgetError, match="inducing"):

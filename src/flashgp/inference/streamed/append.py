@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministic_where
@@ -17,11 +16,11 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.state import UPDATE
 from flashgp.inference.streamed.bound import added, noise_floor
-from flashgp.inference.streamed.condition import sample_rows
-from flashgp.inference.streamed.objective import block_rows, blocks_of
+from flashgp.inference.streamed.objective import block_rows
+from flashgp.inference.streamed.rows import inputs_of, noise_of, row_variances_back, sample_rows
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held, RowSource, source_of
-from flashgp.sources.survey import checked
+from flashgp.sources.survey import Block, checked, row_variances
 
 __all__ = ["append"]
 
@@ -32,46 +31,83 @@ __all__ = ["append"]
 @torch.no_grad()
 def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamedState:
     """See `StreamedPosterior.append`."""
-    began, alike = time.perf_counter(), state.prior.likelihood.rows_alike
-    for name, value in (("row_variance", row_variance), ("row_weight", row_weight)):
-        if value is not None and alike:
-            raise DomainError(
-                f"`{name}` is of rows that are known one by one, got one for inducing points whose rows share their "
-                "noise; leave it out"
-            )
-    if y is None and not alike:
+    began = time.perf_counter()
+    known_there = state.knows_rows
+    if known_there and y is None:
         raise DomainError(
             "`y` must be given beside x for a likelihood that knows rows one by one, got rows that are read; pass x, y"
         )
-    source: RowSource = source_of(x) if y is None else Held(*checked_rows(state.prior, x, y, state.like))
-    prior, n = state.prior, state.count
-    if not alike:
-        more = sum(len(rows) for _, rows, _ in source.batches())
-        prior = prior.with_likelihood(prior.likelihood.extended(n, more, row_variance, row_weight))
-    sample = _Sample(state)
+    if not known_there and (row_weight is not None or (row_variance is not None and y is None)):
+        name = "row_variance" if row_weight is None else "row_weight"
+        raise DomainError(
+            f"`{name}` is not known of rows that join inducing points this way, got one; leave it out, or give batches "
+            "(x, y, row_variance)"
+        )
+    source: RowSource
+    if y is None:
+        source = source_of(x)
+    else:
+        rows = [t.clone() for t in checked_rows(state.prior, x, y, state.like)]
+        known = None
+        if row_variance is not None and not known_there:
+            known = row_variances(row_variance, "row_variance", rows[0])
+        source = Held(rows[0], rows[1], known)
+    sample, prior = _Sample(state), state.prior_of_rows
+    if known_there:
+        assert isinstance(source, Held)
+        more = prior.likelihood.extended(state.count, len(source.x), row_variance, row_weight)
+        prior = prior.with_likelihood(more)
     function = dataclasses.replace(state.function, workspace=Workspace())
 
-    def tables() -> Iterator[tuple[Tensor, Tensor]]:
+    def blocks() -> Iterator[Block]:
         size = block_rows(function.rank)
-        for _, x, y in checked(source, prior.outputs, state.inducing.shape[-1]):
-            sample.add(x)
-            yield from zip(x.split(size), y.split(size), strict=True)
+        for _, block in checked(source, prior.outputs, state.inducing.shape[-1]):
+            _check_alike(state, block)
+            sample.add(block)
+            for start in range(0, len(block.x), size):
+                yield block.part(start, start + size)
 
-    before, floor = state.sums, noise_floor(function, n)
-    sums = added(function, before.noise, blocks_of(prior, tables(), state.inducing.device, n), before, floor=floor)
+    before, inputs = state.sums, inputs_of(prior, blocks(), state.inducing.device, state.count)
+    sums = added(function, state.floor, inputs, before)
     assert sums is not None
     if sums is before:
         return state
-    if sums.log_noises == 0.0:  # one noise of all rows
-        sums = sums.with_noise(noise_floor(function, sums.count))
+    if sample.rows.row_variance is None and not known_there and len(noise_of(prior, sample.rows)) == 1:
+        noise = float(noise_of(prior, sample.rows))
+        sums = sums.with_more_noise(max(noise, noise_floor(function, sums.count)) / max(noise, state.floor))
     assert sums.inner is not None  # which may fail
+    held = _joined(state.held, source)
     online, report = state.online.counted(sums.count - before.count, 0), state.report
     report = Report(
         route=report.route, backend=function.workspace.backend, device=report.device, dtype=report.dtype,
         peak_bytes=function.workspace.peak_bytes, seconds=time.perf_counter() - began,
         events=[*(event for event in report.events if event.stage != UPDATE), online.event],
     )  # fmt: skip
-    return dataclasses.replace(state, prior=prior, sums=sums, sample=sample.rows, report=report, online=online)
+    if held is not None:
+        prior = row_variances_back(prior, held)
+    return dataclasses.replace(
+        state, prior=prior, sums=sums, sample=sample.rows, report=report, online=online, held=held
+    )
+
+
+def _check_alike(state: StreamedState, block: Block) -> None:
+    """Raises: DomainError for rows with known variances where those before have none, and the other way round."""
+    if (block.row_variance is None) != (state.sample.row_variance is None):
+        got, before = ("none", "known ones") if block.row_variance is None else ("some", "none")
+        raise DomainError(
+            f"`row_variance` must be given for all rows or for none, got {got} for new rows where the rows before have "
+            f"{before}; condition again"
+        )
+
+
+def _joined(held: Held | None, more: RowSource) -> Held | None:
+    """The rows of both, where both are held."""
+    if held is None or not isinstance(more, Held):
+        return None
+    known = None
+    if held.row_variance is not None and more.row_variance is not None:
+        known = torch.cat([held.row_variance, more.row_variance])
+    return Held(torch.cat([held.x, more.x]), torch.cat([held.y, more.y.to(held.y.dtype)]), known)
 
 
 class _Sample:
@@ -82,23 +118,28 @@ class _Sample:
 
     def __init__(self, state: StreamedState) -> None:
         self.rows, self._seen = state.sample, state.count
+        self._device = self.rows.x.device
         self._size = sample_rows(state.function.rank)
         self._draws = numpy.random.default_rng((abs(state.settings.seed), state.count))
 
-    def add(self, x: Tensor) -> None:
-        """The next rows, (n, d)."""
-        x = x.to(self.rows.device)
-        room = max(0, self._size - len(self.rows)) if self._seen == len(self.rows) else 0
-        size = min(self._size, len(self.rows) + room)
+    def add(self, more: Block) -> None:
+        """The next rows."""
+        more = more.to(self._device)
+        held = len(self.rows.x)
+        room = max(0, self._size - held) if self._seen == held else 0
+        size = min(self._size, held + room)
         if room:
-            self.rows = torch.cat([self.rows, x[:room]])
-            self._seen += len(x[:room])
-            x = x[room:]
-        if not len(x):
+            first = more.part(0, room)
+            self.rows = Block(*map(torch.cat, zip(self.rows.tensors, first.tensors, strict=True)))
+            self._seen += len(first.x)
+            more = more.part(room, None)
+        count = len(more.x)
+        if not count:
             return
-        places = (self._draws.random(len(x)) * numpy.arange(self._seen + 1, self._seen + len(x) + 1)).astype(int)
-        self._seen += len(x)
+        places = (self._draws.random(count) * numpy.arange(self._seen + 1, self._seen + count + 1)).astype(int)
+        self._seen += count
         if (taken := places < size).any():
             last = dict(zip(places[taken].tolist(), taken.nonzero()[0].tolist(), strict=True))
-            self.rows = self.rows.clone()
-            self.rows[list(last)] = x[list(last.values())]
+            self.rows = Block(*(t.clone() for t in self.rows.tensors))
+            for column, new in zip(self.rows.tensors, more.tensors, strict=True):
+                column[list(last)] = new[list(last.values())]

@@ -18,8 +18,9 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import refuse_unfit
 from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.prior import Prior
-from flashgp.inference.streamed.bound import Block, StreamedBound
-from flashgp.inference.streamed.objective import block_rows, noise_of
+from flashgp.inference.streamed import bound as bounds
+from flashgp.inference.streamed.bound import StreamedBound
+from flashgp.inference.streamed.objective import block_rows
 from flashgp.kernels.warped import collapsed_features
 
 __all__ = ["Inputs", "chosen_points", "collapsed_bound", "differentiable"]
@@ -30,7 +31,7 @@ Evaluation = tuple[float, Sequence[Tensor | None]]
 class Inputs:
     """What a bound is a function of, each differentiable.
 
-    Fields: residual (n, p); noise (1,); rows and points, features; theta, of the profile; events, of networks whose
+    Fields: x, y; residual (n, p); noise (1,); rows and points, features; theta, of the profile; events, of networks whose
     features have collapsed, which are warnings too.
     Raises: ShapeError, DomainError for rows, points and models that have no such bound.
     """
@@ -41,8 +42,13 @@ class Inputs:
         refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
         if not len(x):
             raise ShapeError("`x` must have at least one row, got none; leave out empty batches")
-        self.x, self.inducing = x, _checked_points(inducing, x)
-        self.noise = noise_of(prior, y)
+        self.x, self.y, self.inducing = x, y, _checked_points(inducing, x)
+        self.noise = prior.sites(y).variance
+        if self.noise.numel() != 1:
+            raise DomainError(
+                f"`likelihood` must have one noise variance for all rows of a batch, got one of shape "
+                f"{tuple(self.noise.shape)} from {prior.likelihood.name}; fit them with approximation='sparse'"
+            )
         self.residual, _, self.rows, self.theta = prior.likelihood_inputs(x, y)
         self.points = prior.kernel.rows(self.inducing)
         self.events = collapsed_features(prior.kernel, x, self.rows)
@@ -75,21 +81,20 @@ def collapsed_bound(prior: Prior, x: Any, y: Any, inducing: Any, block: int | No
     n, m = len(inputs.x), len(inputs.inducing)
     if m > n:
         raise DomainError(f"`inducing` must be at most the {n:,} rows, got {m:,} points; pass fewer")
-    residual, rows = inputs.residual.detach(), inputs.rows.detach()
+    residual, rows, noise = inputs.residual.detach(), inputs.rows.detach(), inputs.noise.detach()
     wanted, size = inputs.wanted, block or block_rows(m)
 
-    def blocks() -> list[Block]:
-        return [Block(residual[i : i + size], rows.part(i, i + size)) for i in range(0, n, size)]
+    def blocks() -> list[bounds.Inputs]:
+        return [bounds.Inputs(residual[i : i + size], rows.part(i, i + size), noise) for i in range(0, n, size)]
 
     def evaluate() -> Evaluation:
-        noise = float(inputs.noise.detach())
-        bound = StreamedBound(prior, inputs.points.detach(), noise, n, Workspace())
+        bound = StreamedBound(prior, inputs.points.detach(), n, Workspace())
         sums = bound.sums(blocks())
         if not wanted:
             return sums.lower, ()
         slopes = list(bound.gradients(blocks(), sums))
         by_rows = [_joined([slope.rows[k] for slope in slopes]) for k in range(len(rows.tensors))]
-        by_noise = torch.full_like(inputs.noise, bound.by_noise)
+        by_noise = torch.stack([slope.noise for slope in slopes]).sum(0)
         by_residual = torch.cat([slope.residual for slope in slopes])
         return sums.lower, (by_residual, by_noise, *by_rows, *bound.by_points, *bound.by_theta)
 

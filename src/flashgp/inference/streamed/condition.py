@@ -1,49 +1,44 @@
 """Conditioning on rows that are read: a pass that counts and samples them, and one that adds up what they say."""
 
+import contextlib
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.determinism import EVENT, deterministic_where
+from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
+from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
-from flashgp.inference.full_scale.layout import PIVOT_SHARE, pivot_points
+from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.streamed.bound import StreamedBound
-from flashgp.inference.streamed.objective import block_rows, blocks_of, reference_noise
+from flashgp.inference.streamed.bound import BoundSums, StreamedBound
+from flashgp.inference.streamed.objective import blocks_of
+from flashgp.inference.streamed.rows import (
+    inputs_of,
+    noise_of,
+    row_variances_apart,
+    row_variances_back,
+    survey_of,
+)
 from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.training.history import TimeUp
 from flashgp.kernels.warped import collapsed_features
+from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.sources.source import Held, RowSource
-from flashgp.sources.survey import Survey, surveyed
+from flashgp.sources.survey import Survey
 
-__all__ = ["ROUTE", "condition", "condition_on", "sample_rows", "survey_of"]
+__all__ = ["ROUTE", "at_most", "condition", "condition_on"]
 
 ROUTE = "streamed"
-SAMPLE_ROWS = 2000  # at least, of those that are kept
-
-
-def survey_of(
-    prior: Prior, rows: RowSource, asked: Approximation, seed: int, least: int = SAMPLE_ROWS, *, fitting: bool = False
-) -> Survey:
-    """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
-    known = not prior.likelihood.rows_alike and isinstance(rows, Held) and not fitting  # rows one by one, in order
-    kind = "full_scale" if known else "sparse"
-    refuse_unfit(prior, kind, batch=False)
-    survey = surveyed(rows, prior.outputs, sample_rows(asked.most_inducing, least), seed)
-    refuse_unfit(prior, kind, batch=prior.is_batch(survey.x, survey.y))
-    return survey
-
-
-def sample_rows(inducing: int, least: int = SAMPLE_ROWS) -> int:
-    """Rows that are kept of all that are read, at most."""
-    return max(least, PIVOT_SHARE * inducing)
 
 
 @outside_inference_mode
@@ -55,14 +50,55 @@ def condition(prior: Prior, rows: RowSource, asked: Approximation, settings: Con
         solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
         progress=settings.progress, dtype=None if settings.dtype == torch.float64 else settings.dtype,
     )  # fmt: skip
-    return condition_on(prior, survey_of(prior, rows, asked, settings.solve.seed), asked, settings)
+    prior, rows = row_variances_apart(prior, rows, fitting=False)
+    survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline)
+    return condition_on(prior, survey, asked, settings)
+
+
+def condition_on(
+    prior: Prior,
+    survey: Survey,
+    asked: Approximation,
+    settings: ConditionSettings,
+    points: Tensor | None = None,
+    sums: BoundSums | None = None,
+) -> StreamedState:
+    """The same after the first pass; of the sample alone where there is no time for another one.
+
+    Args: points: inducing points that a fit has chosen; sums, of its pass over all rows with these parameters.
+    """
+    if not survey.cut:
+        with contextlib.suppress(TimeUp):
+            return _state(prior, survey, asked, settings, points, sums)
+    sample, limit = survey.of_sample, settings.deadline.limit
+    state = _state(prior, sample, at_most(asked, sample.count), replace(settings, deadline=NO_DEADLINE), points, None)
+    event = Event(EventKind.POSTERIOR_OF_PART, rows=sample.count, of=survey.count, limit=limit)
+    if survey.cut:
+        event = Event(EventKind.READ_IN_PART, rows=sample.count, read=survey.count, limit=limit)
+    if survey.cut or sample.count < survey.count:
+        warn(str(event))
+        state.report.events.append(event)
+    state = replace(state, inducing=state.inducing.to(survey.dtype))
+    return state if isinstance(survey.source, Held) else replace(state, prior=state.prior_of_rows, held=None)
+
+
+def at_most(asked: Approximation, rows: int) -> Approximation:
+    """As many inducing points as were asked for, or as there are rows."""
+    if not asked.chosen or asked.inducing == "auto":
+        return asked
+    return replace(asked, inducing=min(asked.inducing, rows))
 
 
 @torch.no_grad()
-def condition_on(
-    prior: Prior, survey: Survey, asked: Approximation, settings: ConditionSettings, points: Tensor | None = None
+def _state(
+    prior: Prior,
+    survey: Survey,
+    asked: Approximation,
+    settings: ConditionSettings,
+    points: Tensor | None,
+    sums: BoundSums | None,
 ) -> StreamedState:
-    """The same after the first pass. Args: points: inducing points that a fit has chosen."""
+    """The state of all rows. Raises: TimeUp."""
     began = time.perf_counter()
     device, prior = chosen_device(settings.device, survey.x), prior.held()
     wanted = PlanSettings(settings.memory, device, deterministic=settings.solve.deterministic)
@@ -70,13 +106,16 @@ def condition_on(
     rows = RowCounts(survey.count, survey.width)
     plan = approximate_plan(prior, rows, asked, wanted, limit, training=False, read=read)
     inducing = plan.inducing
-    x, y = survey.x.to(device), survey.y.to(device)
-    noise, points = reference_noise(prior, y), asked.points_like(x) if points is None else points
+    x = survey.x.to(device)
+    points = asked.points_like(x) if points is None else points
     if points is None:
-        points = pivot_points(prior, x, noise, inducing, settings.solve.seed)
+        points = pivot_points(prior, x, noise_of(prior, survey.sample).to(device), inducing, settings.solve.seed)
+    points = points.to(survey.dtype)  # which is what a state holds
     workspace = Workspace(deadline=settings.deadline)
-    bound = StreamedBound(prior, prior.kernel.rows(points), float(noise), survey.count, workspace)
-    sums = bound.sums(blocks_of(prior, survey.blocks(block_rows(len(points))), device))
+    bound = StreamedBound(prior, prior.kernel.rows(points.to(torch.float64)), survey.count, workspace)
+    if sums is None:
+        blocks = blocks_of(survey, len(points), settings.deadline)
+        sums = bound.sums(inputs_of(prior, blocks, device))
     assert sums.inner is not None  # which may fail
     events = [EVENT] if settings.solve.deterministic else []
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points)))
@@ -88,4 +127,8 @@ def condition_on(
         peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,
         events=events, plan=plan,
     )  # fmt: skip
-    return StreamedState(prior, points.to(survey.dtype), bound.basis, sums, survey.x, report, settings.solve)
+    held = survey.source if isinstance(survey.source, Held) else None
+    prior = row_variances_back(prior, survey.source)
+    # Answers come later, of few points: they have no deadline, and wait for no compile.
+    function = replace(bound.basis, workspace=Workspace(), pairs=CpuTiles())
+    return StreamedState(prior, points, function, sums, survey.sample, report, settings.solve, held)

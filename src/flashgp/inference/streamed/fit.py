@@ -24,8 +24,15 @@ from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.streamed.condition import condition_on, survey_of
-from flashgp.inference.streamed.objective import StreamedLogJoint, reference_noise
+from flashgp.inference.streamed.condition import at_most, condition_on
+from flashgp.inference.streamed.objective import StreamedLogJoint
+from flashgp.inference.streamed.rows import (
+    noise_of,
+    prior_of_rows,
+    row_variances_apart,
+    row_variances_back,
+    survey_of,
+)
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
@@ -36,7 +43,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.sources.source import Held, RowSource
-from flashgp.sources.survey import Survey, surveyed
+from flashgp.sources.survey import Survey
 
 __all__ = ["fit_streamed"]
 
@@ -51,13 +58,17 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     began = time.perf_counter()
     single = None if options.dtype == torch.float64 else options.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-    survey = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, fitting=True)
+    prior, rows = row_variances_apart(prior, rows, fitting=True)
+    whole = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, options.deadline)
+    survey = whole.of_sample if whole.cut else whole
+    asked = at_most(asked, survey.count) if whole.cut else asked
     prior, target = prior.released(), chosen_device(options.device, survey.x)
     counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
     plan = approximate_plan(prior, counts, asked, plan_settings(options, target), options.deadline.limit, read=read)
     asked = asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
-    problem = problem_of(prior, survey.x, survey.y, None, target, direct, options)
+    of_sample = prior_of_rows(prior, survey.sample)
+    problem = problem_of(of_sample, survey.x, survey.y, None, target, direct, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
     beside = (asked.kind, plan.inducing, asked.points_like(survey.x), survey.count, survey.checksum)
     mark = "" if path is None else mark_of(problem, options, beside)
@@ -66,10 +77,11 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     recorder = Recorder(log, options.progress, searching, began=began)
     recorder.expect(plan.fit_step_seconds, survey.count)
 
+    sample = survey.of_sample
+
     def objective(size: int, theta: numpy.ndarray) -> StreamedLogJoint:
         """Of all rows, or of the sample, with inducing points chosen at a vector."""
-        rows = survey if size == survey.count else _held(problem, survey)
-        return _objective(problem, rows, theta, asked, options)
+        return _objective(problem, survey if size == survey.count else sample, theta, asked, options)
 
     def parts(first: int) -> list[int]:
         size = len(survey.x)
@@ -77,15 +89,17 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
 
     stages = LinearStages(problem, survey.count, parts, objective, options, recorder, comparable=True)
     trained = stages.run()
-    points = stages.best.points if isinstance(stages.best, StreamedLogJoint) else None
+    points = sums = None
+    if isinstance(stages.best, StreamedLogJoint):
+        points, sums = stages.best.points, stages.best.sums_at(trained.theta)
     report = Report()
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
         SolveSettings(options.seed, options.deterministic, options.tolerance), memory=options.memory,
-        device=options.device,
+        device=options.device, deadline=options.deadline,
     )  # fmt: skip
     try:
-        state = condition_on(prior, survey, asked, settings, points)
+        state = condition_on(prior, whole, asked, settings, points, sums)
     except KeyboardInterrupt as stop:
         raise FitInterrupted(
             "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
@@ -100,12 +114,8 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
     log_prior = objective_found.log_prior(trained.theta)
     interrupted = trained.stop is not StopReason.GOAL
+    prior = row_variances_back(prior, rows)
     return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
-
-
-def _held(problem: Problem, survey: Survey) -> Survey:
-    """The sample as all rows of a source."""
-    return surveyed(Held(problem.x, problem.y), survey.outputs, problem.rows, 0)
 
 
 def _objective(
@@ -113,8 +123,10 @@ def _objective(
 ) -> StreamedLogJoint:
     ParameterVector(problem.prior, problem.roles).assign(theta)
     points = asked.points_like(problem.x)
-    if points is None:
-        noise = reference_noise(problem.prior, problem.y).detach()
+    if points is not None:
+        points = points.to(survey.dtype).to(torch.float64)  # as a state holds them
+    else:
+        noise = noise_of(problem.prior, survey.sample).detach().to(problem.x.device)
         inducing = min(asked.sizes(survey.count).inducing, problem.rows)
         points = pivot_points(problem.prior, problem.x, noise, inducing, options.seed)
     return StreamedLogJoint(problem, survey, points)

@@ -9,6 +9,7 @@ Ranganath, Wang, Blei & Xing (2013), An adaptive learning rate for stochastic va
 the scatter of batches.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.sources.survey import Block
 
 __all__ = ["InducingValues", "MinibatchBound", "RowMeans", "condition_on_values", "minibatch_bound"]
 
@@ -73,7 +75,8 @@ class RowMeans:
         """What so many rows would say."""
         n = count
         return BoundSums(
-            n, noise, n * self.gram, n * self.projected, n * self.squares, n * self.logs, n * self.left
+            n, n / noise * self.gram, n / noise * self.projected, n / noise * self.squares, n * self.logs,
+            n * math.log(noise), n / noise * self.left,
         )  # fmt: skip
 
 
@@ -87,7 +90,7 @@ class InducingValues:
     natural-gradient step; remembered, rows that the mean stands for; drift, the squared distance by which the
     parameters move the mean of all rows between two batches; means, of what the rows say; noise, s, at the last batch;
     bound, the mean bound of batches at the q before them, nats, None after the first; place, what a change of the
-    parameters is known by; sample, some of the rows x.
+    parameters is known by; sample, some of the rows.
     """
 
     count: int
@@ -100,7 +103,7 @@ class InducingValues:
     noise: float
     bound: float | None
     place: tuple[Tensor, ...]
-    sample: Tensor
+    sample: Block
 
     @cached_property
     def sums(self) -> BoundSums:
@@ -160,7 +163,7 @@ def minibatch_bound(
     following = InducingValues(
         count, len(inputs.x) + (0 if q is None else q.seen), inputs.inducing.detach().clone(), step.share,
         step.remembered, step.drift, means, part.noise, bound, part.place,
-        inputs.x.detach()[:SAMPLE_ROWS].to(F64, copy=True),
+        Block(*(t.detach()[:SAMPLE_ROWS].to(F64, copy=True) for t in (inputs.x, inputs.y))),
     )  # fmt: skip
     return MinibatchBound(value, following, inputs.events)
 
@@ -187,11 +190,11 @@ def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSett
         )
     prior, workspace = prior.held(), Workspace()
     noise = prior.additive_noise(q.inducing.device).reshape(-1)
-    bound = StreamedBound(prior, prior.kernel.rows(q.inducing), float(noise[0]), q.count, workspace)
-    sums = q.means.sums(q.count, bound.noise)
+    bound = StreamedBound(prior, prior.kernel.rows(q.inducing), q.count, workspace)
+    sums = q.means.sums(q.count, max(float(noise[0]), bound.floor))
     assert sums.inner is not None  # which may fail
     said = Event(EventKind.MINIBATCHES, inducing=len(q.inducing), seen=q.seen, rows=q.count, gap=q.gap)
-    events = [*([EVENT] if settings.solve.deterministic else []), said, *collapsed_features(prior.kernel, q.sample)]
+    events = [*([EVENT] if settings.solve.deterministic else []), said, *collapsed_features(prior.kernel, q.sample.x)]
     report = Report(
         route=ROUTE, device=str(q.inducing.device), dtype="float64", peak_bytes=workspace.peak_bytes,
         seconds=time.perf_counter() - began, events=events,
@@ -245,15 +248,16 @@ def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 class _Part:
     """A batch under the present parameters.
 
-    Fields: size, of it; count, of all rows; noise, s; a, A (b, m); left, d (b,); means, what it says; place, what a
+    Fields: size, of it; count, of all rows; noise, s; clamped, whether rounding decides it; a, A (b, m); left, d (b,); means, what it says; place, what a
     change of the parameters is known by.
     """
 
     def __init__(self, prior: Prior, inputs: Inputs, count: int) -> None:
         self.residual, self.rows, self.count = inputs.residual.detach(), inputs.rows.detach(), count
         points, residual = inputs.points.detach(), self.residual
-        self.bound = StreamedBound(prior, points, float(inputs.noise.detach()), count, Workspace())
-        self.size, self.noise = len(residual), self.bound.noise
+        self.bound, noise = StreamedBound(prior, points, count, Workspace()), float(inputs.noise.detach())
+        self.size, self.noise = len(residual), max(noise, self.bound.floor)
+        self.clamped = noise < self.bound.floor
         self.place = tuple(t.clone() for t in (*points.tensors, *self.bound.theta, prior.mean_at(inputs.inducing)))
         self.a, self.left = block(self.bound.basis, self.rows)
         gram = _mirrored(self.a, self.a).div_(self.size)
@@ -298,7 +302,7 @@ class _Part:
         inner = _mirrored(slope, self.a)
         across, among = bound.basis.pull_across(rows, slope), bound.basis.pull_among(inner)
         along = TorchTiles().diagonal_gradient(PairProblem(bound.form, bound.theta, rows), -0.5 * p * scale * c)
-        by_noise = 0.0 if bound.clamped else 0.5 * scale * (squares / s**2 - p * float(c.sum()))
+        by_noise = 0.0 if self.clamped else 0.5 * scale * (squares / s**2 - p * float(c.sum()))
         return (
             h * (-scale / s), h.new_full((1,), by_noise), *summed(across.rows, along.rows),
             *summed(across.cols, among.rows), *summed(summed(across.theta, along.theta), among.theta),

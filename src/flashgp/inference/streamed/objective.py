@@ -1,19 +1,20 @@
 """The log joint with the collapsed bound in place of the likelihood: two passes over rows that are read."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.lazy_import import load_autograd
-from flashgp.inference.prior import Prior
-from flashgp.inference.streamed.bound import Block, BoundSums, StreamedBound
-from flashgp.inference.training.objective import Array, LogJoint, Problem
-from flashgp.sources.survey import Survey
+from flashgp.inference.streamed.bound import BoundSums, Inputs, StreamedBound
+from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.training.history import TimeUp
+from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
+from flashgp.sources.survey import Block, Survey
 
-__all__ = ["StreamedLogJoint", "block_rows", "blocks_of", "noise_of", "reference_noise"]
+__all__ = ["StreamedLogJoint", "block_rows", "blocks_of"]
 
 BLOCK_NUMBERS = 2**21  # of one buffer of a block: 16 MiB
 MIN_BLOCK = 256  # rows, below which calls weigh as much as arithmetic
@@ -24,41 +25,14 @@ def block_rows(inducing: int) -> int:
     return max(MIN_BLOCK, BLOCK_NUMBERS // max(1, inducing))
 
 
-def noise_of(prior: Prior, y: Tensor) -> Tensor:
-    """The one noise variance of every row, (1,); y, (n,) or (n, outputs), some of them. Raises: DomainError."""
-    if not shares_noise(prior, y):
-        raise DomainError(
-            f"`likelihood` must have one noise variance for all rows, got one of each from {prior.likelihood.name}; "
-            'condition on rows that are held with approximation="sparse", or leave out the approximation'
-        )
-    return prior.sites(y).variance
+def blocks_of(survey: Survey, inducing: int, deadline: Deadline) -> Iterator[Block]:
+    """A pass in blocks. Raises: TimeUp before the first batch or block after the deadline."""
 
+    def check() -> None:
+        if deadline.passed():
+            raise TimeUp
 
-def reference_noise(prior: Prior, y: Tensor) -> Tensor:
-    """The same; 1 where rows have noise of their own."""
-    return prior.sites(y).variance if shares_noise(prior, y) else torch.ones(1, dtype=torch.float64, device=y.device)
-
-
-def shares_noise(prior: Prior, y: Tensor) -> bool:
-    """Whether the sites of all rows have one variance: those of two rows alike tell."""
-    return prior.likelihood.rows_alike and prior.sites(y[:1].repeat_interleave(2, 0)).variance.numel() == 1
-
-
-def blocks_of(
-    prior: Prior, tables: Iterable[tuple[Tensor, Tensor]], device: torch.device, first: int = 0
-) -> Iterator[Block]:
-    """Sites and features of tables (x, y), one after the other. Args: first, the number of their first row, for
-    likelihoods that know rows one by one."""
-    for x, y in tables:
-        of_rows = prior
-        if not prior.likelihood.rows_alike:
-            index = torch.arange(first, first + len(x), device=device)
-            of_rows = prior.with_likelihood(prior.likelihood.rows(index))
-        first += len(x)
-        x, y = x.to(device), y.to(device)
-        sites = of_rows.sites(y)
-        variance = None if shares_noise(prior, y) else sites.variance.expand(len(x))
-        yield Block(prior.residual(x, sites.targets), prior.kernel.rows(x), variance, sites.log_scale)
+    return survey.blocks(block_rows(inducing), check)
 
 
 class StreamedLogJoint(LogJoint):
@@ -76,29 +50,45 @@ class StreamedLogJoint(LogJoint):
         load_autograd()
         self._small = None
         self.survey, self.points, self.rows = survey, points, survey.count
+        self._sums: BoundSums | None = None
+        self._best: tuple[float, Array, BoundSums] | None = None
 
     @property
     def cost_power(self) -> int:
         return 1
 
+    def __call__(self, theta: Array) -> Evaluation:
+        evaluation = super().__call__(theta)
+        assert evaluation.value is not None
+        assert self._sums is not None
+        if self._best is None or evaluation.value < self._best[0]:
+            self._best = evaluation.value, theta.copy(), self._sums
+        return evaluation
+
+    def sums_at(self, theta: Array) -> BoundSums | None:
+        """Those of the best evaluation, where it was at this vector: its posterior needs no other pass."""
+        if self._best is None or not numpy.array_equal(self._best[1], theta):
+            return None
+        return self._best[2]
+
     def bound(self) -> tuple[StreamedBound, BoundSums]:
         """At the parameters that the prior has: the first pass."""
         prior = self.problem.prior
         with torch.no_grad():
-            noise = float(reference_noise(prior, self.problem.y))
             points = prior.kernel.rows(self.points).detach()
-            bound = StreamedBound(prior, points, noise, self.survey.count, self.problem.direct.workspace)
-            sums = bound.sums(blocks_of(prior, self._tables(), self.points.device))
+            bound = StreamedBound(prior, points, self.survey.count, self.problem.direct.workspace)
+            sums = bound.sums(inputs_of(prior, self._blocks(), self.points.device))
         return bound, sums
 
     def _by_autograd(self) -> tuple[float, Array]:
         prior = self.problem.prior
         bound, sums = self.bound()
+        self._sums = sums
         tensors, total = self.parameters.tensors, numpy.zeros(self.parameters.size)
-        taped: list[Block] = []
+        taped: list[Inputs] = []
 
-        def blocks() -> Iterator[Block]:
-            made = blocks_of(prior, self._tables(), self.points.device)
+        def blocks() -> Iterator[Inputs]:
+            made = inputs_of(prior, self._blocks(), self.points.device)
             while True:
                 with torch.enable_grad():
                     block = next(made, None)
@@ -109,26 +99,25 @@ class StreamedLogJoint(LogJoint):
 
         with torch.no_grad():
             for slopes in bound.gradients(blocks(), sums):
-                block = taped.pop()
-                pairs = [(block.residual, slopes.residual), *zip(block.rows.tensors, slopes.rows, strict=True)]
-                pairs += [(t, slope) for t, slope in ((block.variance, slopes.variance),) if t is not None]
-                if block.log_scale is not None:
-                    pairs.append((block.log_scale, torch.ones_like(block.log_scale)))
+                residual, rows, noise, log_scale = taped.pop()
+                pairs: list[tuple[Tensor, Tensor | None]] = [(residual, slopes.residual), (noise, slopes.noise)]
+                pairs += zip(rows.tensors, slopes.rows, strict=True)
+                if log_scale is not None:
+                    pairs.append((log_scale, torch.ones_like(log_scale)))
                 outputs = [(t, slope) for t, slope in pairs if t.requires_grad and slope is not None]
                 if outputs:
                     found, grads = zip(*outputs, strict=True)
                     parts = torch.autograd.grad(found, tensors, grads, allow_unused=True)
                     total = total + self.parameters.flat(parts)
         with torch.enable_grad():
-            noise, points = reference_noise(prior, self.problem.y), prior.kernel.rows(self.points)
+            points = prior.kernel.rows(self.points)
             theta = [t.to(self.points.device) for t in prior.kernel.theta()]
-            by_noise = torch.full_like(noise, bound.by_noise)
-            extra, rest = self.pull((noise, *points.tensors, *theta), (by_noise, *bound.by_points, *bound.by_theta))
+            extra, rest = self.pull((*points.tensors, *theta), (*bound.by_points, *bound.by_theta))
         return sums.lower + extra, total + rest
 
     def log_scale(self) -> None:
         """None: the bound has it, of all rows."""
         return
 
-    def _tables(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.survey.blocks(block_rows(len(self.points)))
+    def _blocks(self) -> Iterator[Block]:
+        return blocks_of(self.survey, len(self.points), self.problem.direct.workspace.deadline)

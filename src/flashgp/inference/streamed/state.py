@@ -15,10 +15,14 @@ from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import UpdateState
-from flashgp.inference.streamed.bound import BoundSums
+from flashgp.inference.streamed.bound import BoundSums, noise_floor
+from flashgp.inference.streamed.rows import prior_of_rows
+from flashgp.likelihoods import Gaussian
 from flashgp.planner.plan import Plan
+from flashgp.sources.source import Held
+from flashgp.sources.survey import Block
 
-__all__ = ["Bound", "StreamedState"]
+__all__ = ["Bound", "RowsKept", "StreamedState"]
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,68 @@ class Bound:
 
 
 @dataclass(frozen=True, eq=False)
+class RowsKept:
+    """Rows that can be conditioned on. Fields: prior, theirs; x (n, d), y (n,) or (n, outputs), float64; settings."""
+
+    prior: Prior
+    x: Tensor
+    y: Tensor
+    settings: SolveSettings
+    replicates: ClassVar[None] = None
+    batch_shape: ClassVar[torch.Size] = torch.Size()
+
+    @property
+    def count(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, eq=False)
 class StreamedState:
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
-    all rows; sample, some of their x, float64; report; settings; online, how many rows joined since conditioning.
+    all rows; sample, some of them, float64; report; settings; held, the rows where the caller holds them, else None;
+    online, how many rows joined since conditioning.
     """
 
     prior: Prior
     inducing: Tensor
     function: Basis
     sums: BoundSums
-    sample: Tensor
+    sample: Block
     report: Report
     settings: SolveSettings = field(default_factory=SolveSettings)
+    held: Held | None = None
     online: UpdateState = field(default_factory=UpdateState)
     differentiable: ClassVar[bool] = False
     by_solves: ClassVar[bool] = False
+    replicates: ClassVar[None] = None
+
+    @property
+    def prior_of_rows(self) -> Prior:
+        """The prior without what its likelihood knows of single rows, which come with their own."""
+        likelihood = self.prior.likelihood
+        if self.sample.row_variance is None or not isinstance(likelihood, Gaussian):
+            return self.prior
+        return self.prior.with_likelihood(likelihood.with_rows())
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether the likelihood has numbers of single rows that do not come with them."""
+        return not self.prior_of_rows.likelihood.rows_alike
+
+    @property
+    def rows_kept(self) -> "RowsKept":
+        """The sample, with the prior of its rows. Raises: DomainError where the likelihood knows rows one by one."""
+        if self.knows_rows:
+            raise DomainError(
+                "`importance` of inducing points needs a likelihood that treats all rows alike but for known variances, "
+                f"got {self.prior.likelihood.name} with numbers of single rows; condition exactly, or by full scale"
+            )
+        return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.settings)
+
+    @property
+    def floor(self) -> float:
+        """Below which rounding decides a noise variance, (M-148)."""
+        return noise_floor(self.function, self.count)
 
     @property
     def count(self) -> int:

@@ -1,0 +1,66 @@
+"""Parquet files by name or pattern, opened and read a batch at a time; a file that is cut off is named."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashgp.foundations.errors import DomainError, FlashGPError
+from flashgp.table.columns import quoted
+
+__all__ = ["BATCH_ROWS", "Paths", "batches_of", "found_files", "is_pattern", "opened"]
+
+BATCH_ROWS = 2**16
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def is_pattern(paths: Any) -> bool:
+    """Whether it means Parquet files that are read, not one that is held: a pattern of names, or a list of paths."""
+    if isinstance(paths, list | tuple):
+        return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
+    if not isinstance(paths, str | os.PathLike):
+        return False
+    name = os.fspath(paths)
+    return isinstance(name, str) and glob.has_magic(name) and not Path(name).is_file()
+
+
+def found_files(paths: Paths) -> list[str]:
+    """The files that are meant. Raises: DomainError."""
+    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: list[str] = []
+    for one in several:
+        name = os.fspath(one)
+        matches = [name] if Path(name).is_file() else sorted(glob.glob(name))
+        if not matches:
+            raise DomainError(f"`paths` must name Parquet files, got {name!r}, which no file matches; check it")
+        found += matches
+    if not found:
+        raise DomainError("`paths` must name at least one Parquet file, got none; pass a file or a pattern")
+    return found
+
+
+def opened(pyarrow: Any, path: str) -> Any:
+    """The file, of which the schema is known and nothing else has been read. Raises: DomainError."""
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: Exception) -> DomainError:
+    text = str(error).partition("\n")[0]
+    return DomainError(f"{path!r} must be a whole Parquet file, got {quoted(text)}; write or copy it again")
+
+
+def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int) -> Iterator[Any]:
+    """The batches of one file, of so many rows. Raises: DomainError for a file that cannot be read to its end."""
+    file = opened(pyarrow, path)
+    try:
+        yield from file.iter_batches(rows, columns=list(names))
+    except FlashGPError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    finally:
+        file.close()

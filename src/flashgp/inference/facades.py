@@ -1,0 +1,78 @@
+"""The posterior, as users see it, of a state of any kind: exact, full-scale, or of inducing points."""
+
+from typing import Any
+
+import torch
+
+from flashgp.foundations.checks import check_points
+from flashgp.inference.approximate_posterior import ApproximatePosterior
+from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.decision import counts_of, decided
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.restore import with_prior as exact_with_prior
+from flashgp.inference.full_scale.condition import condition as condition_full_scale
+from flashgp.inference.full_scale.restore import with_prior as full_scale_with_prior
+from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.output_states import AnyState
+from flashgp.inference.plan_settings import PlanSettings, chosen_device
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.streamed.condition import condition as condition_streamed
+from flashgp.inference.streamed.restore import with_prior as streamed_with_prior
+from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.streamed_posterior import StreamedPosterior
+from flashgp.sources.source import RowSource, held
+
+__all__ = ["posterior_given", "posterior_of", "posterior_of_read", "with_prior"]
+
+
+def posterior_of(state: "AnyState | FullScaleState | StreamedState", units: str = "") -> Posterior:
+    """The facade of a state of any kind."""
+    if isinstance(state, StreamedState):
+        return StreamedPosterior(state, units)
+    return ApproximatePosterior(state, units) if isinstance(state, FullScaleState) else Posterior(state, units)
+
+
+def posterior_of_read(
+    prior: Prior, rows: RowSource, settings: ConditionSettings, approximation: Approximation
+) -> StreamedPosterior:
+    """`GP.condition` on rows that are read, with its arguments as values. Raises: as it."""
+    return StreamedPosterior(condition_streamed(prior, rows, approximation, settings))
+
+
+def posterior_given(
+    prior: Prior, x: Any, y: Any, settings: ConditionSettings, approximation: Approximation | None = None
+) -> Posterior:
+    """`GP.condition` on rows that are held, with its arguments as values. Raises: as it."""
+    event = None
+    if approximation is not None and approximation.kind == "auto":
+        refuse_exact(
+            solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
+            dtype=None if settings.dtype == torch.float64 else settings.dtype,
+        )  # fmt: skip
+        rows = counts_of(prior, x, y)
+        wanted = PlanSettings(
+            settings.memory, chosen_device(settings.device, check_points(x, "x")), settings.dtype,
+            deterministic=settings.solve.deterministic, factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
+        )  # fmt: skip
+        limit = settings.deadline.limit
+        approximation, _, event = decided(prior, rows, approximation, wanted, limit, training=False)
+    if approximation is None:
+        found = Posterior(condition(prior, x, y, settings))
+    elif approximation.kind == "sparse":
+        found = posterior_of_read(prior, held(x, y, prior.outputs), settings, approximation)
+    else:
+        found = ApproximatePosterior(condition_full_scale(prior, x, y, approximation, settings))
+    if event is not None:
+        found.report.events.insert(0, event)
+    return found
+
+
+def with_prior(posterior: Posterior, prior: Prior) -> Posterior:
+    """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
+    if isinstance(posterior, StreamedPosterior):
+        return StreamedPosterior(streamed_with_prior(posterior.state, prior), posterior.units)
+    if isinstance(posterior, ApproximatePosterior):
+        return ApproximatePosterior(full_scale_with_prior(posterior.state, prior), posterior.units)
+    return Posterior(exact_with_prior(posterior.state, prior), posterior.units)

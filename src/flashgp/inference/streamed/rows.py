@@ -1,0 +1,116 @@
+"""Rows of a source as inputs of a bound: residual, features, and noise variances with those known of single rows."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.errors import DomainError
+from flashgp.inference.approximate_plan import refuse_unfit
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.full_scale.layout import PIVOT_SHARE
+from flashgp.inference.prior import Prior
+from flashgp.inference.streamed.bound import Inputs
+from flashgp.likelihoods import Gaussian
+from flashgp.sources.source import Held, RowSource
+from flashgp.sources.survey import Block, Survey, surveyed
+
+__all__ = [
+    "inputs_of",
+    "noise_of",
+    "prior_of_rows",
+    "row_variances_apart",
+    "row_variances_back",
+    "sample_rows",
+    "survey_of",
+]
+
+SAMPLE_ROWS = 2000  # at least, of those that are kept
+
+
+def prior_of_rows(prior: Prior, rows: Block) -> Prior:
+    """The prior of some rows: parameters are shared. Raises: DomainError where no row can have a known variance."""
+    if rows.row_variance is None:
+        return prior
+    if not isinstance(prior.likelihood, Gaussian):
+        raise DomainError(
+            f"`row_variance` is of a Gaussian likelihood, got rows that have one beside {prior.likelihood.name}; leave "
+            "it out"
+        )
+    return prior.with_likelihood(prior.likelihood.with_rows(rows.row_variance))
+
+
+def noise_of(prior: Prior, rows: Block) -> Tensor:
+    """The noise variance of some rows, (1,) or (b,), differentiable in the parameters; 1 where a likelihood knows rows
+    one by one, which these are not told apart for."""
+    if rows.row_variance is None and not prior.likelihood.rows_alike:
+        return torch.ones(1, dtype=torch.float64, device=rows.y.device)
+    return prior_of_rows(prior, rows).sites(rows.y).variance
+
+
+def inputs_of(prior: Prior, blocks: Iterable[Block], device: torch.device, first: int = 0) -> Iterator[Inputs]:
+    """Sites and features of blocks of rows, one after the other. Args: first, the number of their first row, for
+    likelihoods that know rows one by one."""
+    for block in blocks:
+        rows = block.to(device)
+        of_rows = prior_of_rows(prior, rows)
+        if not prior.likelihood.rows_alike and rows.row_variance is None:
+            index = torch.arange(first, first + len(rows.x), device=device)
+            of_rows = prior.with_likelihood(prior.likelihood.rows(index))
+        first += len(rows.x)
+        sites = of_rows.sites(rows.y)
+        residual = prior.residual(rows.x, sites.targets)
+        yield Inputs(residual, prior.kernel.rows(rows.x), sites.variance, sites.log_scale)
+
+
+def row_variances_apart(prior: Prior, source: RowSource, *, fitting: bool) -> tuple[Prior, RowSource]:
+    """Known variances of rows that are held go from the likelihood to the rows. What else a likelihood knows of single
+    rows stays there: conditioning takes them one after the other.
+
+    Raises: DomainError for that where rows are read or a sample of them is fitted.
+    """
+    likelihood = prior.likelihood
+    if likelihood.rows_alike:
+        return prior, source
+    gaussian = likelihood if isinstance(likelihood, Gaussian) and likelihood.row_weight is None else None
+    known = None if gaussian is None or gaussian.counts is not None else gaussian.row_variance
+    if gaussian is None or known is None or known.dim() != 1 or not isinstance(source, Held):
+        if isinstance(source, Held) and not fitting:
+            return prior, source
+        where = "where inducing points are fitted" if isinstance(source, Held) else "where rows are read"
+        raise DomainError(
+            f"`likelihood` must be one that treats all rows alike {where}, got row_weight or others of single rows; "
+            "leave them out, or give known variances with the rows, as (x, y, row_variance)"
+        )
+    gaussian.diagonal(len(source.x), known.device)  # refuses another number of rows
+    return prior.with_likelihood(gaussian.with_rows()), Held(source.x, source.y, known)
+
+
+def row_variances_back(prior: Prior, source: RowSource) -> Prior:
+    """The inverse: a prior that knows the variances of the rows that are held."""
+    if not isinstance(source, Held) or source.row_variance is None or not isinstance(prior.likelihood, Gaussian):
+        return prior
+    return prior.with_likelihood(prior.likelihood.with_rows(source.row_variance))
+
+
+def survey_of(
+    prior: Prior,
+    source: RowSource,
+    asked: Approximation,
+    seed: int,
+    least: int = SAMPLE_ROWS,
+    deadline: Deadline = NO_DEADLINE,
+) -> Survey:
+    """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
+    kind = "sparse" if prior.likelihood.rows_alike else "full_scale"  # rows that are known one by one come in order
+    refuse_unfit(prior, kind, batch=False)
+    survey = surveyed(source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
+    refuse_unfit(prior, kind, batch=prior.is_batch(survey.x, survey.y))
+    prior_of_rows(prior, survey.sample)  # which may be refused
+    return survey
+
+
+def sample_rows(inducing: int, least: int = SAMPLE_ROWS) -> int:
+    """Rows that are kept of all that are read, at most."""
+    return max(least, PIVOT_SHARE * inducing)
