@@ -11,14 +11,16 @@ import torch
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference import plan as plans
+from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import ImportanceSettings
 from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.settings import TimeSettings
+from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.planner.plan import FACTORED
-from flashgp.table_model.preparation import PreparedTable
 
 from .options import FitOptions
+from .prepared import Prepared
 
 __all__ = ["AFTER_FIT", "AfterFit"]
 
@@ -43,12 +45,15 @@ class AfterFit:
     min_scored: int = 64
     time: TimeSettings = field(default_factory=TimeSettings)
 
-    def reserved(self, options: FitOptions, prepared: PreparedTable, deadline: Deadline) -> float:
+    def reserved(self, options: FitOptions, prepared: Prepared, deadline: Deadline) -> float:
         """Seconds that the fit leaves; 0 without a limit."""
         if deadline.limit is None:
             return 0.0
         plan = prepared.plan
         seconds = 0.0 if options.report is None else self.page_seconds
+        if plan is None:
+            seconds += importance_seconds(prepared, prepared.count)
+            return min(seconds, self.max_share * max(0.0, deadline.left))
         if prepared.test is not None:
             seconds += plans.plan(
                 prepared.gp, plan.n, plan.d, n_test=len(prepared.test), distinct=plan.distinct,
@@ -76,10 +81,10 @@ class AfterFit:
 
     def has_time_for_left_out(self, posterior: Posterior, deadline: Deadline) -> bool:
         """Of few rows there always is: it takes some milliseconds, however long a busy machine took to condition."""
-        few = posterior.count <= self.time.min_rows
+        few = posterior.count <= self.time.min_rows or isinstance(posterior, StreamedPosterior)
         return few or not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
 
-    def has_time_for_importance(self, prepared: PreparedTable, rows: int, deadline: Deadline) -> bool:
+    def has_time_for_importance(self, prepared: Prepared, rows: int, deadline: Deadline) -> bool:
         """Of the importance of inputs, for a posterior of so many rows."""
         return not self.time.late(deadline, importance_seconds(prepared, rows))
 
@@ -92,16 +97,20 @@ AFTER_FIT = AfterFit()
 
 
 def prediction_seconds(posterior: Posterior, rows: int) -> float:
-    """What predicting so many rows takes, with variances, by its plan; 0 where no plan is worth its time."""
+    """What predicting so many rows takes, with variances, by its plan; 0 where no plan is worth its time. Of an
+    approximation about what the passes took over as many rows."""
+    if isinstance(posterior, ApproximatePosterior):
+        return rows * (posterior.report.seconds or 0.0) / max(1, posterior.count)
     points = torch.empty(rows, posterior.x.shape[-1], dtype=torch.float64, device=posterior.x.device)
     planners = planners_of(posterior.state, points, None, None, deterministic=False)
     return sum(planner(True).seconds for planner in planners if planner is not None)
 
 
-def importance_seconds(prepared: PreparedTable, rows: int) -> float:
+def importance_seconds(prepared: Prepared, rows: int) -> float:
     """What the importance of all inputs takes for a posterior of so many rows, by the plan of its predictions."""
     settings, inputs = ImportanceSettings(), len(prepared.names)
     held, permutations, parts = settings.sizes(rows, inputs)
     others = min(settings.others, max(1, rows - held // parts))
     points = held * permutations * (1 + inputs) // parts
-    return parts * plans.plan(prepared.gp, others, inputs, n_test=points, device=prepared.plan.device).seconds
+    device = prepared.options.device if prepared.plan is None else prepared.plan.device
+    return parts * plans.plan(prepared.gp, others, inputs, n_test=points, device=device).seconds

@@ -12,7 +12,7 @@ from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
 
 from .after_fit import AFTER_FIT
-from .outcome import FitOutcome, evidence_text, happened, maximised
+from .outcome import FitOutcome, evidence_text, happened, maximised, scored_words
 from .parameters import parameter_table
 from .prepared import plan_summary
 
@@ -27,7 +27,7 @@ def fit_page(outcome: FitOutcome) -> Page:
     """The report of a fit. Needs matplotlib."""
     prepared, scores = outcome.prepared, outcome.scores
     target = prepared.encoding.target
-    where = "leave-one-out" if outcome.left_out else "held out"
+    where = scored_words(outcome)
     highlights = []
     if scores is not None:
         highlights = [
@@ -39,7 +39,7 @@ def fit_page(outcome: FitOutcome) -> Page:
     count = len(prepared.names)
     return Page(
         title=f"{target}: Gaussian process regression",
-        lead=f"{outcome.options.table}, {len(prepared.train):,} rows fitted on {count} input{'s' * (count > 1)}",
+        lead=f"{outcome.options.table}, {prepared.count:,} rows fitted on {count} input{'s' * (count > 1)}",
         highlights=highlights,
         sections=[
             _quality(outcome),
@@ -53,18 +53,20 @@ def fit_page(outcome: FitOutcome) -> Page:
 
 
 def _quality(outcome: FitOutcome) -> Section:
-    target = outcome.prepared.encoding.target
+    prepared = outcome.prepared
+    target = prepared.encoding.target
     trace = Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best.")
     if outcome.scores is None:
         how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
-        if outcome.fit.posterior.factor is not None or not outcome.left_out:
+        if prepared.plan is None or outcome.fit.posterior.factor is not None or not outcome.left_out:
             how = "No rows were scored: the time limit left no time for it."
         return Section("Are the predictions right?", [Notes([how]), trace])
     predicted = outcome.predicted
     # Calibration and PIT do not change under a monotone transform.
     transformed, pair = predicted.transform.forward(outcome.observed), (predicted.location, predicted.spread)
     how = (
-        "Every row is predicted from all other rows with the same parameters."
+        f"{'Every row' if prepared.test is None and prepared.plan is not None else 'Each of these rows'} is predicted "
+        "from all other rows with the same parameters."
         if outcome.left_out
         else "The rows held out took no part in the fit or in the standardisation."
     )
@@ -162,7 +164,7 @@ def _model(outcome: FitOutcome) -> Section:
 def _data(outcome: FitOutcome) -> Section:
     prepared, options = outcome.prepared, outcome.options
     scaling, encoding = prepared.scaling, prepared.encoding
-    rows = [("rows in the file", f"{prepared.data.total:,}"), ("rows used", f"{len(prepared.data.rows):,}")]
+    rows = [("rows in the file", f"{prepared.total:,}"), ("rows used", f"{prepared.used:,}")]
     if prepared.test is not None:
         how = (
             f"split {options.split}" if options.split is not None else f"{options.test_fraction:g}, seed {options.seed}"
@@ -187,22 +189,26 @@ def _computation(outcome: FitOutcome) -> Section:
     plan, report, post = outcome.prepared.plan, outcome.fit.report, outcome.fit.posterior.report
     evaluations = max(1, len(outcome.fit.history))
     steps = (report.seconds or 0.0) - (post.seconds or 0.0)
-    compared = [
-        ("peak memory", readable_bytes(plan.peak_bytes), _bytes(report.peak_bytes)),
-        (
-            "one evaluation with gradient",
-            readable_seconds(plan.fit_step_seconds),
-            readable_seconds(steps / evaluations),
-        ),
-        ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
-        ("the whole fit", plan.fit_text, readable_seconds(report.seconds or 0.0)),
-    ]
-    facts = [plan_summary(plan)[0], ("evaluations", f"{len(outcome.fit.history):,}"), *happened(report)]
+    compared = (
+        []
+        if plan is None
+        else [
+            ("peak memory", readable_bytes(plan.peak_bytes), _bytes(report.peak_bytes)),
+            (
+                "one evaluation with gradient",
+                readable_seconds(plan.fit_step_seconds),
+                readable_seconds(steps / evaluations),
+            ),
+            ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
+            ("the whole fit", plan.fit_text, readable_seconds(report.seconds or 0.0)),
+        ]
+    )
+    facts = [plan_summary(outcome.prepared)[0], ("evaluations", f"{len(outcome.fit.history):,}"), *happened(report)]
     return Section(
         "How it was computed",
         [
             Facts(facts),
-            PageTable(("", "expected", "happened"), compared, (1, 2)),
+            *([PageTable(("", "expected", "happened"), compared, (1, 2))] if compared else []),
             *([Notes([str(event) for event in report.events])] if report.events else []),
             Preformatted(shlex.join(["flashgp", *sys.argv[1:]])),
         ],

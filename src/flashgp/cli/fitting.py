@@ -10,8 +10,8 @@ from flashgp.inference.gp import GP
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
 from flashgp.plots.axes import require_matplotlib
-from flashgp.table_model.model import fit_prepared
-from flashgp.table_model.preparation import PreparedTable
+from flashgp.table_model.model import fit_prepared, fit_rows
+from flashgp.table_model.read_preparation import PreparedRows
 
 from .after_fit import AFTER_FIT
 from .console import Console
@@ -20,7 +20,7 @@ from .options import FitOptions
 from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .paths import require_distinct, require_writable
-from .prepared import plan_summary, prepare_table
+from .prepared import Prepared, plan_summary, prepare_table
 
 __all__ = ["run_fit"]
 
@@ -30,15 +30,16 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     deadline = Deadline.after(options.time_limit, began=console.began)
     _check_outputs(options)
     prepared = prepare_table(options, console, deadline)
-    console.pairs("how it is computed", plan_summary(prepared.plan))
-    if prepared.test is None and prepared.plan.route not in FACTORED:
+    console.pairs("how it is computed", plan_summary(prepared))
+    if prepared.test is None and prepared.plan is not None and prepared.plan.route not in FACTORED:
         console.note(
             "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
         )
     try:
         with console.progress() as progress:
             until = deadline.before(AFTER_FIT.reserved(options, prepared, deadline))
-            model = fit_prepared(prepared, until, options.checkpoint, progress)
+            fit = fit_rows if isinstance(prepared, PreparedRows) else fit_prepared
+            model = fit(prepared, until, options.checkpoint, progress)  # type: ignore[arg-type]
     except FitInterrupted as stop:
         raise _interrupted(stop, prepared, options.checkpoint, console) from stop
     result = model.training
@@ -62,7 +63,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
 
 
 def _interrupted(
-    stop: FitInterrupted, prepared: PreparedTable, checkpoint: str | None, console: Console
+    stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console
 ) -> KeyboardInterrupt:
     """Prints the parameters reached before Ctrl-C; an error that says how to go on."""
     assert isinstance(stop.gp, GP)

@@ -117,9 +117,17 @@ class FitOptions(TableOptions):
     Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted.
     Without --split or --test-fraction nothing is held out, and the scores are leave-one-out; where no factor fits there
     are none then.
+
+    A pattern of Parquet files in quotes, such as 'part-*.parquet', is read in passes and not held: inducing points
+    stand for the rows, and a random sample of them is scored.
     """
 
-    table: Table
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE", help="CSV, CSV.gz or Parquet; or a pattern of Parquet files.", show_default=False
+        ),
+    ]
     target: Annotated[
         str, typer.Option("--target", "-t", metavar="COLUMN", help="What to predict: a name, or a position from 1.")
     ]
@@ -130,6 +138,13 @@ class FitOptions(TableOptions):
             help="Model the target on another scale: log, a Yeo-Johnson power, or the best if clearly better (auto).",
         ),
     ] = "auto"
+    approximation: Annotated[
+        Literal["none", "auto", "full_scale", "sparse"],
+        typer.Option(
+            "--approximation",
+            help="In place of exact inference: full_scale, sparse (inducing points), or auto. Patterns take sparse.",
+        ),
+    ] = "none"
     split: Annotated[
         str | None, typer.Option("--split", help="Published split beside TABLE, from 0, or a mask file.")
     ] = None

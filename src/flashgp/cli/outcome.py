@@ -12,11 +12,13 @@ import flashgp
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.report import Report
+from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.fit import Fit
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance
+from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.table_model import TableModel
-from flashgp.table_model.preparation import PreparedTable
+from flashgp.table_model.read_preparation import PreparedRows
 from flashgp.table_model.scores import Scores
 from flashgp.target_transform import WarpedNormal
 
@@ -24,6 +26,7 @@ from .after_fit import AFTER_FIT
 from .console import Console
 from .options import FitOptions
 from .parameters import ParameterRow, parameter_rows, parameter_table
+from .prepared import Prepared
 
 __all__ = [
     "Asked",
@@ -35,6 +38,7 @@ __all__ = [
     "outcome_json",
     "outcome_of",
     "say_outcome",
+    "scored_words",
 ]
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
@@ -67,7 +71,7 @@ class FitOutcome:
     """
 
     asked: Asked
-    prepared: PreparedTable
+    prepared: Prepared
     fit: Fit
     model: TableModel
     scores: Scores | None
@@ -86,13 +90,13 @@ class FitOutcome:
         return self.asked.options
 
 
-def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
+def outcome_of(prepared: Prepared, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
     """What a fit of the command line reached, with its scores on held-out rows, as far as there is time."""
     result = model.training
     assert result is not None
     scaling, post = prepared.scaling, result.posterior
     observed, predicted = _scored_rows(prepared, post, model, asked, console)
-    whole = post.count == len(prepared.train)
+    whole = post.count == prepared.count
     evidence = (
         _log_evidence(prepared, post) if whole and AFTER_FIT.has_time_for_evidence(post, asked.deadline) else None
     )
@@ -135,7 +139,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         ],
     )
     if outcome.scores is not None:
-        where = "leave-one-out" if outcome.left_out else "held out"
+        where = scored_words(outcome)
         console.pairs(f"{where}, {outcome.scores.rows:,} rows", outcome.scores.lines(outcome.prepared.encoding.target))
     if outcome.importance is not None:
         console.say(
@@ -150,12 +154,22 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
 
 
 def _scored_rows(
-    prepared: PreparedTable, post: Posterior, model: TableModel, asked: Asked, console: Console
+    prepared: Prepared, post: Posterior, model: TableModel, asked: Asked, console: Console
 ) -> tuple[_Numbers, WarpedNormal]:
-    """The rows held out, or else all from a factor by leave-one-out, observed and predicted; none where there is no
-    factor, or no time: a note says so."""
+    """The rows held out, or else all by leave-one-out, of rows that are read a sample, observed and predicted; none
+    where there is no factor, or no time: a note says so."""
     none, scaling = np.empty(0), prepared.scaling
     nothing = none, scaling.predictive(none, none)
+    if isinstance(prepared, PreparedRows):
+        assert isinstance(post, StreamedPosterior)
+        count = AFTER_FIT.scored(post, len(prepared.y), asked.deadline)
+        if count < len(prepared.y):
+            console.note("the time limit left no time for leave-one-out scores of the whole sample.")
+        if not count:
+            return nothing
+        y = prepared.y[:count]
+        left = post.leave_out(scaling.x(prepared.x[:count]), scaling.y(y))
+        return y, scaling.predictive(left.mean.numpy(force=True), left.variance.sqrt().numpy(force=True))
     if prepared.test is not None:
         test = prepared.test
         count = AFTER_FIT.scored(post, len(test), asked.deadline)
@@ -166,7 +180,7 @@ def _scored_rows(
             return nothing
         mean, deviation, *_ = model.predict_encoded(prepared.data.x[test], memory=asked.options.memory)
         return prepared.y[test], scaling.predictive(mean, deviation)
-    if post.factor is None:
+    if post.factor is None and not isinstance(post, ApproximatePosterior):
         return nothing
     if post.count < len(prepared.train) or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
         console.note("the time limit left no time for leave-one-out scores of all rows.")
@@ -176,7 +190,7 @@ def _scored_rows(
     return prepared.y[prepared.train], scaling.predictive(mean, deviation)
 
 
-def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> Importance | None:
+def _importance(prepared: Prepared, model: TableModel, asked: Asked, console: Console) -> Importance | None:
     """Of the inputs, where there are two and time for it: a note says so."""
     rows = model.posterior.count
     if rows < 2 or len(prepared.names) < 2:
@@ -214,10 +228,15 @@ def _importance_json(found: Importance | None) -> list[dict[str, Any]] | None:
     ]  # fmt: skip
 
 
-def _log_evidence(prepared: PreparedTable, post: Posterior) -> float:
-    """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141)."""
-    standardised = float(post.log_marginal_likelihood())
-    slopes = prepared.scaling.transform.log_slope(prepared.y[prepared.train])
+def _log_evidence(prepared: Prepared, post: Posterior) -> float | None:
+    """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141). None
+    where the slopes are of rows that are not held."""
+    standardised, transform = float(post.log_marginal_likelihood()), prepared.scaling.transform
+    if isinstance(prepared, PreparedRows):
+        if not transform.identity:
+            return None
+        return standardised + post.count * float(prepared.scaling.log_density(0.0))
+    slopes = transform.log_slope(prepared.y[prepared.train])
     return standardised + post.count * float(prepared.scaling.log_density(0.0)) + float(slopes.sum())
 
 
@@ -231,11 +250,22 @@ def maximised(outcome: FitOutcome) -> list[tuple[str, str]]:
 
 def evidence_text(outcome: FitOutcome) -> str:
     """The same for people, with its standard error where there is no factor to compute it from."""
+    post = outcome.fit.posterior
     if outcome.evidence is None:
+        if isinstance(outcome.prepared, PreparedRows) and not outcome.prepared.scaling.transform.identity:
+            return f"{float(post.log_marginal_likelihood()):.6g} nats at least, of the standardised target"
         return "not computed, since the time limit left no time for it"
-    error = outcome.fit.posterior.report.standard_error
+    error = post.report.standard_error
     spread = "" if error is None else f", with a standard error of {error:.2g}"
-    return f"{outcome.evidence:.6g} nats{spread}, of the target in its units"
+    least = " at least" if isinstance(post, StreamedPosterior) else ""
+    return f"{outcome.evidence:.6g} nats{least}{spread}, of the target in its units"
+
+
+def scored_words(outcome: FitOutcome) -> str:
+    """How the rows were scored."""
+    if not outcome.left_out:
+        return "held out"
+    return "leave-one-out of a random sample" if isinstance(outcome.prepared, PreparedRows) else "leave-one-out"
 
 
 def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
@@ -248,14 +278,15 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "table": options.table,
         "target": prepared.encoding.target,
         "inputs": prepared.names,
-        "rows": prepared.data.total,
-        "rows_used": len(prepared.data.rows),
-        "rows_fitted": len(prepared.train),
+        "rows": prepared.total,
+        "rows_used": prepared.used,
+        "rows_fitted": prepared.count,
         "rows_held_out": 0 if prepared.test is None else len(prepared.test),
         "kernel": options.kernel,
         "target_transform": prepared.scaling.transform.to_json(),
         "seed": options.seed,
-        "plan": asdict(prepared.plan),
+        "approximation": "sparse" if isinstance(prepared, PreparedRows) else prepared.settings.approximation,
+        "plan": None if prepared.plan is None else asdict(prepared.plan),
         "log_marginal_likelihood": outcome.evidence,
         "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,
         "held_out": None if outcome.left_out else scores,

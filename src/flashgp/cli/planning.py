@@ -3,6 +3,8 @@
 from dataclasses import asdict, fields
 from typing import Any
 
+from flashgp.data.files import is_pattern
+from flashgp.foundations.errors import DomainError
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
 from flashgp.inference.plan_settings import RowCounts
@@ -26,6 +28,11 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     Raises: MemoryBudgetError when it does not fit; FlashGPError for the table.
     """
     if options.table is not None and options.target is not None:
+        if is_pattern(options.table):
+            raise DomainError(
+                f"`TABLE` must be one table, which exact inference holds, got the pattern {options.table!r}, whose "
+                "files `flashgp fit` reads in passes without a plan; name one file, or give --rows and --columns"
+            )
         shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
         if shared["kernel"] == "auto":  # chosen by short fits, which a plan is not
             shared["kernel"] = None
@@ -37,6 +44,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
             ),
             console,
         )  # fmt: skip
+        assert prepared.plan is not None  # of exact inference
         gp, exact = prepared.gp, prepared.plan
         size = RowCounts(exact.n, exact.d, exact.distinct)
     else:

@@ -4,59 +4,98 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flashgp.data.files import is_pattern
+from flashgp.data.table_parts import ParquetParts
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.planner.plan import FACTORED, Plan
+from flashgp.planner.plan import FACTORED
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
 from flashgp.table_model.preparation import PreparedTable, prepare
+from flashgp.table_model.read_preparation import PreparedRows, prepare_rows
 from flashgp.table_model.settings import TableSettings
 
 from .console import Console
 from .options import FitOptions
 
-__all__ = ["DTYPES", "plan_summary", "prepare_table"]
+__all__ = ["DTYPES", "Prepared", "plan_summary", "prepare_table"]
 
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
+Prepared = PreparedTable | PreparedRows
+_METHODS = {
+    "sparse": "approximation by inducing points, their collapsed bound",
+    "full_scale": "full-scale approximation: inducing points, and block Vecchia on what they leave",
+}
 _Rows = npt.NDArray[np.int64]
 
 
-def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> PreparedTable:
+def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> Prepared:
     """Read, encode, split, prepare. Notes are said as they arise.
 
     Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
     """
     _check_device(options.device)
+    settings = TableSettings(
+        options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
+        options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
+        None if options.approximation == "none" else options.approximation,
+    )  # fmt: skip
+    if is_pattern(options.table):
+        return _prepare_pattern(options, settings, console, deadline)
     table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
     encoding = Encoding.learn(table, options.target, options.drop or (), options.missing)
     data = encoding.apply(table, need_target=True)
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
         console.note(text)
     train, test = _split(options, table, data)
-    settings = TableSettings(
-        options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
-        options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
-    )  # fmt: skip
     prepared = prepare(settings, table, encoding, data, train, test, deadline)
-    for text in prepared.notes:
-        if text not in console.notes:
-            console.note(text)
-    names = prepared.names
-    counts = "" if test is None else f": {len(train):,} to fit, {len(test):,} held out"
-    console.pairs(
-        f"{options.table}: {encoding.target} from {len(names)} input{'s' if len(names) > 1 else ''}",
-        [
-            ("rows", f"{len(data.rows):,} of {table.rows:,}{counts}" if counts or len(data.rows) < table.rows
-             else f"{table.rows:,}"),
-            ("inputs", _listed(names)),
-            ("kernel", prepared.kernel_words),
-        ],
-    )  # fmt: skip
+    _say_prepared(options, prepared, console)
     return prepared
 
 
-def plan_summary(plan: Plan) -> list[tuple[str, str]]:
-    """A plan for people who did not ask for it; `flashgp plan` has the rest."""
+def _prepare_pattern(
+    options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline
+) -> PreparedRows:
+    """Parquet files that are read in passes. Raises: FlashGPError."""
+    given = {
+        "--split": options.split, "--test-fraction": options.test_fraction, "--header": options.header,
+        "--delimiter": options.delimiter, "--decimal": options.decimal,
+    }  # fmt: skip
+    wrong = next((name for name, value in given.items() if value is not None), None)
+    if wrong is not None:
+        raise DomainError(
+            f"`{wrong}` is of one table that is held, got it beside the pattern {options.table!r}, whose files are "
+            "read; leave it out"
+        )
+    parts = ParquetParts(options.table)
+    prepared = prepare_rows(settings, parts, options.target, tuple(options.drop or ()), deadline)
+    _say_prepared(options, prepared, console)
+    console.note(f"{len(parts.paths):,} files are read in passes, and inducing points stand for their rows.")
+    return prepared
+
+
+def _say_prepared(options: FitOptions, prepared: Prepared, console: Console) -> None:
+    for text in prepared.notes:
+        if text not in console.notes:
+            console.note(text)
+    names, used, total, test = prepared.names, prepared.used, prepared.total, prepared.test
+    counts = "" if test is None else f": {prepared.count:,} to fit, {len(test):,} held out"
+    console.pairs(
+        f"{options.table}: {prepared.encoding.target} from {len(names)} input{'s' if len(names) > 1 else ''}",
+        [
+            ("rows", f"{used:,} of {total:,}{counts}" if counts or used < total else f"{total:,}"),
+            ("inputs", _listed(names)),
+            ("kernel", prepared.kernel_words),
+        ],
+    )
+
+
+def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
+    """A plan for people who did not ask for it; `flashgp plan` has the rest. Of an approximation, which one it is."""
+    plan = prepared.plan
+    if plan is None:
+        kind = "sparse" if isinstance(prepared, PreparedRows) else prepared.settings.approximation
+        return [("method", _METHODS.get(str(kind), f"approximation {kind}"))]
     if plan.route in FACTORED:
         how = f"Cholesky factor in {plan.dtype}" + (", corrected in float64" if plan.route == "refined" else "")
     else:

@@ -72,18 +72,19 @@ def posterior_1d(
     import torch
 
     half_width(level)  # refuses what is no probability
-    if posterior.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
+    kept, like = posterior.rows_kept, posterior.empty_points  # of rows that were read a sample
+    if kept.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
         raise ShapeError(
-            f"`posterior` must be of one model with one output, got x of shape {tuple(posterior.x.shape)} and outputs "
+            f"`posterior` must be of one model with one output, got x of shape {tuple(kept.x.shape)} and outputs "
             f"{posterior.gp.outputs}; plot one at a time"
         )
-    d = posterior.x.shape[-1]
+    d = like.shape[-1]
     if not 0 <= column < d or points < 2 or samples < 0:
         raise DomainError(
             f"`column` must be 0 to {d - 1}, `points` at least 2 and `samples` at least 0, got {column}, {points} and "
             f"{samples}; correct them"
         )
-    x, y = numbers(posterior.x[:, column], "x"), numbers(posterior.y, "y")
+    x, y = numbers(kept.x[:, column], "x"), numbers(kept.y, "y")
     low, high = (float(x.min()), float(x.max())) if len(x) else (-1.0, 1.0)
     # Beyond the data only where they are shown; a slice stays within the column's range.
     margin = (_MARGIN if d == 1 else 0.0) * (high - low) if high > low else 1.0
@@ -93,10 +94,10 @@ def posterior_1d(
         if place.shape != (d,):
             raise ShapeError(f"`at` must have shape ({d},), one value per column of x, got {place.shape}")
     else:
-        place = posterior.x.detach().median(dim=0).values.cpu().double().numpy() if len(x) else np.zeros(d)
+        place = kept.x.detach().median(dim=0).values.cpu().double().numpy() if len(x) else np.zeros(d)
     grid = np.tile(place, (points, 1))
     grid[:, column] = line
-    prediction = posterior.predict(torch.as_tensor(grid, dtype=posterior.x.dtype, device=posterior.x.device))
+    prediction = posterior.predict(torch.as_tensor(grid, dtype=like.dtype, device=like.device))
     with torch.no_grad():
         mean = numbers(prediction.mean, "mean")
         latent = np.sqrt(numbers(prediction.variance, "variance"))

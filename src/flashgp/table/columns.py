@@ -42,6 +42,11 @@ class Column:
     stored_as: str = "text"
     inexact: tuple[int, int] | None = None
 
+    @property
+    def given(self) -> int:
+        """Cells with a value."""
+        return int(np.count_nonzero(~np.isnan(self.values)))
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -54,7 +59,8 @@ class Table:
         header: whether the file names its columns.
         first_line: the file's line (from 1) of the first row, where every row is one line; else None.
         notes: sentences for the user.
-        first_row: what the first row is called: 1 in a file, 0 in a frame.
+        first_row: what the first row is called: 1 in a file, 0 in a frame, more in a part of a file.
+        part: whether it is some of the rows of a table.
     """
 
     path: str
@@ -64,6 +70,7 @@ class Table:
     first_line: int | None
     notes: tuple[str, ...]
     first_row: int = 1
+    part: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ..foundations.errors import DomainError
 from .columns import Column, Kind, Table, listed, quoted
 from .conversion import DECIMAL_COMMA, number_of
 
-__all__ = ["converted", "is_constant", "kept_rows", "kind_note", "unusable_reason"]
+__all__ = ["complete", "converted", "is_constant", "kept_rows", "kind_note", "unusable_reason"]
 
 # Text with more levels than this, distinct in more than this share of its rows, is an identifier or prose.
 _FEW_LEVELS = 20
@@ -34,7 +34,7 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
         return f"true or false, {CLASSIFICATION}"
     if column.kind != "category":
         return None
-    given = int(np.count_nonzero(~np.isnan(column.values)))
+    given = column.given
     if role == "input" and (len(column.levels) <= _FEW_LEVELS or len(column.levels) <= _DISTINCT_SHARE * given):
         return None
     labels = f", {CLASSIFICATION}" if role == "target" and len(column.levels) <= _FEW_LEVELS else ""
@@ -81,10 +81,9 @@ def kept_rows(
     Raises: DomainError for an infinite value (the first row and its column are named), for missing values unless they
         are dropped, and when no row is left.
     """
-    incomplete = np.zeros(table.rows, bool)
+    incomplete = ~complete(columns)
     infinite = np.zeros(table.rows, bool)
     for column in columns:
-        incomplete |= np.isnan(column.values)
         infinite |= np.isinf(column.values)
     if infinite.any():
         row = int(np.argmax(infinite))
@@ -103,13 +102,21 @@ def kept_rows(
             f"{quoted(table.path)} must have no missing values, got {count} of {table.rows} rows with one, {first}; "
             "fill them, drop the column, or pass missing='drop' (--missing drop)."
         )
-    if count == table.rows:
+    if count == table.rows and not table.part:
         raise DomainError(
             f"{quoted(table.path)} must have a row without missing values, got {count} of {table.rows} rows with one, "
             f"{first}; fill them, or drop the columns that are mostly empty."
         )
-    complete = np.flatnonzero(~incomplete).astype(np.int64)
-    return complete, [f"{count} of {table.rows} rows have missing values and are left out, {first}."]
+    kept = np.flatnonzero(~incomplete).astype(np.int64)
+    return kept, [f"{count} of {table.rows} rows have missing values and are left out, {first}."]
+
+
+def complete(columns: Sequence[Column]) -> npt.NDArray[np.bool_]:
+    """Which rows have a value in all these columns, (rows,)."""
+    found = np.ones(len(columns[0].values), bool)
+    for column in columns:
+        found &= ~np.isnan(column.values)
+    return found
 
 
 def converted(

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flashgp.data.files import is_pattern
+from flashgp.data.table_parts import ParquetParts
 from flashgp.files import load, load_metadata, save
 from flashgp.files.container import file_path
 from flashgp.foundations.checks import check_count
@@ -35,8 +37,9 @@ if TYPE_CHECKING:  # a fit and an update import what they need; predictions do w
     from flashgp.inference.training.history import Progress
 
     from .preparation import PreparedTable
+    from .read_preparation import PreparedRows
 
-__all__ = ["TABLE_KEY", "TableModel", "fit_prepared"]
+__all__ = ["TABLE_KEY", "TableModel", "fit_prepared", "fit_rows"]
 
 TABLE_KEY = "flashgp.table"  # of a file's metadata
 UNITS = "standardised columns and target; TableModel.predict answers in units of the table"
@@ -86,7 +89,8 @@ class TableModel:
         seed: as `flashgp.fit`.
         deterministic: as `flashgp.fit`.
         approximation: None for exact inference; "full_scale" and "sparse" for ones that are linear in the rows; "auto"
-            for exact inference where it keeps to time_limit and memory, else an approximation, as `flashgp.fit`.
+            for exact inference where it keeps to time_limit and memory, else an approximation, as `flashgp.fit`. Tables
+            that are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
 
@@ -143,8 +147,11 @@ class TableModel:
     ) -> "TableModel":
         """A model fitted to all rows of a table.
 
+        Parquet files given by a pattern ("part-*.parquet") or as a list of paths are read in passes, a part at a time,
+        and not held: inducing points stand for their rows, as `flashgp.fit` says of rows that are read.
+
         Args:
-            table: a frame, a dict of columns, or a path.
+            table: a frame, a dict of columns, or a path; or a pattern or list of paths of Parquet files.
             target: the column to predict; of a path also its position, from 1.
             drop: columns not to use, likewise.
             checkpoint: as `flashgp.fit`.
@@ -165,13 +172,24 @@ class TableModel:
         from .preparation import prepare
 
         deadline = Deadline.after(self.settings.time_limit)
-        source = table_of(table)
-        drop = (drop,) if isinstance(drop, str) else drop
+        parts = ParquetParts(table) if is_pattern(table) else None
+        source = table_of(table) if parts is None else None
+        names = source.names if source is not None else parts.names if parts is not None else ()
+        drop = (drop,) if isinstance(drop, str) else tuple(drop)
         for name in (target, *drop):
             if not isinstance(name, str):
                 raise DomainError(
-                    f"`target` and `drop` must name columns, got {name!r}; choose from {', '.join(source.names[:20])}"
+                    f"`target` and `drop` must name columns, got {name!r}; choose from {', '.join(names[:20])}"
                 )
+        if parts is not None:
+            from .read_preparation import prepare_rows
+
+            rows = prepare_rows(self.settings, parts, target, drop, deadline)
+            for note in rows.notes:
+                _LOGGER.info(note)
+            with shown_progress(progress) as callback:
+                return fit_rows(rows, deadline, checkpoint, callback)
+        assert source is not None
         encoding = Encoding.learn(source, target, drop, self.settings.missing)
         data = encoding.apply(source, need_target=True)
         prepared = prepare(self.settings, source, encoding, data, deadline=deadline)
@@ -219,8 +237,9 @@ class TableModel:
         assert data.y is not None
         before, scaling = fitted.posterior, fitted.scaling
         scaling.transform.check(data.y, data.rows + source.first_row)
-        x = torch.from_numpy(np.ascontiguousarray(scaling.x(data.x))).to(before.x.dtype)
-        y = torch.from_numpy(np.ascontiguousarray(scaling.y(data.y))).to(before.y.dtype)
+        dtype = before.empty_points.dtype
+        x = torch.from_numpy(np.ascontiguousarray(scaling.x(data.x))).to(dtype)
+        y = torch.from_numpy(np.ascontiguousarray(scaling.y(data.y))).to(dtype)
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
@@ -283,7 +302,8 @@ class TableModel:
         post = self.posterior
         scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
         with profile_range("transfers"):
-            points = scaled.to(post.state.like[0].device, post.state.like[0].dtype)
+            like = post.empty_points
+            points = scaled.to(like.device, like.dtype)
         with torch.no_grad():
             prediction = post.predict(points, variance=variance, memory=memory)
             mean = prediction.mean.double().numpy(force=True)
@@ -332,7 +352,7 @@ class TableModel:
                 )
             columns[name] = [places[one] for one in each]
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.posterior.state, columns, settings, scaling.mean_of)
+        return importance(self.posterior.rows_kept, columns, settings, scaling.mean_of)
 
     @property
     def posterior(self) -> Posterior:
@@ -423,10 +443,10 @@ class TableModel:
         encoding, scaling = Encoding.from_json(data["encoding"]), Scaling.from_json(data["scaling"])
         posterior = load(path, modules, device=device)
         d = len(encoding.inputs)
-        if posterior.x.dim() != 2 or posterior.x.shape[-1] != d or len(scaling.x_shift) != d or posterior.gp.outputs:
+        if posterior.empty_points.shape != (0, d) or len(scaling.x_shift) != d or posterior.gp.outputs:
             raise ModelFileError(
                 f"the columns of {name!r} do not fit its model: {d} inputs, {len(scaling.x_shift)} scales, "
-                f"x of shape {tuple(posterior.x.shape)}; the file is damaged or foreign, fit again"
+                f"x of shape {tuple(posterior.empty_points.shape)}; the file is damaged or foreign, fit again"
             )
         model = TableModel(missing=encoding.missing)
         model.settings = replace(model.settings, kernel=data["kernel"] or None)
@@ -515,7 +535,23 @@ def fit_prepared(
     asked = prepared.settings.asked_approximation
     if asked is None:  # the plan has memory, dtype and solver
         options = replace(options, plan=prepared.plan, memory=None, dtype=None, solver=None)
-    result = fit_as(prepared.gp, *prepared.tensors, options, asked)
+    return _model_of(prepared, fit_as(prepared.gp, *prepared.tensors, options, asked))
+
+
+def fit_rows(
+    prepared: "PreparedRows",
+    deadline: Deadline = NO_DEADLINE,
+    checkpoint: str | Path | None = None,
+    progress: Callable[["Progress"], None] | None = None,
+) -> TableModel:
+    """The same of a table that is read and not held."""
+    from flashgp.inference.fit import fit_read
+
+    options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
+    return _model_of(prepared, fit_read(prepared.gp, prepared.rows, options, prepared.approximation))
+
+
+def _model_of(prepared: "PreparedTable | PreparedRows", result: "Fit") -> TableModel:
     result.report.events[:0] = prepared.choices
     result.posterior = result.posterior.in_units(UNITS)
     result.columns = tuple(prepared.names)

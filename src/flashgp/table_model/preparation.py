@@ -1,6 +1,7 @@
 """A table made ready to fit: encoded, in standard units, with a model and its plan."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from flashgp.units import check_categories, standard_rows
 
 from .settings import TableSettings
 
-__all__ = ["PreparedTable", "prepare"]
+__all__ = ["PreparedTable", "best_kernel", "check_scales", "fit_options", "kernel_of", "prepare"]
 
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
@@ -45,7 +46,7 @@ class PreparedTable:
         tensors: standardised training rows, (n, d) and (n,), float64.
         gp, options: the model, and how it is fitted.
         kernel_words: the expression, or the kernel in words.
-        plan: of the fit.
+        plan: of the fit; None of an approximation.
         choices: which transform the target got and which covariance function was chosen, and why.
         notes: sentences for the user.
     """
@@ -60,13 +61,28 @@ class PreparedTable:
     gp: GP
     options: FitOptions
     kernel_words: str
-    plan: Plan
+    plan: Plan | None
     choices: tuple[Event, ...]
     notes: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
         return [column.name for column in self.encoding.inputs]
+
+    @property
+    def count(self) -> int:
+        """Rows that are fitted."""
+        return len(self.train)
+
+    @property
+    def used(self) -> int:
+        """Rows that are fitted or held out."""
+        return len(self.data.rows)
+
+    @property
+    def total(self) -> int:
+        """Rows of the table."""
+        return self.data.total
 
     @property
     def y(self) -> _Numbers:
@@ -95,50 +111,60 @@ def prepare(
     assert data.y is not None
     train = np.arange(len(data.rows)) if train is None else train
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
-    built, words, notes = _kernel(settings, table, encoding, x)
+    built, words, notes = kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
     gp = GP(built.kernel)
-    options = FitOptions(
-        starts=settings.starts, initial="given" if built.has_starts else "data", tolerance=settings.tolerance,
-        deadline=deadline, memory=settings.memory, device=settings.device, dtype=settings.compute_dtype,
-        seed=settings.seed, deterministic=settings.deterministic, solver=settings.solver,
-    )  # fmt: skip
+    options = fit_options(settings, deadline, given=built.has_starts)
     if settings.target_transform == "log":
         TargetTransform("log").check(y, data.rows[train] + table.first_row, encoding.target)
     standard = standard_rows(gp, x, y[:, None], settings.target_transform, options)
     (scaling,) = standard.units.scalings()
-    _check_scales(scaling, encoding)
+    check_scales(scaling, encoding)
     choices = standard.events
-    names, codes = encoding.inputs, encoding.category_positions
-    if settings.kernel == "auto" and len(codes) == len(names):
-        notes.append('all inputs are categories: the candidates of the kernel "auto" are the same then.')
-    elif settings.kernel == "auto":
-        chosen = choose_kernel(lambda one: GP(one.build(len(names), codes)), standard.x, standard.y, options)
-        gp, words = GP(chosen.kernel.build(len(names), codes)), chosen.kernel.words(len(names), codes)
-        choices += (chosen.event,)
-    group = equal_rows(gp, standard.x, standard.y)
-    plan = plans.plan(
-        gp,
-        len(train),
-        x.shape[1],
-        distinct=None if group is None else int(group.max()) + 1,
-        memory=settings.memory,
-        device=settings.device,
-        dtype=settings.compute_dtype,
-        solver=settings.solver,
-        deterministic=settings.deterministic,
-        time_limit=settings.time_limit,
-        starts=options.stages.starts,
-    )
+    if settings.kernel == "auto":
+        gp, words, chosen, more = best_kernel(gp, words, encoding, (standard.x, standard.y), options)
+        choices, notes = (*choices, *chosen), [*notes, *more]
+    plan = None
+    if settings.asked_approximation is None:
+        group = equal_rows(gp, standard.x, standard.y)
+        plan = plans.plan(
+            gp, len(train), x.shape[1], distinct=None if group is None else int(group.max()) + 1,
+            memory=settings.memory, device=settings.device, dtype=settings.compute_dtype, solver=settings.solver,
+            deterministic=settings.deterministic, time_limit=settings.time_limit, starts=options.stages.starts,
+        )  # fmt: skip
     return PreparedTable(
         settings, encoding, data, train, test, scaling, (standard.x, standard.y), gp, options, words, plan, choices,
         tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes))),
     )  # fmt: skip
 
 
-def _kernel(
-    settings: TableSettings, table: Table, encoding: Encoding, x: _Numbers
+def fit_options(settings: TableSettings, deadline: Deadline, *, given: bool) -> FitOptions:
+    """How the model is fitted. Args: given, whether the kernel has values that the search begins at."""
+    return FitOptions(
+        starts=settings.starts, initial="given" if given else "data", tolerance=settings.tolerance,
+        deadline=deadline, memory=settings.memory, device=settings.device, dtype=settings.compute_dtype,
+        seed=settings.seed, deterministic=settings.deterministic, solver=settings.solver,
+    )  # fmt: skip
+
+
+def best_kernel(
+    gp: GP, words: str, encoding: Encoding, rows: tuple[torch.Tensor, torch.Tensor], options: FitOptions
+) -> tuple[GP, str, tuple[Event, ...], tuple[str, ...]]:
+    """The model with the covariance function that kernel="auto" chooses for standardised rows, it in words, the event
+    of the choice and notes; the model as it was where all inputs are categories."""
+    count, codes = len(encoding.inputs), encoding.category_positions
+    if len(codes) == count:
+        return gp, words, (), ('all inputs are categories: the candidates of the kernel "auto" are the same then.',)
+    chosen = choose_kernel(lambda one: GP(one.build(count, codes)), *rows, options)
+    return GP(chosen.kernel.build(count, codes)), chosen.kernel.words(count, codes), (chosen.event,), ()
+
+
+def kernel_of(
+    settings: TableSettings, table: Table, encoding: Encoding, scales: Callable[[], ColumnScaling]
 ) -> tuple[BuiltKernel, str, list[str]]:
-    """The covariance function for standardised inputs, in words, and what a user should know of it."""
+    """The covariance function for standardised inputs, in words, and what a user should know of it.
+
+    Args: scales, of the inputs, asked for where an expression has lengthscales in their units.
+    """
     names, codes = [column.name for column in encoding.inputs], encoding.category_positions
     if isinstance(settings.kernel, Kernel):
         if encoding.constant:
@@ -156,8 +182,8 @@ def _kernel(
         return BuiltKernel(kernel, has_starts=False), type(kernel).__name__, []
     if settings.expression is None:
         return BuiltKernel(DEFAULT.build(len(names), codes), has_starts=False), DEFAULT.words(len(names), codes), []
-    scales = ColumnScaling.of(x).keeping(codes).scale.tolist()
-    built = build_kernel(settings.expression, KernelColumns(encoding.inputs, table.names, scales))
+    each = scales().keeping(codes).scale.tolist()
+    built = build_kernel(settings.expression, KernelColumns(encoding.inputs, table.names, each))
     unused = _unused(built, len(names))
     notes = [f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}."] if unused else []
     return built, settings.expression.text, notes
@@ -172,7 +198,7 @@ def _unused(built: BuiltKernel, count: int) -> list[int]:
     return [j for j in range(count) if j not in used]
 
 
-def _check_scales(scaling: Scaling, encoding: Encoding) -> None:
+def check_scales(scaling: Scaling, encoding: Encoding) -> None:
     """Raises: DomainError naming the column whose size is beyond what squares of float64 hold."""
     names = [*(column.name for column in encoding.inputs), encoding.target]
     shifts, scales = (*scaling.x_shift, scaling.y_shift), (*scaling.x_scale, scaling.y_scale)

@@ -48,11 +48,13 @@ class TableSettings:
                 f'`kernel` must be None, "auto", an expression or a Kernel, got {type(self.kernel).__name__}; for '
                 "example flashgp.kernels.Matern(nu=1.5)"
             )
-        _ = self.expression, self.asked_approximation
+        _ = self.expression
+        if self.approximation != "auto":  # which means one thing where rows are read, and another where they are held
+            _ = self.asked_approximation
 
     @property
     def asked_approximation(self) -> Approximation | None:
-        """None for exact inference."""
+        """Of rows that are held; None for exact inference. Raises: DomainError."""
         return approximation_of(self.approximation, self.inducing, self.neighbours)
 
     @property

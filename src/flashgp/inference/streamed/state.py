@@ -1,7 +1,7 @@
 """StreamedState: a prior given rows that were read, by inducing points: m numbers and m x m, whatever the rows."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float64
@@ -125,14 +125,6 @@ class StreamedState:
         """x and y whose width, dtypes and device those of new rows have."""
         outputs = () if self.prior.outputs is None else (self.prior.outputs,)
         return self.inducing, self.inducing.new_empty(0, *outputs)
-
-    @property
-    def x(self) -> NoReturn:
-        """Raises: DomainError."""
-        raise DomainError(
-            f"`x` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; condition on "
-            "the rows that count"
-        )
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -1,0 +1,105 @@
+"""Parquet files as one table that is read a part at a time, and its rows as numbers of a model."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened
+from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+from flashgp.sources.source import Batch, RowSource
+from flashgp.standardise import Scaling
+from flashgp.table.columns import Table, checked_names, listed, quoted
+from flashgp.table.conversion import require_pyarrow, table_from_arrow
+from flashgp.table.encoding import Encoding
+from flashgp.table.parts import TableParts
+
+__all__ = ["EncodedRows", "ParquetParts"]
+
+_INDEX = "__index_level_"  # what pandas calls an index that it stores
+
+
+class ParquetParts(TableParts):
+    """Parquet files of the same columns, in any order, whose rows follow each other.
+
+    Args: paths, as `fgp.data.parquet` takes them; batch_rows, of a part.
+    Fields: paths, the files; count of rows, as the files say.
+    Raises:
+        BackendUnavailableError: without pyarrow.
+        DomainError: for no file, one that is no whole Parquet file, or columns that differ between files, naming both.
+        ShapeError: for two columns of one name.
+    """
+
+    def __init__(self, paths: Paths, batch_rows: int = BATCH_ROWS) -> None:
+        self.paths = tuple(found_files(paths))
+        self.batch_rows, self.count = batch_rows, 0
+        self.path = Path(paths).name if isinstance(paths, str | os.PathLike) else f"{len(self.paths):,} files"
+        pyarrow = require_pyarrow(self.paths[0])
+        names: tuple[str, ...] | None = None
+        for path in self.paths:
+            file = opened(pyarrow, path)
+            stored = [name for name in file.schema_arrow.names if not name.startswith(_INDEX)]
+            self.count += file.metadata.num_rows
+            file.close()
+            checked_names(stored, path)  # which a column could not be read by
+            if names is None:
+                names = tuple(stored)
+            self._check(names, stored, path)
+        assert names is not None
+        if not names:
+            raise ShapeError(f"{quoted(self.path)} must have columns, got none; check that it is what you meant")
+        self._stored, self.names = names, tuple(name.strip() or f"column_{at}" for at, name in enumerate(names, 1))
+        checked_names(self.names, self.path)
+        short = [Path(path).name for path in self.paths]  # what errors call them
+        self._called = dict(zip(self.paths, short if len({*short}) == len(short) else self.paths, strict=True))
+
+    def parts(self) -> Iterator[Table]:
+        pyarrow = require_pyarrow(self.paths[0])
+        for path in self.paths:
+            row, called = 1, self._called[path]
+            for batch in batches_of(pyarrow, path, self._stored, self.batch_rows):
+                if not batch.num_rows:
+                    continue
+                columns = pyarrow.Table.from_batches([batch]).select(list(self._stored))
+                try:
+                    table = table_from_arrow(pyarrow, columns, called, first_row=row)
+                except FlashGPError:
+                    raise
+                except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+                    raise DomainError(
+                        f"{path!r} must hold values that can be read, got {quoted(str(error))} after row {row:,}; "
+                        "write it again"
+                    ) from None
+                yield Table(called, table.columns, table.rows, True, None, (), row, part=True)
+                row += batch.num_rows
+
+    def _check(self, names: tuple[str, ...], stored: list[str], path: str) -> None:
+        lacking = [name for name in names if name not in stored]
+        beside = [name for name in stored if name not in names]
+        if lacking or beside:
+            what = f"{listed(lacking)} missing" if lacking else f"{listed(beside)} beside them"
+            raise DomainError(
+                f"{path!r} must have the columns of {self.paths[0]!r}, got {what}; write it with the same columns"
+            )
+
+
+class EncodedRows(RowSource):
+    """The rows of a table that is read, as numbers of a model: encoded, and in standard units where there are any.
+
+    Args: parts; encoding; scaling, None for the units of the table.
+    """
+
+    def __init__(self, table: TableParts, encoding: Encoding, scaling: Scaling | None = None) -> None:
+        self.table, self.encoding, self.scaling = table, encoding, scaling
+        self.columns = tuple(column.name for column in encoding.inputs)
+
+    def batches(self) -> Iterator[Batch]:
+        for part in self.table.parts():
+            data = self.encoding.apply(part, need_target=True)
+            assert data.y is not None
+            x, y = data.x, data.y
+            if self.scaling is not None and len(y):
+                self.scaling.transform.check(y, data.rows + part.first_row, self.encoding.target)
+                x, y = np.ascontiguousarray(self.scaling.x(x)), np.ascontiguousarray(self.scaling.y(y))
+            yield f"{part.path}, row {part.first_row:,} on", x, y, None

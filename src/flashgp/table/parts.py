@@ -1,0 +1,169 @@
+"""Tables that are read a part at a time: what their columns are, from one pass, so that one encoding serves all parts.
+
+`summary` gives a small table that says of each column what `Encoding.learn` asks: its kind, its levels, how many cells
+have a value, and whether two of them differ. Each part is then encoded like any table.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..foundations.errors import DomainError, ShapeError
+from .columns import Column, Table, listed, quoted
+from .encoding import Encoding, Missing
+from .matching import complete, is_constant
+
+__all__ = ["TableParts", "learn_encoding"]
+
+MAX_LEVELS = 2**16  # of text, in memory at once
+Keep = Callable[[Table], npt.NDArray[np.bool_]]
+
+
+class TableParts(ABC):
+    """A table whose rows are read again and again, a part at a time.
+
+    Fields: path, what it is called in errors; names of its columns.
+    """
+
+    path: str
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def parts(self) -> Iterator[Table]:
+        """One pass: tables with all columns, `first_row` counting the rows of their file."""
+
+
+def learn_encoding(parts: TableParts, target: str, drop: tuple[str, ...], missing: Missing) -> tuple[Encoding, Table]:
+    """As `Encoding.learn` of all rows together. Returns: it, and the summary that it was learned from.
+
+    Raises: as it; DomainError for a column whose kind differs between parts, named with its file.
+    Cost: a pass over the parts, and another one where rows with missing values are dropped.
+    """
+    whole = Table(parts.path, tuple(Column(name, "number", np.empty(0)) for name in parts.names), 0, True, None, ())
+    dropped = {whole.names[whole.position(name, "drop")] for name in drop}
+    summaries = _summaries(parts, dropped, None)
+    table = _table(parts, summaries)
+    encoding = Encoding.learn(table, target, drop, missing)
+    used = [column.name for column in encoding.inputs]
+    if missing == "error" or not any(summaries[name].missing for name in (*used, encoding.target)):
+        return encoding, table
+
+    def keep(part: Table) -> npt.NDArray[np.bool_]:
+        return complete([part.columns[part.names.index(name)] for name in (*used, encoding.target)])
+
+    kept = _table(parts, _summaries(parts, dropped, keep))
+    notes: list[str] = []
+    same = tuple(c.name for c in kept.columns if c.name in used and is_constant(c, notes))
+    if same:
+        encoding = Encoding.learn(table, target, (*drop, *same), missing)
+        encoding = replace(encoding, constant=(*encoding.constant, *same), notes=(*encoding.notes, *notes))
+    return encoding, table
+
+
+@dataclass
+class _Summary:
+    """Of one column. Fields: kind and stored_as; levels of a category; given, cells with a value; missing, without;
+    low and high, its range; inexact, as of a `Column`, the number alone; first, the file that said what it is; capped,
+    whether there are more levels than a category may have.
+    """
+
+    name: str
+    kind: str = ""
+    stored_as: str = ""
+    levels: dict[str, None] = field(default_factory=dict)
+    given: int = 0
+    missing: int = 0
+    low: float = np.inf
+    high: float = -np.inf
+    inexact: int | None = None
+    first: str = ""
+    capped: bool = False
+
+    def add(self, column: Column, path: str, rows: npt.NDArray[np.bool_] | None) -> None:
+        """Some more cells. Raises: DomainError for another kind of values."""
+        if self.capped:
+            return
+        values = column.values if rows is None else column.values[rows]
+        given = values[~np.isnan(values)]
+        self.missing += len(values) - len(given)
+        if not self.stored_as or not self.given:
+            self.kind, self.stored_as, self.first = column.kind, column.stored_as, path
+        if column.kind != self.kind and len(given):
+            raise DomainError(
+                f"column {quoted(self.name)} of {quoted(path)} must hold values of kind {self.kind} as in "
+                f"{quoted(self.first)}, got {column.kind}, stored as {quoted(column.stored_as)}; write it alike, or "
+                "drop it"
+            )
+        if not len(given):
+            return
+        self.given += len(given)
+        if column.inexact is not None and self.inexact is None:
+            self.inexact = column.inexact[1]
+        if column.kind == "category":
+            present = column.levels if rows is None else [column.levels[i] for i in np.unique(given.astype(np.int64))]
+            self.levels.update(dict.fromkeys(present))
+            if len(self.levels) > MAX_LEVELS:
+                self.kind, self.stored_as = "other", f"text with more than {MAX_LEVELS:,} distinct values"
+                self.capped = True
+                self.levels.clear()
+        else:
+            finite = given[np.isfinite(given)]  # an infinite value is refused where its row is known
+            self.low = min(self.low, float(finite.min(initial=np.inf)))
+            self.high = max(self.high, float(finite.max(initial=-np.inf)))
+
+    def column(self, size: int) -> "_SummaryColumn":
+        """So many cells: every level, or both ends of the range."""
+        levels = tuple(sorted(self.levels))
+        ends = np.arange(len(levels), dtype=np.float64) if self.kind == "category" else np.array([self.low, self.high])
+        values = np.full(size, np.nan)
+        if self.given and self.kind != "other":
+            values[:] = ends[-1]
+            values[: len(ends)] = ends
+        inexact = None if self.inexact is None else (0, self.inexact)
+        return _SummaryColumn(self.name, self.kind, values, levels, self.stored_as, inexact, self.given)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class _SummaryColumn(Column):
+    """Cells that stand for all. Fields: cells, how many have a value."""
+
+    cells: int = 0
+
+    @property
+    def given(self) -> int:
+        return self.cells
+
+
+class _SummaryTable(Table):
+    """Rows of which stand for rows of any part."""
+
+    def where(self, row: int) -> str:
+        return "one of its rows"
+
+
+def _summaries(parts: TableParts, dropped: set[str], keep: Keep | None) -> dict[str, _Summary]:
+    found = {name: _Summary(name) for name in parts.names}
+    rows = 0
+    for part in parts.parts():
+        kept = None if keep is None else keep(part)
+        rows += part.rows if kept is None else int(kept.sum())
+        for column in part.columns:
+            if column.name not in dropped:
+                found[column.name].add(column, part.path, kept)
+            else:
+                found[column.name].kind, found[column.name].stored_as = "number", column.stored_as
+    if not rows:
+        without = "" if keep is None else " without missing values"
+        raise ShapeError(
+            f"{quoted(parts.path)} must have at least one row{without}, got none among {listed(parts.names)}"
+        )
+    return found
+
+
+def _table(parts: TableParts, summaries: dict[str, _Summary]) -> Table:
+    size = max(2, *(len(one.levels) for one in summaries.values()))
+    columns = tuple(one.column(size) for one in summaries.values())
+    return _SummaryTable(parts.path, columns, size, True, None, ())

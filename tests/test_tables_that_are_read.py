@@ -1,0 +1,237 @@
+"""Tables of several Parquet files: columns as in one held table, units, files that do not fit, the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("matplotlib")
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import flashgp as fgp
+from flashgp.data.table_parts import EncodedRows, ParquetParts
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.inference.streamed_posterior import StreamedPosterior
+from flashgp.table import Encoding, read_table
+from flashgp.table.parts import learn_encoding
+from test_cli import read, run
+
+Columns = dict[str, Any]
+
+
+def table(n: int = 240, seed: int = 0) -> Columns:
+    draws = np.random.default_rng(seed)
+    hour, city = draws.uniform(0.0, 24.0, n), draws.choice(["Bonn", "Ulm", "Wien"], n)
+    wave = 100.0 + 20.0 * np.sin(hour / 3.0) + 8.0 * (city == "Ulm") + draws.normal(0.0, 1.0, n)
+    day = np.datetime64("2024-01-01") + draws.integers(0, 90, n).astype("timedelta64[D]")
+    return {
+        "hour": hour, "city": city.tolist(), "open": (draws.random(n) < 0.5).tolist(), "day": day, "same": np.ones(n),
+        "wave": wave,
+    }  # fmt: skip
+
+
+def written(folder: Path, columns: Columns, parts: int = 3, name: str = "part") -> str:
+    """The table in so many files. Returns: their pattern."""
+    whole = pa.table(columns)
+    size = -(-len(whole) // parts)
+    for part in range(parts):
+        pq.write_table(whole.slice(part * size, size), folder / f"{name}-{part}.parquet")
+    return str(folder / f"{name}-*.parquet")
+
+
+def with_gaps(columns: Columns) -> Columns:
+    """Missing values, and a level and a spread that only rows with them have."""
+    columns = dict(columns)
+    columns["city"] = [None, *columns["city"][1:-1], "Graz"]
+    columns["hour"] = [*columns["hour"][:-1].tolist(), None]
+    columns["nearly"] = [*[2.0] * (len(columns["hour"]) - 1), 3.0]
+    return columns
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_columns_are_what_they_are_in_one_table_that_is_held(tmp_path: Path, *, gaps: bool) -> None:
+    columns = with_gaps(table()) if gaps else table()
+    pattern = written(tmp_path, columns)
+    pq.write_table(pa.table(columns), tmp_path / "one.parquet")
+    missing: Any = "drop" if gaps else "error"
+    held = read_table(tmp_path / "one.parquet")
+    wanted = Encoding.learn(held, "wave", (), missing)
+    found, _ = learn_encoding(ParquetParts(pattern, batch_rows=50), "wave", (), missing)
+    assert found == wanted
+    assert found.constant == wanted.constant
+    data = wanted.apply(held, need_target=True)
+    rows = [*EncodedRows(ParquetParts(pattern, batch_rows=50), found).batches()]
+    assert np.array_equal(np.concatenate([x for _, x, *_ in rows]), data.x)
+    assert np.array_equal(np.concatenate([y for _, _, y, _ in rows]), data.y)
+
+
+def test_a_model_is_that_of_the_held_table_in_its_units(tmp_path: Path) -> None:
+    columns = table(300)
+    options: dict[str, Any] = {"starts": 1, "inducing": 80, "target_transform": "none", "approximation": "sparse"}
+    found = fgp.TableModel(**options).fit(written(tmp_path, columns), target="wave")
+    held = fgp.TableModel(**options).fit(columns, target="wave")
+    assert isinstance(found.posterior, StreamedPosterior)
+    assert found.posterior.state.held is None
+    for one, other in zip(found.scaling.x_scale, held.scaling.x_scale, strict=True):
+        assert one == pytest.approx(other, rel=1e-12)
+    assert found.scaling.y_shift == pytest.approx(held.scaling.y_shift, rel=1e-12)
+    new = table(40, seed=1)
+    p, q = found.predict(new), held.predict(new)
+    assert np.abs(p.mean - q.mean).max() < 0.5 * p.std.mean()
+    assert p.scores is not None
+    assert p.scores.rmse < 2.0
+    fgp.save(found, tmp_path / "m.safetensors")
+    assert np.array_equal(fgp.load(tmp_path / "m.safetensors").predict(new).std, p.std)
+    assert found.importance().names[found.importance().order[0]] in ("hour", "city")
+
+
+def test_a_transform_is_chosen_by_a_sample_and_its_units_are_those_of_all_rows(tmp_path: Path) -> None:
+    columns = table(300)
+    columns["wave"] = np.exp((columns["wave"] - 100.0) / 10.0)
+    model = fgp.TableModel(starts=1, approximation="auto", target_transform="log").fit(
+        written(tmp_path, columns), "wave"
+    )
+    logs = model.scaling.transform.forward(np.asarray(columns["wave"]))
+    assert model.scaling.y_shift == pytest.approx(logs.mean(), rel=1e-12, abs=1e-12)
+    assert model.scaling.y_scale == pytest.approx(logs.std(), rel=1e-12)
+    columns["wave"][7] = -1.0
+    with pytest.raises(DomainError, match="`wave` must be positive"):
+        fgp.TableModel(target_transform="log").fit(written(tmp_path, columns), target="wave")
+
+
+def changed(columns: Columns, part: int, folder: Path, change: Callable[[Columns], Any]) -> str:
+    """The files, one of which has been written with a change."""
+    pattern = written(folder, columns)
+    path = folder / f"part-{part}.parquet"
+    stored = pq.read_table(path).to_pydict()
+    change(stored)
+    pq.write_table(pa.table(stored), path)
+    return pattern
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        (lambda t: t.pop("city"), ("part-1", "'city'", "missing")),
+        (lambda t: t.update(more=t["hour"]), ("part-1", "'more'", "beside")),
+        (lambda t: t.update(hour=[str(h) for h in t["hour"]]), ("'hour'", "part-1", "category")),
+        (lambda t: t.update(hour=[None, *t["hour"][1:]]), ("part-1", "'hour'", "row 1", "missing")),
+        (lambda t: t.update(hour=[np.inf, *t["hour"][1:]]), ("part-1", "'hour'", "row 1", "finite")),
+        (lambda t: t.update(wave=[str(w) for w in t["wave"]]), ("'wave'", "part-1")),
+        (lambda t: t.update(wave=[None, *t["wave"][1:]]), ("part-1", "'wave'")),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_by_file_and_column(
+    tmp_path: Path, change: Callable[[Columns], Any], texts: tuple[str, ...]
+) -> None:
+    pattern = changed(table(), 1, tmp_path, change)
+    with pytest.raises(DomainError) as error:
+        fgp.TableModel().fit(pattern, target="wave")
+    for text in texts:
+        assert text in str(error.value)
+
+
+def test_what_is_no_table_to_fit_is_refused(tmp_path: Path) -> None:
+    pattern = written(tmp_path, table(60))
+    with pytest.raises(DomainError, match="`target` must name a column"):
+        fgp.TableModel().fit(pattern, target="weave")
+    with pytest.raises(DomainError, match="no file matches"):
+        fgp.TableModel().fit(str(tmp_path / "path-*.parquet"), target="wave")
+    with pytest.raises(DomainError, match="full_scale"):
+        fgp.TableModel(approximation="full_scale").fit(pattern, target="wave")
+    with pytest.raises(DomainError, match="numeric column"):
+        fgp.TableModel().fit(pattern, target="city")
+    only = written(tmp_path, {"wave": table(60)["wave"], "same": np.ones(60)}, name="only")
+    with pytest.raises(DomainError, match="an input that varies"):
+        fgp.TableModel().fit(only, target="wave")
+    ids = {"id": [f"row {i}" for i in range(60)], "wave": table(60)["wave"]}
+    with pytest.raises(DomainError, match="'id'"):
+        fgp.TableModel().fit(written(tmp_path, ids, name="ids"), target="wave")
+    empty = written(tmp_path, {"hour": np.empty(0), "wave": np.empty(0)}, 1, name="empty")
+    with pytest.raises(ShapeError, match="at least one row"):
+        fgp.TableModel().fit(empty, target="wave")
+    path = tmp_path / "part-1.parquet"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DomainError, match=r"part-1\.parquet.*whole Parquet file"):
+        fgp.TableModel().fit(pattern, target="wave")
+
+
+def test_a_list_of_files_is_read_too(tmp_path: Path) -> None:
+    written(tmp_path, table(90))
+    paths = sorted(tmp_path.glob("part-*.parquet"))
+    model = fgp.TableModel(starts=1).fit(paths, target="wave")
+    assert model.posterior.count == 90
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+def test_fit_and_predict_of_a_pattern(tmp_path: Path) -> None:
+    pattern, model, page = written(tmp_path, table(200)), tmp_path / "m.safetensors", tmp_path / "report.html"
+    said = json.loads(run("fit", pattern, "-t", "wave", "-o", model, "--report", page, "--starts", 1, "--json").stdout)
+    assert (said["rows"], said["rows_fitted"], said["plan"], said["approximation"]) == (200, 200, None, "sparse")
+    assert said["leave_one_out"]["rows"] == 200
+    assert said["leave_one_out"]["rmse"] < 2.0
+    assert 0.85 < said["leave_one_out"]["coverage_95"] <= 1.0
+    assert "random sample" in page.read_text()
+    run("predict", model, tmp_path / "part-0.parquet", "-o", tmp_path / "p.csv", "--std")
+    assert np.abs(read(tmp_path / "p.csv")["mean"] - table(200)["wave"][:67]).mean() < 2.0
+    text = run("fit", pattern, "-t", "wave", "--starts", 1, "--approximation", "auto").stdout
+    assert "inducing points" in text
+    assert "leave-one-out of a random sample" in text
+
+
+@pytest.mark.parametrize("kind", ["sparse", "full_scale"])
+def test_one_file_is_held_whatever_the_approximation(tmp_path: Path, kind: str) -> None:
+    pq.write_table(pa.table(table(150)), tmp_path / "one.parquet")
+    model, page = tmp_path / "m.safetensors", tmp_path / "r.html"
+    arguments = ("fit", tmp_path / "one.parquet", "-t", "wave", "--starts", 1, "--approximation", kind)
+    said = json.loads(run(*arguments, "-o", model, "--report", page, "--json").stdout)
+    assert said["approximation"] == kind
+    assert said["leave_one_out"]["rows"] == 150
+    held = json.loads(run(*arguments, "--test-fraction", 0.2, "--json").stdout)
+    assert held["held_out"]["rows"] == 30
+    run("predict", model, tmp_path / "one.parquet", "-o", tmp_path / "p.csv")
+
+
+def test_what_a_pattern_cannot_have_is_bad_usage(tmp_path: Path) -> None:
+    pattern = written(tmp_path, table(60))
+    for more in (("--test-fraction", 0.2), ("--split", 0), ("--no-header",), ("--approximation", "full_scale"),
+                 ("--solver", "cg"), ("--dtype", "float32")):  # fmt: skip
+        said = run("fit", pattern, "-t", "wave", *more, code=2).output
+        assert "error" in said
+    assert "pattern" in run("plan", pattern, "-t", "wave", code=2).output
+
+
+def command(pattern: str, model: Path, *more: object) -> list[str]:
+    fit = ["fit", pattern, "-t", "wave", "-o", str(model), "--starts", "1", "--json", *map(str, more)]
+    return [sys.executable, "-m", "flashgp", *fit]
+
+
+def test_killed_and_resumed_is_the_fit_that_was_not(tmp_path: Path) -> None:
+    """SIGKILL at any time leaves no half of a file; the same command goes on from the checkpoint."""
+    pattern = written(tmp_path, table(600))
+    whole, again, checkpoint = (tmp_path / name for name in ("whole.st", "again.st", "checkpoint.st"))
+    env = {**os.environ, "PYTHONPATH": str(Path(fgp.__file__).parents[1])}
+    options: dict[str, Any] = {"capture_output": True, "check": True, "text": True, "env": env}
+    done = subprocess.run(command(pattern, whole), **options)
+    process = subprocess.Popen(command(pattern, again, "--checkpoint", checkpoint), stdout=subprocess.DEVNULL, env=env)
+    while process.poll() is None and not checkpoint.exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not again.exists() or process.returncode == 0
+    on = subprocess.run(command(pattern, again, "--checkpoint", checkpoint), **options)
+    first, second = json.loads(done.stdout), json.loads(on.stdout)
+    assert second["parameters"] == first["parameters"]
+    assert second["log_marginal_likelihood"] == first["log_marginal_likelihood"]
+    assert second["evaluations"] == first["evaluations"]
+    assert not [*tmp_path.glob("*.tmp*")]
