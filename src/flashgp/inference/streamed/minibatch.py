@@ -248,8 +248,8 @@ def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 class _Part:
     """A batch under the present parameters.
 
-    Fields: size, of it; count, of all rows; noise, s; clamped, whether rounding decides it; a, A (b, m); left, d (b,); means, what it says; place, what a
-    change of the parameters is known by.
+    Fields: size, of it; count, of all rows; noise, s; clamped, whether rounding decides it; a, A (b, m); left, d (b,);
+    means, what it says; place, what a change of the parameters is known by.
     """
 
     def __init__(self, prior: Prior, inputs: Inputs, count: int) -> None:

@@ -105,8 +105,8 @@ class StreamedState:
         """The sample, with the prior of its rows. Raises: DomainError where the likelihood knows rows one by one."""
         if self.knows_rows:
             raise DomainError(
-                "`importance` of inducing points needs a likelihood that treats all rows alike but for known variances, "
-                f"got {self.prior.likelihood.name} with numbers of single rows; condition exactly, or by full scale"
+                "`importance` of inducing points needs a likelihood that treats all rows alike but for known "
+                f"variances, got {self.prior.likelihood.name} with numbers of single rows; condition exactly"
             )
         return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.settings)
 
