@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import torch
 from jaxtyping import Float64
 from torch import Tensor
 
