@@ -201,6 +201,17 @@ def test_the_step_size_is_near_the_best_constant_one(speed: float) -> None:
         assert q.step_size == pytest.approx(1.0 / batches)
 
 
+def test_a_batch_of_equal_rows_does_not_wipe_out_the_others() -> None:
+    """(M-194): its own scatter is none, that of the batches before counts; by its own the step would be 1."""
+    gp, (x, y) = model(), data(400)
+    q = passed(gp, x, y, x[:8], [40] * 10)
+    with torch.no_grad():
+        gp.kernel.variance.raw.add_(1e-3)
+        after = step(gp, x[:1].repeat(40, 1), y[:1].repeat(40), x[:8], q, 400).q
+    assert after.step_size < 0.9
+    assert after.scatter > 0.5 * q.scatter
+
+
 def test_the_gap_shrinks_as_rows_are_seen() -> None:
     """(M-195)"""
     gp, (x, y) = model(), data(2000)

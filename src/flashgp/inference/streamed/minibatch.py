@@ -87,10 +87,10 @@ class InducingValues:
     Made by `gp.minibatch_bound`; `gp.condition(q)` is the posterior of all rows that it stands for.
 
     Fields: count, of all rows; seen, rows of the batches so far; inducing, the points (m, d); step_size, of the last
-    natural-gradient step; remembered, rows that the mean stands for; drift, the squared distance by which the
-    parameters move the mean of all rows between two batches; means, of what the rows say; noise, s, at the last batch;
-    bound, the mean bound of batches at the q before them, nats, None after the first; place, what a change of the
-    parameters is known by; sample, some of the rows.
+    natural-gradient step; remembered, rows that the mean stands for; scatter, the variance of what one row says; drift,
+    the squared distance by which the parameters move the mean of all rows between two batches; means, of what the rows
+    say; noise, s, at the last batch; bound, the mean bound of batches at the q before them, nats, None after the first;
+    place, what a change of the parameters is known by; sample, some of the rows.
     """
 
     count: int
@@ -98,6 +98,7 @@ class InducingValues:
     inducing: Tensor
     step_size: float
     remembered: float
+    scatter: float
     drift: float
     means: RowMeans
     noise: float
@@ -162,7 +163,7 @@ def minibatch_bound(
         bound = value.item() if q.bound is None else q.bound + step.share * (value.item() - q.bound)
     following = InducingValues(
         count, len(inputs.x) + (0 if q is None else q.seen), inputs.inducing.detach().clone(), step.share,
-        step.remembered, step.drift, means, part.noise, bound, part.place,
+        step.remembered, step.scatter, step.drift, means, part.noise, bound, part.place,
         Block(*(t.detach()[:SAMPLE_ROWS].to(F64, copy=True) for t in (inputs.x, inputs.y))),
     )  # fmt: skip
     return MinibatchBound(value, following, inputs.events)
@@ -217,28 +218,30 @@ def _check(q: Any, inputs: Inputs, count: int) -> None:
 
 @dataclass(frozen=True)
 class _Step:
-    """A natural-gradient step. Fields: share, its size; remembered and drift, as of `InducingValues`, after it."""
+    """A natural-gradient step. Fields: share, its size; the others as of `InducingValues`, after it."""
 
     share: float
     remembered: float
+    scatter: float
     drift: float
 
 
 def _step_of(q: InducingValues | None, part: "_Part") -> _Step:
     """The step of a batch from q(u), eqs. (M-193) and (M-194)."""
-    b = part.size
+    b, scatter = part.size, part.scatter
     if q is None:
-        return _Step(1.0, b, 0.0)
+        return _Step(1.0, b, scatter, 0.0)
     held, drift = q.remembered, q.drift
+    weight = b / (held + b)  # a mean over as many batches as that of the rows
+    scatter = q.scatter + weight * (scatter - q.scatter)
     if not _same(q.place, part.place):
-        scatter = part.scatter
         excess = part.means.apart(q.means) - scatter * (1.0 / held + 1.0 / b)
-        drift += b / (held + b) * (excess - drift)  # a mean over as many batches as that of the rows
+        drift += weight * (excess - drift)
         if drift > 0.0:
             held = scatter / (scatter / held + drift)
     if b == part.count:  # a batch of all rows says all there is
-        return _Step(1.0, b, drift)
-    return _Step(b / (held + b), held + b, drift)
+        return _Step(1.0, b, scatter, drift)
+    return _Step(b / (held + b), held + b, scatter, drift)
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
