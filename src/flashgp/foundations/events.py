@@ -154,6 +154,9 @@ class EventKind(Enum):
         "The time limit of {limit:g} s ended the first pass after {read:n row}: the posterior is of {rows:,} random "
         "ones of these. Allow more time for that of all."
     )
+    EXACT_POSTERIOR = (
+        "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
+    )
     STREAMED = "Streamed: {inducing:n inducing point} from passes over {rows:n row}, which are read and not held."
     FEWER_POINTS = (
         "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "

@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -11,16 +11,22 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_jitter, check_points
 from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.errors import DomainError, FitInterrupted
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
+from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.approximation import Approximation, approximation_of, approximation_of_read, refuse_exact
 from flashgp.inference.decision import counts_of, decided
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
-from flashgp.inference.plan_settings import PlanSettings, chosen_device
+from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.streamed.fit import fit_streamed
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.fit import Fitted, fit_prior
@@ -115,6 +121,7 @@ def fit(
     approximation: str | None = None,
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
+    exact_posterior: bool = False,
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
@@ -165,6 +172,9 @@ def fit(
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so pass the sizes that the report names to go on with another limit.
         neighbours: of an approximation, rows that each block is given; 0 for inducing points alone, as "sparse".
+        exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is
+            the exact one, as `gp.condition(x, y)` gives it: certified, or as far as the time limit lets it come. For
+            rows that are held, of which there are too many for exact gradients.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -190,8 +200,17 @@ def fit(
             check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(),
         )  # fmt: skip
         if y is None:
+            if exact_posterior:
+                raise DomainError(
+                    "`exact_posterior` needs rows that are held, got rows that are read; pass x and y, or leave it out"
+                )
             return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
-        return fit_as(gp, x, y, options, approximation_of(approximation, inducing, neighbours))
+        asked = approximation_of(approximation, inducing, neighbours)
+        if not exact_posterior or asked is None:
+            return fit_as(gp, x, y, options, asked)
+        return _with_exact_posterior(
+            lambda searching: fit_as(gp, x, y, searching, asked), x, y, options, _planned(gp, x, y, options).seconds
+        )
 
 
 def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approximation | None = None) -> Fit:
@@ -201,11 +220,7 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
         single = None if options.dtype == torch.float64 else options.dtype
         refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
         rows = counts_of(gp, x, y)
-        wanted = PlanSettings(
-            options.memory, chosen_device(options.device, check_points(x, "x")), options.dtype,
-            deterministic=options.deterministic, stages=options.stages,
-            factored=rows.batch * gp.kernel.batch_shape.numel() > 1,
-        )  # fmt: skip
+        wanted = _wanted(gp, rows, x, options)
         approximation, _, event = decided(gp, rows, approximation, wanted, options.deadline.limit)
     if approximation is None:
         exact = fit_prior(gp, x, y, options)
@@ -219,6 +234,56 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
         for report in (found.report, found.posterior.report):
             report.events.insert(0, event)
     return found
+
+
+def _wanted(gp: GP, rows: RowCounts, x: Any, options: FitOptions) -> PlanSettings:
+    """What an exact plan has to keep to."""
+    return PlanSettings(
+        options.memory, chosen_device(options.device, check_points(x, "x")), options.dtype,
+        deterministic=options.deterministic, stages=options.stages,
+        factored=rows.batch * gp.kernel.batch_shape.numel() > 1,
+    )  # fmt: skip
+
+
+def _planned(gp: GP, x: Any, y: Any, options: FitOptions) -> Plan:
+    """The plan of the exact posterior. Raises: MemoryBudgetError."""
+    rows = counts_of(gp, x, y)
+    return conditioning_plan(gp, rows, _wanted(gp, rows, x, options))
+
+
+def _with_exact_posterior(
+    search: Callable[[FitOptions], Fit], x: Any, y: Any, options: FitOptions, seconds: float
+) -> Fit:
+    """The parameters that a search by an approximation finds, and the exact posterior, which takes so many seconds.
+
+    Raises: FitInterrupted for Ctrl-C where the posterior has no partial answer.
+    """
+    reserved = min(seconds, options.settings.time.part_share * max(0.0, options.deadline.left))
+    found = search(replace(options, deadline=options.deadline.before(reserved)))
+    if not isinstance(found.posterior, ApproximatePosterior):
+        return found  # approximation="auto" may well choose exact inference
+    interrupts: list[Event] = []
+    settings = ConditionSettings(
+        SolveSettings(options.seed, options.deterministic, options.tolerance), deadline=options.deadline,
+        memory=options.memory, device=options.device,
+        interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=options.settings.time,
+    )  # fmt: skip
+    try:
+        state = condition(found.gp, x, y, settings)
+    except KeyboardInterrupt as stop:
+        raise FitInterrupted(
+            "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of "
+            "this exception: gp.condition(x, y) goes on from there",
+            gp=found.gp, history=found.history,
+        ) from stop  # fmt: skip
+    solved, searched = state.report, found.report
+    report = replace(
+        solved, iterations=searched.iterations, peak_bytes=max(solved.peak_bytes or 0, searched.peak_bytes or 0),
+        seconds=(solved.seconds or 0.0) + (searched.seconds or 0.0),
+        events=[*searched.events, Event(EventKind.EXACT_POSTERIOR), *interrupts[:1], *solved.events],
+    )  # fmt: skip
+    interrupted = found.interrupted or bool(interrupts)
+    return replace(found, posterior=posterior_of(state), report=report, interrupted=interrupted)
 
 
 def fit_read(gp: GP, rows: RowSource, options: FitOptions, approximation: Approximation) -> Fit:
