@@ -497,6 +497,8 @@ def test_an_approximation_is_planned(folder: Path) -> None:
     assert "posterior.bound" in of_table
     assert "`inducing` is of an approximation" in run(*common, "--inducing", 5, code=2).stderr
     run(*common, "--approximation", "sparse", "--test-rows", 5, code=2)
+    for name, value in (("--solver", "cg"), ("--dtype", "float32")):
+        assert "is of exact inference" in run(*common, "--approximation", "sparse", name, value, code=2).stderr
 
 
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers() -> None:

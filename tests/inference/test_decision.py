@@ -182,3 +182,94 @@ def test_a_limit_gives_the_sizes_of_its_plan() -> None:
     found = fgp.fit(model(), x, y, approximation="full_scale", time_limit=1e-9)
     assert found.report.plan.inducing == 64
     assert numpy.isclose(found.posterior.state.sizes.inducing, 64)
+
+
+BAD_SIZES = [-1, 1.5, True, None, numpy.float64(5.0), numpy.array([1, 2]), torch.tensor([1, 2]), {}, b"x"]
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse", "auto"])
+@pytest.mark.parametrize("name", ["inducing", "neighbours"])
+@pytest.mark.parametrize("bad", BAD_SIZES, ids=repr)
+def test_sizes_that_are_none_are_refused_whatever_is_chosen(kind: str, name: str, bad: object) -> None:
+    x, y = data(30)
+    for call in (
+        lambda: model().condition(x, y, approximation=kind, **{name: bad}),
+        lambda: fgp.plan(model(), 30, 2, approximation=kind, **{name: bad}),
+    ):
+        with pytest.raises((fgp.DomainError, fgp.ShapeError), match=f"`{name}`"):
+            call()
+
+
+def test_points_of_other_columns_are_refused_whatever_is_chosen() -> None:
+    x, y = data(30)
+    for kind in ("full_scale", "sparse", "auto"):
+        with pytest.raises(fgp.ShapeError, match="`inducing` must have 2 columns"):
+            model().condition(x, y, approximation=kind, inducing=torch.zeros(3, 3))
+        with pytest.raises(fgp.ShapeError, match="`inducing` must have 2 columns"):
+            fgp.plan(model(), 30, 2, approximation=kind, inducing=torch.zeros(3, 3))
+    with pytest.raises(fgp.DomainError, match="`inducing` must be at least 1"):
+        model().condition(x, y, approximation="sparse", inducing=x[:0])
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse"])
+def test_a_size_may_be_a_tensor_of_no_dimensions(kind: str) -> None:
+    x, y = data(60)
+    found = model().condition(x, y, approximation=kind, inducing=torch.tensor(7))
+    assert found.report.plan.inducing == 7
+    assert model().condition(x, y, approximation=kind, inducing=numpy.array(7)).report.plan.inducing == 7
+
+
+def test_auto_keeps_to_sizes_that_leave_one_approximation() -> None:
+    """Without points it is block Vecchia, without neighbours inducing points alone, whatever else would be quicker."""
+    x, y = data(150)
+    by_points = model().condition(x, y, approximation="auto", time_limit=1e-9, neighbours=0)
+    by_blocks = model().condition(x, y, approximation="auto", time_limit=1e-9, inducing=0, neighbours=5)
+    assert isinstance(by_points, StreamedPosterior)
+    assert not isinstance(by_blocks, StreamedPosterior)
+    for post, fields in ((by_points, {"sparse_seconds"}), (by_blocks, {"full_scale_seconds"})):
+        (event,) = of_kind(post.report.events, EventKind.APPROXIMATION_CHOSEN)
+        assert fields == {name for name in event.fields if name in ("sparse_seconds", "full_scale_seconds")}
+    gp = fgp.GP(fgp.kernels.Matern())
+    assert fgp.plan(gp, 10**6, 2, approximation="auto", time_limit=1200.0, inducing=0).approximation == "full_scale"
+    assert fgp.plan(gp, 10**6, 2, approximation="auto", time_limit=1200.0, neighbours=0).approximation == "sparse"
+    with pytest.raises(fgp.DomainError, match="`inducing` must be at least 1"):
+        model().condition(x, y, approximation="auto", inducing=0, neighbours=0)
+
+
+def test_progress_of_iterations_beside_approximations() -> None:
+    """Of one that was asked for it is refused; "auto" may come to exact inference, and takes it."""
+    x, y = data(60)
+    for kind in ("full_scale", "sparse"):
+        with pytest.raises(fgp.DomainError, match="`progress` is of exact inference"):
+            model().condition(x, y, approximation=kind, progress=lambda step: None)
+    found = model().condition(x, y, approximation="auto", time_limit=1e-9, neighbours=0, progress=lambda step: None)
+    assert isinstance(found, StreamedPosterior)
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse", "auto"])
+def test_approximations_know_the_device(kind: str) -> None:
+    x, y = data(30)
+    with pytest.raises(fgp.DomainError, match="`device` must be"):
+        model().condition(x, y, approximation=kind, device="mps")
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse", "auto"])
+def test_plans_refuse_what_only_exact_inference_has(kind: str) -> None:
+    gp = model()
+    wanted = fgp.plan(gp, 30, 2, approximation=kind, memory="1GiB", profile=BUILT_IN)
+    same = fgp.plan(gp, 30, 2, approximation=kind, memory="1GiB", profile=BUILT_IN, dtype=torch.float64)
+    assert (same.peak_bytes, same.seconds) == (wanted.peak_bytes, wanted.seconds)
+    for name, value in {"dtype": torch.float32, "solver": "cg", "route": "direct", "factored": True}.items():
+        with pytest.raises(fgp.DomainError, match=f"`{name}` is of exact inference"):
+            fgp.plan(gp, 30, 2, approximation=kind, **{name: value})
+
+
+def test_what_is_chosen_reads_as_a_sentence() -> None:
+    x, y = data(60)
+    post = model().condition(x, y, approximation="auto", time_limit=1e-9, neighbours=0)
+    said, streamed = map(str, post.report.events[:2])
+    assert said.startswith("An approximation by inducing points was chosen, since ")
+    assert "not held" not in streamed  # the rows are
+    assert post.x.shape == x.shape
+    read = model().condition([(x, y)], inducing=10)
+    assert "which are read and not held" in str(read.report.events[0])

@@ -54,7 +54,8 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     if options.approximation is not None or options.inducing is not None or options.neighbours is not None:
         plan = plans.plan(
             gp, size.n, size.d, distinct=size.distinct, memory=options.memory, device=options.device,
-            time_limit=options.time_limit, approximation=options.approximation,
+            dtype=DTYPES[options.dtype], solver=options.solver, time_limit=options.time_limit,
+            approximation=options.approximation,
             inducing="auto" if options.inducing is None else options.inducing,
             neighbours="auto" if options.neighbours is None else options.neighbours,
         )  # fmt: skip

@@ -157,7 +157,9 @@ class EventKind(Enum):
     EXACT_POSTERIOR = (
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )
-    STREAMED = "Streamed: {inducing:n inducing point} from passes over {rows:n row}, which are read and not held."
+    STREAMED = (
+        "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."
+    )
     FEWER_POINTS = (
         "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "
         "noise to add."

@@ -46,10 +46,11 @@ def approximate_plan(
             that fit. Where none does, the smallest.
         training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held.
     Raises: MemoryBudgetError, before anything is allocated, where sizes that were asked for do not fit, or the smallest
-        do not; DomainError for more points or neighbours than rows.
+        do not; DomainError for more points or neighbours than rows; ShapeError for points of other columns.
     Cost: a plan for each step of the ladder, some 50 us each.
     """
     problem, resources = conditioning_problem(prior, rows, settings.stages), resources_of(settings)
+    asked.points_of(problem.d)  # which may be refused
     # What is free now is asked for once: all steps compare with the same number.
     resources = replace(resources, memory=max(1, resources.available()[str(resources.devices[0])]))
 

@@ -98,7 +98,7 @@ class ApproximatePosterior(Posterior):
 
         Args: as `Posterior.append`.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite, or a posterior without rows.
-            Nothing changes then.
+            NotPositiveDefiniteError for covariances that are not finite. Nothing changes then.
         Cost: for each row, with q neighbours, m inducing points and blocks of b new rows, (q + b)^2 (2 m + q / 3) / b +
             2 m^2 flops and a distance of every row; now and then a copy of all rows with room for half as many.
         """

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_points
@@ -55,28 +56,46 @@ class Approximation:
             value = getattr(self, name)
             if isinstance(value, str) and value != "auto":
                 raise DomainError(f"`{name}` must be a number or 'auto', got {value!r}; leave it out for 'auto'")
-        if self.kind == "sparse":
-            if self.neighbours != "auto" and check_count(self.neighbours, "neighbours", 0):
-                raise DomainError(
-                    f'`neighbours` is of approximation="full_scale", got {self.neighbours!r} beside inducing points '
-                    "alone; leave it out"
-                )
-            if self.chosen and self.most_inducing < 1:
-                raise DomainError("`inducing` must be at least 1 without neighbours, got 0; leave it out for 'auto'")
+            if not isinstance(value, str) and (name == "neighbours" or self.chosen):
+                check_count(value, name, 0)
+        if self.kind == "sparse" and not isinstance(self.neighbours, str) and not self.without_neighbours:
+            raise DomainError(
+                f'`neighbours` is of approximation="full_scale", got {self.neighbours!r} beside inducing points '
+                "alone; leave it out"
+            )
+        if self.without_points and (self.kind == "sparse" or self.without_neighbours):
+            raise DomainError("`inducing` must be at least 1 without neighbours, got 0; leave it out for 'auto'")
 
     @property
     def chosen(self) -> bool:
         """Whether inducing points are chosen, and not the caller's own."""
-        return isinstance(self.inducing, str | int) or not hasattr(self.inducing, "__len__")
+        one = isinstance(self.inducing, str | int) or getattr(self.inducing, "ndim", None) == 0
+        return one or not hasattr(self.inducing, "__len__")
+
+    @property
+    def without_points(self) -> bool:
+        """Whether no inducing points were asked for."""
+        return not (self.most_inducing if self.chosen else len(self.inducing))
+
+    @property
+    def without_neighbours(self) -> bool:
+        """Whether no neighbours were asked for."""
+        return not isinstance(self.neighbours, str) and not int(self.neighbours)
+
+    @property
+    def candidates(self) -> tuple["Approximation", ...]:
+        """What "auto" chooses among, full scale first: without neighbours it is inducing points alone."""
+        full_scale = () if self.without_neighbours else (replace(self, kind="full_scale"),)
+        return full_scale + (() if self.without_points else (Approximation("sparse", self.inducing),))
 
     @property
     def most_inducing(self) -> int:
-        """Inducing points that are chosen, where there are as many rows. Raises: DomainError."""
+        """Inducing points that are chosen, where there are as many rows."""
         if not self.chosen:
             return 0
         if self.chosen_sizes is not None:
             return self.chosen_sizes.inducing
-        return LADDER[DEFAULT][0] if self.inducing == "auto" else check_count(self.inducing, "inducing", 0)
+        return LADDER[DEFAULT][0] if isinstance(self.inducing, str) else int(self.inducing)
 
     @property
     def automatic(self) -> bool:
@@ -86,14 +105,20 @@ class Approximation:
         of_inducing = isinstance(self.inducing, str)
         return of_inducing or (self.kind != "sparse" and isinstance(self.neighbours, str))
 
-    def points_like(self, x: Tensor) -> Tensor | None:
-        """Inducing points of the caller's own, (m, d), in x's dtype; None where they are chosen."""
+    def points_of(self, d: int) -> Tensor | None:
+        """Inducing points of the caller's own, (m, d); None where they are chosen. Raises: ShapeError, DomainError."""
         if self.chosen:
             return None
-        points = check_points(self.inducing, "inducing", like=x)
+        device = self.inducing.device if isinstance(self.inducing, Tensor) else None
+        points = check_points(self.inducing, "inducing", like=torch.empty(0, d, device=device))
         if points.dim() != 2:
             raise ShapeError(f"`inducing` must be a number or points (m, d), got shape {tuple(points.shape)}")
-        return points.detach().clone()
+        return points
+
+    def points_like(self, x: Tensor) -> Tensor | None:
+        """A copy of them in x's dtype, where x is. Raises: ShapeError, DomainError."""
+        points = self.points_of(x.shape[-1])
+        return None if points is None else points.detach().clone().to(x)
 
     def sizes(self, n: int) -> Sizes:
         """The sizes for n rows: those that a plan chose, or the default ones.
@@ -111,12 +136,12 @@ class Approximation:
             return self.chosen_sizes.within(n)
         points, block, near = LADDER[step]
         inducing, neighbours = min(points, n), min(near, n)
-        if hasattr(self.inducing, "__len__") and not isinstance(self.inducing, str):
+        if not self.chosen:
             inducing = len(self.inducing)
-        elif self.inducing != "auto":
-            inducing = check_count(self.inducing, "inducing", 0)
-        if self.neighbours != "auto":
-            neighbours = check_count(self.neighbours, "neighbours", 0)
+        elif not isinstance(self.inducing, str):
+            inducing = int(self.inducing)
+        if not isinstance(self.neighbours, str):
+            neighbours = int(self.neighbours)
             block = LARGE_BLOCK if neighbours >= LARGE_NEIGHBOURS else min(BLOCK, -(-neighbours // 3))
         for name, value in (("inducing", inducing), ("neighbours", neighbours)):
             if value > n:
@@ -139,9 +164,7 @@ def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation
     """
     if kind is not None:
         asked = Approximation(kind, inducing, neighbours)
-        if kind == "full_scale" and neighbours != "auto" and not check_count(neighbours, "neighbours", 0):
-            return Approximation("sparse", inducing, neighbours)
-        return asked
+        return replace(asked, kind="sparse") if kind == "full_scale" and asked.without_neighbours else asked
     for name, value in (("inducing", inducing), ("neighbours", neighbours)):
         if not (isinstance(value, str) and value == "auto"):
             raise DomainError(

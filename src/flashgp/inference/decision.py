@@ -45,13 +45,14 @@ def decided(
         time_limit: seconds of a whole fit, or of conditioning without `training`; None for any.
     Returns: what is taken, None for exact inference, with its sizes; its plan; and the reason with all costs. Where
         nothing keeps to the time limit, the quickest of what fits the memory.
-    Raises: MemoryBudgetError where nothing fits the memory.
+    Raises: MemoryBudgetError where nothing fits the memory; ShapeError, DomainError for points of other columns.
     """
     exact, refusal = None, None
     try:
         exact = conditioning_plan(prior, rows, settings)
     except MemoryBudgetError as error:
         refusal = error
+    asked.points_of(rows.d)  # which may be refused, also where they are not taken
     needed = 0 if exact is None else exact.training_bytes if training else exact.peak_bytes
     if exact is not None and needed > exact.available_bytes:
         refusal = MemoryBudgetError(
@@ -65,10 +66,8 @@ def decided(
         return None, exact, _event(None, ApproximationReason.FITS, exact, (), training)
     plans: list[ApproximatePlan] = []
     batch = rows.batch * prior.kernel.batch_shape.numel() > 1
-    for kind in ("full_scale", "sparse"):
-        if rows.n and not obstacle(prior, kind, batch=batch):
-            neighbours = asked.neighbours if kind == "full_scale" else "auto"
-            one = Approximation(kind, asked.inducing, neighbours)
+    for one in asked.candidates:
+        if rows.n and not obstacle(prior, one.kind, batch=batch):
             try:
                 plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
             except MemoryBudgetError as error:
@@ -88,8 +87,7 @@ def decided(
             assert refusal is not None
             raise refusal
         return None, exact, _event(None, ApproximationReason.NO_OTHER, exact, tuple(plans), training)
-    neighbours = asked.neighbours if chosen.approximation == "full_scale" else "auto"
-    taken = Approximation(chosen.approximation, asked.inducing, neighbours).resolved(chosen.sizes)
+    taken = next(one for one in asked.candidates if one.kind == chosen.approximation).resolved(chosen.sizes)
     return taken, chosen, _event(taken.kind, reason, exact, tuple(plans), training)
 
 
@@ -97,8 +95,8 @@ def _event(
     approximation: str | None, reason: ApproximationReason, exact: Plan | None, plans: tuple[ApproximatePlan, ...],
     training: bool,
 ) -> Event:  # fmt: skip
-    shown = None if approximation is None else {"full_scale": "Full scale", "sparse": "Inducing points"}[approximation]
+    words = {None: None, "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
     return Event(
-        EventKind.APPROXIMATION_CHOSEN, chosen=approximation or "exact", approximation=shown, reason=reason,
-        **costs(exact, plans, training=training),
+        EventKind.APPROXIMATION_CHOSEN, chosen=approximation or "exact", approximation=words[approximation],
+        reason=reason, **costs(exact, plans, training=training),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """The posterior, as users see it, of a state of any kind: exact, full-scale, or of inducing points."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ def posterior_given(
         )  # fmt: skip
         limit = settings.deadline.limit
         approximation, _, event = decided(prior, rows, approximation, wanted, limit, training=False)
+        if approximation is not None:  # nothing iterates, so that there are no steps to tell of
+            settings = replace(settings, progress=None)
     if approximation is None:
         found = Posterior(condition(prior, x, y, settings))
     elif approximation.kind == "sparse":

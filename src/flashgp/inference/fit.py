@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_jitter, check_points
+from flashgp.foundations.checks import check_flag, check_jitter, check_points
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, FitInterrupted
 from flashgp.foundations.events import Event, EventKind
@@ -193,7 +193,7 @@ def fit(
         >>> bool(fit.posterior.predict(x).mean.sub(y).abs().max() < 0.1)
         True
     """
-    deadline = Deadline.after(time_limit)
+    deadline, exact_posterior = Deadline.after(time_limit), check_flag(exact_posterior, "exact_posterior")
     with shown_progress(progress) as callback:
         options = FitOptions(
             starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,

@@ -147,7 +147,7 @@ class GP(Prior):
             jitter: relative to the mean diagonal; None tries n eps times 1, 10, 100 after a failure, and says so.
             differentiable: keep gradients to parameters, x and y (an autograd graph over n x n matrices).
             approximation, inducing, neighbours: as `fgp.fit`; an approximate posterior of these parameters, for which
-                solver, plan, jitter and differentiable do not exist.
+                solver, plan, jitter, progress and differentiable do not exist.
         Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError.
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.

@@ -14,7 +14,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
 from flashgp.inference.approximate_plan import approximate_plan, offered, offers_of, refuse_unfit
-from flashgp.inference.approximation import Approximation, approximation_of
+from flashgp.inference.approximation import Approximation, approximation_of, refuse_exact
 from flashgp.inference.decision import decided
 from flashgp.inference.exact_plan import conditioning_plan, planned_as
 from flashgp.inference.plan_settings import (
@@ -119,6 +119,8 @@ def plan(
     distinct: int | None = None,
     memory: str | int | None = None,
     device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    solver: str | None = None,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
     time_limit: float | None = None,
@@ -225,11 +227,8 @@ def plan(
     settings = PlanSettings(memory, device, dtype, route, solver, factored, backend, profile, deterministic, stages)
     asked = approximation_of(approximation, inducing, neighbours)
     if asked is not None:
-        for name, value in (("n_test", n_test), ("dtype", dtype), ("route", route), ("solver", solver)):
-            if value is not None:
-                raise DomainError(
-                    f"`{name}` is of exact inference, got {value!r} beside an approximation; leave one of them out"
-                )
+        single = None if dtype == torch.float64 else dtype
+        refuse_exact(n_test=n_test, dtype=single, route=route, solver=solver, factored=factored)
         return _approximately(gp, rows, asked, settings, time_limit)
     if n_test is None:
         made = conditioning_plan(gp, rows, settings)

@@ -234,3 +234,48 @@ def test_rows_behind_the_blocks_are_found_too() -> None:
     x, t = data(3000)[0], data(20, seed=1)[0]
     blocks = blocks_of_near_rows(x[:2500], 32, 0)
     assert torch.equal(nearest_rows(t, x, blocks, 16), nearest_rows(t, x, blocks, 16, candidates=1500))
+
+
+@pytest.mark.parametrize("inducing", [0, 10])
+@pytest.mark.parametrize("count", [1, 30])
+def test_rows_too_large_to_square_are_refused(count: int, inducing: int) -> None:
+    """Not a posterior of NaN; the one before goes on."""
+    x, y, t = table(60)
+    before = approximate(model(), x, y, inducing, 12)
+    mean = before.append(x[:3] + 0.1, y[:3]).predict(t).mean
+    with pytest.raises(DomainError, match=r"`x` .* must have a square"):
+        before.append(x[:count] * 1e200, y[:count])
+    assert torch.equal(before.append(x[:3] + 0.1, y[:3]).predict(t).mean, mean)
+    with pytest.raises(DomainError, match=r"`x` .* must have a square"):
+        approximate(model(), x * 1e200, y, inducing, 12)
+
+
+def test_covariances_that_are_no_numbers_are_refused() -> None:
+    """Of a function of the caller's own, which overflows far out."""
+    x, y, _ = table(60)
+
+    def own(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+        return torch.exp(-((a - b) / scale).square().sum()) * (1.0 + a.square().sum() * b.square().sum())
+
+    gp = fgp.GP(k.Custom(own, scale=1.0, columns=x.shape[1]), likelihood=lik.Gaussian(0.1))
+    post = approximate(gp, x, y, 5, 6)
+    with pytest.raises(fgp.NotPositiveDefiniteError, match="with the new rows must be finite"):
+        post.append(x[:1] * 1e100, y[:1])
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse"])
+def test_points_without_an_answer_are_refused(kind: str) -> None:
+    x, y, t = table(60)
+    post = model().condition(x, y, approximation=kind, inducing=9)
+    for name in ("mean", "variance"):
+        with pytest.raises(DomainError, match="`x_test` must be points at which covariances are float64 numbers"):
+            getattr(post.predict(torch.cat([t, t[:1] * 1e200])), name)
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse"])
+def test_points_of_another_dtype_are_kept_by_a_file(kind: str, tmp_path: Path) -> None:
+    x, y, t = table(60)
+    post = model().condition(x, y, approximation=kind, inducing=x[:9].float())
+    fgp.save(post, tmp_path / "model.safetensors")
+    again = fgp.load(tmp_path / "model.safetensors")
+    assert close(again.predict(t).mean, post.predict(t).mean, 1e-12)

@@ -19,6 +19,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import NEIGHBOURS, PREDICTING
+from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.condition import layout_events
 from flashgp.inference.full_scale.factor import FullScaleFactor
 from flashgp.inference.full_scale.layout import Layout, scaled_points
@@ -110,13 +111,15 @@ def _tables(state: FullScaleState) -> Tables:
 
 
 def _more(state: FullScaleState, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> tuple[Prior, _More]:
-    """The prior of all rows, and the new ones. Raises: ShapeError, DomainError for variances that do not fit."""
+    """The prior of all rows, and the new ones. Raises: ShapeError, DomainError for variances that do not fit
+    or x too large to square."""
     prior, n, k = state.prior, state.count, len(x)
     of_rows = prior
     if not (prior.likelihood.rows_alike and row_variance is None and row_weight is None):
         prior = prior.with_likelihood(prior.likelihood.extended(n, k, row_variance, row_weight))
         of_rows = prior.with_likelihood(prior.likelihood.rows(torch.arange(n, n + k)))
     residual, noise, rows, _ = of_rows.likelihood_inputs(x, y)
+    check_extent(prior.kernel.form, rows, "x")
     return prior, _More(residual, noise, rows)
 
 

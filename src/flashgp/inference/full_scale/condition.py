@@ -14,10 +14,11 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, layout_of
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings
@@ -45,12 +46,16 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
     began = time.perf_counter()
     refuse_exact(
         solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
-        dtype=None if settings.dtype == torch.float64 else settings.dtype,
+        progress=settings.progress, dtype=None if settings.dtype == torch.float64 else settings.dtype,
     )  # fmt: skip
     events = promotions(x=x, y=y)
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
-    x, y = contiguous_copy(x).detach().clone(), contiguous_copy(y).detach().clone()
+    target = chosen_device(settings.device, x)
+    if target != x.device:
+        moved = x.numel() * x.element_size()
+        events.append(Event(EventKind.MOVED, bytes=moved, source=str(x.device), target=str(target)))
+    x, y = (contiguous_copy(t.detach().to(target)).clone() for t in (x, y))
     refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
     group = equal_rows(prior, x, y)
     prior = prior.held()
@@ -63,6 +68,7 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
     plan = _plan(prior, x, len(points), asked, settings)
     asked, sizes = asked.resolved(plan.sizes), plan.sizes
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
+    check_extent(prior.kernel.form, rows, "x")
     theta = tuple(t.detach() for t in values)
     layout = layout_of(prior, points, noise, sizes, settings.solve.seed, asked.points_like(x))
     workspace = Workspace()

@@ -14,6 +14,7 @@ Vecchia-inducing-points full-scale approximations, arXiv 2507.05064, row by row;
 (2020) for blocks.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -237,13 +238,18 @@ class FullScaleFactor:
         """What blocks add to the sums of earlier ones, eq. (M-176). Args: compiled, as `update_triangle`.
 
         The factor of M is updated by orthogonal maps, where nothing is subtracted. Cost beside that of the blocks: 2 k
-        m^2 flops for k rows.
+        m^2 flops for k rows. Raises: NotPositiveDefiniteError for covariances that are not finite.
         """
         inner = before.inner.contiguous()
         for here, part in self.whitened():
             out = torch.empty_like(inner)
             update_triangle(inner, out, here.mT.clone(), compiled=compiled)
             inner, before = out.tril_(), before.with_block(here, part)
+        if not (math.isfinite(before.log_determinant) and bool(inner.isfinite().all())):
+            raise NotPositiveDefiniteError(
+                "the covariance matrix with the new rows must be finite, but some of its entries are none; correct "
+                "these rows, or leave them out"
+            )
         return replace(before, inner=inner)
 
     def whitened(self) -> Iterator[tuple[Tensor, Part]]:

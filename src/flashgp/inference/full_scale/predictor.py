@@ -27,6 +27,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
+from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import PAIRS, rounding_of
 from flashgp.inference.full_scale.layout import scaled_points
 from flashgp.inference.full_scale.state import FullScaleState
@@ -69,11 +70,14 @@ class FullScalePredictor(Predictor):
 
     def mean(self, x: Tensor) -> Tensor:
         local = self._local(x)
-        return local.shift + local.inner @ self._state.weights
+        value = local.shift + local.inner @ self._state.weights
+        check_answer(value, "x_test")
+        return value
 
     def variance(self, x: Tensor) -> Variance:
         local = self._local(x)
         value = local.own + self._half(local.inner).square().sum(-1)
+        check_answer(value.unsqueeze(-1), "x_test")
         return Variance(value.unsqueeze(-1).expand(*value.shape, self._state.residual.shape[-1]))
 
     @autocast_disabled

@@ -118,7 +118,7 @@ def _state(
         sums = bound.sums(inputs_of(prior, blocks, device))
     assert sums.inner is not None  # which may fail
     events = [EVENT] if settings.solve.deterministic else []
-    events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points)))
+    events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points), read=read))
     if asked.chosen and len(points) < inducing:
         events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))
     events += collapsed_features(prior.kernel, x)

@@ -21,6 +21,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
+from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import FLOOR, rounding_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
@@ -54,6 +55,7 @@ class StreamedPredictor(Predictor):
             found = [self._state.prior.mean_at(part) + self._basis(part) @ self._state.sums.weights
                      for part in self._parts(x)]  # fmt: skip
             value = torch.cat(found)
+        check_answer(value, "x_test")
         self._took(began)
         return value
 
@@ -63,6 +65,7 @@ class StreamedPredictor(Predictor):
         began, outputs = time.perf_counter(), self._state.sums.projected.shape[-1]
         with torch.set_grad_enabled(self.wants_graph(x)):
             value = torch.cat([self._variance(part) for part in self._parts(x)])
+        check_answer(value.unsqueeze(-1), "x_test")
         self._took(began)
         return Variance(value.unsqueeze(-1).expand(*value.shape, outputs))
 
