@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.data.table_parts import ParquetParts
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.sources.survey import surveyed
 from inference.plain_gp import data, model
@@ -114,6 +115,12 @@ def test_files_and_names_that_are_not_there(tmp_path: Path) -> None:
         (path, {"target": "y", "columns": ["a", "y"]}, DomainError),
         (path, {"target": ["a", "b", "y"]}, ShapeError),
         (path, {"target": "y", "batch_rows": 0}, DomainError),
+        (path, {"target": None}, DomainError),
+        (path, {"target": "y", "columns": 1}, DomainError),
+        (path, {"target": "y", "columns": ["a"], "row_variance": ["b", "a"]}, DomainError),
+        (5, {"target": "y"}, DomainError),
+        ([path, 5], {"target": "y"}, DomainError),
+        (b"part-0.parquet", {"target": "y"}, DomainError),
     ):
         with pytest.raises(error):
             fgp.data.parquet(wrong, **options)
@@ -126,6 +133,41 @@ def test_a_file_that_is_written_between_passes_is_found(tmp_path: Path) -> None:
     written(tmp_path / "part-1.parquet", a=x[:9, 0].numpy(), b=x[:9, 1].numpy(), y=y[:9].numpy())
     with pytest.raises(DomainError, match="same rows in every pass"):
         list(survey.blocks(10))
+
+
+def test_a_file_that_is_named_twice_would_count_double(tmp_path: Path) -> None:
+    parts(tmp_path)
+    (tmp_path / "link.parquet").symlink_to(tmp_path / "part-1.parquet")
+    for other in ("part-1.parquet", "link.parquet"):
+        with pytest.raises(DomainError, match=f"{other}.* twice"):
+            fgp.data.parquet([tmp_path / "part-*.parquet", tmp_path / other], target="y")
+    with pytest.raises(DomainError, match="twice"):
+        fgp.TableModel().fit([tmp_path / "part-1.parquet"] * 2, target="y")
+
+
+def test_columns_that_change_after_the_first_look_are_found(tmp_path: Path) -> None:
+    """Which would be read as another column, or as codes of text."""
+    x, y = (t[:9].numpy() for t in data(9))
+    for columns, text in (
+        ({"a": x[:, 0], "y": y}, "'b' no more"),
+        ({"a": x[:, 0], "b": ["u", "v", "w"] * 3, "y": y}, "'b'.*must hold numbers"),
+    ):
+        path = written(tmp_path / "t.parquet", a=x[:, 0], b=x[:, 1], y=y)
+        rows, table = fgp.data.parquet(path, target="y"), ParquetParts(path)
+        written(path, **columns)
+        with pytest.raises(DomainError, match=rf"t\.parquet.*{text}|column {text}"):
+            list(rows.batches())
+        if "b" not in columns:
+            with pytest.raises(DomainError, match=rf"t\.parquet.*{text}"):
+                list(table.parts())
+
+
+def test_columns_whose_squares_overflow_have_no_standard_units() -> None:
+    x, y = torch.tensor([[1e200], [-1e200], [3.0]], dtype=torch.float64), torch.arange(3.0)
+    with pytest.raises(DomainError, match=r"'0 of x'.*other units"):
+        fgp.data.standardised([(x, y)])
+    with pytest.raises(DomainError, match=r"'y'.*other units"):
+        fgp.data.standardised([(y[:, None], x[:, 0])])
 
 
 def test_conditioning_on_files_is_conditioning_on_their_rows(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import flashgp as fgp
+from flashgp.cli.after_fit import AfterFit
 from flashgp.data.table_parts import EncodedRows, ParquetParts
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.table import Encoding, read_table
 from flashgp.table.parts import learn_encoding
@@ -143,6 +145,45 @@ def test_files_that_do_not_fit_are_refused_by_file_and_column(
         assert text in str(error.value)
 
 
+def test_only_the_target_of_rows_that_are_kept_must_be_positive(tmp_path: Path) -> None:
+    columns = table(90)
+    columns["hour"] = [*columns["hour"][:-1].tolist(), None]
+    columns["wave"] = [*columns["wave"][:-1].tolist(), -1.0]
+    model = fgp.TableModel(starts=1, target_transform="log", missing="drop").fit(written(tmp_path, columns), "wave")
+    assert (model.posterior.count, model.scaling.transform.kind) == (89, "log")
+
+
+def test_one_infinite_value_makes_no_column_constant(tmp_path: Path) -> None:
+    pattern = written(tmp_path, {**table(90), "same": [1.0] * 80 + [np.inf] + [1.0] * 9})
+    with pytest.raises(DomainError, match=r"finite.*'same'"):
+        fgp.TableModel().fit(pattern, target="wave")
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_scores_of_part_of_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, partly: bool) -> None:
+    """Of a random part, whatever the order of the files; none where the posterior has not learned the sample."""
+    seen: list[np.ndarray] = []
+    hours, leave_out = np.sort(table(200)["hour"]), StreamedPosterior.leave_out
+
+    def spied(self: StreamedPosterior, x: Any, y: Any, **options: Any) -> Any:
+        seen.append(np.asarray(x))
+        return leave_out(self, x, y, **options)
+
+    monkeypatch.setattr(StreamedPosterior, "leave_out", spied)
+    monkeypatch.setattr(AfterFit, "scored", lambda self, posterior, count, deadline: count // 2)
+    if partly:
+        monkeypatch.setattr(StreamedState, "count", property(lambda self: self.sums.count - 1))
+    pattern = written(tmp_path, {**table(200), "hour": hours})
+    said = json.loads(run("fit", pattern, "-t", "wave", "--starts", 1, "--drop", "day", "--json").stdout)
+    if partly:
+        assert not seen
+        assert said["leave_one_out"] is None
+        return
+    assert said["leave_one_out"]["rows"] == len(seen[0]) == 100
+    first = seen[0][:, 0]
+    assert abs(first.mean()) < 0.5, "the first half of the files has a mean of -0.9 standard deviations"
+
+
 def test_what_is_no_table_to_fit_is_refused(tmp_path: Path) -> None:
     pattern = written(tmp_path, table(60))
     with pytest.raises(DomainError, match="`target` must name a column"):
@@ -211,6 +252,15 @@ def test_what_a_pattern_cannot_have_is_bad_usage(tmp_path: Path) -> None:
         said = run("fit", pattern, "-t", "wave", *more, code=2).output
         assert "error" in said
     assert "pattern" in run("plan", pattern, "-t", "wave", code=2).output
+
+
+@pytest.mark.parametrize("option", ["--out", "--report", "--checkpoint"])
+def test_no_output_replaces_a_file_of_the_pattern(tmp_path: Path, option: str) -> None:
+    pattern, path = written(tmp_path, table(60)), tmp_path / "part-1.parquet"
+    before = path.read_bytes()
+    said = run("fit", pattern, "-t", "wave", "--starts", 1, "--time-limit", 5, option, path, code=2).output
+    assert "must differ from `TABLE`" in said
+    assert path.read_bytes() == before
 
 
 def command(pattern: str, model: Path, *more: object) -> list[str]:

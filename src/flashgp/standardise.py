@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.json_values import json_fields, refused
 from flashgp.target_transform import TargetTransform, WarpedNormal
 
-__all__ = ["MAX_SCALE", "MIN_SCALE", "ColumnScaling", "Scaling"]
+__all__ = ["MAX_SCALE", "MIN_SCALE", "ColumnScaling", "Scaling", "check_scales"]
 
 Array = npt.NDArray[np.float64]
 
@@ -196,3 +196,17 @@ def _numbers(values: Any, name: str, positive: bool = False) -> tuple[float, ...
     if not isinstance(values, list) or not all(type(v) in (int, float) and low < v < MAX_SCALE for v in values):
         raise refused(f"scaling.{name}", "finite positive numbers" if positive else "finite numbers", values)
     return tuple(float(value) for value in values)
+
+
+def check_scales(scaling: Scaling, names: Sequence[str]) -> None:
+    """Raises: DomainError naming the column whose size is beyond what squares of float64 hold.
+
+    Args: names, of the inputs and of the target behind them.
+    """
+    shifts, scales = (*scaling.x_shift, scaling.y_shift), (*scaling.x_scale, scaling.y_scale)
+    for name, shift, scale in zip(names, shifts, scales, strict=True):
+        if not (abs(shift) < MAX_SCALE and MIN_SCALE < scale < MAX_SCALE):
+            raise DomainError(
+                f"column {name!r} must have a mean below {MAX_SCALE:g} and a standard deviation between {MIN_SCALE:g} "
+                f"and {MAX_SCALE:g}, got {shift:g} and {scale:g}; write it in other units"
+            )

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from flashgp.data.files import found_files, is_pattern
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FitInterrupted
 from flashgp.foundations.quantities import counted, readable_bytes
@@ -79,7 +80,8 @@ def _interrupted(
 def _check_outputs(options: FitOptions) -> None:
     """Everything that can be known before work starts."""
     written = {"--out": options.out, "--report": options.report, "--checkpoint": options.checkpoint}
-    require_distinct({"TABLE": options.table, **written})
+    for table in found_files(options.table) if is_pattern(options.table) else [options.table]:
+        require_distinct({"TABLE": table, **written})
     for argument, path in written.items():
         if path is not None:
             require_writable(path, argument)

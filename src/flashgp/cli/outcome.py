@@ -162,20 +162,23 @@ def _scored_rows(
     nothing = none, scaling.predictive(none, none)
     if isinstance(prepared, PreparedRows):
         assert isinstance(post, StreamedPosterior)
-        count = AFTER_FIT.scored(post, len(prepared.y), asked.deadline)
-        if count < len(prepared.y):
+        sample = len(prepared.y)
+        # A posterior of part of the rows has not learned every row of the sample.
+        count = AFTER_FIT.scored(post, sample, asked.deadline) if post.count == prepared.count else 0
+        if count < sample:
             console.note("the time limit left no time for leave-one-out scores of the whole sample.")
         if not count:
             return nothing
-        y = prepared.y[:count]
-        left = post.leave_out(scaling.x(prepared.x[:count]), scaling.y(y))
-        return y, scaling.predictive(left.mean.numpy(force=True), left.variance.sqrt().numpy(force=True))
+        some = _some(sample, count, asked.options.seed)  # the sample is in the order of the files
+        left = post.leave_out(scaling.x(prepared.x[some]), scaling.y(prepared.y[some]))
+        mean, deviation = left.mean.numpy(force=True), left.variance.sqrt().numpy(force=True)
+        return prepared.y[some], scaling.predictive(mean, deviation)
     if prepared.test is not None:
         test = prepared.test
         count = AFTER_FIT.scored(post, len(test), asked.deadline)
         if count < len(test):
             console.note(f"the time limit left time to score {count:,} of the {len(test):,} rows held out.")
-            test = np.sort(np.random.default_rng(asked.options.seed).permutation(test)[:count])
+            test = test[_some(len(test), count, asked.options.seed)]
         if not count:
             return nothing
         mean, deviation, *_ = model.predict_encoded(prepared.data.x[test], memory=asked.options.memory)
@@ -188,6 +191,11 @@ def _scored_rows(
     left = post.leave_one_out()
     mean, deviation = left.mean.cpu().double().numpy(), left.variance.cpu().double().sqrt().numpy()
     return prepared.y[prepared.train], scaling.predictive(mean, deviation)
+
+
+def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
+    """So many of so many rows at random, in their order."""
+    return np.sort(np.random.default_rng(seed).permutation(rows)[:count])
 
 
 def _importance(prepared: Prepared, model: TableModel, asked: Asked, console: Console) -> Importance | None:
@@ -252,7 +260,8 @@ def evidence_text(outcome: FitOutcome) -> str:
     """The same for people, with its standard error where there is no factor to compute it from."""
     post = outcome.fit.posterior
     if outcome.evidence is None:
-        if isinstance(outcome.prepared, PreparedRows) and not outcome.prepared.scaling.transform.identity:
+        whole = post.count == outcome.prepared.count
+        if whole and isinstance(outcome.prepared, PreparedRows) and not outcome.prepared.scaling.transform.identity:
             return f"{float(post.log_marginal_likelihood()):.6g} nats at least, of the standardised target"
         return "not computed, since the time limit left no time for it"
     error = post.report.standard_error

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,13 @@ def is_pattern(paths: Any) -> bool:
 
 
 def found_files(paths: Paths) -> list[str]:
-    """The files that are meant. Raises: DomainError."""
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    """The files that are meant, each once. Raises: DomainError."""
+    several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
+    if not all(isinstance(one, str | os.PathLike) for one in several):
+        raise DomainError(
+            f"`paths` must be a file, a pattern or a list of either, got {quoted(repr(paths))}; for example "
+            "'part-*.parquet'"
+        )
     found: list[str] = []
     for one in several:
         name = os.fspath(one)
@@ -37,6 +42,13 @@ def found_files(paths: Paths) -> list[str]:
         found += matches
     if not found:
         raise DomainError("`paths` must name at least one Parquet file, got none; pass a file or a pattern")
+    seen: set[str] = set()
+    for path in found:
+        if (real := os.path.realpath(path)) in seen:
+            raise DomainError(
+                f"`paths` must name each file once, got {path!r} twice, whose rows would count double; leave one out"
+            )
+        seen.add(real)
     return found
 
 
@@ -54,9 +66,17 @@ def _unreadable(path: str, error: Exception) -> DomainError:
 
 
 def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int) -> Iterator[Any]:
-    """The batches of one file, of so many rows. Raises: DomainError for a file that cannot be read to its end."""
+    """The batches of one file, of so many rows. Raises: DomainError for a file that cannot be read to its end, or has
+    other columns than when it was looked at first."""
     file = opened(pyarrow, path)
     try:
+        stored = file.schema_arrow.names
+        changed = next((name for name in names if stored.count(name) != 1), None)
+        if changed is not None:
+            raise DomainError(
+                f"{path!r} must have the same columns in every pass, got column {quoted(changed)} "
+                f"{'no more' if changed not in stored else 'several times'}; do not write to files that are read"
+            )
         yield from file.iter_batches(rows, columns=list(names))
     except FlashGPError:
         raise

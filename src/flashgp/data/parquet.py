@@ -4,7 +4,7 @@ The columns of all files are compared before anything is read; a file that is cu
 where a number belongs are errors that name file and column.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -72,7 +72,11 @@ class ParquetRows(RowSource):
         self.batch_rows = check_count(batch_rows, "batch_rows", 1)
         self._several = not isinstance(target, str)
         self.targets = _names(target, "target")
-        self.row_variance = None if row_variance is None else _names(row_variance, "row_variance")[0]
+        if not (row_variance is None or isinstance(row_variance, str)):
+            raise DomainError(
+                f"`row_variance` must be the name of one column, got {row_variance!r}; pass a name or None"
+            )
+        self.row_variance = row_variance
         pyarrow = require_pyarrow(self.paths[0])
         wanted = None if columns is None else _names(columns, "columns")
         count, first = 0, None
@@ -125,12 +129,7 @@ class ParquetRows(RowSource):
                     f"{path!r} must have one column {quoted(name)}, got {got} among {_listed(stored)}; write it "
                     "with the same columns, or name others"
                 )
-            kind = schema.field(name).type
-            if not _is_number(pyarrow, kind):
-                raise DomainError(
-                    f"column {quoted(name)} of {path!r} must hold numbers, got {kind}; leave it out with "
-                    "columns=, or write codes in its place"
-                )
+            _check_kind(pyarrow, schema.field(name).type, name, path)
         beside = [name for name in stored if name not in columns and name not in self._beside]
         if every and beside:
             raise DomainError(
@@ -141,6 +140,7 @@ class ParquetRows(RowSource):
     def _numbers(self, pyarrow: Any, batch: Any, name: str, path: str, row: int) -> Any:
         """One column of a batch, float64. Raises: DomainError for values that are missing or that float64 merges."""
         cells = pyarrow.chunked_array([batch.column(batch.schema.get_field_index(name))])
+        _check_kind(pyarrow, cells.type, name, path)  # which another pass may find changed
         column = column_from_arrow(pyarrow, name, cells)
         bad = ~numpy.isfinite(column.values)
         if bad.any():
@@ -160,7 +160,7 @@ class ParquetRows(RowSource):
 
 
 def _names(names: str | Sequence[str], argument: str) -> tuple[str, ...]:
-    found = (names,) if isinstance(names, str) else tuple(names)
+    found = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else ()
     if not found or not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
         raise DomainError(f"`{argument}` must be names of columns, each once, got {names!r}; pass at least one")
     return found
@@ -175,6 +175,15 @@ def _check_first(columns: tuple[str, ...], beside: tuple[str, ...], path: str) -
         )
     if not columns:
         raise ShapeError(f"{path!r} must have a column beside the target, got none; check that it is the file")
+
+
+def _check_kind(pyarrow: Any, kind: Any, name: str, path: str) -> None:
+    """Raises: DomainError for what is no kind of number."""
+    if not _is_number(pyarrow, kind):
+        raise DomainError(
+            f"column {quoted(name)} of {path!r} must hold numbers, got {kind}; leave it out with columns=, or write "
+            "codes in its place"
+        )
 
 
 def _is_number(pyarrow: Any, kind: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from flashgp.foundations.checks import as_float_tensor
 from flashgp.sources.source import Batch, RowSource, source_of
 from flashgp.sources.survey import surveyed
-from flashgp.standardise import Scaling
+from flashgp.standardise import Scaling, check_scales
 
 __all__ = ["StandardisedRows", "standardised"]
 
@@ -35,7 +35,7 @@ def standardised(rows: Any) -> StandardisedRows:
     `scaling.mean(p.mean)` and `scaling.std(p.variance.sqrt())`. A column that does not vary is shifted only.
 
     Args: rows: as `fgp.fit` takes them.
-    Raises: as a pass of `fgp.fit`.
+    Raises: as a pass of `fgp.fit`; DomainError for a column whose squares overflow.
     Cost: one pass.
 
     Example:
@@ -50,4 +50,6 @@ def standardised(rows: Any) -> StandardisedRows:
     survey = surveyed(source, None, 0, seed=0)
     x, y = survey.x_moments, survey.y_moments
     scaling = Scaling(tuple(x.mean.tolist()), tuple(x.scale.tolist()), float(y.mean), float(y.scale))
+    names = source.columns or [f"{j} of x" for j in range(survey.width)]
+    check_scales(scaling, [*names, "y"])
     return StandardisedRows(source, scaling)

@@ -34,7 +34,8 @@ class ParquetParts(TableParts):
     def __init__(self, paths: Paths, batch_rows: int = BATCH_ROWS) -> None:
         self.paths = tuple(found_files(paths))
         self.batch_rows, self.count = batch_rows, 0
-        self.path = Path(paths).name if isinstance(paths, str | os.PathLike) else f"{len(self.paths):,} files"
+        one = paths if isinstance(paths, str | os.PathLike) else self.paths[0] if len(self.paths) == 1 else None
+        self.path = f"{len(self.paths):,} files" if one is None else Path(one).name
         pyarrow = require_pyarrow(self.paths[0])
         names: tuple[str, ...] | None = None
         for path in self.paths:

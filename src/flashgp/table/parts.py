@@ -37,7 +37,7 @@ class TableParts(ABC):
 
 
 def learn_encoding(parts: TableParts, target: str, drop: tuple[str, ...], missing: Missing) -> tuple[Encoding, Table]:
-    """As `Encoding.learn` of all rows together. Returns: it, and the summary that it was learned from.
+    """As `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.
 
     Raises: as it; DomainError for a column whose kind differs between parts, named with its file.
     Cost: a pass over the parts, and another one where rows with missing values are dropped.
@@ -60,7 +60,7 @@ def learn_encoding(parts: TableParts, target: str, drop: tuple[str, ...], missin
     if same:
         encoding = Encoding.learn(table, target, (*drop, *same), missing)
         encoding = replace(encoding, constant=(*encoding.constant, *same), notes=(*encoding.notes, *notes))
-    return encoding, table
+    return encoding, kept
 
 
 @dataclass
@@ -110,9 +110,10 @@ class _Summary:
                 self.capped = True
                 self.levels.clear()
         else:
-            finite = given[np.isfinite(given)]  # an infinite value is refused where its row is known
-            self.low = min(self.low, float(finite.min(initial=np.inf)))
-            self.high = max(self.high, float(finite.max(initial=-np.inf)))
+            # An infinite value is refused where its row is known; until then its column is no constant.
+            largest = np.finfo(np.float64).max
+            self.low = min(self.low, float(given.min().clip(-largest, largest)))
+            self.high = max(self.high, float(given.max().clip(-largest, largest)))
 
     def column(self, size: int) -> "_SummaryColumn":
         """So many cells: every level, or both ends of the range."""

@@ -21,14 +21,14 @@ from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
 from flashgp.planner.plan import Plan
-from flashgp.standardise import MAX_SCALE, MIN_SCALE, ColumnScaling, Scaling
+from flashgp.standardise import ColumnScaling, Scaling, check_scales
 from flashgp.table import EncodedTable, Encoding, Table
 from flashgp.target_transform import TargetTransform
 from flashgp.units import check_categories, standard_rows
 
 from .settings import TableSettings
 
-__all__ = ["PreparedTable", "best_kernel", "check_scales", "fit_options", "kernel_of", "prepare"]
+__all__ = ["PreparedTable", "best_kernel", "fit_options", "kernel_of", "prepare"]
 
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
@@ -118,7 +118,7 @@ def prepare(
         TargetTransform("log").check(y, data.rows[train] + table.first_row, encoding.target)
     standard = standard_rows(gp, x, y[:, None], settings.target_transform, options)
     (scaling,) = standard.units.scalings()
-    check_scales(scaling, encoding)
+    check_scales(scaling, [*(column.name for column in encoding.inputs), encoding.target])
     choices = standard.events
     if settings.kernel == "auto":
         gp, words, chosen, more = best_kernel(gp, words, encoding, (standard.x, standard.y), options)
@@ -196,15 +196,3 @@ def _unused(built: BuiltKernel, count: int) -> list[int]:
         if type(leaf).__name__ != "Constant":
             used.update(range(count) if dims is None else dims)
     return [j for j in range(count) if j not in used]
-
-
-def check_scales(scaling: Scaling, encoding: Encoding) -> None:
-    """Raises: DomainError naming the column whose size is beyond what squares of float64 hold."""
-    names = [*(column.name for column in encoding.inputs), encoding.target]
-    shifts, scales = (*scaling.x_shift, scaling.y_shift), (*scaling.x_scale, scaling.y_scale)
-    for name, shift, scale in zip(names, shifts, scales, strict=True):
-        if not (abs(shift) < MAX_SCALE and MIN_SCALE < scale < MAX_SCALE):
-            raise DomainError(
-                f"column {name!r} must have a mean below {MAX_SCALE:g} and a standard deviation between {MIN_SCALE:g} "
-                f"and {MAX_SCALE:g}, got {shift:g} and {scale:g}; write it in other units"
-            )

@@ -22,14 +22,14 @@ from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
 from flashgp.sources.source import Batch, RowSource
 from flashgp.sources.survey import Survey, surveyed
-from flashgp.standardise import ColumnScaling, Scaling
+from flashgp.standardise import ColumnScaling, Scaling, check_scales
 from flashgp.table import Encoding
 from flashgp.table.columns import Table
 from flashgp.table.parts import TableParts, learn_encoding
 from flashgp.target_transform import TargetTransform
 from flashgp.units import standard_rows
 
-from .preparation import best_kernel, check_scales, fit_options, kernel_of
+from .preparation import best_kernel, fit_options, kernel_of
 from .settings import TableSettings
 
 __all__ = ["PreparedRows", "prepare_rows"]
@@ -110,7 +110,7 @@ def prepare_rows(
     scaling = _scaling(raw, survey, of_x, standard.units.transforms[0])
     if scaling.transform.identity and _range(table, encoding)[0] == _range(table, encoding)[1] != 0.0:
         scaling = replace(scaling, y_scale=abs(scaling.y_shift))  # as of a constant target that is held
-    check_scales(scaling, encoding)
+    check_scales(scaling, [*(column.name for column in encoding.inputs), encoding.target])
     choices = standard.events
     if settings.kernel == "auto":
         rows = (standard.x, standard.y)
