@@ -547,7 +547,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             empty = torch.zeros(0, X.shape[1], dtype=torch.float64)
             posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
             units = Units.identity(X.shape[1])
-        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.empty_points.device)
+        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.state.like[0].device)
         answers = Answers(units, posterior.state.prior.outputs, X.dtype, present)
         return posterior.predict(x_test, variance=variance), answers
 

@@ -89,12 +89,12 @@ def load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> G
     repeated = json_flag(fields["repeated"], "estimator.repeated")
     posterior = files.load(path, modules, device=device)
     if (
-        posterior.empty_points.shape != (0, features)
+        (like := posterior.state.like[0]).shape != (len(like), features)
         or len(scalings) != (posterior.gp.outputs or 1)
         or any(len(scaling.x_shift) != features for scaling in scalings)
     ):
         raise ModelFileError(
-            f"the units of {os.fspath(path)!r} do not fit its model of x {tuple(posterior.empty_points.shape)}; "
+            f"the units of {os.fspath(path)!r} do not fit its model of x {tuple(like.shape)}; "
             "the file is damaged or foreign, save the model again"
         )
     model = GPRegressor(**settings)

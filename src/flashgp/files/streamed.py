@@ -95,8 +95,9 @@ def _check_shapes(tensors: dict[str, Tensor], count: int, prior: Prior) -> None:
         tuple(tensors[name].shape) != shape for name, shape in rows.items() if name in tensors
     ):
         raise refused("x", f"of shape {rows['x']} with y of {rows['y']}, or neither", "others")
-    if inducing.dtype not in (torch.float32, torch.float64):
-        raise refused("inducing", "float32 or float64", str(inducing.dtype))
+    for name in ("inducing", *_OF_ROWS):
+        if name in tensors and tensors[name].dtype not in (torch.float32, torch.float64):
+            raise refused(name, "float32 or float64", str(tensors[name].dtype))
     known = getattr(prior.likelihood, "row_variance", None)
     if not prior.likelihood.rows_alike and ("x" not in tensors or (known is not None and known.shape != (count,))):
         raise refused("likelihood", f"numbers for each of {count} rows that are held, or none", "others")

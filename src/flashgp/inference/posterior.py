@@ -82,11 +82,6 @@ class Posterior:
         return self.state.y.clone()
 
     @property
-    def empty_points(self) -> Tensor:
-        """No points, (*batch, 0, d), in the dtype and on the device of those that answers are asked at."""
-        return self.state.x[..., :0, :]
-
-    @property
     def _rows_kept(self) -> Any:
         """What `importance` is told from: all rows."""
         return self.state

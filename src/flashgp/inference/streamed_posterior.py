@@ -13,7 +13,7 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.streamed.append import append
+from flashgp.inference.streamed.append import append, check_alike
 from flashgp.inference.streamed.left_out import leave_out
 from flashgp.inference.streamed.predictor import StreamedPaths, draw_paths, predict
 from flashgp.inference.streamed.rows import noise_of
@@ -149,11 +149,6 @@ class StreamedPosterior(ApproximatePosterior):
         """What `importance` is told from: the random sample of the rows that the posterior keeps."""
         return self.state._rows_kept
 
-    @property
-    def empty_points(self) -> Tensor:
-        """As `Posterior.empty_points`."""
-        return self.state.inducing[:0]
-
     # -- what asks for all rows ---------------------------------------------------------------------------------------
     @property
     def x(self) -> Tensor:
@@ -207,7 +202,9 @@ class StreamedPosterior(ApproximatePosterior):
         rows = held(x, y, self.state.prior.outputs)
         check_points(rows.x, "x", like=self.state.inducing)
         known = None if row_variance is None else row_variances(row_variance, "row_variance", rows.x)
-        return leave_out(self.state, Block(rows.x.double(), rows.y.double(), known))
+        block = Block(rows.x.double(), rows.y.double(), known)
+        check_alike(self.state, block)
+        return leave_out(self.state, block)
 
     def _refuse_known(self, name: str) -> NoReturn:
         raise DomainError(

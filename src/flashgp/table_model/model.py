@@ -237,7 +237,7 @@ class TableModel:
         assert data.y is not None
         before, scaling = fitted.posterior, fitted.scaling
         scaling.transform.check(data.y, data.rows + source.first_row)
-        dtype = before.empty_points.dtype
+        dtype = before.state.like[0].dtype
         x = torch.from_numpy(np.ascontiguousarray(scaling.x(data.x))).to(dtype)
         y = torch.from_numpy(np.ascontiguousarray(scaling.y(data.y))).to(dtype)
         stream = Stream(before, window=window)
@@ -302,7 +302,7 @@ class TableModel:
         post = self.posterior
         scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
         with profile_range("transfers"):
-            like = post.empty_points
+            like = post.state.like[0]
             points = scaled.to(like.device, like.dtype)
         with torch.no_grad():
             prediction = post.predict(points, variance=variance, memory=memory)
@@ -442,11 +442,11 @@ class TableModel:
             )
         encoding, scaling = Encoding.from_json(data["encoding"]), Scaling.from_json(data["scaling"])
         posterior = load(path, modules, device=device)
-        d = len(encoding.inputs)
-        if posterior.empty_points.shape != (0, d) or len(scaling.x_shift) != d or posterior.gp.outputs:
+        d, like = len(encoding.inputs), posterior.state.like[0]
+        if like.shape != (len(like), d) or len(scaling.x_shift) != d or posterior.gp.outputs:
             raise ModelFileError(
                 f"the columns of {name!r} do not fit its model: {d} inputs, {len(scaling.x_shift)} scales, "
-                f"x of shape {tuple(posterior.empty_points.shape)}; the file is damaged or foreign, fit again"
+                f"x of shape {tuple(like.shape)}; the file is damaged or foreign, fit again"
             )
         model = TableModel(missing=encoding.missing)
         model.settings = replace(model.settings, kernel=data["kernel"] or None)

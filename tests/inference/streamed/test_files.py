@@ -15,6 +15,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import ModelFileError
 from flashgp.inference.streamed_posterior import StreamedPosterior
+from flashgp.sources.source import Held
 from inference.plain_gp import F64, data, model
 from inference.streamed.test_posterior import with_variances
 from test_files_hostile import forged
@@ -125,11 +126,13 @@ def test_a_description_that_does_not_fit_is_refused(tmp_path: Path, name: str, c
         ("tensor", lambda s: {"inducing": s.inducing * torch.nan}),
         ("sample_x", lambda s: {"sample": s.sample._replace(x=s.sample.x[:, :1])}),
         ("sample_y", lambda s: {"sample": s.sample._replace(y=s.sample.y[:-1])}),
+        ("x", lambda s: {"held": Held(s.held.x.to(torch.int64), s.held.y)}),
+        ("y", lambda s: {"held": Held(s.held.x, s.held.y.half())}),
         ("sample_row_variance", lambda s: {"sample": s.sample._replace(row_variance=-s.sample.y.abs())}),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, where: str, change: Callable[[Any], Any]) -> None:
-    before, path = posterior(), tmp_path / "m.safetensors"
+    before, path = posterior("held" if where in ("x", "y") else "read"), tmp_path / "m.safetensors"
     state = dataclasses.replace(before.state, **change(before.state))
     fgp.save(StreamedPosterior(state), path)
     with pytest.raises(ModelFileError, match=where):

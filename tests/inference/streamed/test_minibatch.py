@@ -258,3 +258,21 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(fgp.ShapeError, match="outputs"):
         fgp.GP(gp.kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2).condition(q)
     assert "remembered" in repr(q)
+
+
+def test_q_has_no_numbers_of_single_rows() -> None:
+    """Whose noise would be that of the first row."""
+    gp, (x, y) = model(), data(40)
+    q = passed(gp, x, y, x[:6], [20, 20])
+    for likelihood in (lik.Gaussian(0.1, row_variance=y.square()), lik.Gaussian(0.1, row_weight=1.0 + y.square())):
+        with pytest.raises(fgp.DomainError, match="single rows"):
+            fgp.GP(gp.kernel, gp.mean, likelihood).condition(q)
+    q = passed(
+        fgp.GP(gp.kernel, likelihood=lik.Gaussian(0.1, shared=True), outputs=2),
+        x,
+        y[:, None] * torch.ones(2, dtype=F64),
+        x[:6],
+        [20, 20],
+    )
+    with pytest.raises(fgp.DomainError, match="share their noise"):
+        fgp.GP(gp.kernel, outputs=2).condition(q)

@@ -250,3 +250,20 @@ def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
             read(model(), x, y, **option)
     with pytest.raises(DomainError, match="`y` must be given"):
         model().condition(x)
+
+
+def test_rows_that_are_left_out_have_what_the_rows_have() -> None:
+    """Without its variance a row would weigh as others do."""
+    (x, y, _), v = table(40), torch.full((40,), 0.3, dtype=F64)
+    with pytest.raises(DomainError, match="row_variance"):
+        read(model(), x, y).leave_out(x[:3], y[:3], row_variance=v[:3])
+    known = model().condition([(x, y, v)], inducing=8)
+    assert isinstance(known, StreamedPosterior)
+    with pytest.raises(DomainError, match="row_variance"):
+        known.leave_out(x[:3], y[:3])
+
+
+def test_no_inducing_points_are_none() -> None:
+    x, y, _ = table(40)
+    with pytest.raises(ShapeError, match="at least one"):
+        read(model(), x, y, x[:0])

@@ -22,7 +22,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, row_variances
 
-__all__ = ["append"]
+__all__ = ["append", "check_alike"]
 
 
 @outside_inference_mode
@@ -62,7 +62,7 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
     def blocks() -> Iterator[Block]:
         size = block_rows(function.rank)
         for _, block in checked(source, prior.outputs, state.inducing.shape[-1]):
-            _check_alike(state, block)
+            check_alike(state, block)
             sample.add(block)
             for start in range(0, len(block.x), size):
                 yield block.part(start, start + size)
@@ -90,13 +90,13 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
     )
 
 
-def _check_alike(state: StreamedState, block: Block) -> None:
+def check_alike(state: StreamedState, block: Block) -> None:
     """Raises: DomainError for rows with known variances where those before have none, and the other way round."""
     if (block.row_variance is None) != (state.sample.row_variance is None):
         got, before = ("none", "known ones") if block.row_variance is None else ("some", "none")
         raise DomainError(
-            f"`row_variance` must be given for all rows or for none, got {got} for new rows where the rows before have "
-            f"{before}; condition again"
+            f"`row_variance` must be given for all rows or for none, got {got} where the rows before have {before}; "
+            "condition again, or give what they have"
         )
 
 

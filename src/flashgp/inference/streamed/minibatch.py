@@ -27,6 +27,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_plan import refuse_unfit
 from flashgp.inference.approximation import refuse_exact
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -189,10 +190,16 @@ def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSett
             f"`q` must be of as many outputs as the GP, {prior.outputs or 1}, got {q.means.projected.shape[1]}; "
             "condition the GP that it was made with"
         )
+    refuse_unfit(prior, "full_scale", batch=prior.kernel.batch_shape.numel() > 1)
+    if not prior.likelihood.rows_alike:
+        raise DomainError(
+            f"`likelihood` must have one noise variance for all rows that q has seen, got {prior.likelihood.name} with "
+            "numbers of single rows; condition the GP that q was made with"
+        )
     prior, workspace = prior.held(), Workspace()
-    noise = prior.additive_noise(q.inducing.device).reshape(-1)
+    noise = prior.additive_noise(q.inducing.device)
     bound = StreamedBound(prior, prior.kernel.rows(q.inducing), q.count, workspace)
-    sums = q.means.sums(q.count, max(float(noise[0]), bound.floor))
+    sums = q.means.sums(q.count, max(float(noise), bound.floor))
     assert sums.inner is not None  # which may fail
     said = Event(EventKind.MINIBATCHES, inducing=len(q.inducing), seen=q.seen, rows=q.count, gap=q.gap)
     events = [*([EVENT] if settings.solve.deterministic else []), said, *collapsed_features(prior.kernel, q.sample.x)]
