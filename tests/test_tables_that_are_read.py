@@ -1,5 +1,6 @@
 """Tables of several Parquet files: columns as in one held table, units, files that do not fit, the command line."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,13 +20,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import flashgp as fgp
-from flashgp.cli.after_fit import AfterFit
+from flashgp.cli.console import Console
+from flashgp.cli.options import FitOptions as CommandOptions
+from flashgp.cli.outcome import Asked, outcome_of
+from flashgp.cli.prepared import prepare_table
 from flashgp.data.table_parts import EncodedRows, ParquetParts
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.table import Encoding, read_table
 from flashgp.table.parts import learn_encoding
+from flashgp.table_model.model import fit_rows
+from flashgp.table_model.read_preparation import PreparedRows
 from test_cli import read, run
 
 Columns = dict[str, Any]
@@ -159,29 +165,23 @@ def test_one_infinite_value_makes_no_column_constant(tmp_path: Path) -> None:
         fgp.TableModel().fit(pattern, target="wave")
 
 
-@pytest.mark.parametrize("partly", [False, True])
-def test_scores_of_part_of_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, partly: bool) -> None:
-    """Of a random part, whatever the order of the files; none where the posterior has not learned the sample."""
-    seen: list[np.ndarray] = []
-    hours, leave_out = np.sort(table(200)["hour"]), StreamedPosterior.leave_out
-
-    def spied(self: StreamedPosterior, x: Any, y: Any, **options: Any) -> Any:
-        seen.append(np.asarray(x))
-        return leave_out(self, x, y, **options)
-
-    monkeypatch.setattr(StreamedPosterior, "leave_out", spied)
-    monkeypatch.setattr(AfterFit, "scored", lambda self, posterior, count, deadline: count // 2)
-    if partly:
-        monkeypatch.setattr(StreamedState, "count", property(lambda self: self.sums.count - 1))
-    pattern = written(tmp_path, {**table(200), "hour": hours})
-    said = json.loads(run("fit", pattern, "-t", "wave", "--starts", 1, "--drop", "day", "--json").stdout)
-    if partly:
-        assert not seen
-        assert said["leave_one_out"] is None
-        return
-    assert said["leave_one_out"]["rows"] == len(seen[0]) == 100
-    first = seen[0][:, 0]
-    assert abs(first.mean()) < 0.5, "the first half of the files has a mean of -0.9 standard deviations"
+def test_scores_of_part_of_the_sample(tmp_path: Path) -> None:
+    """Of a random part, whatever the order of the files; none where the posterior has not learned all rows."""
+    columns = table(200)
+    pattern = written(tmp_path, {**columns, "wave": np.sort(columns["wave"])})
+    console = Console(quiet=True)
+    options = CommandOptions(table=pattern, target="wave", target_transform="none", starts=1, drop=["day"])
+    prepared = prepare_table(options, console)
+    assert isinstance(prepared, PreparedRows)
+    model = fit_rows(prepared)
+    partly = dataclasses.replace(prepared, count=prepared.count + 1)
+    assert outcome_of(partly, model, Asked(options, 0.0), console).scores is None
+    model.posterior.report.seconds = 100.0  # for each of 200 rows half a second, to predict it too
+    assert model.training is not None
+    model.training.posterior = model.posterior
+    late = outcome_of(prepared, model, Asked(options, 0.0, Deadline(60.0, 60.0, lambda: 0.0)), console)
+    assert len(late.observed) == 100
+    assert abs(late.observed.mean() - columns["wave"].mean()) < 0.4 * columns["wave"].std(), "0.8 for the first files"
 
 
 def test_what_is_no_table_to_fit_is_refused(tmp_path: Path) -> None:
