@@ -111,10 +111,8 @@ class Approximation:
             return None
         device = self.inducing.device if isinstance(self.inducing, Tensor) else None
         points = check_points(self.inducing, "inducing", like=torch.empty(0, d, device=device))
-        if points.dim() != 2 or (self.kind == "sparse" and not len(points)):
-            raise ShapeError(
-                f"`inducing` must be a number or points (m, d), got shape {tuple(points.shape)}; pass at least one"
-            )
+        if points.dim() != 2:
+            raise ShapeError(f"`inducing` must be a number or points (m, d), got shape {tuple(points.shape)}")
         return points
 
     def points_like(self, x: Tensor) -> Tensor | None:

@@ -265,5 +265,5 @@ def test_rows_that_are_left_out_have_what_the_rows_have() -> None:
 
 def test_no_inducing_points_are_none() -> None:
     x, y, _ = table(40)
-    with pytest.raises(ShapeError, match="at least one"):
+    with pytest.raises(DomainError, match="at least 1"):
         read(model(), x, y, x[:0])
