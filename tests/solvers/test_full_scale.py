@@ -560,6 +560,23 @@ def test_float32_products_may_have_lost_it(residual: float, blamed: bool) -> Non
     assert run.candidate.may_be_tried(F64) == blamed
 
 
+class Slow(Asked):
+    """One that is far from its goal, with time and memory for a comparison."""
+
+    def excess(self) -> float:
+        return 1e6
+
+    def has_room_for(self, iterations: int, price: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("last", "begins"), [(1.2, True), (5.0, False)])
+def test_a_residual_that_rises_a_little_is_no_sign_of_rounding(last: float, begins: bool) -> None:
+    """The low rank of 200,000 rows in three dimensions gained nothing in 40 iterations, which nobody looked into."""
+    run = run_of([1.0 + (last - 1.0) * i / 20 for i in range(21)])
+    assert run.wants_residual(Slow([0.5], [0])) == begins  # type: ignore[arg-type]
+
+
 def test_a_comparison_begins_anew_with_sharper_products() -> None:
     """Where float32 products are found out in the middle of it, what they made of the candidate does not count."""
     run, solve = run_of([1.0]), Asked([0.5], [0])
