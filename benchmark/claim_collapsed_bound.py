@@ -91,7 +91,7 @@ def _bound(cell: Cell) -> Entry:
     theta = of.parameters.values()
     entry = _measured(lambda: -float(of(theta).value or 0.0), cell["repeats"])
     _, sums = of.bound()
-    with_trace = sums.lower + 0.5 * (sums.logs - sums.count * math.log(sums.noise)) - 0.5 * sums.left / sums.noise
+    with_trace = sums.lower + 0.5 * (sums.logs - sums.noise_logs - sums.left)
     wanted = _reference(x.numpy(), y.numpy(), z.numpy(), 1e-8)
     entry["value_error"] = abs(with_trace - wanted) / len(x)
     entry["gradient_norm"] = float(numpy.linalg.norm(of(theta).gradient))

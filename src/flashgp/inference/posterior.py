@@ -87,7 +87,7 @@ class Posterior:
         return self.state.x[..., :0, :]
 
     @property
-    def rows_kept(self) -> Any:
+    def _rows_kept(self) -> Any:
         """What `importance` is told from: all rows."""
         return self.state
 

@@ -142,12 +142,12 @@ class StreamedPosterior(ApproximatePosterior):
     ) -> Importance:
         """As `Posterior.importance`, of the random sample of the rows that every such posterior keeps."""
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.rows_kept, groups, settings)  # type: ignore[arg-type]  # all that it reads is there
+        return importance(self._rows_kept, groups, settings)  # type: ignore[arg-type]  # all that it reads is there
 
     @property
-    def rows_kept(self) -> RowsKept:
+    def _rows_kept(self) -> RowsKept:
         """What `importance` is told from: the random sample of the rows that the posterior keeps."""
-        return self.state.rows_kept
+        return self.state._rows_kept
 
     @property
     def empty_points(self) -> Tensor:

@@ -190,20 +190,21 @@ class StreamedBound:
         spread = torch.zeros_like(sums.gram)
         for residual, rows, noise, _ in blocks:
             white = _white(self.basis, residual, rows, noise.clamp_min(self.floor))
-            a, root = white.a, white.noise.rsqrt().unsqueeze(-1)
+            a, variance, root = white.a, white.noise, white.noise.rsqrt().unsqueeze(-1)
             h = white.residual.addmm_(a, weights, alpha=-1.0)
-            share = white.noise / (white.noise + white.left)
+            share = variance / (variance + white.left)
             slope = a @ inverse
             by_noise = h.square().sum(-1) + p * (torch.einsum("ij,ij->i", slope, a) - share)
             scaled = a * share.unsqueeze(-1)
             add_symmetric(spread, a, scaled)
             slope.mul_(-p).add_(scaled, alpha=p).addmm_(h, weights.mT).mul_(root)
+            del white, a, scaled  # a block each
             across = self.basis.pull_across(rows, slope)
-            by_diagonal = -0.5 * p * share / white.noise
+            by_diagonal = -0.5 * p * share / variance
             along = TorchTiles().diagonal_gradient(PairProblem(self.form, self.theta, rows), by_diagonal)
             self._add(across.cols, across.theta)
             self._add([None] * len(self.by_points), along.theta)
-            by_noise = torch.where(noise < self.floor, 0.0, 0.5 * by_noise / white.noise)
+            by_noise = torch.where(noise < self.floor, 0.0, 0.5 * by_noise / variance)
             by_noise = by_noise if len(noise) == rows.count else by_noise.sum(0, keepdim=True)
             yield Slopes(-h * root, by_noise, summed(across.rows, along.rows))
         spread = spread.tril() + spread.tril(-1).mT
