@@ -181,7 +181,8 @@ class ComparisonRun(Comparison):
             return False
         if not count or count % settings.interval:
             return False
-        if self.recent_rate(settings.interval // 2) >= 1.0 and solve.dtype != torch.float64:
+        grown = self.sizes[-1] > settings.growth * self.sizes[0]
+        if grown and self.recent_rate(settings.interval // 2) >= 1.0 and solve.dtype != torch.float64:
             return False  # rounding may be to blame, which would judge the other one too: float64 comes first
         rate = self.rate()
         left = iterations_left(rate, solve.excess())
