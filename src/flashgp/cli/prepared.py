@@ -23,6 +23,7 @@ __all__ = ["DTYPES", "Prepared", "plan_summary", "prepare_table"]
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 Prepared = PreparedTable | PreparedRows
 _METHODS = {
+    "auto": "exact where its plan keeps to the limits, else an approximation: the report says which and why",
     "sparse": "approximation by inducing points, their collapsed bound",
     "full_scale": "full-scale approximation: inducing points, and block Vecchia on what they leave",
 }
@@ -95,7 +96,7 @@ def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
     plan = prepared.plan
     if plan is None:
         kind = "sparse" if isinstance(prepared, PreparedRows) else prepared.settings.approximation
-        return [("method", _METHODS.get(str(kind), f"approximation {kind}"))]
+        return [("method", _METHODS[str(kind)])]
     if plan.route in FACTORED:
         how = f"Cholesky factor in {plan.dtype}" + (", corrected in float64" if plan.route == "refined" else "")
     else:
