@@ -280,7 +280,8 @@ def test_killed_and_resumed_is_the_fit_that_was_not(tmp_path: Path) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not again.exists() or process.returncode == 0
+    if again.exists():  # the kill came between the model and the end of the process
+        fgp.load(again)
     on = subprocess.run(command(pattern, again, "--checkpoint", checkpoint), **options)
     first, second = json.loads(done.stdout), json.loads(on.stdout)
     assert second["parameters"] == first["parameters"]
