@@ -471,7 +471,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if groups is None and hasattr(self, "feature_names_in_"):
             groups = {str(name): j for j, name in enumerate(self.feature_names_in_)}
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.posterior_._rows_kept, groups, settings, self._units.mean_of)
+        return importance(self.posterior_.state.rows_kept, groups, settings, self._units.mean_of)
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False

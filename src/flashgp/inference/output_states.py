@@ -8,6 +8,7 @@ are one `State` with as many right-hand sides.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -46,6 +47,11 @@ class OutputStates:
     def like(self) -> tuple[Tensor, Tensor]:
         """x and y whose width, dtypes and device those of new rows have."""
         return self.x, self.y
+
+    @property
+    def rows_kept(self) -> Any:
+        """The rows that importance and plots are told from: all."""
+        return self
 
     @property
     def rows(self) -> Rows:

@@ -82,11 +82,6 @@ class Posterior:
         return self.state.y.clone()
 
     @property
-    def _rows_kept(self) -> Any:
-        """What `importance` is told from: all rows."""
-        return self.state
-
-    @property
     def factor(self) -> TriangularFactor | None:
         """The Cholesky factor of K + noise; None without data, or where iterative solves made the weights. To be
         read: it is no copy, which would take n^2 numbers.
@@ -336,7 +331,8 @@ class Posterior:
             >>> found.names[found.order[0]], bool(found.rmse[0] > 10.0 * found.rmse[1])
             ('hour', True)
         """
-        return importance(self.state, groups, ImportanceSettings(rows=rows, permutations=permutations, seed=seed))
+        settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
+        return importance(self.state.rows_kept, groups, settings)
 
     def __repr__(self) -> str:
         units = f", of {self.units}" if self.units else ""

@@ -154,6 +154,11 @@ class State:
         """x and y whose width, dtypes and device those of new rows have."""
         return self.x, self.y
 
+    @property
+    def rows_kept(self) -> Any:
+        """The rows that importance and plots are told from: all."""
+        return self
+
     # -- the rows that are computed with --------------------------------------------------------------------------
     @property
     def points(self) -> Float[Tensor, "*batch u d"]:

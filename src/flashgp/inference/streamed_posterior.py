@@ -1,6 +1,5 @@
 """StreamedPosterior: a posterior of rows that were read and are not held, behind the methods of every posterior."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from jaxtyping import Float64
@@ -10,14 +9,13 @@ from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.streamed.append import append, check_alike
 from flashgp.inference.streamed.left_out import leave_out
 from flashgp.inference.streamed.predictor import StreamedPaths, draw_paths, predict
 from flashgp.inference.streamed.rows import noise_of
-from flashgp.inference.streamed.state import Bound, RowsKept, StreamedState
+from flashgp.inference.streamed.state import Bound, StreamedState
 from flashgp.sources.source import Held, held
 from flashgp.sources.survey import Block, row_variances
 
@@ -130,24 +128,6 @@ class StreamedPosterior(ApproximatePosterior):
 
     def __repr__(self) -> str:
         return f"{Posterior.__repr__(self)}\n{'lost':<18} {self.bound}"
-
-    # -- of the rows that are kept ------------------------------------------------------------------------------------
-    def importance(
-        self,
-        groups: Mapping[str, int | Sequence[int]] | None = None,
-        *,
-        rows: int | None = None,
-        permutations: int | None = None,
-        seed: int = 0,
-    ) -> Importance:
-        """As `Posterior.importance`, of the random sample of the rows that every such posterior keeps."""
-        settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self._rows_kept, groups, settings)  # type: ignore[arg-type]  # all that it reads is there
-
-    @property
-    def _rows_kept(self) -> RowsKept:
-        """What `importance` is told from: the random sample of the rows that the posterior keeps."""
-        return self.state._rows_kept
 
     # -- what asks for all rows ---------------------------------------------------------------------------------------
     @property

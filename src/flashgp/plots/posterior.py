@@ -72,7 +72,7 @@ def posterior_1d(
     import torch
 
     half_width(level)  # refuses what is no probability
-    kept, like = posterior._rows_kept, posterior.state.like[0]  # of rows that were read a sample
+    kept, like = posterior.state.rows_kept, posterior.state.like[0]  # of rows that were read a sample
     if kept.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
         raise ShapeError(
             f"`posterior` must be of one model with one output, got x of shape {tuple(kept.x.shape)} and outputs "

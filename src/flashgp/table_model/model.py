@@ -352,7 +352,7 @@ class TableModel:
                 )
             columns[name] = [places[one] for one in each]
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.posterior._rows_kept, columns, settings, scaling.mean_of)
+        return importance(self.posterior.state.rows_kept, columns, settings, scaling.mean_of)
 
     @property
     def posterior(self) -> Posterior:

@@ -113,6 +113,11 @@ class FullScaleState:
         return self.x, self.y
 
     @property
+    def rows_kept(self) -> Any:
+        """The rows that importance and plots are told from: all."""
+        return self
+
+    @property
     def batch_shape(self) -> torch.Size:
         return torch.Size()
 

@@ -101,7 +101,7 @@ class StreamedState:
         return not self.prior_of_rows.likelihood.rows_alike
 
     @property
-    def _rows_kept(self) -> "RowsKept":
+    def rows_kept(self) -> Any:
         """The sample, with the prior of its rows. Raises: DomainError where the likelihood knows rows one by one."""
         if self.knows_rows:
             raise DomainError(
