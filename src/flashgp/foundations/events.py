@@ -319,6 +319,7 @@ class EventKind(Enum):
     LENGTHSCALES_RESET = (
         "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."
     )
+    NOISE_RESET = "A restart with the noise reset, which had vanished, found a better optimum, by {gain:.3g} nats."
     ROWS_PASSED_OVER = "The stage of {rows:n row} was skipped, no gradient could be had: {error}"
     SEARCHED_BY_VALUES = "Fisher scoring had no gradient to begin with ({error}): L-BFGS-B took {rows:n row} instead."
     NO_GRADIENT = (

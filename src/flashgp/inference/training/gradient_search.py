@@ -9,7 +9,7 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
-from flashgp.inference.training.history import Factors, Measure, Recorder, Run
+from flashgp.inference.training.history import Factors, Measure, Recorder, Reset, Run
 from flashgp.inference.training.objective import Objective
 from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import StochasticSettings
@@ -129,7 +129,7 @@ class GradientSearch:
     def _accept(self, theta: Array) -> None:
         """Record an accepted vector: an interruption returns it, unless it is an extrapolation without a step since, or
         of a run that may end worse than the one before it."""
-        if not (self._extrapolated or self.name.reset):
+        if not (self._extrapolated or self.name.reset is not Reset.NONE):
             self.recorder.reached = theta
         self._extrapolated, self._last = False, self._seen
 

@@ -36,6 +36,14 @@ class Stage(enum.Enum):
     APPROXIMATE = "approximate"
 
 
+class Reset(enum.Enum):
+    """What a search that begins once more from an optimum has put back to its start."""
+
+    NONE = ""
+    LENGTHSCALES = ", lengthscales reset"
+    NOISE = ", noise reset"
+
+
 class Factors(enum.Enum):
     """What estimated gradients are solved with: no factor, one in float32, one in float64."""
 
@@ -51,11 +59,11 @@ class Run:
 
     stage: Stage
     number: int = 0
-    reset: bool = False
+    reset: Reset = Reset.NONE
     factors: Factors = Factors.NONE
 
     def __str__(self) -> str:
-        return f"{self.stage.value} {self.number}{', lengthscales reset' * self.reset}{self.factors.value}"
+        return f"{self.stage.value} {self.number}{self.reset.value}{self.factors.value}"
 
 
 @dataclass(frozen=True)

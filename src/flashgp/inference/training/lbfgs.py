@@ -8,7 +8,7 @@ import numpy
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.threads import quiet_openblas
-from flashgp.inference.training.history import Recorder, Run, Stage
+from flashgp.inference.training.history import Recorder, Reset, Run, Stage
 from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import SearchSettings
@@ -89,7 +89,7 @@ def retry_with_reset_lengthscales(
     changed, count = objective.parameters.with_lengthscales_reset(theta, settings.reset_ratio)
     if count == 0:
         return
-    again = dataclasses.replace(run, reset=True)
+    again = dataclasses.replace(run, reset=Reset.LENGTHSCALES)
     minimise(objective, changed, again, recorder, settings, max_iterations)
     after = recorder.best_of(stage)
     assert after is not None

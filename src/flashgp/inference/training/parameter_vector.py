@@ -1,7 +1,7 @@
 """The unconstrained values of all trainable tensors of a prior as one flat vector: bounds, units, starting values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -125,14 +125,13 @@ class ParameterVector:
 
     def with_lengthscales_reset(self, theta: Array, ratio: float) -> tuple[Array, int]:
         """A vector with every lengthscale that is longer than so many times its start put back to it; how many."""
-        changed, count = theta.copy(), 0
-        for slot in self.slots:
-            start = slot.start() if slot.positive and slot.role is not None and slot.role.input_scale else None
-            if start is not None:
-                long = theta[slot.entries] > start + math.log(ratio)
-                changed[slot.entries][long] = start[long]
-                count += int(long.sum())
-        return changed, count
+        long = [slot for slot in self.slots if slot.role is not None and slot.role.input_scale]
+        return _reset(theta, long, lambda values, start: values > start + math.log(ratio))
+
+    def with_noise_reset(self, theta: Array, share: float) -> tuple[Array, int]:
+        """The same with every noise variance that is less than such a share of its start."""
+        noise = [slot for slot in self.slots if slot.name.startswith("likelihood")]
+        return _reset(theta, noise, lambda values, start: values < start + math.log(share))
 
     def bounds(self) -> tuple[Array, Array]:
         """Lower and upper bounds, (p,) each, infinite for none."""
@@ -178,3 +177,15 @@ class ParameterVector:
             name, size = slot.name.removesuffix(".raw"), slot.tensor.numel()
             names += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
         return names
+
+
+def _reset(theta: Array, slots: Iterable[Slot], lost: Callable[[Array, Array], Array]) -> tuple[Array, int]:
+    """A vector whose positive entries of some slots are at their starts where they are lost; how many."""
+    changed, count = theta.copy(), 0
+    for slot in slots:
+        start = slot.start() if slot.positive else None
+        if start is not None:
+            where = lost(theta[slot.entries], start)
+            changed[slot.entries][where] = start[where]
+            count += int(where.sum())
+    return changed, count

@@ -23,6 +23,8 @@ class SearchSettings:
         min_decrease: nats; L-BFGS-B stops when a step improves the objective by less.
         max_gradient: or when no entry of the projected gradient is larger.
         reset_ratio: a lengthscale that ends longer than this times its start is reset in the last run.
+        reset_noise: a noise variance that ends below this share of its start is reset too: the gradient by its
+            logarithm vanishes there.
     """
 
     default_starts: int = StageSettings.default_starts
@@ -32,6 +34,7 @@ class SearchSettings:
     min_decrease: float = 1e-4
     max_gradient: float = 1e-2
     reset_ratio: float = 1.5
+    reset_noise: float = 1e-4
 
 
 @dataclass(frozen=True)

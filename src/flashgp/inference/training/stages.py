@@ -4,7 +4,8 @@
     more rows     up to three times as many each time: Fisher scoring with secant updates (fisher_scoring.py), from
                   the extrapolated optimum (extrapolation.py); the first curvature is the Fisher information of
                   400 rows (fisher_information.py), scaled by the number of rows; after the first of these stages once
-                  more with long lengthscales reset, since 400 rows prefer optima that ignore a column
+                  more with long lengthscales reset, since 400 rows prefer optima that ignore a column,
+                  and each stage whose noise vanished with the noise reset
     all rows      the same; or the first 2,000, from where searches by estimated gradients go on (stochastic.py)
 
 A search ends when one more step promises less nats per row than any prediction shows. Objectives without a Fisher
@@ -23,7 +24,7 @@ from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
 from flashgp.inference.training.fisher_scoring import Descent
 from flashgp.inference.training.gradient_search import GradientSearch
-from flashgp.inference.training.history import Recorder, Run, Stage
+from flashgp.inference.training.history import Recorder, Reset, Run, Stage
 from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
 from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
@@ -96,7 +97,9 @@ class ExactStages:
         if not ends:
             return starts[0]
         run, _, theta = min(ends, key=lambda end: self._on_all_rows(objective, *end[1:]))
-        if rows < self.last and not run.reset:  # few rows may send a parameter to where all rows have no gradient
+        if (
+            rows < self.last and run.reset is Reset.NONE
+        ):  # few rows may send a parameter to where all rows have no gradient
             reach = objective.parameters.reach(search.start_reach)
             theta = numpy.clip(theta, starts[run.number] - reach, starts[run.number] + reach)
         return theta
@@ -125,22 +128,30 @@ class ExactStages:
                 recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
                 continue
             if self.reset and trend.rows == few.rows:
-                descent = self._with_lengthscales_reset(search, few, descent)
+                descent = self._restarted(search, few, descent, Reset.LENGTHSCALES)
+            if self.reset:
+                descent = self._restarted(search, few, descent, Reset.NOISE)
             trend.add(descent.theta, size)
             curvature, recorder.reached = descent.curvature, descent.theta
         return trend.theta
 
-    def _with_lengthscales_reset(self, search: GradientSearch, few: LogJoint, descent: Descent) -> Descent:
-        """A descent from where long lengthscales are reset, if it ends better: first with the curvature of this one,
-        which knows little of columns that were ignored, then with that of where it ended."""
-        objective, recorder = search.objective, self.recorder
-        theta, count = objective.parameters.with_lengthscales_reset(descent.theta, self.search.reset_ratio)
+    def _restarted(self, search: GradientSearch, few: LogJoint, descent: Descent, reset: Reset) -> Descent:
+        """A descent from where long lengthscales, or a noise of nothing, are reset, if it ends better: first with the
+        curvature of this one, which knows little of columns that were ignored, then with that of where it ended.
+
+        Where few rows seem to have no noise, more rows show none: the gradient by its logarithm vanishes.
+        """
+        objective, recorder, parameters = search.objective, self.recorder, search.objective.parameters
+        if reset is Reset.NOISE:
+            theta, count = parameters.with_noise_reset(descent.theta, self.search.reset_noise)
+        else:
+            theta, count = parameters.with_lengthscales_reset(descent.theta, self.search.reset_ratio)
         if count == 0:
             return descent
-        recorder.phase = "resetting long lengthscales"
-        run, free = dataclasses.replace(search.name, reset=True), numpy.full_like(theta, math.inf)
+        recorder.phase = "resetting the noise" if reset is Reset.NOISE else "resetting long lengthscales"
+        run, free = dataclasses.replace(search.name, reset=reset), numpy.full_like(theta, math.inf)
         again = GradientSearch(objective, run, recorder, search.settings, (-free, free))
-        before = recorder.best[search.name][0]
+        before = min(recorder.best[one][0] for one in recorder.best if dataclasses.replace(one, reset=run.reset) == run)
         try:
             found = again.run(theta, descent.curvature)
             gain = before - recorder.best[run][0]
@@ -149,7 +160,10 @@ class ExactStages:
                 growth = objective.parameters.information_growth(objective.rows / few.rows)
                 found = again.run(found.theta, curvature.grown(growth))
                 gain = before - recorder.best[run][0]
-                recorder.note(Event(EventKind.LENGTHSCALES_RESET, lengthscales=count, gain=gain))
+                if reset is Reset.NOISE:
+                    recorder.note(Event(EventKind.NOISE_RESET, gain=gain))
+                else:
+                    recorder.note(Event(EventKind.LENGTHSCALES_RESET, lengthscales=count, gain=gain))
         except NotPositiveDefiniteError:
             return descent
         return dataclasses.replace(found, theta=recorder.best[run][1]) if gain > 0.0 else descent
