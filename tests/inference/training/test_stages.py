@@ -77,6 +77,15 @@ def test_stages_come_in_order() -> None:
     assert set(later[1:-1]) <= {"part 155, lengthscales reset"}
 
 
+def begins_at_its_start(recorder: Recorder, objective: LogJoint, reset: Reset, entry: int) -> bool:
+    """Whether the search after a reset begins where the data would have this entry."""
+    first = next(one for one in recorder.history if one.run.reset is reset)
+    slot = next(slot for slot in objective.parameters.slots if slot.entries.start <= entry < slot.entries.stop)
+    start = slot.start()
+    assert start is not None
+    return bool(first.theta[entry] == pytest.approx(start[entry - slot.entries.start]))
+
+
 @pytest.mark.parametrize("ignored", [True, False])
 def test_a_stage_finds_a_column_that_few_rows_ignored(ignored: bool) -> None:
     """From where its lengthscale is reset; meanwhile an interruption returns what was there before."""
@@ -102,6 +111,7 @@ def test_a_stage_finds_a_column_that_few_rows_ignored(ignored: bool) -> None:
     assert numpy.array_equal(recorder.reached, descent.theta)
     assert whole(found.theta).value - best < 0.5
     assert ("LENGTHSCALES_RESET" in kinds(recorder.events)) == ignored
+    assert not ignored or begins_at_its_start(recorder, whole, Reset.LENGTHSCALES, column.start)
 
 
 @pytest.mark.parametrize("vanished", [True, False])
@@ -126,6 +136,7 @@ def test_a_stage_finds_the_noise_that_few_rows_lost(vanished: bool) -> None:
     found = stages._restarted(search, whole, descent, Reset.NOISE)
     assert whole(found.theta).value - best < 0.5
     assert ("NOISE_RESET" in kinds(recorder.events)) == vanished
+    assert not vanished or begins_at_its_start(recorder, whole, Reset.NOISE, noise.start)
 
 
 def test_a_stage_without_a_gradient_is_passed_over() -> None:
