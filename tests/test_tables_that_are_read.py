@@ -250,8 +250,17 @@ def test_what_a_pattern_cannot_have_is_bad_usage(tmp_path: Path) -> None:
     for more in (("--test-fraction", 0.2), ("--split", 0), ("--no-header",), ("--approximation", "full_scale"),
                  ("--solver", "cg"), ("--dtype", "float32")):  # fmt: skip
         said = run("fit", pattern, "-t", "wave", *more, code=2).output
-        assert "error" in said
+        assert str(more[0]).removeprefix("--").removeprefix("no-") in said
+        assert "x and y" not in said, "the command line has neither"
     assert "pattern" in run("plan", pattern, "-t", "wave", code=2).output
+
+
+def test_a_pattern_is_not_predicted(tmp_path: Path) -> None:
+    pattern, model = written(tmp_path, table(60)), tmp_path / "m.safetensors"
+    run("fit", pattern, "-t", "wave", "--starts", 1, "-o", model)
+    said = run("predict", model, pattern, "-o", tmp_path / "p.csv", code=2).output
+    assert "predict its files one by one" in " ".join(said.split())
+    assert not (tmp_path / "p.csv").exists()
 
 
 @pytest.mark.parametrize("option", ["--out", "--report", "--checkpoint"])

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from flashgp.data.files import is_pattern
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.normal import half_width
 from flashgp.table import read_table, require_format, write_predictions
 from flashgp.table_model import TablePrediction
@@ -20,6 +22,11 @@ __all__ = ["run_predict"]
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     """Predict and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     began = time.perf_counter()
+    if is_pattern(options.table):
+        raise DomainError(
+            f"`TABLE` must be one table, which is held while it is predicted, got the pattern {options.table!r}; "
+            "predict its files one by one"
+        )
     if options.interval is not None:
         half_width(options.interval, "--interval")  # refuses what is no probability
     require_distinct({"MODEL": options.model, "TABLE": options.table, "--out": options.out})

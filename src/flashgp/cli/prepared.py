@@ -68,6 +68,11 @@ def _prepare_pattern(
             f"`{wrong}` is of one table that is held, got it beside the pattern {options.table!r}, whose files are "
             "read; leave it out"
         )
+    if options.approximation == "full_scale":
+        raise DomainError(
+            f"`--approximation` full_scale needs one table that is held, got the pattern {options.table!r}, whose "
+            "files are read; leave it out for inducing points, or name one file"
+        )
     parts = ParquetParts(options.table)
     prepared = prepare_rows(settings, parts, options.target, tuple(options.drop or ()), deadline)
     _say_prepared(options, prepared, console)
