@@ -262,6 +262,7 @@ def _with_exact_posterior(
     found = search(replace(options, deadline=options.deadline.before(reserved)))
     if not isinstance(found.posterior, ApproximatePosterior):
         return found  # approximation="auto" may well choose exact inference
+    found.posterior = cast(Posterior, None)  # n m numbers, which the solve may need
     interrupts: list[Event] = []
     settings = ConditionSettings(
         SolveSettings(options.seed, options.deterministic, options.tolerance), deadline=options.deadline,
