@@ -29,7 +29,7 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.streamed.fit import fit_streamed
 from flashgp.inference.streamed_posterior import StreamedPosterior
-from flashgp.inference.training.fit import Fitted, fit_prior
+from flashgp.inference.training.fit import Fitted, fit_prior, interrupted_message
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.progress_bar import shown_progress
@@ -272,11 +272,8 @@ def _with_exact_posterior(
     try:
         state = condition(found.gp, x, y, settings)
     except KeyboardInterrupt as stop:
-        raise FitInterrupted(
-            "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of "
-            "this exception: gp.condition(x, y) goes on from there",
-            gp=found.gp, history=found.history,
-        ) from stop  # fmt: skip
+        path = None if options.checkpoint is None else Path(options.checkpoint)
+        raise FitInterrupted(interrupted_message(path), gp=found.gp, history=found.history) from stop
     solved, searched = state.report, found.report
     report = replace(
         solved, iterations=searched.iterations, peak_bytes=max(solved.peak_bytes or 0, searched.peak_bytes or 0),

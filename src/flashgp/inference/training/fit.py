@@ -53,7 +53,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan, allowed_bytes
 
-__all__ = ["Fitted", "fit_prior", "mark_of", "problem_of", "report_search"]
+__all__ = ["Fitted", "fit_prior", "interrupted_message", "mark_of", "problem_of", "report_search"]
 
 S = TypeVar("S")  # a state of any kind
 
@@ -127,7 +127,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     try:
         state = condition(prior, x, y, conditioning)
     except KeyboardInterrupt as stop:
-        raise FitInterrupted(_interrupted_message(path), gp=prior, history=recorder.history) from stop
+        raise FitInterrupted(interrupted_message(path), gp=prior, history=recorder.history) from stop
     report.events += interrupts[:1]
     interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
     _report_answer(report, recorder, state, plan, problem.direct.workspace)
@@ -209,7 +209,7 @@ def problem_of(
     return Problem(prior, x, y, direct, roles, options.priors == "weak")
 
 
-def _interrupted_message(checkpoint: Path | None) -> str:
+def interrupted_message(checkpoint: Path | None) -> str:
     """What a Ctrl-C in the last solve leaves."""
     again = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
     return (
