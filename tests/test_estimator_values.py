@@ -521,3 +521,15 @@ def test_weights_are_repetitions_where_columns_have_noise_of_their_own() -> None
     assert values[0][0] == pytest.approx(values[1][0], rel=1e-9)
     np.testing.assert_allclose(values[0][1], values[1][1], rtol=1e-8)
     assert weighted.posterior_.gp.likelihood.outputs == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_tensors_count_as_their_numbers(dtype: torch.dtype) -> None:
+    """Also with a gradient, which numpy() refuses, and in bfloat16, which NumPy has not."""
+    x = torch.arange(12).reshape(6, 2).remainder(5).to(dtype)
+    y, weight = x.sum(1).double().sqrt(), torch.ones(6)
+    x, y = (t.requires_grad_() if t.is_floating_point() else t for t in (x, y))
+    model = fgp.GPRegressor(fgp.kernels.RBF(), optimise=False).fit(x, y, weight)  # type: ignore[arg-type]
+    plain = x.detach().double().numpy()
+    same = fgp.GPRegressor(fgp.kernels.RBF(), optimise=False).fit(plain, y.detach().numpy(), weight.numpy())
+    assert np.allclose(model.predict(x), same.predict(plain), rtol=1e-6)

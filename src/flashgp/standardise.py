@@ -91,7 +91,7 @@ class Scaling:
     """standardised = (value - shift) / scale, column by column of x, and for T(y).
 
     Takes NumPy arrays and torch tensors alike and returns what it was given; a transform takes and returns arrays. A
-    column that does not vary (beyond rounding) is only shifted.
+    column that does not vary (beyond rounding) is only shifted; a target that does not is scaled by its size.
 
     Fields:
         x_shift, x_scale: one number per column.

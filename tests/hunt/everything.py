@@ -6,6 +6,7 @@ from hunt.approximations import ApproximateCase
 from hunt.calls import CallCase
 from hunt.cases import Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import ChainCase
+from hunt.estimators import EstimatorCase
 from hunt.gradients import GradientCase
 from hunt.pieces import FitCase, LikelihoodCase, LinalgCase, StreamCase
 from hunt.specs import (
@@ -39,6 +40,7 @@ __all__ = [
     "Cosine",
     "Custom",
     "Each",
+    "EstimatorCase",
     "FitCase",
     "GradientCase",
     "LikelihoodCase",

@@ -12,6 +12,7 @@ from hunt.approximations import TABLES, ApproximateCase
 from hunt.calls import CALLS, WRONG, CallCase
 from hunt.cases import SHAPES, Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import OPERATIONS, UPDATES, ChainCase
+from hunt.estimators import EstimatorCase
 from hunt.gradients import GradientCase
 from hunt.layouts import CONTEXTS, LAYOUTS, WAYS
 from hunt.pieces import FitCase, LikelihoodCase, LinalgCase, StreamCase
@@ -333,6 +334,18 @@ def approximate_case(seed: int) -> ApproximateCase:
     )  # fmt: skip
 
 
+def estimator_case(seed: int) -> EstimatorCase:
+    r = Random(seed)
+    p = Points(seed, r.integer(1, 3), (), r.mostly("normal", *SHAPES), r.mostly(1.0, 1e-3, 1e3, 1e-8, 1e8))
+    standardise = r.mostly("both", "x", "y", "none", often=0.5)
+    in_units = p if standardise in ("y", "none") else replace(p, scale=1.0)
+    n = r.mostly(r.integer(2, 15), 1, r.integer(16, 40))
+    return EstimatorCase(
+        Kernels(r, in_units, custom=0.01).scaled(1.0, r.integer(0, 2)), p, n, r.integer(1, 6), r.log_uniform(1e-3, 1.0),
+        standardise, r.mostly(1.0, 1e-6, 1e6, 1e100), r.mostly("tensor", *LAYOUTS),
+    )  # fmt: skip
+
+
 KINDS = {
     "posterior": posterior_case,
     "operator": operator_case,
@@ -344,6 +357,7 @@ KINDS = {
     "stream": stream_case,
     "fit": fit_case,
     "approximate": approximate_case,
+    "estimator": estimator_case,
 }
 
 

@@ -158,7 +158,7 @@ def custom(name: str, x: Rounded, z: Rounded, scale: Rounded) -> Rounded:
 
 def prior_mean(mean: specs.Mean, x: Any, outputs: int) -> Rounded:
     """m(x), (n, outputs)."""
-    n = len(x)
+    n = x.shape[0]
     match mean.kind:
         case "zero":
             column = Rounded(numpy.zeros(n))
@@ -221,8 +221,8 @@ class Data:
 
     kernel: specs.Spec
     mean: specs.Mean
-    x: numpy.ndarray
-    y: numpy.ndarray
+    x: Any
+    y: Any
     noise: Rounded
     new_noise: Rounded
     updated: bool = False  # by appending and dropping, which may leave a drift of 100 sqrt(n) eps, eq. (M-113)
@@ -250,7 +250,7 @@ class Reference:
         if self.margin > 0.01:
             raise NotDefiniteError(f"first-order bounds do not hold: {self.margin:.1e}")
         m = prior_mean(data.mean, data.x, self.p)
-        self.residual = Rounded(data.y) - m
+        self.residual = rounded(data.y) - m
         self.alpha = solve(L, self.residual.value)
         self.d_alpha = abs(self.P) @ (self.F @ abs(self.alpha) + self.residual.error + abs(self.residual.value))
 

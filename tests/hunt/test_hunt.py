@@ -29,6 +29,7 @@ SHORT = {
     "stream": range(3),
     "fit": range(2),
     "approximate": range(6),
+    "estimator": range(40),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
+import torch
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
 from flashgp.estimator.refusals import NOT_NUMBERS, refuse_inexact, refuse_labels, refuse_repeated_columns
@@ -30,6 +31,7 @@ def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floati
         category that the training data have not, or a column that is missing.
     """
     array: npt.NDArray[np.floating]
+    X = _array_of_tensor(X)
     refuse_repeated_columns(X, "X")
     refuse_inexact(X, "X")
     encoding = getattr(estimator, "encoding_", None)
@@ -65,6 +67,7 @@ def training_rows(
     views of the caller's.
     Raises: ValueError as scikit-learn's checks do; ShapeError, DomainError naming the row and column.
     """
+    X, y, sample_weight = _array_of_tensor(X), _array_of_tensor(y), _array_of_tensor(sample_weight)
     for name, values in (("X", X), ("y", y)):
         refuse_repeated_columns(values, name)
     refuse_labels(y)
@@ -108,6 +111,14 @@ def training_rows(
         X, y, weight = X[counted], y[counted], weight[counted]
         kept[kept] = counted
     return X, y, weight, kept
+
+
+def _array_of_tensor(values: Any) -> Any:
+    """The numbers of a tensor, wherever it is and whether or not it has a gradient; everything else as it is."""
+    if not isinstance(values, torch.Tensor):
+        return values
+    plain = values.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def _weights(sample_weight: Any, n: int) -> Array | None:
