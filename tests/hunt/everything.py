@@ -29,6 +29,7 @@ from hunt.specs import (
     Sum,
     Warped,
 )
+from hunt.table_models import TableCase
 
 __all__ = [
     "ApproximateCase",
@@ -61,6 +62,7 @@ __all__ = [
     "SquaredExponential",
     "StreamCase",
     "Sum",
+    "TableCase",
     "Warped",
     "torch",
 ]

@@ -16,6 +16,7 @@ from hunt.estimators import EstimatorCase
 from hunt.gradients import GradientCase
 from hunt.layouts import CONTEXTS, LAYOUTS, WAYS
 from hunt.pieces import FitCase, LikelihoodCase, LinalgCase, StreamCase
+from hunt.table_models import FORMS, TableCase
 
 EXTRAS = (
     "log_marginal_likelihood", "leave_one_out", "representer_weights", "covariance", "joint_log_prob", "log_prob",
@@ -346,6 +347,15 @@ def estimator_case(seed: int) -> EstimatorCase:
     )  # fmt: skip
 
 
+def table_case(seed: int) -> TableCase:
+    r = Random(seed)
+    return TableCase(
+        seed, r.mostly(r.integer(4, 25), 3), r.integer(1, 4), r.integer(1, 6), r.mostly(1.0, 1e-6, 1e6, 1e-100, 1e100),
+        r.mostly(1.0, 1e-6, 1e6, 1e100), r.of("RBF()", "Matern(nu=1.5)", "Matern(nu=2.5) + Linear()", None),
+        r.of(*FORMS), r.of(*FORMS), r.chance(0.3), r.chance(0.4),
+    )  # fmt: skip
+
+
 KINDS = {
     "posterior": posterior_case,
     "operator": operator_case,
@@ -358,6 +368,7 @@ KINDS = {
     "fit": fit_case,
     "approximate": approximate_case,
     "estimator": estimator_case,
+    "table": table_case,
 }
 
 

@@ -30,6 +30,7 @@ SHORT = {
     "fit": range(2),
     "approximate": range(6),
     "estimator": range(40),
+    "table": range(10),
 }
 
 
