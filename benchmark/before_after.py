@@ -219,7 +219,7 @@ def solved(rows: int) -> tuple[float, float]:
     return seconds, float((post.predict(x_test[:500]).mean - y_test[:500]).square().mean().sqrt())
 
 
-for _n in (16_000, 24_000):
+for _n in (16_000, 36_000):
     row(f"conditioning at a low noise, {_n:,} rows of kin40k", "RMSE", long=True)(lambda n=_n: solved(n))
 
 

@@ -1,5 +1,7 @@
 """The covariance of observations as a system: every part of it against the dense float64 matrix."""
 
+import math
+
 import numpy
 import pytest
 import torch
@@ -57,7 +59,7 @@ def test_float64_tiles_follow_products_in_a_row() -> None:
     system, K = system_of(n)
     v = normal(n, 2)
     before = system.workspace.live_bytes
-    with system.keeping_float64(2):
+    with system.keeping_float64(2, gain=0.0):
         for dtype, due in ((F64, False), (F64, False), (F32, False), (F64, False), (F64, False), (F64, True)):
             found = system.multiply(v.to(dtype))
             assert kept(system) == due, "products in float32 begin the count anew"
@@ -79,7 +81,7 @@ def test_float64_tiles_round_like_products_computed_again() -> None:
     products = K.numpy()[some].astype(numpy.longdouble) * v[:, 0].numpy()
     truth = products.sum(1) + (system.noise * v[:, 0]).numpy()[some]
     again = system.multiply(v)
-    with system.keeping_float64(1):
+    with system.keeping_float64(1, gain=0.0):
         system.multiply(v)
         found = system.multiply(v)
     assert kept(system)
@@ -87,9 +89,10 @@ def test_float64_tiles_round_like_products_computed_again() -> None:
     assert error <= 2.5 * error_again
 
 
-@pytest.mark.parametrize("refusal", ["budget", "deadline", "bits"])
+@pytest.mark.parametrize("refusal", ["budget", "deadline", "bits", "gain"])
 def test_float64_tiles_are_not_made(refusal: str) -> None:
-    """Without room in the budget or time to make them; and where bits must not depend on a budget."""
+    """Without room in the budget or time to make them; where bits must not depend on a budget; and where computing K
+    again is about as quick as reading it."""
     n = 2 * STORED_ROWS + 200
     system, _ = system_of(n)
     if refusal == "budget":
@@ -97,7 +100,8 @@ def test_float64_tiles_are_not_made(refusal: str) -> None:
     if refusal == "deadline":
         system.workspace.deadline = Deadline.after(0.0)
     first = system.multiply(normal(n, 2))
-    with system.keeping_float64(1), deterministically(refusal == "bits"):
+    gain = math.inf if refusal == "gain" else 0.0
+    with system.keeping_float64(1, gain), deterministically(refusal == "bits"):
         found = [system.multiply(normal(n, 2)) for _ in range(4)]
     assert not kept(system)
     assert all(torch.equal(first, one) for one in found)

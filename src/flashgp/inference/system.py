@@ -13,6 +13,7 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import MemoryBudgetError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.profile_store import current_profile
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.stored import StoredTiles
@@ -22,6 +23,7 @@ from flashgp.solvers.contract import Index, System
 __all__ = ["CovarianceSystem"]
 
 F64 = torch.float64
+KEPT_GAIN = 1.5  # of products on float64 tiles, from which these are kept: docs/decisions/0010-solvers.md
 
 
 class CovarianceSystem(System):
@@ -59,6 +61,7 @@ class CovarianceSystem(System):
         self.tiles: StoredTiles | None = tiles if stored else None
         self._float64_tiles: StoredTiles | None = None
         self._patience = self._in_a_row = 0  # of float64 products
+        self._gain = KEPT_GAIN
         self._seconds = 0.0  # of the last product
         if stored and tiles is None:
             self.tiles = self._operator.stored_tiles(self.workspace)
@@ -85,10 +88,10 @@ class CovarianceSystem(System):
         return out.addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
 
     @contextlib.contextmanager
-    def keeping_float64(self, patience: int) -> Iterator[None]:
+    def keeping_float64(self, patience: int, gain: float = KEPT_GAIN) -> Iterator[None]:
         """While the block runs, float64 products after so many in a row run on float64 tiles, (M-98), where there is
-        room and time to make these."""
-        self._patience, self._in_a_row = patience, 0
+        room and time to make these, and reading them is so many times as quick as computing them again."""
+        self._patience, self._gain, self._in_a_row = patience, gain, 0
         try:
             yield
         finally:
@@ -100,7 +103,8 @@ class CovarianceSystem(System):
             needed, workspace = stored_bytes(self.count, F64), self.workspace
             free, later = min(workspace.room, available_bytes(self.device)), 2 * self._patience * self._seconds
             self._patience = 0  # they are made once, or never
-            if needed <= free and not workspace.deadline.passed(later):
+            reading = 2.0 * needed / current_profile().rates(self.device).copy_bytes  # a copy reads and writes
+            if needed <= free and self._seconds >= self._gain * reading and not workspace.deadline.passed(later):
                 with contextlib.suppress(MemoryBudgetError):  # what is free may be in pieces
                     self._float64_tiles = self._operator.stored_tiles(workspace, F64)
                     workspace.note(Event(EventKind.FLOAT64_TILES, bytes=needed))

@@ -82,7 +82,7 @@ class PreparedConjugateGradients(Prepared):
         progress.begin(rhs, start)
         with self.system.workspace.hold(8 * 8 * rhs.numel()):
             try:
-                ended = _Run(self, progress).stopped()
+                ended = _Run(self, progress, single=self.settings.single).stopped()
                 if ended is StopReason.STAGNATED:
                     ended = self._stagnated(progress)
             except KeyboardInterrupt:
@@ -114,7 +114,7 @@ class PreparedConjugateGradients(Prepared):
         correction = Progress(self.name, self.system, Goal(0.0, 0.5 * goal.energy), progress.limits, self._bound)
         correction.iterations, correction.passes = progress.iterations, progress.passes
         correction.begin(residual, None)
-        ended = _Run(self, correction).stopped()
+        ended = _Run(self, correction, single=False).stopped()  # float32 products have led no further
         progress.certify(columns, correction.value * correction.scale, residual, correction)
         return ended
 
@@ -154,14 +154,16 @@ class _Run:
     """One solve, eq. (M-80): columns are the open ones, x and r theirs in scaled units, r of the recurrence.
 
     It is the `SolveState` of a comparison of preconditioners.
+
+    Args: single, whether products begin in float32.
     """
 
-    def __init__(self, method: PreparedConjugateGradients, progress: Progress) -> None:
+    def __init__(self, method: PreparedConjugateGradients, progress: Progress, *, single: bool) -> None:
         self.method, self.progress = method, progress
         self.settings, self.space = method.settings, method.system.space
         self.comparison = method.preconditioner.comparison()
         self.active = self.comparison.begin_with() or method.preconditioner
-        self.dtype = torch.float32 if method.settings.single else F64
+        self.dtype = torch.float32 if single else F64
         self.last: _Directions | None = None
         self.Q: Tensor
         self.coefficients: Tensor
