@@ -338,13 +338,9 @@ class EventKind(Enum):
         "The search over {rows:n row} was rejected: under its parameters the first {first:n row} are {worse:.2g} nats "
         "each less likely, so its gradients were too rough. The parameters before it are kept."
     )
-    STAGE_BY_FACTORS = (
-        "The search over {rows:n row} by iterative solves made the first {first:n row} {worse:.2g} nats each less "
-        "likely, so its gradients were too rough. It was done again by factors."
-    )
     STAGE_WORSE = (
         "Under the parameters of {rows:n row}, the first {first:n row} are {worse:.2g} nats each less likely; kept, "
-        "since the gradients came from factors."
+        "since the gradients are as exact as asked for."
     )
     NOT_EXTRAPOLATED = "{rows:n row} had no gradient where fewer rows lead; their search began at the optimum of those."
     GRADIENTS_BY_FACTORS = (

@@ -13,7 +13,7 @@ from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature
 from flashgp.inference.training.gradient_search import GradientSearch
-from flashgp.inference.training.history import Factors, Recorder, Run, Stage
+from flashgp.inference.training.history import Recorder, Run, Solving, Stage
 from flashgp.inference.training.objective import Estimate, Evaluation
 from flashgp.inference.training.settings import StochasticSettings
 
@@ -86,7 +86,7 @@ def test_no_further_than_it_may() -> None:
 class Quadratic:
     """A made-up objective of which only gradients are known: a parabola around a minimum."""
 
-    rows, probes, factors, cost_power = 400, PROBES, Factors.NONE, 2
+    rows, probes, solving, cost_power = 400, PROBES, Solving.ITERATIONS, 2
     problem = SimpleNamespace(direct=SimpleNamespace(workspace=Workspace()))
     parameters = SimpleNamespace(
         bounds=lambda: (-FAR, FAR),

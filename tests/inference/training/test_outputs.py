@@ -9,7 +9,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
 from flashgp.inference.replicates import equal_rows, join
-from flashgp.inference.training.history import Factors
+from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import LogJoint
 from inference.training.tables import SETTINGS, objectives, planned, problem, table
@@ -66,8 +66,8 @@ def test_the_objective_is_the_sum_over_outputs(n: int, general: bool, joined: bo
         numpy.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-9 * abs(wanted["value"]))
 
 
-@pytest.mark.parametrize("factors", [Factors.NONE, Factors.SINGLE])
-def test_estimated_gradients_are_unbiased_for_each_output(factors: Factors) -> None:
+@pytest.mark.parametrize("factors", [Solving.ITERATIONS, Solving.FLOAT32_FACTOR])
+def test_estimated_gradients_are_unbiased_for_each_output(factors: Solving) -> None:
     """(M-102), within four standard errors."""
     x, y = two(120)
     gp = together()
@@ -76,7 +76,7 @@ def test_estimated_gradients_are_unbiased_for_each_output(factors: Factors) -> N
     wanted, found = exact(theta).gradient, []
     for seed in range(12):
         _, large = objectives(gp, x, y, seed=seed)
-        large.use_factors(factors)
+        large.solve_by(factors)
         found.append(large(theta).gradient)
         again = large(theta + 1e-9).gradient
         assert numpy.allclose(again, found[-1], rtol=1e-2, atol=1e-2), "the same probes until they are refreshed"

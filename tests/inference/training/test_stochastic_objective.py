@@ -12,7 +12,7 @@ from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_information import fisher_information
-from flashgp.inference.training.history import Factors, TimeUp
+from flashgp.inference.training.history import Solving, TimeUp
 from flashgp.inference.training.settings import EstimateSettings
 from flashgp.planner import training
 from flashgp.solvers.settings import ComparisonSettings, SolveSettings
@@ -174,7 +174,7 @@ def test_a_factor_takes_over_when_iterations_take_as_long():
     exact, large = objectives(gp, x, y, factor_passes=1, probes=64)
     theta = exact.parameters.values()
     wanted, found = exact(theta).gradient, large(theta).gradient
-    assert large.factors is Factors.SINGLE
+    assert large.solving is Solving.FLOAT32_FACTOR
     assert Event(EventKind.GRADIENTS_BY_FACTORS) in large.problem.direct.workspace.events
     assert numpy.linalg.norm(found - wanted) < 0.15 * numpy.linalg.norm(wanted)
     _, few = objectives(gp, x, y, factor_passes=1, probes=8)
@@ -182,7 +182,7 @@ def test_a_factor_takes_over_when_iterations_take_as_long():
     assert few.probes == EstimateSettings().factor_probes == training.FACTOR_COLUMNS - 1, "planned, and better"
 
 
-@pytest.mark.parametrize("factors", [Factors.SINGLE, Factors.DOUBLE])
+@pytest.mark.parametrize("factors", [Solving.FLOAT32_FACTOR, Solving.FLOAT64_FACTOR])
 def test_solves_with_a_factor_go_by_the_settings_of_solves(factors):
     """One that reaches no goal ends after the iterations that its window for progress allows."""
     x, y = table(150)
@@ -190,7 +190,7 @@ def test_solves_with_a_factor_go_by_the_settings_of_solves(factors):
     for window in (3, 12):
         solving = SolveSettings(stagnation_window=window, followed_share=0.0)
         _, large = objectives(prior(), x, y, limits={"solving": solving, **ENDLESS})
-        large.use_factors(factors)
+        large.solve_by(factors)
         large(large.parameters.values())
         taken.append(large.iterations)
     assert taken[0] < taken[1], taken
@@ -202,7 +202,7 @@ def test_float64_factors_where_float32_has_none():
     exact, large = objectives(smooth_prior(), x, y, factor_passes=1, probes=64)
     theta = exact.parameters.values()
     wanted, found = exact(theta).gradient, large(theta).gradient
-    assert large.factors is Factors.DOUBLE
+    assert large.solving is Solving.FLOAT64_FACTOR
     events = large.problem.direct.workspace.events
     assert Event(EventKind.GRADIENTS_FLOAT64_FACTORS, corrections=None) in events
     assert numpy.linalg.norm(found - wanted) < 0.15 * numpy.linalg.norm(wanted)
@@ -223,20 +223,20 @@ def test_where_no_float64_factor_fits_a_float32_one_goes_on_with_a_jitter():
     workspace = large.problem.direct.workspace
     workspace.budget_bytes = 8 * 600 * 600 - 1
     assert numpy.isfinite(large(large.parameters.values()).gradient).all()
-    assert large.factors is Factors.DOUBLE
+    assert large.solving is Solving.FLOAT64_FACTOR
     assert any(event.kind is EventKind.FACTOR_SHIFTED for event in workspace.events)
 
 
 def test_float64_factors_after_many_corrections():
     x, y = table(150)
     for limits, factors, rough in (
-        ({}, Factors.SINGLE, False),
-        ({"rough_corrections": 0}, Factors.SINGLE, True),
-        ({"double_after": -1}, Factors.DOUBLE, True),
+        ({}, Solving.FLOAT32_FACTOR, False),
+        ({"rough_corrections": 0}, Solving.FLOAT32_FACTOR, True),
+        ({"double_after": -1}, Solving.FLOAT64_FACTOR, True),
     ):
         _, large = objectives(prior(), x, y, factor_passes=1, limits=limits)
-        large.use_factors()
+        large.solve_by()
         large(large.parameters.values())
-        assert large.factors is factors
+        assert large.solving is factors
         assert large.rough_factors is rough
         assert 0 < large.corrections <= EstimateSettings().rough_corrections

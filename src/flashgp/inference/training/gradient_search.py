@@ -9,7 +9,7 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
-from flashgp.inference.training.history import Factors, Measure, Recorder, Reset, Run
+from flashgp.inference.training.history import Measure, Recorder, Reset, Run, Solving
 from flashgp.inference.training.objective import Objective
 from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import StochasticSettings
@@ -29,7 +29,7 @@ class GradientSearch:
 
     Args:
         objective: of the rows searched.
-        run: its name; the factors that the objective takes are added.
+        run: its name; what the objective is solved by is added.
         recorder: of all evaluations.
         settings: of which scoring.max_gradients limits one descent.
         window: lower and upper bounds beside those of the parameters.
@@ -95,7 +95,7 @@ class GradientSearch:
             self.bounds,
             sufficient=sufficient,
             settings=scoring,
-            scales=lambda: self.objective.factors is not Factors.NONE,
+            scales=lambda: self.objective.solving is not Solving.ITERATIONS,
             accepted=lambda scaled: self._accept(scaled * unit),
         )
         model = dataclasses.replace(descent.curvature, matrix=descent.curvature.matrix / square)
@@ -105,8 +105,8 @@ class GradientSearch:
 
     @property
     def _run(self) -> Run:
-        """The run of the next record; its factors tell a resumed fit when they took over."""
-        return dataclasses.replace(self.name, factors=self.objective.factors)
+        """The run of the next record; what gradients are solved by tells a resumed fit when that took over."""
+        return dataclasses.replace(self.name, solving=self.objective.solving)
 
     def _gradient(self, theta: Array) -> Gradient:
         """The gradient in scaled units, recorded; a failure is recorded too."""

@@ -17,7 +17,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
 
-__all__ = ["Factors", "HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Stage", "TimeUp"]
+__all__ = ["HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Solving", "Stage", "TimeUp"]
 
 log = logging.getLogger("flashgp.fit")
 Measure = Literal["log joint", "gain"]
@@ -44,12 +44,19 @@ class Reset(enum.Enum):
     NOISE = ", noise reset"
 
 
-class Factors(enum.Enum):
-    """What estimated gradients are solved with: no factor, one in float32, one in float64."""
+class Solving(enum.Enum):
+    """What estimated gradients are solved by, from the quickest to the one that serves last: iterations with float32
+    products, with float64 ones, such that ended before their goal, and a factor in float32 or float64."""
 
-    NONE = ""
-    SINGLE = ", by factors"
-    DOUBLE = ", by float64 factors"
+    ITERATIONS = ""
+    FLOAT64_ITERATIONS = ", in float64"
+    ROUGH_ITERATIONS = ", roughly"
+    FLOAT32_FACTOR = ", by factors"
+    FLOAT64_FACTOR = ", by float64 factors"
+
+    @property
+    def by_factor(self) -> bool:
+        return self in (Solving.FLOAT32_FACTOR, Solving.FLOAT64_FACTOR)
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,10 @@ class Run:
     stage: Stage
     number: int = 0
     reset: Reset = Reset.NONE
-    factors: Factors = Factors.NONE
+    solving: Solving = Solving.ITERATIONS
 
     def __str__(self) -> str:
-        return f"{self.stage.value} {self.number}{self.reset.value}{self.factors.value}"
+        return f"{self.stage.value} {self.number}{self.reset.value}{self.solving.value}"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.parameter_rows import prior_texts
 from flashgp.inference.prior import Prior
 from flashgp.inference.threads import one_thread
-from flashgp.inference.training.history import Factors
+from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import RoleStart
 from flashgp.inference.training.parameter_vector import ParameterVector
 
@@ -100,11 +100,11 @@ class Evaluation:
 class Objective(ABC):
     """A function of the flat vector of a problem's parameters, to be minimised.
 
-    Fields: problem; parameters, the vector; rows, of the problem; factors and probes, by which gradients are estimated:
+    Fields: problem; parameters, the vector; rows, of the problem; solving and probes, by which gradients are estimated:
     none and infinitely many for exact ones.
     """
 
-    factors: Factors = Factors.NONE
+    solving: Solving = Solving.ITERATIONS
     probes: float = math.inf
 
     def __init__(self, problem: Problem) -> None:
@@ -133,8 +133,8 @@ class Objective(ABC):
     def refresh(self, anchor: Array) -> None:  # noqa: B027 - exact objectives have none
         """New random numbers from the next evaluation on, those that depend on parameters drawn at `anchor`."""
 
-    def use_factors(self, factors: Factors = Factors.SINGLE) -> None:  # noqa: B027
-        """Gradients by factors from now on, where they are estimated."""
+    def solve_by(self, factors: Solving = Solving.FLOAT32_FACTOR) -> None:  # noqa: B027
+        """Gradients by that, or what serves later, from now on, where they are estimated."""
 
 
 class ParameterPriors:

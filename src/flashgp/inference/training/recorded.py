@@ -6,7 +6,7 @@ import math
 import numpy
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
-from flashgp.inference.training.history import Factors, Recorder, Run
+from flashgp.inference.training.history import Recorder, Run, Solving
 from flashgp.inference.training.objective import Evaluation, Objective
 
 __all__ = ["recalled_or_computed"]
@@ -15,14 +15,14 @@ __all__ = ["recalled_or_computed"]
 def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:
     """The evaluation at a vector, which the caller records; that there is none is recorded here.
 
-    Args: run: its name; the factors that the objective takes are added, and those of a checkpoint taken over.
+    Args: run: its name; what the objective is solved by is added, and that of a checkpoint taken over.
     Raises: NotPositiveDefiniteError, ConvergenceError; TimeUp.
     """
     known = None
-    for factors in dict.fromkeys((objective.factors, Factors.SINGLE, Factors.DOUBLE)):
-        known = recorder.evaluations.recall(str(dataclasses.replace(run, factors=factors)), theta)
+    for solving in dict.fromkeys((objective.solving, *Solving)):
+        known = recorder.evaluations.recall(str(dataclasses.replace(run, solving=solving)), theta)
         if known is not None:
-            objective.use_factors(factors)
+            objective.solve_by(solving)
             break
     try:
         if known is None:
@@ -35,6 +35,6 @@ def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, r
         if not numpy.isfinite(evaluation.gradient).all():
             raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
     except (NotPositiveDefiniteError, ConvergenceError):
-        recorder.record_failure(dataclasses.replace(run, factors=objective.factors), theta)
+        recorder.record_failure(dataclasses.replace(run, solving=objective.solving), theta)
         raise
     return evaluation

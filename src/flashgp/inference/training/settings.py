@@ -75,7 +75,6 @@ class EstimateSettings:
         solve_error: at which a solve ends, |e|_A / sqrt(n), (M-106).
         residual_goal: relative; no less is asked for, also where no noise bounds the error.
         max_iterations: of a solve with a factor, or without one where none fits.
-        precise_passes: float32 passes that take as long as one in float64.
         factor_slack: of the error bound (M-83) of a factor, which is a thousand times an estimate of the error.
         double_after: iterations with a float32 factor beyond which it is made in float64.
         rough_corrections: iterations with a float32 factor beyond which the posterior takes a float64 one.
@@ -91,7 +90,6 @@ class EstimateSettings:
     solve_error: float = 0.03
     residual_goal: float = 1e-9
     max_iterations: int = 10_000
-    precise_passes: int = 8
     factor_slack: float = 4.0
     double_after: int = 8
     rough_corrections: int = 2
@@ -110,13 +108,15 @@ class StochasticSettings:
         step_share: of the p / (2 S) nats that the estimate costs: a step that promises less is not taken.
         min_gain: nats; nor one that promises less than this.
         negligible_gain: nats per row that no prediction shows.
-        negligible_gain_by_factors: the same where an estimated gradient takes a factor.
+        negligible_gain_in_float64, negligible_gain_by_factors: the same where an estimated gradient takes iterations
+            with float64 products, or a factor.
         negligible_gain_by_values: the same of exact gradients.
         stage_ratio: of rows, at most, from one stage of exact gradients to the next.
         max_parameters: whose Fisher information is drawn; models of more take L-BFGS-B.
         part_ratio: of rows, from one part to the next.
         part_gradients: of one part, at most.
         min_part_ratio: rows that follow, over those of a part that is put in because of factors.
+        doubled_rows: of a part, from which another is put in: with fewer, gradients of all rows are cheap.
         max_drop: nats per row by which the exact likelihood of the first rows may fall.
         reach: of a positive parameter from its value on the first rows, in logarithms.
         min_factor_passes: passes over the pairs of a part before a factor may take over.
@@ -131,6 +131,7 @@ class StochasticSettings:
     step_share: float = 0.5
     min_gain: float = 0.02
     negligible_gain: float = 3e-4
+    negligible_gain_in_float64: float = 5e-4
     negligible_gain_by_factors: float = 1e-3
     negligible_gain_by_values: float = 1e-4
     stage_ratio: float = StageSettings.stage_ratio
@@ -138,6 +139,7 @@ class StochasticSettings:
     part_ratio: int = StageSettings.part_ratio
     part_gradients: int = 15
     min_part_ratio: float = 1.5
+    doubled_rows: int = 8000
     max_drop: float = 0.1
     reach: float = math.log(30.0)
     min_factor_passes: int = 10

@@ -1,8 +1,8 @@
 """The stages of a fit of many rows after its first ones (stages.py): to the optimum of all rows by estimated gradients.
 
-    parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a part needs
-                 factors, those that follow begin with them, and one of twice its rows is inserted; from the second
-                 on a search begins at the extrapolated optimum          (extrapolation.py)
+    parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a large part
+                 needs factors, one of twice its rows is inserted; from the second on a search begins at the
+                 extrapolated optimum                                    (extrapolation.py)
     all rows     Fisher scoring with secant updates (fisher_scoring.py); its first curvature is that of the first rows,
                  scaled by the number of rows; its gradients are estimates (stochastic_objective.py)
 
@@ -22,7 +22,7 @@ from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
 from flashgp.inference.training.fisher_scoring import Curvature, Descent
 from flashgp.inference.training.gradient_search import GradientSearch
-from flashgp.inference.training.history import Factors, Recorder, Run, Stage
+from flashgp.inference.training.history import Recorder, Run, Solving, Stage
 from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 
@@ -64,11 +64,13 @@ class StochasticFit:
         # Estimates may carry a positive parameter so far: where the likelihood is flat no curvature holds them.
         window = theta - reach, theta + reach
         trend = Trend(theta, count, self.settings)
-        sizes = list(self.parts)
+        sizes, before = list(self.parts), None
         while sizes:
             size = sizes.pop(0)
             recorder.begin(size)
             part = self.objective.on_part(size)
+            if before is not None:
+                part.begin_as(before)
             settings = self.settings.limited(self.settings.part_gradients)
             search = GradientSearch(part, Run(Stage.PART, size), recorder, settings, window)
             try:
@@ -76,14 +78,16 @@ class StochasticFit:
             except NotPositiveDefiniteError as error:
                 recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
                 continue
-            if part.factors is not Factors.NONE:
-                self.objective.use_factors(part.factors)
+            if part.solving.by_factor and size >= self.settings.doubled_rows:
                 sizes = with_factored_part(sizes, size, n, self.settings.min_part_ratio)
+            before = part
             if descent is not None:
                 trend.add(descent.theta, size)
                 curvature, recorder.reached = descent.curvature, descent.theta
             else:
                 recorder.reached = trend.theta
+        if before is not None:
+            self.objective.begin_as(before)
         recorder.begin(n)
         settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
         search = GradientSearch(self.objective, Run(Stage.ALL_ROWS), recorder, settings, window)
@@ -99,10 +103,8 @@ class StochasticFit:
     def _descended(
         self, search: GradientSearch, trend: Trend, curvature: Curvature, before: Array, *, redraw: bool = False
     ) -> Descent | None:
-        """A search that the exact likelihood of the first rows agrees with; None where none does.
-
-        One by iterative solves that makes these rows much less likely than `before` is done again by factors, where
-        they fit.
+        """A search, and what the exact likelihood of the first rows says of its end: None where its gradients were
+        rough and these rows are much less likely than at `before`.
 
         Args: redraw: whether an end that depends on the probes is searched once more with others.
         Raises: NotPositiveDefiniteError.
@@ -118,16 +120,11 @@ class StochasticFit:
         if worse <= self.settings.max_drop:
             return descent
         fields = {"rows": objective.rows, "first": self.first_rows.rows, "worse": worse}
-        if objective.factors is not Factors.NONE:  # probes of the model itself are not rough
+        if objective.solving is not Solving.ROUGH_ITERATIONS:
             self.recorder.note(Event(EventKind.STAGE_WORSE, **fields))
             return descent
-        if self.objective.options.factor_passes is None:
-            self._warn(Event(EventKind.STAGE_REJECTED, **fields))
-            return None
-        self.recorder.note(Event(EventKind.STAGE_BY_FACTORS, **fields))
-        self.recorder.reached = trend.theta
-        objective.use_factors()
-        return self._descended(search, trend, curvature, before, redraw=redraw)
+        self._warn(Event(EventKind.STAGE_REJECTED, **fields))
+        return None
 
     def _drop(self, descent: Descent, before: Array) -> float:
         """By how many nats each of the first rows is less likely where a search ended; infinity where nothing tells."""

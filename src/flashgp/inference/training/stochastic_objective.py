@@ -41,7 +41,7 @@ from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
 from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.threads import one_thread
-from flashgp.inference.training.history import Factors, TimeUp
+from flashgp.inference.training.history import Solving, TimeUp
 from flashgp.inference.training.objective import Estimate, Evaluation, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.operators.covariance import CovarianceOperator
@@ -86,21 +86,6 @@ class EstimateOptions:
     probes: int | None = None
 
 
-class _RoundedSystem(CovarianceSystem):
-    """The same with float64 products rounded to float32 too: enough while training, and as quick.
-
-    Fields: rounded, whether they are.
-    """
-
-    rounded = True
-
-    def multiply(self, v: Tensor) -> Tensor:
-        if v.dtype != torch.float64 or not self.rounded:
-            return super().multiply(v)
-        size = v.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
-        return super().multiply((v / size).float()).double() * size
-
-
 @dataclass
 class _Matrix:
     """What the gradients of one covariance matrix leave to the next one.
@@ -126,7 +111,7 @@ class EstimatedLogJoint(LogJoint):
         settings: numbers that tune it.
         options: what the plan says.
     Fields: probes, of one gradient; iterations and passes over the pairs of all solves so far; residual, the largest
-        relative one of the last solve; factors, what solves take; corrections, iterations of the last solve with a
+        relative one of the last solve; solving, by what; corrections, iterations of the last solve with a
         float32 factor.
     """
 
@@ -139,7 +124,7 @@ class EstimatedLogJoint(LogJoint):
         few = max(self._limits.min_probes, self._limits.probed_rows // max(1, self.rows))
         self.probes = min(self._limits.max_probes, few) if options.probes is None else options.probes
         self.iterations, self.passes, self.residual = 0, 0.0, 0.0
-        self.factors, self.corrections = Factors.NONE, 0
+        self.solving, self.corrections = Solving.ITERATIONS, 0
         self._draws = 0
         self._anchor: numpy.ndarray | None = None
         self._matrices = [_Matrix() for _ in range(problem.prior.factors)]  # one, or of every output
@@ -152,31 +137,38 @@ class EstimatedLogJoint(LogJoint):
     @property
     def estimate(self) -> Estimate:
         """The uncertainty of the next gradient."""
-        factored = self.factors is not Factors.NONE
-        gain = self.settings.negligible_gain_by_factors if factored else self.settings.negligible_gain
+        gain = self.settings.negligible_gain_in_float64
+        if self.solving is Solving.ITERATIONS:
+            gain = self.settings.negligible_gain
+        elif self.solving.by_factor:
+            gain = self.settings.negligible_gain_by_factors
         return Estimate(self.parameters.size / (2.0 * self.probes), gain * self.rows)
 
     @property
     def cost_power(self) -> int:
-        return 2 if self.factors is Factors.NONE else 3
+        return 3 if self.solving.by_factor else 2
 
     @property
     def rough_factors(self) -> bool:
         """Whether a float32 factor near these parameters is known to fail, or to need many corrections."""
-        return self.factors is Factors.DOUBLE or self.corrections > self._limits.rough_corrections
+        if self.solving in (Solving.ITERATIONS, Solving.FLOAT32_FACTOR):
+            return self.corrections > self._limits.rough_corrections
+        return True
 
-    def use_factors(self, factors: Factors = Factors.SINGLE) -> None:
-        """Gradients by factors from now on, and with more probes: each costs n^2 beside the factor's n^3 / 3."""
-        if factors is Factors.NONE or self.factors is Factors.DOUBLE:
+    def solve_by(self, solving: Solving = Solving.FLOAT32_FACTOR) -> None:
+        """Gradients by that from now on, unless they are by what serves later already. With a factor there are more
+        probes: each costs n^2 beside the factor's n^3 / 3."""
+        order = list(Solving)
+        if order.index(solving) <= order.index(self.solving):
             return
-        self.factors = factors
-        if self.probes < self._limits.factor_probes:
+        self.solving = solving
+        if solving.by_factor and self.probes < self._limits.factor_probes:
             self.probes = self._limits.factor_probes
             for matrix in self._matrices:
                 matrix.solution = None
 
     def on_part(self, rows: int) -> "EstimatedLogJoint":
-        """The same of a random subset of the rows, with the same factors.
+        """The same of a random subset of the rows, solved by the same.
 
         A factor is worth fewer passes there, n^3 against n^2; none where none fits for all rows.
         """
@@ -185,8 +177,19 @@ class EstimatedLogJoint(LogJoint):
             passes = max(self.settings.min_factor_passes, int(passes * (rows / self.rows)))
         options = dataclasses.replace(self.options, factor_passes=passes, probes=None)
         part = type(self)(self.problem.subset(rows, self.options.seed), self.settings, options)
-        part.use_factors(self.factors)
+        part.solve_by(self.solving)
         return part
+
+    def begin_as(self, part: "EstimatedLogJoint") -> None:
+        """Iterate as the gradients of a part came to: with float64 products, with the full-scale preconditioner."""
+        if part.solving.by_factor:
+            return
+        if part.solving is not Solving.ITERATIONS:
+            self.solve_by(Solving.FLOAT64_ITERATIONS)
+        if not is_deterministic():  # then every slow gradient tries it for itself
+            for own, of_part in zip(self._matrices, part._matrices, strict=True):
+                if of_part.full_scale == "kept":
+                    own.full_scale, own.size, own.gain = of_part.full_scale, of_part.size, of_part.gain
 
     def refresh(self, anchor: numpy.ndarray) -> None:
         """New probes from the next gradient on; the pivots of the preconditioner are drawn at the vector `anchor`, so
@@ -227,9 +230,9 @@ class EstimatedLogJoint(LogJoint):
         form, workspace = self.problem.prior.kernel.form, self.problem.direct.workspace
         return CovarianceOperator(PairProblem(form, theta, rows), torch.float32, workspace)
 
-    def _system(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, *, stored: bool) -> "_RoundedSystem":
-        workspace = self.problem.direct.workspace
-        return _RoundedSystem(self._operator(rows, theta), noise.expand(rows.count), workspace=workspace, stored=stored)
+    def _system(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, *, stored: bool) -> CovarianceSystem:
+        operator, workspace = self._operator(rows, theta), self.problem.direct.workspace
+        return CovarianceSystem(operator, noise.expand(rows.count), workspace=workspace, stored=stored)
 
     def _low_rank(self, system: System, pivots: Tensor | None) -> PartialCholesky:
         settings = self._limits.solving.low_rank
@@ -249,10 +252,10 @@ class EstimatedLogJoint(LogJoint):
         split = len(rows.tensors)
         rows, theta = rows.rebuilt(rest[:split]), rest[split:]
         probes_solved = None
-        if self.factors is Factors.NONE:
+        if not self.solving.by_factor:
             probes_solved = self._by_iteration(rows, theta, noise, residual)
             if probes_solved is None:  # a factor takes no longer than the iterations so far, whatever the spectrum
-                self.use_factors()
+                self.solve_by()
                 self._note(EventKind.GRADIENTS_BY_FACTORS)
         if probes_solved is None:
             probes_solved = self._by_factor(rows, theta, noise, residual)
@@ -287,21 +290,18 @@ class EstimatedLogJoint(LogJoint):
         making = candidate.price if candidate is not None and began_with else 0.0
         preconditioner = low if candidate is None else Compared(low, candidate)
         budget = self.options.factor_passes
-        for rounded in (True, False):
-            system.rounded = rounded
-            method = PreparedConjugateGradients(system, preconditioner, replace(solving, single=rounded))
-            left = (self._limits.max_iterations if budget is None else budget) - (self.iterations - before)
-            left -= round(making)
-            stopped = self._solve(method, rhs, left if rounded else max(1, left // self._limits.precise_passes))
-            if stopped in (StopReason.GOAL, StopReason.TIME, StopReason.ITERATIONS):
-                break
-            self._note(EventKind.GRADIENTS_IN_FLOAT64)
+        solving = replace(solving, single=self.solving is Solving.ITERATIONS)
+        method = PreparedConjugateGradients(system, preconditioner, solving)
+        stopped = self._solve(
+            method, rhs, max(1, (self._limits.max_iterations if budget is None else budget) - round(making))
+        )
         if candidate is not None:
             self._remember(candidate, began_with, self.iterations - before, making)
         if stopped is not StopReason.GOAL:
             if budget is not None and stopped is not StopReason.TIME:
                 return None
             self._check(stopped)
+            self.solve_by(Solving.ROUGH_ITERATIONS)
         return probes_solved
 
     def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int, making: float) -> None:
@@ -334,7 +334,6 @@ class EstimatedLogJoint(LogJoint):
         """The same with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""
         self._matrix.ready = None
         system = self._system(rows, theta, noise, stored=False)
-        system.rounded = False
         method = self._prepared(system)
         factor = method.preconditioner
         assert isinstance(factor, CholeskyPreconditioner)
@@ -346,7 +345,7 @@ class EstimatedLogJoint(LogJoint):
         probes, probes_solved = factor.times(normal), factor.half_solve_transposed(normal)
         before = self.iterations
         self._check(self._solve(method, torch.cat([residual, probes], dim=-1), self._limits.max_iterations))
-        if self.factors is Factors.SINGLE:
+        if self.solving is Solving.FLOAT32_FACTOR:
             self.corrections = self.iterations - before
             if self.corrections > self._limits.double_after:
                 self._use_double(self.corrections)
@@ -356,7 +355,7 @@ class EstimatedLogJoint(LogJoint):
         """Solves with a factor: in float32 while that is of the matrix itself, then in float64, or, where that does not
         fit, in float32 of the matrix plus a jitter."""
         solving = self._limits.solving
-        if self.factors is Factors.SINGLE:
+        if self.solving is Solving.FLOAT32_FACTOR:
             try:
                 return CholeskySolver(torch.float32, 0.0, solving).prepare(system)
             except NotPositiveDefiniteError:
@@ -367,7 +366,7 @@ class EstimatedLogJoint(LogJoint):
             return CholeskySolver(torch.float32, settings=solving).prepare(system)
 
     def _use_double(self, corrections: int | None = None) -> None:
-        self.use_factors(Factors.DOUBLE)
+        self.solve_by(Solving.FLOAT64_FACTOR)
         self._note(EventKind.GRADIENTS_FLOAT64_FACTORS, corrections=corrections)
 
     def _solve(self, method: PreparedConjugateGradients, rhs: Tensor, iterations: int) -> StopReason:
@@ -379,6 +378,9 @@ class EstimatedLogJoint(LogJoint):
         self.iterations += solution.iterations
         self.passes += solution.passes
         self.residual = float(solution.relative_residual.max())
+        if any(event.kind is EventKind.FLOAT64_PRODUCTS for event in solution.events):
+            self._note(EventKind.GRADIENTS_IN_FLOAT64)
+            self.solve_by(Solving.FLOAT64_ITERATIONS)
         return solution.stopped
 
     def _check(self, stopped: StopReason) -> None:

@@ -231,7 +231,7 @@ class ComparisonRun(Comparison):
     def begin(self, solve: SolveState, dtype: torch.dtype) -> None:
         """It begins, or begins again with float64 products. Args: dtype, to go back to."""
         self.running, self.columns, self.dtype, self._rate = True, solve.columns, dtype, 1.0
-        self._before, self._size, self._began = solve.relative[solve.columns].clone(), solve.size(), solve.iterations
+        self._before, self._began = solve.relative[solve.columns].clone(), solve.iterations
 
     def is_over(self, iterations: int) -> bool:
         return self.running and iterations - self._began >= self.settings.length
@@ -253,9 +253,9 @@ class ComparisonRun(Comparison):
     def _settled(self, solve: SolveState, obstacle: Obstacle | None = None, failed: bool = False) -> bool:
         """Whether the candidate has won, by the true residuals, unless it failed; and what ended the comparison."""
         rate = 1.0 if failed else min(self._rate, self.candidate_rate(solve))
-        # Float32 products, not the candidate, may have lost it: both stood still, and the residual has grown.
+        # Float32 products, not the candidate, may have lost it where both stood still.
         standing = min(rate, self.first_rate) > self.settings.standing and self.dtype == torch.float32
-        rounded = solve.dtype != torch.float64 and standing and solve.size() > self.settings.growth * self._size
+        rounded = solve.dtype != torch.float64 and standing
         self.tried |= {torch.float32} if rounded else {torch.float32, torch.float64}
         kept = self.candidate.settle(rate, self.first_rate, rounded=rounded)
         self.running = False
