@@ -35,7 +35,7 @@ from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.training.history import Factors
+from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.settings import StochasticSettings
@@ -166,7 +166,7 @@ def _ours(stored: bool) -> Callable[[torch.Tensor, torch.Tensor, int], Steps]:
         plan = fgp.plan(objective.problem.prior, n=len(x), d=D)
         entries = {
             "passes": passes, "probes": objective.probes, "events": list(map(str, events)),
-            "factored": objective.factors is not Factors.NONE,
+            "factored": objective.solving.by_factor,
             "largest_residual": objective.residual, "backend": objective.problem.direct.workspace.backend,
             "predicted_step_seconds": plan.fit_step_seconds, "planned_training": plan.training,
         }  # fmt: skip
