@@ -29,6 +29,7 @@ from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian, Likelihood
 from flashgp.means import Constant
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.group import Group
 from flashgp.sources.source import source_of
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ class GP(Prior):
         return value + self.log_prior(jacobian=jacobian)
 
     @autocast_disabled
-    def collapsed_bound(self, x: Any, y: Any, *, inducing: Any) -> Float64[Tensor, ""]:
+    def collapsed_bound(self, x: Any, y: Any, *, inducing: Any, group: Any = None) -> Float64[Tensor, ""]:
         """A lower bound on log p(y | x) by inducing points, eq. (M-160), nats, with a closed-form gradient.
 
         For training loops of your own where n^3 is too much: linear in the rows, differentiable by all parameters,
@@ -278,6 +279,9 @@ class GP(Prior):
             x: (n, d), n at least 1.
             y: (n,) or (n, outputs), with one noise variance for all.
             inducing: points (m, d) in the space of x, at most n; `inducing_points` chooses some.
+            group: a ProcessGroup whose ranks each have rows of their own, some none. Value and gradients are those of
+                all rows on every rank; a network may be wrapped in DistributedDataParallel or fully_shard, whose mean
+                of gradients is made a sum, (M-220).
         Returns: a scalar, float64. Under `torch.no_grad()` the value alone is computed.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
         Cost: 2 n m evaluations and 7.5 n m^2 flops; memory of a block of rows and of their features.
@@ -293,11 +297,18 @@ class GP(Prior):
         """
         from flashgp.inference.streamed.collapsed import collapsed_bound
 
-        return collapsed_bound(self, x, y, inducing)
+        return collapsed_bound(self, x, y, inducing, group=Group.of(group))
 
     @autocast_disabled
     def minibatch_bound(
-        self, x: Any, y: Any, *, count: int, inducing: Any, q: "InducingValues | None" = None
+        self,
+        x: Any,
+        y: Any,
+        *,
+        count: int,
+        inducing: Any,
+        q: "InducingValues | None" = None,
+        group: Any = None,
     ) -> "MinibatchBound":
         """The bound of inducing points estimated from a minibatch, eq. (M-190), and q(u) after it, eq. (M-192).
 
@@ -312,6 +323,7 @@ class GP(Prior):
             count: of all rows, n.
             inducing: points (m, d), the same for every batch, or moved by your optimiser.
             q: what the batch before gave back; None at first.
+            group: as `collapsed_bound`; the batch is what all ranks bring.
         Returns: MinibatchBound: value, a scalar in nats of all rows, differentiable as `collapsed_bound`; q, which
             `gp.condition(q)` takes for a posterior without another pass.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
@@ -333,16 +345,17 @@ class GP(Prior):
         """
         from flashgp.inference.streamed.minibatch import minibatch_bound
 
-        return minibatch_bound(self, x, y, count, inducing, q)
+        return minibatch_bound(self, x, y, count, inducing, q, Group.of(group))
 
     @autocast_disabled
-    def inducing_points(self, x: Any, count: int, *, seed: int = 0) -> Tensor:
+    def inducing_points(self, x: Any, count: int, *, seed: int = 0, group: Any = None) -> Tensor:
         """At most so many of the rows x, (n, d), as inducing points, (m, d): those that the others say least about.
 
         Pivots of a partial Cholesky factor, eq. (M-77), of 20 times as many random rows, at the present parameters.
+        With a group x are this rank's rows, and the points are among those of all ranks, the same on every one.
 
         Raises: ShapeError, DomainError. Cost: 20 m^2 evaluations, 20 m^3 flops.
         """
         from flashgp.inference.streamed.collapsed import chosen_points
 
-        return chosen_points(self, x, check_count(count, "count", 1), check_seed(seed))
+        return chosen_points(self, x, check_count(count, "count", 1), check_seed(seed), Group.of(group))

@@ -32,6 +32,8 @@ from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.gradient_shares import sum_together
+from flashgp.processes.group import ALONE, Group
 
 __all__ = [
     "BoundSums",
@@ -152,6 +154,7 @@ class StreamedBound:
         points: features of the inducing points.
         count: of all rows.
         workspace: where the pairs are computed.
+        group: of ranks whose rows are added up; gradients by points and theta stay this rank's shares.
     Fields: basis, A as a function of rows; floor, below which rounding decides a noise variance, (M-148); after a
         second pass by_points and by_theta.
     Raises: NotPositiveDefiniteError.
@@ -159,8 +162,8 @@ class StreamedBound:
         n m^2 flops.
     """
 
-    def __init__(self, prior: Prior, points: Rows, count: int, workspace: Workspace) -> None:
-        self.prior, self.count, self.workspace = prior, count, workspace
+    def __init__(self, prior: Prior, points: Rows, count: int, workspace: Workspace, group: Group = ALONE) -> None:
+        self.prior, self.count, self.workspace, self.group = prior, count, workspace, group
         theta = [t.detach().to(points.device) for t in prior.kernel.theta()]
         self.form, self.theta = prior.kernel.form, theta
         self.basis = Basis.of(self.form, theta, points, workspace, pairs_of(count, points.count))
@@ -171,6 +174,8 @@ class StreamedBound:
     def sums(self, blocks: Iterable[Inputs]) -> BoundSums:
         """The first pass over residuals (b, p), rows and noise variances, (b,) or (1,): (M-160)."""
         found = added(self.basis, self.floor, blocks)
+        if self.group.size > 1:
+            found = _over_ranks(found, self.basis, self.prior.outputs or 1, self.group)
         assert found is not None
         assert found.count == self.count
         return found
@@ -209,7 +214,8 @@ class StreamedBound:
             yield Slopes(-h * root, by_noise, summed(across.rows, along.rows))
         spread = spread.tril() + spread.tril(-1).mT
         solved = torch.cholesky_solve(sums.gram, sums.inner)
-        inner = (sums.projected - sums.gram @ weights) @ weights.mT - p * solved.mT + p * spread
+        inner = (sums.projected - sums.gram @ weights) @ weights.mT - p * solved.mT
+        inner = inner.div_(self.group.size).add_(spread, alpha=p)  # what all ranks know is split evenly
         own: PairGradient = self.basis.pull_among(inner)
         self._add(own.rows, own.theta)
 
@@ -249,6 +255,19 @@ def added(basis: Basis, floor: float, blocks: Iterable[Inputs], before: BoundSum
         before.count + count, before.gram + gram, before.projected + projected, before.squares + squares,
         before.logs + logs, before.noise_logs + noise_logs, before.left + left, before.scale + scale,
     )  # fmt: skip
+
+
+def _over_ranks(own: BoundSums | None, basis: Basis, outputs: int, group: Group) -> BoundSums:
+    """The sums of all ranks' rows, by one all-reduce of m x m + m p + 6 numbers, (M-221). Args: own, None of none."""
+    m, device = basis.rank, basis.lower.device
+    if own is None:
+        zeros = torch.zeros(m, m, dtype=F64, device=device), torch.zeros(m, outputs, dtype=F64, device=device)
+        own = BoundSums(0, *zeros, 0.0, 0.0, 0.0, 0.0)
+    numbers = [float(own.count), own.squares, own.logs, own.noise_logs, own.left, own.scale]
+    few = torch.tensor(numbers, dtype=F64, device=device)
+    gram, projected, few = sum_together(group, (own.gram, own.projected, few))
+    count, *others = few.tolist()
+    return BoundSums(int(count), gram, projected, *others)
 
 
 @dataclass(frozen=True, eq=False)
