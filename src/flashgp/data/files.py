@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.table.columns import quoted
 
-__all__ = ["BATCH_ROWS", "Paths", "batches_of", "found_files", "is_pattern", "opened"]
+__all__ = ["BATCH_ROWS", "Paths", "batches_of", "found_files", "is_pattern", "opened", "pieces_of"]
 
 BATCH_ROWS = 2**16
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -65,9 +67,27 @@ def _unreadable(path: str, error: Exception) -> DomainError:
     return DomainError(f"{path!r} must be a whole Parquet file, got {quoted(text)}; write or copy it again")
 
 
-def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int) -> Iterator[Any]:
-    """The batches of one file, of so many rows. Raises: DomainError for a file that cannot be read to its end, or has
-    other columns than when it was looked at first."""
+def pieces_of(pyarrow: Any, paths: Sequence[str], seed: int | None) -> list[tuple[str, int | None, int]]:
+    """What is read one after the other: (file, row group or None for all of it, its first row). With a seed the row
+    groups of all files in random order. Raises: DomainError."""
+    if seed is None:
+        return [(path, None, 0) for path in paths]
+    found: list[tuple[str, int | None, int]] = []
+    for path in paths:
+        file, row = opened(pyarrow, path), 0
+        for group in range(file.num_row_groups):
+            found.append((path, group, row))
+            row += file.metadata.row_group(group).num_rows
+        file.close()
+    return [found[at] for at in numpy.random.default_rng(seed).permutation(len(found))]
+
+
+def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int, group: int | None = None) -> Iterator[Any]:
+    """The batches of one file, of so many rows. Args: group, of rows that alone is read, None for all.
+
+    Raises: DomainError for a file that cannot be read to its end, or has other columns than when it was looked at
+        first.
+    """
     file = opened(pyarrow, path)
     try:
         stored = file.schema_arrow.names
@@ -77,7 +97,8 @@ def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int) -> Iter
                 f"{path!r} must have the same columns in every pass, got column {quoted(changed)} "
                 f"{'no more' if changed not in stored else 'several times'}; do not write to files that are read"
             )
-        yield from file.iter_batches(rows, columns=list(names))
+        groups = None if group is None else [group]
+        yield from file.iter_batches(rows, row_groups=groups, columns=list(names))
     except FlashGPError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:

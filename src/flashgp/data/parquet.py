@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened
+from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened, pieces_of
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.sources.source import Batch, RowSource
@@ -98,13 +98,19 @@ class ParquetRows(RowSource):
         return self.targets if self.row_variance is None else (*self.targets, self.row_variance)
 
     def batches(self) -> Iterator[Batch]:
+        return self._read(None)
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        return self._read(seed)
+
+    def _read(self, seed: int | None) -> Iterator[Batch]:
+        """A pass. Args: seed, of the order of row groups; None for that of the files."""
         pyarrow = require_pyarrow(self.paths[0])
         assert self.columns is not None
         names = [*self.columns, *self._beside]
         width, targets = len(self.columns), len(self.targets)
-        for path in self.paths:
-            row = 0
-            for batch in batches_of(pyarrow, path, names, self.batch_rows):
+        for path, group, row in pieces_of(pyarrow, self.paths, seed):
+            for batch in batches_of(pyarrow, path, names, self.batch_rows, group):
                 table = numpy.empty((batch.num_rows, len(names)))
                 for at, name in enumerate(names):
                     table[:, at] = self._numbers(pyarrow, batch, name, path, row)

@@ -18,7 +18,13 @@ class StandardisedRows(RowSource):
         self.rows, self.scaling, self.columns = rows, scaling, rows.columns
 
     def batches(self) -> Iterator[Batch]:
-        for place, x, y, variance in self.rows.batches():
+        return self._scaled(self.rows.batches())
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        return self._scaled(self.rows.shuffled(seed))
+
+    def _scaled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for place, x, y, variance in batches:
             x, y = (as_float_tensor(values, f"{name} of {place}").double() for name, values in (("x", x), ("y", y)))
             if variance is not None:
                 variance = as_float_tensor(variance, f"row_variance of {place}").double() / self.scaling.y_scale**2

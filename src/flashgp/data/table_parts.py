@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened
+from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened, pieces_of
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
 from flashgp.sources.source import Batch, RowSource
 from flashgp.standardise import Scaling
@@ -56,10 +56,17 @@ class ParquetParts(TableParts):
         self._called = dict(zip(self.paths, short if len({*short}) == len(short) else self.paths, strict=True))
 
     def parts(self) -> Iterator[Table]:
+        return self._read(None)
+
+    def shuffled(self, seed: int) -> Iterator[Table]:
+        return self._read(seed)
+
+    def _read(self, seed: int | None) -> Iterator[Table]:
+        """A pass. Args: seed, of the order of row groups; None for that of the files."""
         pyarrow = require_pyarrow(self.paths[0])
-        for path in self.paths:
-            row, called = 1, self._called[path]
-            for batch in batches_of(pyarrow, path, self._stored, self.batch_rows):
+        for path, group, before in pieces_of(pyarrow, self.paths, seed):
+            row, called = before + 1, self._called[path]
+            for batch in batches_of(pyarrow, path, self._stored, self.batch_rows, group):
                 if not batch.num_rows:
                     continue
                 columns = pyarrow.Table.from_batches([batch]).select(list(self._stored))
@@ -96,7 +103,13 @@ class EncodedRows(RowSource):
         self.columns = tuple(column.name for column in encoding.inputs)
 
     def batches(self) -> Iterator[Batch]:
-        for part in self.table.parts():
+        return self._encoded(self.table.parts())
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        return self._encoded(self.table.shuffled(seed))
+
+    def _encoded(self, parts: Iterator[Table]) -> Iterator[Batch]:
+        for part in parts:
             data = self.encoding.apply(part, need_target=True)
             assert data.y is not None
             x, y = data.x, data.y

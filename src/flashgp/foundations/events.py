@@ -12,7 +12,17 @@ from typing import Any
 
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
-__all__ = ["ApproximationReason", "Event", "EventKind", "Obstacle", "StopReason", "Untried", "joined", "of_kind"]
+__all__ = [
+    "ApproximationReason",
+    "Event",
+    "EventKind",
+    "MinibatchReason",
+    "Obstacle",
+    "StopReason",
+    "Untried",
+    "joined",
+    "of_kind",
+]
 
 
 class StopReason(StrEnum):
@@ -86,6 +96,14 @@ class ApproximationReason(StrEnum):
     TIME = "an exact fit would pass the time limit"
     MEMORY = "an exact fit does not fit the memory"
     NO_OTHER = "no approximation of this model would be quicker"
+
+
+class MinibatchReason(StrEnum):
+    """Why a fit took minibatch steps in place of passes over all rows; its value continues a sentence."""
+
+    PLANNED = "by the plan"
+    READING = "by how long reading them took"
+    CHECKPOINT = "as the checkpoint has it"
 
 
 @unique
@@ -187,6 +205,21 @@ class EventKind(Enum):
     MINIBATCHES = (
         "Minibatches: {inducing:n inducing point}, {seen:n row} of {rows:,} seen, some perhaps several times. [The "
         "bound is {gap:.2g} nats a row below that of the best distribution of inducing values for what was seen.]"
+    )
+    MINIBATCHES_CHOSEN = (
+        "Minibatch steps took the place of passes: a value with its gradient of all {rows:n row} takes about "
+        "{seconds:seconds}, {reason}, of the [{limit:g} s that there are|time that there is]."
+    )
+    MINIBATCH_FIT = (
+        "Minibatches: {steps:n step} of {batch:n row}[; those of the last {window} brought {gain:.2g} ± "
+        "{gain_error:.1g} nats a row]. The posterior has learned "
+        "[{whole:if}all {rows:n row}|{seen:n row} of {rows:,}]; its bound is [about {bound:.5g} ± {bound_error:.1g} "
+        "nats a row, up to {gap:.2g} below that of the best distribution of inducing values|not known]."
+    )
+    ROWS_NOT_RANDOM = (
+        "The rows that the fit has seen are not a random part of all: the mean of {column} is off by {errors:.0f} "
+        "standard errors. Their order in the source is not random, and it could not be read from other places: "
+        "shuffle it, or write it in more row groups."
     )
     FEWER_NEIGHBOURS = (
         "{blocks:n block} had fewer neighbours: with all of them rounding left no factor. More noise, or fewer "

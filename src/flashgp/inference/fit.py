@@ -144,8 +144,11 @@ def fit(
             time, labelled as `GP.condition` says, or the posterior is that of fewer rows: an event and a warning say
             so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those that the data
             suggest. A pass over rows that are read ends with the time: the posterior is then that of the best finished
-            evaluation of all rows, or else of the random sample. It counts a compile too, which does not begin where
-            time is short.
+            evaluation of all rows, or else of the random sample. Where it allows fewer than three evaluations of all
+            rows by inducing points, minibatch steps over random rows take their place (streamed/minibatch_search.py),
+            and the report says how far from the optimum they stopped; rows that are read in a fixed order, such as a
+            list of batches, are random within a buffer only, so shuffle them before. It counts a compile too, which
+            does not begin where time is short.
         memory: as `GP.condition`.
         device: as `GP.condition`.
         dtype: as `GP.condition`.

@@ -90,6 +90,25 @@ class ApproximatePlan:
             return f"{self.inducing:,} inducing points"
         return f"{self.inducing:,} inducing points, blocks of {self.block:,} rows, {self.neighbours:,} neighbours"
 
+    def by_minibatches(
+        self, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations
+    ) -> bool:
+        """Whether too few values with gradients of all rows fit into the time of a fit, so that minibatch steps take
+        their place: of inducing points alone."""
+        late = time_limit is not None and min_evaluations * self.fit_step_seconds > time_limit
+        return late and self.approximation == "sparse"
+
+    def with_minibatches(self, buffer_rows: int) -> "ApproximatePlan":
+        """The same where a fit takes minibatch steps, with so many rows in a buffer that mixes them, three times."""
+        buffer = Allocation(GRADIENT, "rows in random order", 3 * 8 * buffer_rows * (self.d + self.outputs))
+        allocations = (*self.allocations, buffer)
+        step = readable_seconds(self.fit_step_seconds)
+        note = f"a fit ends with the time limit, by minibatch steps: a value of all rows with its gradient takes {step}"
+        return replace(
+            self, allocations=allocations, training_bytes=peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)),
+            notes=(*self.notes, note),
+        )  # fmt: skip
+
     def to_json(self) -> str:
         return plan_json(self)
 

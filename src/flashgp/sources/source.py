@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
@@ -13,6 +14,7 @@ __all__ = ["Batch", "Batches", "Held", "RowSource", "held", "source_of"]
 
 
 Batch = tuple[str, Any, Any, Any]  # place, x, y, row_variance
+SHUFFLED_ROWS = 2**16  # of rows that are held, copied at once
 
 
 class RowSource(ABC):
@@ -27,6 +29,10 @@ class RowSource(ABC):
     def batches(self) -> Iterator[Batch]:
         """One pass: for each batch its place in words, for errors, x of shape (n, d), y of (n,) or (n, outputs), and
         the known noise variances of its rows, (n,), or None."""
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        """A pass in an order that the seed decides, as far as the source can jump; one that cannot keeps its own."""
+        return self.batches()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of rows that are read"
@@ -72,6 +78,11 @@ class Held(RowSource):
 
     def batches(self) -> Iterator[Batch]:
         yield "", self.x, self.y, self.row_variance
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed)).to(self.x.device)
+        for index in order.split(SHUFFLED_ROWS):
+            yield "", self.x[index], self.y[index], None if self.row_variance is None else self.row_variance[index]
 
 
 def held(x: Any, y: Any, outputs: int | None) -> Held:

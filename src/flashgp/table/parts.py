@@ -35,6 +35,10 @@ class TableParts(ABC):
     def parts(self) -> Iterator[Table]:
         """One pass: tables with all columns, `first_row` counting the rows of their file."""
 
+    def shuffled(self, seed: int) -> Iterator[Table]:
+        """A pass in an order that the seed decides, as far as the table can jump."""
+        return self.parts()
+
 
 def learn_encoding(parts: TableParts, target: str, drop: tuple[str, ...], missing: Missing) -> tuple[Encoding, Table]:
     """As `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.

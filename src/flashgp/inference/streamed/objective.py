@@ -42,20 +42,25 @@ class StreamedLogJoint(LogJoint):
         problem: of the sample of the rows, whose priors and parameters are taken.
         survey: the rows.
         points: inducing points (m, d), which stay.
+        stand_for: rows that those of the survey are a random part of: each counts as often, (M-240); None for itself.
     Cost: two passes over the rows; (bound.py).
     """
 
-    def __init__(self, problem: Problem, survey: Survey, points: Tensor) -> None:
+    def __init__(self, problem: Problem, survey: Survey, points: Tensor, stand_for: int | None = None) -> None:
         super().__init__(problem)
         load_autograd()
         self._small = None
-        self.survey, self.points, self.rows = survey, points, survey.count
+        self.survey, self.points, self.rows = survey, points, stand_for or survey.count
         self._sums: BoundSums | None = None
         self._best: tuple[float, Array, BoundSums] | None = None
 
     @property
     def cost_power(self) -> int:
         return 1
+
+    @property
+    def cost_rows(self) -> int:
+        return self.survey.count
 
     def __call__(self, theta: Array) -> Evaluation:
         evaluation = super().__call__(theta)
@@ -76,7 +81,8 @@ class StreamedLogJoint(LogJoint):
         prior = self.problem.prior
         with torch.no_grad():
             points = prior.kernel.rows(self.points).detach()
-            bound = StreamedBound(prior, points, self.survey.count, self.problem.direct.workspace)
+            count = self.survey.count
+            bound = StreamedBound(prior, points, count, self.problem.direct.workspace, times=self.rows / count)
             sums = bound.sums(inputs_of(prior, self._blocks(), self.points.device))
         return bound, sums
 

@@ -26,14 +26,15 @@ FACTORED_ROWS = 2000
 
 
 class Stage(enum.Enum):
-    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all; and all by a
-    likelihood in place of the exact one."""
+    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all; all by a
+    likelihood in place of the exact one; and all by minibatches of them."""
 
     SUBSET = "subset"
     FIRST_ROWS = "middle"
     PART = "part"
     ALL_ROWS = "start"
     APPROXIMATE = "approximate"
+    MINIBATCHES = "minibatches"
 
 
 class Reset(enum.Enum):
@@ -203,10 +204,19 @@ class Recorder:
         self.failures += 1
 
     def record(
-        self, run: Run, theta: numpy.ndarray, value: float, gradient: numpy.ndarray, measure: Measure = "log joint"
+        self,
+        run: Run,
+        theta: numpy.ndarray,
+        value: float,
+        gradient: numpy.ndarray,
+        measure: Measure = "log joint",
+        state: dict[str, numpy.ndarray] | None = None,
     ) -> None:
-        """One evaluation: logged before anything can interrupt, then reported. Raises: TimeUp."""
-        self.evaluations.add(str(run), theta, value, gradient)
+        """One evaluation: logged before anything can interrupt, then reported. Args: state, as of `EvaluationLog.add`.
+
+        Raises: TimeUp.
+        """
+        self.evaluations.add(str(run), theta, value, gradient, state)
         norm = float(numpy.abs(gradient).max(initial=0.0))
         seconds = time.perf_counter() - self.began
         index = self.counts.get(run, 0)

@@ -54,6 +54,7 @@ class LinearStages:
         objective: of so many rows, chosen at a vector.
         options, recorder: as of every fit.
         comparable: whether values of different choices compare, as those of bounds do, so that the best of all counts.
+        last: what takes the place of the stages of all rows: from a vector to the one found.
     Fields: best, the objective of all rows that had the best value, where that counts.
     """
 
@@ -64,6 +65,7 @@ class LinearStages:
     options: FitOptions
     recorder: Recorder
     comparable: bool = False
+    last: Callable[[numpy.ndarray], numpy.ndarray] | None = None
 
     best: LogJoint | None = dataclasses.field(init=False, default=None)
     _tried: dict[Run, LogJoint] = dataclasses.field(init=False, default_factory=dict)
@@ -122,14 +124,16 @@ class LinearStages:
         curvature = log_joint_curvature(first, theta, n, settings, options.seed)
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
-        sizes = [*self.parts(first.rows), *[n] * (ROUNDS if n > first.rows else 1)]
+        rounds = 0 if self.last is not None else ROUNDS if n > first.rows else 1
+        sizes = [*self.parts(first.rows), *[n] * rounds]
         gained = numpy.inf
         for number, size in enumerate(sizes):
             if size == n and gained <= settings.negligible_gain * n:
                 break
             recorder.begin(size)
             last = size == n and number and sizes[number - 1] == n
-            run = Run(Stage.APPROXIMATE, number) if size == n else Run(Stage.PART, size)
+            part = Stage.PART if self.last is None else Stage.MINIBATCHES
+            run = Run(Stage.APPROXIMATE, number) if size == n else Run(part, size)
             objective = self._tried[run] = self.objective(size, trend.theta)
             search = GradientSearch(objective, run, recorder, limits, (-free, free))
             try:
@@ -142,6 +146,8 @@ class LinearStages:
                 gained = values[0] - min(values) if last else numpy.inf
             trend.add(descent.theta, size)
             curvature, recorder.reached = descent.curvature, descent.theta
+        if self.last is not None:
+            recorder.reached = self.last(trend.theta)
 
 
 # -- what fits of approximations have in common ---------------------------------------------------------------------

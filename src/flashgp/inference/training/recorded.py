@@ -27,7 +27,7 @@ def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, r
     try:
         if known is None:
             workspace = objective.problem.direct.workspace
-            evaluation = recorder.evaluate(objective, theta, objective.rows, objective.cost_power, workspace)
+            evaluation = recorder.evaluate(objective, theta, objective.cost_rows, objective.cost_power, workspace)
         elif known[0] == math.inf:
             raise NotPositiveDefiniteError("no gradient there, as the checkpoint says")
         else:
