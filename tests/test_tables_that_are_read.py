@@ -220,7 +220,8 @@ def test_a_list_of_files_is_read_too(tmp_path: Path) -> None:
 def test_fit_and_predict_of_a_pattern(tmp_path: Path) -> None:
     pattern, model, page = written(tmp_path, table(200)), tmp_path / "m.safetensors", tmp_path / "report.html"
     said = json.loads(run("fit", pattern, "-t", "wave", "-o", model, "--report", page, "--starts", 1, "--json").stdout)
-    assert (said["rows"], said["rows_fitted"], said["plan"], said["approximation"]) == (200, 200, None, "sparse")
+    assert (said["rows"], said["rows_fitted"], said["approximation"]) == (200, 200, "sparse")
+    assert (said["plan"]["approximation"], said["plan"]["n"]) == ("sparse", 200)
     assert said["leave_one_out"]["rows"] == 200
     assert said["leave_one_out"]["rmse"] < 2.0
     assert 0.85 < said["leave_one_out"]["coverage_95"] <= 1.0
@@ -252,7 +253,16 @@ def test_what_a_pattern_cannot_have_is_bad_usage(tmp_path: Path) -> None:
         said = run("fit", pattern, "-t", "wave", *more, code=2).output
         assert str(more[0]).removeprefix("--").removeprefix("no-") in said
         assert "x and y" not in said, "the command line has neither"
-    assert "pattern" in run("plan", pattern, "-t", "wave", code=2).output
+        if more[0] in ("--approximation", "--solver", "--dtype", "--no-header"):
+            run("plan", pattern, "-t", "wave", *more, code=2)
+    assert "pattern" in run("plan", pattern, "-t", "wave", "--test-rows", 5, code=2).output
+
+
+def test_a_pattern_is_planned(tmp_path: Path) -> None:
+    said = json.loads(run("plan", written(tmp_path, table(60)), "-t", "wave", "--inducing", 9, "--json",
+                          "--approximation", "sparse").stdout)  # fmt: skip
+    assert (said["approximation"], said["n"], said["inducing"]) == ("sparse", 60, 9)
+    assert "sparse" in run("plan", tmp_path / "part-*.parquet", "-t", "wave").stdout
 
 
 def test_a_pattern_is_not_predicted(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from flashgp.planner.approximate_prices import (
     SparsePrice,
 )
 from flashgp.planner.choice import plan_json, plan_values
-from flashgp.planner.plan import kernel_line, printed, printed_html
+from flashgp.planner.plan import kernel_line, printed, printed_html, seconds_text
 from flashgp.planner.prices import Priced, factored_plan
 from flashgp.planner.problem import ConditioningProblem, Resources
 
@@ -80,6 +80,11 @@ class ApproximatePlan:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def fit_text(self) -> str:
+        """The seconds of a whole fit in words."""
+        return seconds_text(self.fit_seconds_low, self.fit_seconds, self.fit_seconds_high)
+
+    @property
     def sizes(self) -> Sizes:
         return Sizes(self.inducing, self.block, self.neighbours, self.predicting)
 
@@ -124,7 +129,6 @@ class ApproximatePlan:
         """(name, readable value)."""
         size = f"n = {self.n:,}" + (f" rows, {self.distinct:,} distinct" if self.distinct < self.n else "")
         outputs = f", {self.outputs} outputs" if self.outputs > 1 else ""
-        low, high = readable_seconds(self.fit_seconds_low), readable_seconds(self.fit_seconds_high)
         largest = sorted(self.allocations, key=lambda one: -one.bytes)[:3]
         shown = "; ".join(f"{one.name} ({one.during}): {readable_bytes(one.bytes)}" for one in largest)
         predicted = f"about {readable_seconds(1000 * self.predict_seconds)} for 1,000 points"
@@ -140,7 +144,7 @@ class ApproximatePlan:
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
             ("training", f"{readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
-            ("whole fit", f"about {readable_seconds(self.fit_seconds)}, most between {low} and {high}"),
+            ("whole fit", self.fit_text),
             ("predict", predicted),
             ("twice as many", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
             ("what is lost", LOST_HINT[self.approximation]),

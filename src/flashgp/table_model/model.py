@@ -534,7 +534,7 @@ def fit_prepared(
     options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
     asked = prepared.settings.asked_approximation
     if asked is None:  # the plan has memory, dtype and solver
-        options = replace(options, plan=prepared.plan, memory=None, dtype=None, solver=None)
+        options = replace(options, plan=prepared.exact_plan, memory=None, dtype=None, solver=None)
     return _model_of(prepared, fit_as(prepared.gp, *prepared.tensors, options, asked))
 
 

@@ -11,15 +11,19 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from flashgp.data.table_parts import EncodedRows
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
-from flashgp.inference.approximation import Approximation, approximation_of_read
+from flashgp.inference.approximate_plan import approximate_plan
+from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
 from flashgp.inference.gp import GP
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.sources.source import Batch, RowSource
 from flashgp.sources.survey import Survey, surveyed
 from flashgp.standardise import ColumnScaling, Scaling, check_scales
@@ -43,7 +47,8 @@ class PreparedRows:
 
     Fields: settings; encoding; scaling, of all rows; rows, the source in standard units; count of them; total, with
     those left out; x and y, (n, d) and (n,), a random sample of the rows in units of the table; gp, options and
-    approximation, how it is fitted; kernel_words; choices, what was chosen and why; notes, sentences for the user.
+    approximation, how it is fitted; kernel_words; plan, of the fit; choices, what was chosen and why; notes, sentences
+    for the user.
     """
 
     settings: TableSettings
@@ -58,11 +63,12 @@ class PreparedRows:
     options: FitOptions
     approximation: Approximation
     kernel_words: str
+    plan: ApproximatePlan
     choices: tuple[Event, ...]
     notes: tuple[str, ...]
 
     test: ClassVar[None] = None
-    plan: ClassVar[None] = None
+    exact_plan: ClassVar[None] = None
 
     @property
     def used(self) -> int:
@@ -88,6 +94,8 @@ def prepare_rows(
     Cost: three or four passes.
     """
     asked = approximation_of_read(settings.approximation, settings.inducing, settings.neighbours)
+    single = None if settings.compute_dtype == torch.float64 else settings.compute_dtype
+    refuse_exact(solver=settings.solver, dtype=single)
     total = getattr(parts, "count", 0)
     in_time = _InTime(parts, deadline)  # of the passes here; the fit keeps its own
     encoding, table = learn_encoding(in_time, target, drop, settings.missing)
@@ -118,9 +126,14 @@ def prepare_rows(
         choices, notes = (*choices, *chosen), [*notes, *more]
     if survey.count < total:
         notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")
+    wanted_of_plan = PlanSettings(
+        settings.memory, settings.device, deterministic=settings.deterministic, stages=options.stages
+    )
+    rows_read = RowCounts(survey.count, survey.width)
+    plan = approximate_plan(gp, rows_read, asked, wanted_of_plan, settings.time_limit or None, read=True)
     return PreparedRows(
         settings, encoding, scaling, EncodedRows(parts, encoding, scaling), survey.count, total or survey.count, x, y,
-        gp, options, asked, words, choices, (*encoding.notes, *notes),
+        gp, options, asked, words, plan, choices, (*encoding.notes, *notes),
     )  # fmt: skip
 
 
