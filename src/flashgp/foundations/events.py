@@ -178,6 +178,7 @@ class EventKind(Enum):
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."
     )
+    RANKS = "Over {ranks:n rank}, each with rows of its own; this one sent {sent:bytes}."
     FEWER_POINTS = (
         "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "
         "noise to add."

@@ -15,7 +15,13 @@ from flashgp.foundations.errors import DomainError, FitInterrupted
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.approximation import Approximation, approximation_of, approximation_of_read, refuse_exact
+from flashgp.inference.approximation import (
+    Approximation,
+    approximation_of,
+    approximation_of_read,
+    refuse_exact,
+    refuse_unsharded,
+)
 from flashgp.inference.decision import counts_of, decided
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact_plan import conditioning_plan
@@ -34,6 +40,7 @@ from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.progress_bar import shown_progress
 from flashgp.planner.plan import Plan
+from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource, held, source_of
 
 __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as", "fit_read"]
@@ -122,6 +129,7 @@ def fit(
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
     exact_posterior: bool = False,
+    group: Any = None,
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
@@ -178,6 +186,10 @@ def fit(
         exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is
             the exact one, as `gp.condition(x, y)` gives it: certified, or as far as the time limit lets it come. For
             rows that are held, of which there are too many for exact gradients.
+        group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
+            own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
+            rows, and an error of one is raised by all. Files that are read are named alike on every rank, which then
+            reads a part. The posterior is one of rows that were read. Now of inducing points alone.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -197,10 +209,11 @@ def fit(
         True
     """
     deadline, exact_posterior = Deadline.after(time_limit), check_flag(exact_posterior, "exact_posterior")
-    with shown_progress(progress) as callback:
+    ranks = Group.of(group)
+    with shown_progress(False if progress is None and ranks.rank else progress) as callback, ranks.together():
         options = FitOptions(
             starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,
-            check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(),
+            check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(), group=ranks,
         )  # fmt: skip
         if y is None:
             if exact_posterior:
@@ -209,6 +222,7 @@ def fit(
                 )
             return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
+        refuse_unsharded(ranks, None if exact_posterior or asked is None else asked.kind)
         if not exact_posterior or asked is None:
             return fit_as(gp, x, y, options, asked)
         return _with_exact_posterior(

@@ -115,6 +115,7 @@ class GP(Prior):
         approximation: str | None = None,
         inducing: "int | str | Tensor" = "auto",
         neighbours: int | str = "auto",
+        group: Any = None,
     ) -> "Posterior":
         """The posterior given rows x, (*batch, n, d), and targets y, (*batch, n) or (*batch, n, outputs).
 
@@ -149,6 +150,7 @@ class GP(Prior):
             differentiable: keep gradients to parameters, x and y (an autograd graph over n x n matrices).
             approximation, inducing, neighbours: as `fgp.fit`; an approximate posterior of these parameters, for which
                 solver, plan, jitter, progress and differentiable do not exist.
+            group: as `fgp.fit`.
         Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError.
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
@@ -156,25 +158,27 @@ class GP(Prior):
         lazy_import("flashgp.inference.facades")
         from flashgp.inference.facades import posterior_given, posterior_of_read
 
-        settings = ConditionSettings(
-            SolveSettings(check_seed(seed), deterministic, tolerance),
-            solver=solver,
-            deadline=Deadline.after(time_limit),
-            memory=memory,
-            plan=plan,
-            progress=progress,
-            device=check_device(device),
-            dtype=check_dtype(dtype),
-            jitter=check_jitter(jitter),
-            differentiable=check_flag(differentiable, "differentiable"),
-        )
-        found = self._condition_on_values(x, settings, (approximation, inducing, neighbours)) if y is None else None
-        if found is not None:
-            return found
-        if y is None:
-            asked = approximation_of_read(approximation, inducing, neighbours)
-            return posterior_of_read(self, source_of(x), settings, asked)
-        return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
+        ranks = Group.of(group)
+        with ranks.together():
+            settings = ConditionSettings(
+                SolveSettings(check_seed(seed), deterministic, tolerance, group=ranks),
+                solver=solver,
+                deadline=Deadline.after(time_limit),
+                memory=memory,
+                plan=plan,
+                progress=progress,
+                device=check_device(device),
+                dtype=check_dtype(dtype),
+                jitter=check_jitter(jitter),
+                differentiable=check_flag(differentiable, "differentiable"),
+            )
+            found = self._condition_on_values(x, settings, (approximation, inducing, neighbours)) if y is None else None
+            if found is not None:
+                return found
+            if y is None:
+                asked = approximation_of_read(approximation, inducing, neighbours)
+                return posterior_of_read(self, source_of(x), settings, asked)
+            return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
 
     def _condition_on_values(self, q: Any, settings: ConditionSettings, asked: Sequence[Any]) -> "Posterior | None":
         """That of minibatches; None where q is something else."""

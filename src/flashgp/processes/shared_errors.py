@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flashgp.foundations import errors
-from flashgp.foundations.errors import ProcessGroupError
+from flashgp.foundations.errors import MemoryBudgetError, ProcessGroupError
 
 __all__ = ["packed", "unpacked"]
 
@@ -60,6 +60,8 @@ def _rebuilt(message: dict[str, Any]) -> BaseException:
     try:
         if kind.__module__ == "builtins":
             error = kind(*arguments)
+        elif issubclass(kind, MemoryBudgetError):  # MemoryError allows no other way
+            return kind(*arguments, **{name: _as_tuples(value) for name, value in fields.items()})
         else:  # whose constructors want their fields
             error = kind.__new__(kind)
             error.args = tuple(arguments)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError
+from flashgp.processes.group import Group
 
 __all__ = ["Batch", "Batches", "Held", "RowSource", "held", "source_of"]
 
@@ -24,6 +25,15 @@ class RowSource(ABC):
     """
 
     columns: tuple[str, ...] | None = None
+
+    @property
+    def length(self) -> int | None:
+        """How many rows it has, where that is known before they are read."""
+        return None
+
+    def dealt(self, group: Group) -> "RowSource":
+        """The part of a rank: this source itself where ranks have rows of their own. Raises: RankMismatchError."""
+        return self
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
@@ -75,6 +85,10 @@ class Held(RowSource):
 
     def __init__(self, x: Tensor, y: Tensor, row_variance: Tensor | None = None) -> None:
         self.x, self.y, self.row_variance = x, y, row_variance
+
+    @property
+    def length(self) -> int:
+        return len(self.x)
 
     def batches(self) -> Iterator[Batch]:
         yield "", self.x, self.y, self.row_variance

@@ -7,7 +7,7 @@ the order may change, the rows may not.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,13 @@ from torch import Tensor
 from flashgp.foundations.checks import as_float_tensor, check_finite, check_points, check_targets
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.processes.group import ALONE, Group
 from flashgp.sources.checksum import checksum, combined
 from flashgp.sources.sample import Sampler
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.statistics import Moments
 
-__all__ = ["Block", "SameRows", "Survey", "checked", "joined", "row_variances", "surveyed"]
+__all__ = ["Block", "SameRows", "Survey", "checked", "joined", "read_once", "row_variances", "surveyed"]
 
 F64 = torch.float64
 
@@ -64,6 +65,7 @@ class Survey:
     y_moments: Moments
     sample: Block
     cut: bool = False
+    group: ClassVar[Group] = ALONE  # whose ranks have read rows of their own
 
     @property
     def of_sample(self) -> "Survey":
@@ -137,9 +139,19 @@ def surveyed(
         after which no batch is read but the first.
     Raises: ShapeError, DomainError for batches that do not fit each other or are not finite, and for no rows.
     """
+    survey = read_once(source, outputs, Sampler(sample, seed), deadline)
+    if survey is None:
+        raise ShapeError(
+            "`rows` must have at least one row, got none; check that the source can be read more than once"
+        )
+    return survey
+
+
+def read_once(source: RowSource, outputs: int | None, sampler: Sampler, deadline: Deadline) -> Survey | None:
+    """The same with a sampler of one's own; None of no rows. Raises: ShapeError, DomainError."""
     count, total, width, dtype, device = 0, 0, None, F64, torch.device("cpu")
     moments: tuple[Moments, Moments] | None = None
-    sampler, cut = Sampler(sample, seed), False
+    cut = False
     for first, block in checked(source, outputs, None):
         if moments is not None and deadline.passed():
             cut = True
@@ -152,9 +164,7 @@ def surveyed(
         moments = here if moments is None else (moments[0].joined(here[0]), moments[1].joined(here[1]))
         sampler.add(*block.tensors)
     if moments is None or width is None:
-        raise ShapeError(
-            "`rows` must have at least one row, got none; check that the source can be read more than once"
-        )
+        return None
     return Survey(source, outputs, count, width, dtype, device, total, *moments, Block(*sampler.rows), cut)
 
 

@@ -24,7 +24,7 @@ from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourh
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
-__all__ = ["PIVOT_SHARE", "Layout", "layout_of", "pivot_points", "rows_of_all", "scaled_points"]
+__all__ = ["PIVOT_SHARE", "Layout", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points"]
 
 F64 = torch.float64
 PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
@@ -89,7 +89,7 @@ def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: in
     rows, theta = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()]
     system = CovarianceSystem(CovarianceOperator(PairProblem(prior.kernel.form, theta, rows), F64), noise)
     limit = min(inducing, len(part))
-    return _of_first(x[partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots], group)
+    return of_first(x[partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots], group)
 
 
 def rows_of_all(own: Tensor, index: Tensor, shares: Shares, group: Group) -> Tensor:
@@ -101,7 +101,7 @@ def rows_of_all(own: Tensor, index: Tensor, shares: Shares, group: Group) -> Ten
     return group.gather_rows(found, Shares(tuple(b - a for a, b in itertools.pairwise(cuts))))
 
 
-def _of_first(points: Tensor, group: Group) -> Tensor:
+def of_first(points: Tensor, group: Group) -> Tensor:
     """Rank 0's points, which another processor may round to others."""
     if group.size == 1:
         return points

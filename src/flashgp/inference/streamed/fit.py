@@ -23,7 +23,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.full_scale.layout import pivot_points
+from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -31,6 +31,7 @@ from flashgp.inference.streamed.condition import at_most, condition_on
 from flashgp.inference.streamed.minibatch import condition_on_values
 from flashgp.inference.streamed.minibatch_search import RUN, LearnedValues, MinibatchSearch, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
+from flashgp.inference.streamed.over_ranks import check_alike, dealt, log_over, planned_over
 from flashgp.inference.streamed.rows import (
     noise_of,
     prior_of_rows,
@@ -61,19 +62,29 @@ MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample,
 @deterministic_where(lambda prior, rows, asked, options: options.deterministic)
 def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
     """See `flashgp.fit`."""
-    began = time.perf_counter()
+    with options.group.together():
+        return _fit(prior, rows, asked, options)
+
+
+def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
+    began, group = time.perf_counter(), options.group
     single = None if options.dtype == torch.float64 else options.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-    prior, rows = row_variances_apart(prior, rows, fitting=True)
+    check_alike(
+        group, prior, asked, options.seed, options.deadline, starts=options.starts, initial=options.initial,
+        priors=options.priors, max_iterations=options.max_iterations, checkpoint=options.checkpoint is not None,
+    )  # fmt: skip
+    prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=True)
     clock = options.deadline.clock
     reading = clock()
-    whole = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, options.deadline)
+    whole = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, options.deadline, group)
     reading = clock() - reading
     survey = whole.of_sample if whole.cut else whole
     asked = at_most(asked, survey.count) if whole.cut else asked
     prior, target = prior.released(), chosen_device(options.device, survey.x)
     counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
-    plan = approximate_plan(prior, counts, asked, plan_settings(options, target), options.deadline.limit, read=read)
+    wanted, limit = plan_settings(options, target), options.deadline.limit
+    plan = planned_over(group, lambda one: approximate_plan(prior, counts, one, wanted, limit, read=read), asked)
     asked = asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     of_sample = prior_of_rows(prior, survey.sample)
@@ -81,8 +92,9 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     path = None if options.checkpoint is None else Path(options.checkpoint)
     beside = (asked.kind, plan.inducing, asked.points_like(survey.x), survey.count, survey.checksum)
     mark = "" if path is None else mark_of(problem, options, beside)
-    log = EvaluationLog(path, mark, options.settings.seconds_between_writes)
-    chosen = None if whole.cut else minibatches_chosen(plan, survey, options, reading, log)
+    log = log_over(group, path, mark, options.settings.seconds_between_writes)
+    # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
+    chosen = None if whole.cut or group.size > 1 else minibatches_chosen(plan, survey, options, reading, log)
     searching = options.deadline.before(reserved_seconds(plan, options))
     if chosen is not None:
         searching = options.deadline.share(options.settings.minibatches.share)
@@ -118,7 +130,7 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     report = Report()
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
-        SolveSettings(options.seed, options.deterministic, options.tolerance), memory=options.memory,
+        SolveSettings(options.seed, options.deterministic, options.tolerance, group=group), memory=options.memory,
         device=options.device, deadline=options.deadline,
     )  # fmt: skip
     try:
@@ -129,6 +141,8 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
             state, said = _learned(prior, survey, points, steps, settings)
             report.events += [chosen, said]
     except KeyboardInterrupt as stop:
+        if group.size > 1:
+            raise  # of all ranks
         raise FitInterrupted(
             "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
             "gp.condition(rows, inducing=...) goes on from there",
@@ -145,7 +159,7 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
     log_prior = objective_found.log_prior(trained.theta)
     interrupted = trained.stop is not StopReason.GOAL
-    prior = row_variances_back(prior, rows)
+    prior = row_variances_back(prior, rows) if group.size == 1 else prior
     return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
 
 
@@ -214,4 +228,5 @@ def _points(
         noise = noise_of(problem.prior, survey.sample).detach().to(problem.x.device)
         inducing = min(asked.sizes(survey.count).inducing, problem.rows)
         points = pivot_points(problem.prior, problem.x, noise, inducing, options.seed)
+        points = of_first(points, survey.group)
     return points.to(survey.dtype).to(torch.float64)

@@ -49,7 +49,11 @@ class EvaluationLog:
                 "where you may write"
             )
         if path is not None and path.exists():
-            self._old = self._read(path)
+            self.take(path.read_bytes(), path)
+
+    def take(self, stored: bytes, path: Path) -> None:
+        """Replay what a file has. Raises: DomainError, as the constructor."""
+        self._old = self._read(stored, path)
 
     def recall(self, run: str, theta: numpy.ndarray) -> tuple[float, numpy.ndarray] | None:
         """The logged evaluation that comes next in a run, if it is of this very vector."""
@@ -124,13 +128,14 @@ class EvaluationLog:
         write_whole(self.path, save(arrays, {"flashgp_checkpoint": json.dumps(header)}))
         self._written = time.monotonic()
 
-    def _read(self, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:
-        from safetensors import SafetensorError, safe_open
+    def _read(self, stored: bytes, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
 
         try:
-            with safe_open(path, framework="numpy") as file:
-                header = json.loads((file.metadata() or {})["flashgp_checkpoint"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            size = int.from_bytes(stored[:8], "little")  # of the header, which `load` reads again and checks
+            header = json.loads(json.loads(stored[8 : 8 + size])["__metadata__"]["flashgp_checkpoint"])
+            arrays = load(stored)
             mark, version, python = header["mark"], header["version"], header.get("python", PYTHON)
             kept = [name for name in arrays if name.startswith(f"{STATE}/")]
             state = {name.removeprefix(f"{STATE}/"): arrays.pop(name) for name in kept}

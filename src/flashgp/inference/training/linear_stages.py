@@ -30,6 +30,7 @@ from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.train import Trained, best_found
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.fit_stages import Search, fit_stages
+from flashgp.processes.agreement import deadline_of
 
 __all__ = ["LinearStages", "plan_settings", "report_answer", "reserved_seconds"]
 
@@ -94,10 +95,12 @@ class LinearStages:
             )
             theta = starts[0]  # where there is no time for an evaluation
             with quiet_openblas():
-                optimum = runs.run(starts)
+                optimum = self._agreed(lambda: runs.run(starts))
                 recorder.reached = optimum
                 self._run_linear(optimum, of(runs.last))
         except KeyboardInterrupt:
+            if self.options.group.size > 1:
+                raise  # of all ranks
             stop = StopReason.INTERRUPT
         except TimeUp:
             stop = StopReason.TIME
@@ -113,9 +116,28 @@ class LinearStages:
                 jitters=problem.direct.jitters,
             )
         theta = theta if best is None else best
+        theta = self._first(theta)
         exact.parameters.assign(theta)
         exact.rows = n  # of the search that it stands for
         return Trained(theta, exact, stop, estimated=False, rough_factors=False)
+
+    def _agreed(self, search: Callable[[], numpy.ndarray]) -> numpy.ndarray:
+        """What a search of the sample finds, which every rank does by itself: rank 0's. From here on ranks ask the
+        deadline together. Raises: TimeUp on all ranks where it is up on one."""
+        group, up, found = self.options.group, False, numpy.zeros(0)
+        try:
+            found = search()
+        except TimeUp:
+            up = True
+        if float(group.max(torch.tensor(float(up)))):
+            raise TimeUp
+        self.recorder.deadline = deadline_of(group, self.recorder.deadline)
+        return self._first(found)
+
+    def _first(self, theta: numpy.ndarray) -> numpy.ndarray:
+        """Rank 0's."""
+        found: numpy.ndarray = self.options.group.from_first(torch.from_numpy(theta)).numpy()
+        return found
 
     def _run_linear(self, theta: numpy.ndarray, first: LogJoint) -> None:
         """The stages of the other likelihood, from the optimum of the first rows."""

@@ -17,6 +17,7 @@ from flashgp.inference.training.settings import MinibatchSettings, SearchSetting
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
+from flashgp.processes.group import ALONE, Group
 
 __all__ = ["FitOptions", "FitSettings"]
 
@@ -57,7 +58,7 @@ class FitSettings:
 @dataclass(frozen=True)
 class FitOptions:
     """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, with a deadline for its time limit
-    and a solver as `GP.condition`.
+    and a solver as `GP.condition`; group, whose ranks each have rows of their own.
 
     Raises: DomainError for values of the wrong kind.
     """
@@ -79,6 +80,7 @@ class FitOptions:
     progress: Callable[[Progress], None] | None = None
     settings: FitSettings = field(default_factory=FitSettings)
     solver: str | None = None
+    group: Group = ALONE
 
     @property
     def stages(self) -> StageSettings:
