@@ -10,6 +10,7 @@ from torch import distributed as dist
 import flashgp as fgp
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
 FEW = FitSettings(search=SearchSettings(start_rows=40), stochastic=StochasticSettings(first_rows=60))
@@ -135,4 +136,46 @@ def limited(group: Any) -> list[Any]:
             group=group, time_limit=limit,
         )  # fmt: skip
         out.append([t.tolist() for t in answers(fit.posterior)])
+    return out
+
+
+def parquet(group: Any, pattern: str) -> list[Any]:
+    """Rows of files dealt to ranks, as they are and in standard units: differences from one process, rows of ranks."""
+    rows = fgp.data.parquet(pattern, target="y", columns=["a", "b"])
+    own = rows.dealt(Group.of(group))
+    found = [own.count, len(torch.cat([torch.as_tensor(y) for _, _, y, _ in own.batches()])) if own.count else 0]
+    out: list[Any] = [found]
+    alone, ours = model().condition(rows, inducing=9), model().condition(rows, inducing=9, group=group)
+    out.append(apart(answers(alone), answers(ours)))
+    one, other = fgp.data.standardised(rows), fgp.data.standardised(rows, group=group)
+    out.append(max(abs(a - b) for a, b in zip(one.scaling.x_shift, other.scaling.x_shift, strict=True)))
+    asked = {"inducing": 9, "settings": FEW, "progress": False, "starts": 1}
+    fits = fgp.fit(model(), one, **asked), fgp.fit(model(), other, group=group, **asked)
+    out.append(apart(*(answers(fit.posterior) for fit in fits)))
+    return out
+
+
+def table_model(group: Any, pattern: str, settings: dict[str, Any]) -> tuple[float, bool, list[str]]:
+    """A table with text, missing values and a target that is transformed, read by ranks."""
+    new = {"a": [0.2, 0.7], "b": [0.5, 0.1], "city": ["Ulm", "Bonn"]}
+    made = [
+        fgp.TableModel(starts=1, approximation="sparse", inducing=9, missing="drop", **settings).fit(
+            [pattern], "y", progress=False, group=of
+        )
+        for of in (None, group)
+    ]
+    one, other = (torch.from_numpy(model.predict(new).mean) for model in made)
+    return float((one - other).abs().max() / one.abs().max()), made[0].encoding == made[1].encoding, list(made[1].notes)
+
+
+def differing(group: Any, folder: str) -> list[str]:
+    """What is said where ranks name other files, or one of them is broken on one rank."""
+    out = []
+    for name in ("part-*", "part-{}*", "broken-{}"):
+        try:
+            rows = f"{folder}/{name.format(dist.get_rank(group))}.parquet"
+            fgp.TableModel(starts=1).fit([rows], "y", progress=False, group=group)
+            out.append("nothing")
+        except (ValueError, OSError) as error:
+            out.append(f"{type(error).__name__}: {error}")
     return out

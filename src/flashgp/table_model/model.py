@@ -26,6 +26,7 @@ from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.kernels import Kernel
+from flashgp.processes.group import Group
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Table, Unseen, table_of
 
@@ -144,6 +145,7 @@ class TableModel:
         drop: Sequence[str] = (),
         checkpoint: str | Path | None = None,
         progress: Callable[["Progress"], None] | Literal[False] | None = None,
+        group: Any = None,
     ) -> "TableModel":
         """A model fitted to all rows of a table.
 
@@ -156,6 +158,7 @@ class TableModel:
             drop: columns not to use, likewise.
             checkpoint: as `flashgp.fit`.
             progress: as `flashgp.fit`.
+            group: as `flashgp.fit`, of Parquet files that every rank names alike, and reads a part of.
 
         Returns:
             A new model. What was decided of the columns is in its `notes`, and logged ("flashgp.table").
@@ -167,11 +170,17 @@ class TableModel:
             MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`.
         """
+        ranks = Group.of(group)
+        with ranks.together():
+            return self._fit(table, target, drop, (checkpoint, progress), ranks)
+
+    def _fit(self, table: Any, target: str, drop: Sequence[str], told: tuple[Any, Any], ranks: Group) -> "TableModel":
+        """`fit`, with checkpoint and progress as one argument."""
         from flashgp.inference.training.progress_bar import shown_progress
 
         from .preparation import prepare
 
-        deadline = Deadline.after(self.settings.time_limit)
+        deadline, (checkpoint, progress) = Deadline.after(self.settings.time_limit), told
         parts = ParquetParts(table) if is_pattern(table) else None
         source = table_of(table) if parts is None else None
         names = source.names if source is not None else parts.names if parts is not None else ()
@@ -184,11 +193,16 @@ class TableModel:
         if parts is not None:
             from .read_preparation import prepare_rows
 
-            rows = prepare_rows(self.settings, parts, target, drop, deadline)
+            rows = prepare_rows(self.settings, parts, target, drop, deadline, ranks)
             for note in rows.notes:
                 _LOGGER.info(note)
-            with shown_progress(progress) as callback:
+            with shown_progress(False if progress is None and ranks.rank else progress) as callback:
                 return fit_rows(rows, deadline, checkpoint, callback)
+        if ranks.size > 1:
+            raise DomainError(
+                f"`group` of {ranks.size} ranks is for tables that are read in parts, got one that is held; pass a "
+                "pattern or a list of Parquet files"
+            )
         assert source is not None
         encoding = Encoding.learn(source, target, drop, self.settings.missing)
         data = encoding.apply(source, need_target=True)
