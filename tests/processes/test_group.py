@@ -1,10 +1,14 @@
 """Groups of ranks: collectives equal what one process computes, and one rank's error is every rank's."""
 
+import inspect
+
 import pytest
 import torch
 
+from flashgp.foundations import errors
 from flashgp.foundations.errors import DomainError, ProcessGroupError
 from flashgp.processes.group import ALONE, Group
+from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
 from processes import group_jobs
 from processes.launch import JobError, Ranks
@@ -92,3 +96,20 @@ def test_shares() -> None:
     assert Shares.even(10, 4).counts == (3, 3, 2, 2)
     assert Shares((2, 0, 3)).slice(2) == slice(2, 5)
     assert Shares((2, 0, 3)).total == 5
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_of_this_package_is_the_same_on_another_rank(name: str) -> None:
+    kind = getattr(errors, name)
+    if not isinstance(kind, type):
+        return
+    fields = {
+        "needed_bytes": 5, "available_bytes": 3, "order": 2, "rows": None, "iterations": 3, "residual": 0.5,
+        "tolerance": 0.1, "gp": object(), "history": [object()], "names": ("a", "b"), "ranks": (1, 2),
+    }  # fmt: skip
+    wanted = inspect.signature(kind.__init__).parameters if inspect.isfunction(kind.__init__) else {}
+    error = kind("text", **{name: fields[name] for name in wanted if name in fields})
+    again = unpacked(packed(error, 3))
+    assert (type(again), str(again)) == (kind, "text")
+    plain = {name: value for name, value in vars(error).items() if name not in ("gp", "history")}
+    assert {name: value for name, value in vars(again).items() if name in plain} == plain

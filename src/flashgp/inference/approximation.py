@@ -178,11 +178,10 @@ def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation
 
 def refuse_unsharded(group: Group, kind: str | None) -> None:
     """DomainError for what has no rows over ranks yet. Args: kind, of the approximation, None for exact inference."""
-    if group.size > 1 and kind in (None, "full_scale", "auto"):
-        got = "exact inference" if kind is None else f"approximation={kind!r}"
+    if group.size > 1 and kind in ("full_scale", "auto"):
         raise DomainError(
-            f"`group` of {group.size} ranks is for inducing points, got {got}; pass approximation='sparse', or rows "
-            "that are read"
+            f"`group` of {group.size} ranks is for exact inference and for inducing points, got "
+            f"approximation={kind!r}; leave it out, or pass approximation='sparse'"
         )
 
 

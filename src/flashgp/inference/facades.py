@@ -14,6 +14,7 @@ from flashgp.inference.exact.restore import with_prior as exact_with_prior
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.full_scale.restore import with_prior as full_scale_with_prior
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.group_posterior import GroupPosterior, condition_group
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
@@ -32,7 +33,9 @@ def posterior_of(state: "AnyState | FullScaleState | StreamedState", units: str 
     """The facade of a state of any kind."""
     if isinstance(state, StreamedState):
         return StreamedPosterior(state, units)
-    return ApproximatePosterior(state, units) if isinstance(state, FullScaleState) else Posterior(state, units)
+    if isinstance(state, FullScaleState):
+        return ApproximatePosterior(state, units)
+    return GroupPosterior(state, units) if state.settings.group.size > 1 else Posterior(state, units)
 
 
 def posterior_of_read(
@@ -63,7 +66,8 @@ def posterior_given(
         if approximation is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
     if approximation is None:
-        found = Posterior(condition(prior, x, y, settings))
+        shared = settings.solve.group.size > 1
+        found = condition_group(prior, x, y, settings) if shared else Posterior(condition(prior, x, y, settings))
     elif approximation.kind == "sparse":
         found = posterior_of_read(prior, held(x, y, prior.outputs), settings, approximation)
     else:

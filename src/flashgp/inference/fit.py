@@ -222,7 +222,9 @@ def fit(
                 )
             return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
-        refuse_unsharded(ranks, None if exact_posterior or asked is None else asked.kind)
+        refuse_unsharded(ranks, None if asked is None else asked.kind)
+        if ranks.size > 1 and (exact_posterior or asked is None):
+            raise DomainError("`group` of several ranks is for inducing points in `fit`; pass approximation='sparse'")
         if not exact_posterior or asked is None:
             return fit_as(gp, x, y, options, asked)
         return _with_exact_posterior(

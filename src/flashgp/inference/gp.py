@@ -150,8 +150,12 @@ class GP(Prior):
             differentiable: keep gradients to parameters, x and y (an autograd graph over n x n matrices).
             approximation, inducing, neighbours: as `fgp.fit`; an approximate posterior of these parameters, for which
                 solver, plan, jitter, progress and differentiable do not exist.
-            group: as `fgp.fit`.
-        Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError.
+            group: a ProcessGroup, or a DeviceMesh of one dimension, whose ranks call this together, each with rows of
+                its own, some with none. The posterior is that of all rows on every rank: a factor is made by each of
+                them, conjugate gradients are shared. None for this process alone.
+        Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError; with a group the same error on
+            every rank, RankMismatchError where they were given different columns, models or options, and
+            ProcessGroupError where one has died or does not answer.
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
         """
@@ -202,6 +206,7 @@ class GP(Prior):
         dtype: torch.dtype | None = None,
         jitter: float | None = None,
         second_order_rows: int = SECOND_ORDER_ROWS,
+        group: Any = None,
     ) -> Float64[Tensor, "*batch"]:
         """log p(y | x), eq. (M-33), in nats, with a closed-form gradient and Hessian: for own training loops.
 
@@ -217,11 +222,23 @@ class GP(Prior):
             jitter: as `condition`.
             second_order_rows: up to which second derivatives are computed, by a dozen float64 matrices of n x n, 1.5
                 GiB for 4,096 rows; without them it does not matter.
+            group: as `condition`; every rank makes the factor of all rows, and has the whole gradient by parameters,
+                and that by its own x and y: nothing is to be summed, or averaged, over ranks.
         Returns: (*batch,), float64; with theta, the chain dimensions.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed; DerivativeError
             where a second derivative is taken of more than second_order_rows, or a third one of any.
         Cost: n^3 flops with the gradient, one n x n buffer; 4 n^3 flops for each row of a Hessian.
         """
+        ranks = Group.of(group)
+        if ranks.size > 1:
+            lazy_import("flashgp.inference.gathered")
+            from flashgp.inference.gathered import gathered
+
+            with ranks.together():
+                table = gathered(self, x, y, ranks, dtype=dtype, jitter=jitter, theta=sorted(theta or ()))
+                return self.with_likelihood(table.prior.likelihood).log_marginal_likelihood(
+                    table.x, table.y, theta=theta, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows
+                )
         x = check_points(x, "x")
         y = check_targets(y, "y", x, self.outputs)
         dtype, jitter = check_dtype(dtype), check_jitter(jitter)

@@ -97,6 +97,12 @@ class Group:
         except ValueError as error:
             raise ProcessGroupError(f"`group` is not in use any more ({error}); pass one that is initialised") from None
 
+    def __deepcopy__(self, memo: Any) -> "Group":
+        return self  # the same ranks
+
+    def __reduce__(self) -> Any:
+        return Group, ()  # another process is no member
+
     # -- errors ------------------------------------------------------------------------------------------------------
     @contextmanager
     def together(self) -> Iterator["Group"]:
@@ -237,6 +243,13 @@ class Group:
         out = _plain(tensor, copy=True)
         self._broadcast(out, 0)
         return out.to(tensor.dtype).reshape(tensor.shape)
+
+    def text_of_first(self, text: str) -> str:
+        """Rank 0's text."""
+        if self.size == 1:
+            return text
+        self._flag("broadcast of text")
+        return self._broadcast_bytes(text.encode(errors="surrogatepass"), 0).decode(errors="surrogatepass")
 
     def gather_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
         """All rows, (total, ...), from (counts[rank], ...) on each rank. Cost: (size - 1) copies of the largest."""

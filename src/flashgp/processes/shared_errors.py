@@ -5,13 +5,14 @@ ProcessGroupError that names them. No code is loaded: a type is looked up by nam
 """
 
 import builtins
+import inspect
 import json
 from typing import Any
 
 import torch
 
 from flashgp.foundations import errors
-from flashgp.foundations.errors import MemoryBudgetError, ProcessGroupError
+from flashgp.foundations.errors import ProcessGroupError
 
 __all__ = ["packed", "unpacked"]
 
@@ -38,7 +39,9 @@ def _message(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "arguments": _plain(error.args, [str(error)[:MAX_TEXT]]),
-        "fields": {name: _plain(value, None) for name, value in fields.items()},
+        "fields": {
+            name: _plain(value, [] if isinstance(value, list | tuple) else None) for name, value in fields.items()
+        },
     }
 
 
@@ -58,16 +61,17 @@ def _rebuilt(message: dict[str, Any]) -> BaseException:
     kind = _type_of(message["type"])
     arguments, fields = message["arguments"], message["fields"]
     try:
-        if kind.__module__ == "builtins":
-            error = kind(*arguments)
-        elif issubclass(kind, MemoryBudgetError):  # MemoryError allows no other way
-            return kind(*arguments, **{name: _as_tuples(value) for name, value in fields.items()})
-        else:  # whose constructors want their fields
-            error = kind.__new__(kind)
-            error.args = tuple(arguments)
-        for name, value in fields.items():
-            setattr(error, name, _as_tuples(value))
-    except (TypeError, AttributeError):
+        own = inspect.isfunction(kind.__init__)  # which wants its fields; others take what Exception takes
+        wanted = inspect.signature(kind.__init__).parameters if own else {}
+        named = {
+            name: _as_tuples(fields[name])
+            for name, one in wanted.items()
+            if one.kind is one.KEYWORD_ONLY and (fields.get(name) is not None or one.default is one.empty)
+        }
+        error = kind(*arguments, **named)
+        for name in fields.keys() - named.keys():
+            setattr(error, name, _as_tuples(fields[name]))
+    except (TypeError, ValueError, AttributeError):
         return ProcessGroupError(f"a rank raised {message['type']}: {arguments}")
     return error
 
