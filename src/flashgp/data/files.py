@@ -21,12 +21,14 @@ __all__ = [
     "batches_of",
     "dealt_pieces",
     "found_files",
+    "is_parquet",
     "is_pattern",
     "opened",
     "pieces_of",
 ]
 
 BATCH_ROWS = 2**16
+PARQUET = b"PAR1"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -38,6 +40,15 @@ def is_pattern(paths: Any) -> bool:
         return False
     name = os.fspath(paths)
     return isinstance(name, str) and glob.has_magic(name) and not Path(name).is_file()
+
+
+def is_parquet(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as one of Parquet does; False where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(PARQUET)) == PARQUET
+    except (OSError, ValueError):
+        return False
 
 
 def found_files(paths: Paths) -> list[str]:
