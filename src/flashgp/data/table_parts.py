@@ -33,6 +33,8 @@ class ParquetParts(TableParts):
         ShapeError: for two columns of one name.
     """
 
+    count: int
+
     def __init__(self, paths: Paths, batch_rows: int = BATCH_ROWS) -> None:
         self.paths = tuple(found_files(paths))
         self.batch_rows, self.count = batch_rows, 0
