@@ -351,3 +351,11 @@ def test_what_a_prediction_of_a_pattern_cannot_have(tmp_path: Path) -> None:
     first.write_bytes(data[: len(data) // 2])
     assert "whole Parquet file" in run("predict", model, pattern, "-o", out, code=2).output
     assert not out.exists()
+
+
+def test_refinement_of_inducing_points_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    model = fgp.TableModel(starts=1, approximation="sparse", inducing=9).fit(table(60), target="wave")
+    said: list[str] = []
+    with pytest.raises(DomainError, match="refine"):
+        model.update(table(30, seed=1), refine=2, progress=lambda what, _: said.append(what))
+    assert not said

@@ -140,6 +140,10 @@ def surveyed(
     Raises: ShapeError, DomainError for batches that do not fit each other or are not finite, and for no rows.
     """
     survey = read_once(source, outputs, Sampler(sample, seed), deadline)
+    if survey is None and isinstance(source, Held):
+        raise ShapeError(
+            f"`x` must have at least one row, got shape {tuple(source.x.shape)}; condition on no rows instead"
+        )
     if survey is None:
         raise ShapeError(
             "`rows` must have at least one row, got none; check that the source can be read more than once"

@@ -261,6 +261,8 @@ class TableModel:
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
+            if isinstance(before, ApproximatePosterior):
+                before.refine(refine)  # which is refused, before anything is learned
         means, stds = [np.empty(0)], [np.empty(0)]
         for start in range(0, len(x), _BLOCK_ROWS):
             if progress is not None:
