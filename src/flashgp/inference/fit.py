@@ -28,6 +28,7 @@ from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
+from flashgp.inference.group_posterior import fit_group
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
@@ -188,8 +189,10 @@ def fit(
             rows that are held, of which there are too many for exact gradients.
         group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
-            rows, and an error of one is raised by all. Files that are read are named alike on every rank, which then
-            reads a part. The posterior is one of rows that were read. Now of inducing points alone.
+            rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
+            which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
+            (`GP.condition`), without a time_limit; that of inducing points sums over rows, and its posterior is one of
+            rows that were read. "full_scale", "auto" and exact_posterior are for one process.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -223,8 +226,11 @@ def fit(
             return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
         refuse_unsharded(ranks, None if asked is None else asked.kind)
-        if ranks.size > 1 and (exact_posterior or asked is None):
-            raise DomainError("`group` of several ranks is for inducing points in `fit`; pass approximation='sparse'")
+        if ranks.size > 1 and exact_posterior:
+            raise DomainError(
+                f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
+                "fit.gp.condition(x, y, group=group)"
+            )
         if not exact_posterior or asked is None:
             return fit_as(gp, x, y, options, asked)
         return _with_exact_posterior(
@@ -242,7 +248,7 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
         wanted = _wanted(gp, rows, x, options)
         approximation, _, event = decided(gp, rows, approximation, wanted, options.deadline.limit)
     if approximation is None:
-        exact = fit_prior(gp, x, y, options)
+        exact = (fit_group if options.group.size > 1 else fit_prior)(gp, x, y, options)
         found = _fit_of(exact, posterior_of(exact.state), None)
     elif approximation.kind == "sparse":
         found = fit_read(gp, held(x, y, gp.outputs), options, approximation)

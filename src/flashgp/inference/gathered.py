@@ -19,10 +19,11 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
 from flashgp.inference.prior import Prior
+from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
-__all__ = ["GatheredTable", "agreed_memory", "compare_models", "gathered", "shared_event", "tensor_mark"]
+__all__ = ["GatheredTable", "agreed_memory", "agreed_plan", "compare_models", "gathered", "shared_event", "tensor_mark"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +118,11 @@ def agreed_memory(memory: str | int | None, device: torch.device, group: Group) 
     here = Counter(hosts)[hosts[group.rank]] if device.type == "cpu" else 1
     free = torch.tensor([-(available_bytes(device) // here)], dtype=torch.int64, device=device)
     return -int(group.max(free))
+
+
+def agreed_plan(plan: Plan, group: Group) -> Plan:
+    """Rank 0's plan; each rank has made one, so that what does not fit is an error on all of them."""
+    return plan if group.size == 1 else Plan.from_json(group.text_of_first(plan.to_json()))
 
 
 def shared_event(group: Group, shares: Shares) -> Event:

@@ -5,7 +5,6 @@ same things in the same order: points and options are compared before work begin
 all of them.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from flashgp.foundations.report import Report
 from flashgp.inference.decision import counts_of
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.gathered import agreed_memory, gathered, shared_event, tensor_mark
+from flashgp.inference.gathered import agreed_memory, agreed_plan, gathered, shared_event, tensor_mark
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
@@ -30,11 +29,12 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
-from flashgp.planner.plan import Plan
+from flashgp.inference.training.fit import Fitted, fit_prior
+from flashgp.inference.training.options import FitOptions
 from flashgp.planner.products import ProductPlan
 from flashgp.processes.group import Group
 
-__all__ = ["GroupPosterior", "condition_group", "refuse_time_limit"]
+__all__ = ["GroupPosterior", "condition_group", "fit_group"]
 
 
 class GroupPosterior(Posterior):
@@ -144,24 +144,37 @@ def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -
                 "`differentiable` keeps a graph through all rows on one process, got it beside group=; "
                 "gp.log_marginal_likelihood(x, y, group=) has gradients by parameters, x and y"
             )
-        table = gathered(prior, x, y, group, options=_options(settings))
+        table = gathered(prior, x, y, group, **_asked(settings))
         prior, x, y = table.prior, table.x.detach(), table.y.detach()
-        if settings.plan is None:
+        plan = settings.plan
+        if plan is None:
             wanted = PlanSettings(
                 agreed_memory(settings.memory, x.device, group), chosen_device(settings.device, x), settings.dtype,
                 solver=settings.solver, deterministic=settings.solve.deterministic,
                 factored=settings.jitter is not None,
             )  # fmt: skip
-            plan = agreed_plan(lambda: conditioning_plan(prior, counts_of(prior, x, y), wanted), group)
-            settings = replace(settings, plan=plan, memory=None, device=plan.device)
+            plan = conditioning_plan(prior, counts_of(prior, x, y), wanted)
+        plan = agreed_plan(plan, group)
+        settings = replace(settings, plan=plan, memory=None, device=plan.device)
         state = condition(prior, x, y, settings)
         state.report.events.append(shared_event(group, table.shares))
         return GroupPosterior(agreed_state(state, group))
 
 
-def agreed_plan(plan: Callable[[], Plan], group: Group) -> Plan:
-    """Rank 0's plan, for which each rank makes one: what does not fit is an error on all of them."""
-    return Plan.from_json(group.text_of_first(plan().to_json()))
+def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnyState]:
+    """`fgp.fit` with a group of several ranks. Raises: as it, the same error on every rank.
+
+    Few rows are fitted by every rank alike; all rows by factors of every rank, or by estimated gradients that are
+    shared. Every evaluation is rank 0's.
+    """
+    with options.group.together() as group:
+        refuse_time_limit(options.deadline.limit)
+        table = gathered(prior, x, y, group, **_fit_asked(options))
+        memory = options.memory if options.plan is not None else agreed_memory(options.memory, table.x.device, group)
+        fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), replace(options, memory=memory))
+        agreed_state(fitted.state, group)
+        fitted.report.events.append(shared_event(group, table.shares))
+        return fitted
 
 
 def agreed_state(state: AnyState, group: Group) -> AnyState:
@@ -180,12 +193,23 @@ def refuse_time_limit(limit: float | None) -> None:
         )
 
 
-def _options(settings: ConditionSettings) -> str:
-    """What all ranks must have asked for, in words."""
-    solve = settings.solve
-    asked = {
+def _asked(settings: ConditionSettings) -> dict[str, object]:
+    """What all ranks must have asked for."""
+    solve, plan = settings.solve, settings.plan
+    return {
         "solver": settings.solver, "tolerance": solve.tolerance, "seed": solve.seed, "memory": settings.memory,
         "deterministic": solve.deterministic, "dtype": settings.dtype, "jitter": settings.jitter,
-        "plan": None if settings.plan is None else settings.plan.to_json(), "progress": settings.progress is not None,
+        "plan": None if plan is None else plan.route, "progress": settings.progress is not None,
     }  # fmt: skip
-    return ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+
+
+def _fit_asked(options: FitOptions) -> dict[str, object]:
+    """The same of a fit."""
+    plan = options.plan
+    return {
+        "starts": options.starts, "initial": options.initial, "priors": options.priors, "seed": options.seed,
+        "max_iterations": options.max_iterations, "memory": options.memory, "dtype": options.dtype,
+        "tolerance": options.tolerance, "jitter": options.jitter, "deterministic": options.deterministic,
+        "solver": options.solver, "plan": None if plan is None else f"{plan.route}, {plan.training}",
+        "checkpoint": options.checkpoint is not None,
+    }  # fmt: skip

@@ -240,9 +240,13 @@ class Group:
         if self.size == 1:
             return tensor
         self._flag("broadcast", tensor.shape, tensor.dtype)
-        out = _plain(tensor, copy=True)
+        out = _plain(tensor, copy=True).to(self._near(tensor))
         self._broadcast(out, 0)
-        return out.to(tensor.dtype).reshape(tensor.shape)
+        return out.to(tensor).reshape(tensor.shape)
+
+    def number_of_first(self, number: float) -> float:
+        """Rank 0's number: what a branch depends on, and a last bit could decide."""
+        return number if self.size == 1 else float(self.from_first(torch.tensor(float(number), dtype=torch.float64)))
 
     def text_of_first(self, text: str) -> str:
         """Rank 0's text."""
@@ -258,7 +262,7 @@ class Group:
         assert len(tensor) == shares.counts[self.rank]
         self._flag("gather", tensor.shape[1:], tensor.dtype, shares.counts)
         longest, rest = max(shares.counts), tensor.shape[1:]
-        own = _padded(tensor, longest)
+        own = _padded(tensor, longest).to(self._near(tensor))
         out = own.new_empty(self.size * longest, *rest)
         if out.numel():
             self._wait("gather", lambda: _all_gather_single(out, own, self._process_group))
@@ -266,7 +270,7 @@ class Group:
         if len(set(shares.counts)) > 1:
             parts = out.reshape(self.size, longest, *rest)
             out = torch.cat([part[:count] for part, count in zip(parts, shares.counts, strict=True)])
-        return out.to(tensor.dtype)
+        return out.to(tensor)
 
     def sum_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
         """This rank's rows, (counts[rank], ...), of the sum over ranks of tensors (total, ...)."""
@@ -304,11 +308,11 @@ class Group:
         if self.size == 1:
             return tensor
         self._flag(name, tensor.shape, tensor.dtype)
-        out = _plain(tensor, copy=True)
+        out = _plain(tensor, copy=True).to(self._near(tensor))
         if out.numel():
             self._wait(name, lambda: dist.all_reduce(out, operation, group=self._process_group, async_op=True))
         self._count(out, 2.0 * (self.size - 1) / self.size)
-        return out.to(tensor.dtype)
+        return out.to(tensor)
 
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         if tensor.numel():
@@ -332,6 +336,11 @@ class Group:
                 operation=name,
             ) from error
         self._broken = ""
+
+    def _near(self, tensor: Tensor) -> torch.device:
+        """Where a tensor is sent from: its own device, or one that the group has a backend for."""
+        known = any(device.type == tensor.device.type for device in self._devices)
+        return tensor.device if known else self._devices[0]
 
     def _count(self, tensor: Tensor, times: float) -> None:
         self.bytes_sent += int(times * tensor.numel() * tensor.element_size())

@@ -31,7 +31,7 @@ from flashgp.inference.streamed.condition import at_most, condition_on
 from flashgp.inference.streamed.minibatch import condition_on_values
 from flashgp.inference.streamed.minibatch_search import RUN, LearnedValues, MinibatchSearch, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
-from flashgp.inference.streamed.over_ranks import check_alike, dealt, log_over, planned_over
+from flashgp.inference.streamed.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.streamed.rows import (
     noise_of,
     prior_of_rows,
@@ -40,7 +40,7 @@ from flashgp.inference.streamed.rows import (
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.checkpoint import EvaluationLog, log_over
 from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
 from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds

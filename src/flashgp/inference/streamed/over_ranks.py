@@ -2,20 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.prior import Prior
-from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.processes.agreement import mark_of_parts
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource
 
-__all__ = ["check_alike", "dealt", "log_over", "planned_over"]
+__all__ = ["check_alike", "dealt", "planned_over"]
 
 
 def check_alike(
@@ -51,19 +49,3 @@ def planned_over(
         own = plan(asked)
     inducing = -int(group.max(torch.tensor([-own.inducing])))
     return own if own.inducing == inducing else plan(asked.resolved(replace(own.sizes, inducing=inducing)))
-
-
-def log_over(group: Group, path: Path | None, mark: str, seconds_between_writes: float) -> EvaluationLog:
-    """The checkpoint that rank 0 writes, and that all ranks go on from. Raises: as `EvaluationLog`; RankMismatchError
-    where ranks have other data or models."""
-    if group.size == 1 or path is None:
-        return EvaluationLog(path, mark, seconds_between_writes)
-    group.compare(checkpoint=mark)
-    with group.together():
-        log = EvaluationLog(path if group.rank == 0 else None, mark, seconds_between_writes)
-    mine = [path.read_bytes()] if group.rank == 0 and path.exists() else []
-    there = int(group.max(torch.tensor(len(mine))))
-    stored = group.gather_bytes(b"".join(mine))[0]
-    if there:
-        log.take(stored, path)
-    return log

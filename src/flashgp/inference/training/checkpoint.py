@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 import numpy
+import torch
 
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.fingerprint import PYTHON
+from flashgp.processes.group import Group
 
-__all__ = ["EvaluationLog"]
+__all__ = ["EvaluationLog", "log_over"]
 
 STATE = "state"  # no run has this name
 FORMAT_VERSION = 3  # until 2, models that differed in code alone were taken for each other
@@ -166,3 +168,19 @@ class EvaluationLog:
             )
         self.state = state
         return logs
+
+
+def log_over(group: Group, path: Path | None, mark: str, seconds_between_writes: float) -> EvaluationLog:
+    """The checkpoint that rank 0 writes, and that all ranks go on from. Raises: as `EvaluationLog`; RankMismatchError
+    where ranks have other data or models."""
+    if group.size == 1 or path is None:
+        return EvaluationLog(path, mark, seconds_between_writes)
+    group.compare(checkpoint=mark)
+    with group.together():
+        log = EvaluationLog(path if group.rank == 0 else None, mark, seconds_between_writes)
+    mine = [path.read_bytes()] if group.rank == 0 and path.exists() else []
+    there = int(group.max(torch.tensor(len(mine))))
+    stored = group.gather_bytes(b"".join(mine))[0]
+    if there:
+        log.take(stored, path)
+    return log

@@ -16,6 +16,7 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.processes.group import ALONE, Group
 
 __all__ = ["Factors", "HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Stage", "TimeUp"]
 
@@ -122,7 +123,7 @@ class Recorder:
 
     Fields: expected, evaluations by their rows, roughly; best, (value, vector) of each run; counts, evaluations of each
     run; failures, vectors without one; phase; rows, of the stage that runs; reached, where the last finished stage
-    ended; events, for the report.
+    ended; events, for the report; group, whose ranks search together.
     """
 
     evaluations: EvaluationLog
@@ -137,6 +138,7 @@ class Recorder:
     phase: str = ""
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
+    group: Group = ALONE
     free_cores: FreeCores = field(init=False)
     rows: int = field(init=False, default=0)
     _work: float = field(init=False, default=0.0)  # of all evaluations so far
