@@ -4,8 +4,8 @@
 
 Ranks are processes of this machine over gloo. The cells are
 
-    answers/R    the posterior of 201 rows on R ranks (101 + 97 + 3 and none, or as many as there are) by a factor and by
-                 conjugate gradients: largest difference to one process, relative to the largest answer
+    answers/R    the posterior of 201 rows on R ranks (98 + 100 + 3 and none, or as many as there are) by a factor and
+                 by conjugate gradients: largest difference to one process, relative to the largest answer
     product/R    K V and the gradient of sum(U K V) of all rows, eight columns, Matern-3/2 ARD: one process of two
                  threads, two ranks of one; seconds of both together, and the pairs that were evaluated
     memory/R     conditioning by conjugate gradients that keep K in tiles: the peak of a rank
